@@ -1,0 +1,3 @@
+#![no_std]
+//! TBD
+extern crate alloc;

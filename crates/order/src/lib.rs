@@ -1,0 +1,14 @@
+//! Storage order as pure logic: what Rio is about.
+//!
+//! This crate decides *in what order things may happen and what may be forgotten*: the
+//! [attribute](attribute) that travels with each ordered request, the [ordering log](ordering_log)
+//! and the [gate](gate) at the target, the sequencer, the ORDER queue and the
+//! [engines](engine) at the initiator.
+//!
+//! It never reads a clock, opens a socket, starts a thread or touches a device: it is `no_std`
+//! with `alloc`, and whatever it needs from outside is an argument.
+#![no_std]
+
+extern crate alloc;
+
+pub mod attribute;
