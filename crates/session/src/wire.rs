@@ -1,0 +1,671 @@
+//! Rio's extension of NVMe over Fabrics, version 1: what travels beside the standard.
+//!
+//! A target that speaks it says so in the vendor area of Identify Controller
+//! ([`Extension`]); toward any other target none of these fields is ever set (T17).
+//!
+//! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
+//!   (vendor specific) whose attribute travels in command dwords that NVMe leaves free on
+//!   namespaces without metadata and protection information ([`put_attribute`]). The paper used
+//!   CDW12 19:16, which NVMe 2.x gave to CETYPE.
+//! * **Claim**, **status** and **release** are vendor specific admin commands: who owns a volume,
+//!   with which generation, and what its logs hold.
+//! * **Bind** and **mark** are vendor specific I/O commands: which stream a connection carries,
+//!   and how far the stream has been released when no other command is there to say it.
+//!
+//! docs/wire-format.md draws every byte.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+
+/// The version of the extension that this code speaks.
+pub const EXTENSION_VERSION: u16 = 1;
+/// Where the extension's record starts in Identify Controller (its vendor area, bytes 3072–4095).
+pub const EXTENSION_OFFSET: usize = 3072;
+/// The record's magic number.
+pub const EXTENSION_MAGIC: [u8; 8] = *b"RIOPIPE\x01";
+
+/// Admin: take a volume (host → controller data, [`Claim`]). Bits 1:0 of an opcode are the
+/// direction of data (NVMe base, figure "Opcode").
+pub const ADMIN_CLAIM: u8 = 0xc1;
+/// Admin: what the target knows of a volume (controller → host data, [`VolumeStatus`]); the
+/// volume's id in CDW12–15, the length in CDW10 (bytes).
+pub const ADMIN_STATUS: u8 = 0xc2;
+/// Admin: give a volume back (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
+/// free its log partitions.
+pub const ADMIN_RELEASE: u8 = 0xc4;
+/// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
+/// CDW2–3 the released mark to start from (64 bits). The completion's dword 0 has the log slots
+/// of the partition, dword 1 the target's incarnation.
+pub const IO_BIND: u8 = 0x84;
+/// I/O: a released mark alone (no data): CDW2–3 the mark (64 bits); CDW10 bit 0 = make it durable
+/// before completing (a clean close, or a full log).
+pub const IO_MARK: u8 = 0x88;
+
+/// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
+pub const DTYPE_ORDERED: u32 = 0xf;
+
+/// Vendor specific status codes (status code type 7h).
+pub mod status {
+    use super::Status;
+
+    /// The volume has a living owner (T8).
+    pub const OWNED: Status = Status(0x701);
+    /// A generation not higher than the one on record, or an owner that has been fenced (T8).
+    pub const STALE_GENERATION: Status = Status(0x702);
+    /// The command needs the claim of this volume, and this association does not hold it.
+    pub const NOT_OWNER: Status = Status(0x703);
+    /// The volume's log holds what has not been recovered (T19).
+    pub const UNRECOVERED: Status = Status(0x704);
+    /// The stream's log partition is full: the initiator overran its credits (T13).
+    pub const LOG_FULL: Status = Status(0x705);
+    /// The target has no ordering log, or none for this volume.
+    pub const NO_LOG: Status = Status(0x706);
+    /// The stream has failed earlier; nothing later is done (P6, T22).
+    pub const POISONED: Status = Status(0x707);
+    /// An ordered request whose attribute makes no sense (T18).
+    pub const BAD_ATTRIBUTE: Status = Status(0x708);
+    /// The stream is bound to another connection.
+    pub const STREAM_BUSY: Status = Status(0x709);
+    /// A plain write to a member of a Rio volume that has an owner or an unrecovered log (T21).
+    pub const GUARDED: Status = Status(0x70a);
+    /// The log region has no room for the volume's partitions; the completion's dword 0 has the
+    /// bytes needed, dword 1 the bytes free.
+    pub const LOG_TOO_SMALL: Status = Status(0x70b);
+    /// The target does not know this volume.
+    pub const UNKNOWN_VOLUME: Status = Status(0x70c);
+    /// The volume exists already.
+    pub const VOLUME_EXISTS: Status = Status(0x70d);
+    /// No such stream in the volume.
+    pub const NO_SUCH_STREAM: Status = Status(0x70e);
+    /// An ordered request on a queue that is bound to no stream.
+    pub const NOT_BOUND: Status = Status(0x70f);
+    /// The log belongs to another boot of the target and cannot be trusted (T19).
+    pub const LOG_LOST: Status = Status(0x710);
+    /// The log store itself failed.
+    pub const LOG_FAILED: Status = Status(0x711);
+
+    /// What a vendor status means, for error messages.
+    #[must_use]
+    pub fn meaning(status: Status) -> Option<&'static str> {
+        Some(match Status(status.0 & 0x7ff) {
+            OWNED => "the volume has an owner that is alive",
+            STALE_GENERATION => "a newer owner has taken the volume over",
+            NOT_OWNER => "this initiator does not own the volume",
+            UNRECOVERED => "the volume's log has not been recovered",
+            LOG_FULL => "the stream's ordering log is full",
+            NO_LOG => "the target has no ordering log for this volume",
+            POISONED => "the stream has failed earlier",
+            BAD_ATTRIBUTE => "the ordering attribute makes no sense",
+            STREAM_BUSY => "the stream is bound to another connection",
+            GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
+            LOG_TOO_SMALL => "the target's log region has no room for this volume",
+            UNKNOWN_VOLUME => "the target does not know this volume",
+            VOLUME_EXISTS => "the volume exists already on this target",
+            NO_SUCH_STREAM => "the volume has no such stream",
+            NOT_BOUND => "the queue is bound to no stream",
+            LOG_LOST => "the log is from another boot of the target and cannot be trusted",
+            LOG_FAILED => "the target's log store failed",
+            _ => return None,
+        })
+    }
+}
+
+/// What a log region survives, as the target states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LogKind {
+    /// No ordering log: engine `rio` cannot run here.
+    None = 0,
+    /// An mmapped file: survives the process, not the power.
+    File = 1,
+    /// Persistent memory.
+    Dax = 2,
+    /// A PLP drive.
+    Block = 3,
+    /// A drive's PMR BAR.
+    Pci = 4,
+}
+
+impl LogKind {
+    fn from_code(code: u8) -> Option<Self> {
+        [Self::None, Self::File, Self::Dax, Self::Block, Self::Pci]
+            .into_iter()
+            .find(|kind| *kind as u8 == code)
+    }
+}
+
+/// The extension's record in Identify Controller.
+///
+/// | byte | field |
+/// |---|---|
+/// | 0–7 | magic `RIOPIPE\x01` |
+/// | 8–9 | version |
+/// | 10 | log kind |
+/// | 11 | reserved |
+/// | 12–15 | incarnation of the target |
+/// | 16–31 | log region's id |
+/// | 32–47 | boot id of the target's machine |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// Version of the extension.
+    pub version: u16,
+    /// The log region's kind.
+    pub log_kind: LogKind,
+    /// One life of the target between power cuts or process deaths.
+    pub incarnation: u32,
+    /// The log region's id.
+    pub region: [u8; 16],
+    /// The boot id of the machine the target runs on.
+    pub boot: [u8; 16],
+}
+
+impl Extension {
+    /// Writes the record into Identify Controller data (4096 bytes).
+    pub fn put(&self, identify: &mut [u8]) {
+        let r = &mut identify[EXTENSION_OFFSET..EXTENSION_OFFSET + 48];
+        r[0..8].copy_from_slice(&EXTENSION_MAGIC);
+        r[8..10].copy_from_slice(&self.version.to_le_bytes());
+        r[10] = self.log_kind as u8;
+        r[11] = 0;
+        r[12..16].copy_from_slice(&self.incarnation.to_le_bytes());
+        r[16..32].copy_from_slice(&self.region);
+        r[32..48].copy_from_slice(&self.boot);
+    }
+
+    /// Finds the record; `None` toward a target that doesn't speak the extension, or speaks
+    /// another version of it, or states a log kind this version doesn't know (T17).
+    #[must_use]
+    pub fn find(identify: &[u8]) -> Option<Self> {
+        let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
+        if r[0..8] != EXTENSION_MAGIC {
+            return None;
+        }
+        let version = u16::from_le_bytes([r[8], r[9]]);
+        if version != EXTENSION_VERSION {
+            return None;
+        }
+        Some(Self {
+            version,
+            log_kind: LogKind::from_code(r[10])?,
+            incarnation: u32_at(r, 12),
+            region: array_at(r, 16),
+            boot: array_at(r, 32),
+        })
+    }
+}
+
+/// Puts an attribute and the released mark into an ordered request (Write, Write Zeroes, Flush).
+///
+/// | dword | bits | field |
+/// |---|---|---|
+/// | CDW2 | 31:0 | seq, low 32 bits |
+/// | CDW3 | 31:0 | ordinal |
+/// | CDW4 | 31:0 | released mark, low 32 bits |
+/// | CDW5 | 15:0 | num |
+/// | CDW5 | 31:16 | index |
+/// | CDW12 | 23:20 | directive type = Fh |
+/// | CDW13 | 31:24 | span − 1 (directive specific) |
+/// | CDW13 | 23:16 | flags (directive specific) |
+/// | CDW13 | 15:8 | member |
+/// | CDW14–15 | | tag |
+///
+/// LBA, length and kind are the command's own.
+pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
+    sqe.set_dword(2, attribute.seq.wire());
+    sqe.set_dword(3, attribute.ordinal);
+    sqe.set_dword(4, released.wire());
+    sqe.set_dword(5, u32::from(attribute.num) | u32::from(attribute.index) << 16);
+    sqe.set_dword(12, sqe.dword(12) & !(0xf << 20) | DTYPE_ORDERED << 20);
+    sqe.set_dword(
+        13,
+        u32::from(attribute.member.0) << 8
+            | u32::from(attribute.flags.0) << 16
+            | u32::from(attribute.span - 1) << 24,
+    );
+    sqe.set_dword(14, attribute.tag as u32);
+    sqe.set_dword(15, (attribute.tag >> 32) as u32);
+}
+
+/// Whether a command carries an attribute.
+#[must_use]
+pub fn is_ordered(sqe: &Sqe) -> bool {
+    sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
+}
+
+/// Reads the attribute and the released mark of an ordered request, widening both numbers next to
+/// `near`, the highest seq seen on the stream (T5).
+///
+/// # Errors
+/// [`BadAttribute`] names the field that makes no sense (T18).
+pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
+    use riopipe_nvme::command::opcode;
+    let kind = match sqe.opcode() {
+        opcode::WRITE => Kind::Write,
+        opcode::WRITE_ZEROES => Kind::Discard,
+        opcode::FLUSH => Kind::Flush,
+        _ => return Err(BadAttribute::Opcode),
+    };
+    let (counts, extra) = (sqe.dword(5), sqe.dword(13));
+    let flags = Flags((extra >> 16) as u8);
+    let attribute = Attribute {
+        seq: Seq::widen(sqe.dword(2), near),
+        span: (extra >> 24) as u16 + 1,
+        num: counts as u16,
+        index: (counts >> 16) as u16,
+        ordinal: sqe.dword(3),
+        member: Member((extra >> 8) as u8),
+        kind,
+        flags,
+        lba: if matches!(kind, Kind::Flush) { 0 } else { sqe.slba() },
+        blocks: if matches!(kind, Kind::Flush) { 0 } else { sqe.nlb() },
+        tag: u64::from(sqe.dword(14)) | u64::from(sqe.dword(15)) << 32,
+    };
+    if flags.0 & !Flags::KNOWN != 0 {
+        return Err(BadAttribute::Flags);
+    }
+    if attribute.seq == Seq::ZERO {
+        return Err(BadAttribute::Seq);
+    }
+    if attribute.num == 0 || attribute.index >= attribute.num {
+        return Err(BadAttribute::Index);
+    }
+    if attribute.span > 1 && attribute.num != 1 {
+        return Err(BadAttribute::Span);
+    }
+    if attribute.kind == Kind::Flush && !attribute.is_flush() {
+        return Err(BadAttribute::Flags);
+    }
+    let released = Seq::widen(sqe.dword(4), attribute.seq);
+    // Nothing is released that is not submitted yet.
+    if released >= attribute.seq {
+        return Err(BadAttribute::Released);
+    }
+    Ok((attribute, released))
+}
+
+/// Which field of an ordered request makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadAttribute {
+    /// Only Write, Write Zeroes and Flush may be ordered.
+    #[error("a command that cannot be ordered carries an attribute")]
+    Opcode,
+    /// Unknown flags, or a flush entry without the flush flag.
+    #[error("unknown or contradictory flags")]
+    Flags,
+    /// Seq 0 is before the first group.
+    #[error("seq 0")]
+    Seq,
+    /// `index` is not below `num`.
+    #[error("an index that is not below num")]
+    Index,
+    /// A span over several groups in a group of several entries.
+    #[error("an entry that spans groups in a group of several entries")]
+    Span,
+    /// A released mark at or beyond the request's own seq.
+    #[error("a released mark that is not before the request's own seq")]
+    Released,
+}
+
+/// The data of a claim (4096 bytes on the wire).
+///
+/// | byte | field |
+/// |---|---|
+/// | 0–15 | volume id |
+/// | 16–19 | generation |
+/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed |
+/// | 21 | number of namespaces |
+/// | 22–23 | streams |
+/// | 24–27 | log slots per stream (create; 0 = what fits) |
+/// | 32– | namespace ids, 4 bytes each |
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The owner's generation: higher than any on record (T8).
+    pub generation: u32,
+    /// Make log partitions for a volume that the target doesn't know yet.
+    pub create: bool,
+    /// Fence a living owner (T8).
+    pub take_over: bool,
+    /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
+    pub unlogged: bool,
+    /// Streams of the volume, at most 1024.
+    pub streams: u16,
+    /// Log slots per stream when creating; 0 lets the target choose.
+    pub slots: u32,
+    /// The member namespaces on this target.
+    pub namespaces: Vec<u32>,
+}
+
+/// Length of a [`Claim`] on the wire, bytes.
+pub const CLAIM_LEN: usize = 4096;
+/// Namespaces that one claim names at most.
+pub const CLAIM_NAMESPACES_MAX: usize = 255;
+/// Streams of a volume at most.
+pub const STREAMS_MAX: u16 = 1024;
+
+impl Claim {
+    /// The claim as it travels.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        debug_assert!(self.namespaces.len() <= CLAIM_NAMESPACES_MAX);
+        let mut d = alloc::vec![0; CLAIM_LEN];
+        d[0..16].copy_from_slice(&self.volume.0);
+        d[16..20].copy_from_slice(&self.generation.to_le_bytes());
+        d[20] = u8::from(self.create) | u8::from(self.take_over) << 1 | u8::from(self.unlogged) << 2;
+        d[21] = self.namespaces.len() as u8;
+        d[22..24].copy_from_slice(&self.streams.to_le_bytes());
+        d[24..28].copy_from_slice(&self.slots.to_le_bytes());
+        for (i, nsid) in self.namespaces.iter().enumerate() {
+            d[32 + 4 * i..36 + 4 * i].copy_from_slice(&nsid.to_le_bytes());
+        }
+        d
+    }
+
+    /// Reads a claim; `None` if it is short or makes no sense (T18).
+    #[must_use]
+    pub fn decode(d: &[u8]) -> Option<Self> {
+        if d.len() < CLAIM_LEN || d[20] & !0b111 != 0 {
+            return None;
+        }
+        let streams = u16::from_le_bytes([d[22], d[23]]);
+        if streams == 0 || streams > STREAMS_MAX || d[21] == 0 {
+            return None;
+        }
+        Some(Self {
+            volume: VolumeId(array_at(d, 0)),
+            generation: u32_at(d, 16),
+            create: d[20] & 1 != 0,
+            take_over: d[20] & 2 != 0,
+            unlogged: d[20] & 4 != 0,
+            streams,
+            slots: u32_at(d, 24),
+            namespaces: (0..usize::from(d[21])).map(|i| u32_at(d, 32 + 4 * i)).collect(),
+        })
+    }
+}
+
+/// What a target knows of a volume, as the status command returns it.
+///
+/// | byte | field |
+/// |---|---|
+/// | 0–15 | volume id |
+/// | 16–19 | generation on record |
+/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker |
+/// | 22–23 | streams |
+/// | 24–27 | log slots per stream |
+/// | 28–31 | live log entries |
+/// | 32–255 | host NQN of the owner, NUL padded |
+/// | 256– | released mark of each stream, 8 bytes each |
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// The volume asked for.
+    pub volume: VolumeId,
+    /// The highest generation on record; 0 if none.
+    pub generation: u32,
+    /// Whether the target knows the volume at all.
+    pub known: bool,
+    /// Whether it has a living owner.
+    pub owned: bool,
+    /// Whether the owner is the association that asks.
+    pub own: bool,
+    /// Whether the log holds entries beyond the released marks.
+    pub unrecovered: bool,
+    /// Whether the log is of another boot and cannot be trusted (T19).
+    pub log_lost: bool,
+    /// Whether the volume has no log here.
+    pub unlogged: bool,
+    /// Streams of the volume.
+    pub streams: u16,
+    /// Log slots per stream.
+    pub slots: u32,
+    /// Live entries in its partitions.
+    pub live_entries: u32,
+    /// Host NQN of the owner, empty if none; cut at 223 bytes.
+    pub owner: String,
+    /// The released mark of each stream.
+    pub released: Vec<Seq>,
+}
+
+/// Length of a [`VolumeStatus`] on the wire, bytes.
+pub const STATUS_LEN: usize = 256 + 8 * STREAMS_MAX as usize;
+
+impl VolumeStatus {
+    /// The status as it travels.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut d = alloc::vec![0; STATUS_LEN];
+        d[0..16].copy_from_slice(&self.volume.0);
+        d[16..20].copy_from_slice(&self.generation.to_le_bytes());
+        d[20] = u8::from(self.known)
+            | u8::from(self.owned) << 1
+            | u8::from(self.unrecovered) << 2
+            | u8::from(self.log_lost) << 3
+            | u8::from(self.unlogged) << 4
+            | u8::from(self.own) << 5;
+        d[22..24].copy_from_slice(&self.streams.to_le_bytes());
+        d[24..28].copy_from_slice(&self.slots.to_le_bytes());
+        d[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
+        let owner = &self.owner.as_bytes()[..self.owner.len().min(223)];
+        d[32..32 + owner.len()].copy_from_slice(owner);
+        for (i, seq) in self.released.iter().take(usize::from(STREAMS_MAX)).enumerate() {
+            d[256 + 8 * i..264 + 8 * i].copy_from_slice(&seq.0.to_le_bytes());
+        }
+        d
+    }
+
+    /// Reads a status; `None` if it is short or makes no sense (T18).
+    #[must_use]
+    pub fn decode(d: &[u8]) -> Option<Self> {
+        if d.len() < STATUS_LEN {
+            return None;
+        }
+        let streams = u16::from_le_bytes([d[22], d[23]]);
+        if streams > STREAMS_MAX {
+            return None;
+        }
+        let owner = &d[32..256];
+        let end = owner.iter().position(|b| *b == 0).unwrap_or(owner.len());
+        Some(Self {
+            volume: VolumeId(array_at(d, 0)),
+            generation: u32_at(d, 16),
+            known: d[20] & 1 != 0,
+            owned: d[20] & 2 != 0,
+            unrecovered: d[20] & 4 != 0,
+            log_lost: d[20] & 8 != 0,
+            unlogged: d[20] & 16 != 0,
+            own: d[20] & 32 != 0,
+            streams,
+            slots: u32_at(d, 24),
+            live_entries: u32_at(d, 28),
+            owner: String::from_utf8_lossy(&owner[..end]).into_owned(),
+            released: (0..usize::from(streams)).map(|i| Seq(u64_at(d, 256 + 8 * i))).collect(),
+        })
+    }
+}
+
+/// The status command for a volume; its data is [`STATUS_LEN`] bytes.
+#[must_use]
+pub fn status_command(volume: VolumeId) -> Sqe {
+    let mut sqe = volume_command(ADMIN_STATUS, volume);
+    sqe.set_dword(10, STATUS_LEN as u32);
+    sqe
+}
+
+/// The claim command; its data is [`Claim::encode`].
+#[must_use]
+pub fn claim_command() -> Sqe {
+    let mut sqe = Sqe::zeroed(ADMIN_CLAIM);
+    sqe.set_dword(10, CLAIM_LEN as u32);
+    sqe
+}
+
+/// The release command: gives the volume back, or forgets it altogether.
+#[must_use]
+pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
+    let mut sqe = volume_command(ADMIN_RELEASE, volume);
+    sqe.set_dword(10, u32::from(forget));
+    sqe
+}
+
+/// The bind command: this queue carries `stream` from now on, starting after `released`.
+#[must_use]
+pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
+    let mut sqe = volume_command(IO_BIND, volume);
+    put_mark(&mut sqe, released);
+    sqe.set_dword(10, u32::from(stream.0));
+    sqe.set_dword(11, generation);
+    sqe
+}
+
+/// The mark command: the stream is released up to `released`.
+#[must_use]
+pub fn mark_command(released: Seq, durable: bool) -> Sqe {
+    let mut sqe = Sqe::zeroed(IO_MARK);
+    put_mark(&mut sqe, released);
+    sqe.set_dword(10, u32::from(durable));
+    sqe
+}
+
+/// The volume id in CDW12–15 of a vendor command.
+#[must_use]
+pub fn volume_of(sqe: &Sqe) -> VolumeId {
+    let mut id = [0; 16];
+    for i in 0..4 {
+        id[4 * i..4 * i + 4].copy_from_slice(&sqe.dword(12 + i).to_le_bytes());
+    }
+    VolumeId(id)
+}
+
+/// The 64-bit mark in CDW2–3 of bind and mark.
+#[must_use]
+pub fn mark_of(sqe: &Sqe) -> Seq {
+    Seq(u64::from(sqe.dword(2)) | u64::from(sqe.dword(3)) << 32)
+}
+
+fn put_mark(sqe: &mut Sqe, mark: Seq) {
+    sqe.set_dword(2, mark.0 as u32);
+    sqe.set_dword(3, (mark.0 >> 32) as u32);
+}
+
+fn volume_command(opcode: u8, volume: VolumeId) -> Sqe {
+    let mut sqe = Sqe::zeroed(opcode);
+    for i in 0..4 {
+        sqe.set_dword(12 + i, u32_at(&volume.0, 4 * i));
+    }
+    sqe
+}
+
+fn array_at(d: &[u8], at: usize) -> [u8; 16] {
+    let mut a = [0; 16];
+    a.copy_from_slice(&d[at..at + 16]);
+    a
+}
+
+fn u32_at(d: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([d[at], d[at + 1], d[at + 2], d[at + 3]])
+}
+
+fn u64_at(d: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(d, at)) | u64::from(u32_at(d, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Attribute {
+        Attribute {
+            seq: Seq(0x1_0000_0007),
+            span: 1,
+            num: 3,
+            index: 2,
+            ordinal: 9,
+            member: Member(4),
+            kind: Kind::Write,
+            flags: Flags::BOUNDARY.with(Flags::FLUSH),
+            lba: 0x1234_5678_9abc,
+            blocks: 8,
+            tag: 0xdead_beef_0000_0001,
+        }
+    }
+
+    #[test]
+    fn an_attribute_survives_the_wire() {
+        let a = sample();
+        let mut sqe = Sqe::write(1, a.lba, a.blocks);
+        assert!(!is_ordered(&sqe));
+        put_attribute(&mut sqe, &a, Seq(0xffff_fff0));
+        assert!(is_ordered(&sqe));
+        assert_eq!(sqe.dword(12) >> 16 & 0xf, 0, "CETYPE stays clear (T17)");
+        assert_eq!(attribute(&sqe, Seq(0xffff_ffff)), Ok((a, Seq(0xffff_fff0))));
+    }
+
+    #[test]
+    fn t18_senseless_attributes_are_refused() {
+        let refused = |change: fn(&mut Attribute), released: u64| {
+            let mut a = sample();
+            change(&mut a);
+            let mut sqe = Sqe::write(1, a.lba, a.blocks);
+            put_attribute(&mut sqe, &a, Seq(released));
+            attribute(&sqe, Seq(0x1_0000_0000)).unwrap_err()
+        };
+        assert_eq!(refused(|a| a.index = 3, 1 << 32), BadAttribute::Index);
+        assert_eq!(refused(|a| a.num = 0, 1 << 32), BadAttribute::Index);
+        assert_eq!(refused(|a| a.span = 2, 1 << 32), BadAttribute::Span);
+        assert_eq!(refused(|a| a.flags = Flags(0x80), 1 << 32), BadAttribute::Flags);
+        assert_eq!(refused(|_| (), 0x1_0000_0007), BadAttribute::Released);
+        let mut sqe = Sqe::read(1, 0, 1);
+        put_attribute(&mut sqe, &sample(), Seq(1));
+        assert_eq!(attribute(&sqe, Seq(1)), Err(BadAttribute::Opcode));
+    }
+
+    #[test]
+    fn claim_and_status_survive_the_wire() {
+        let claim = Claim {
+            volume: VolumeId([7; 16]),
+            generation: 3,
+            create: true,
+            take_over: false,
+            unlogged: false,
+            streams: 24,
+            slots: 512,
+            namespaces: alloc::vec![1, 2, 9],
+        };
+        assert_eq!(Claim::decode(&claim.encode()), Some(claim));
+        let status = VolumeStatus {
+            volume: VolumeId([7; 16]),
+            generation: 3,
+            known: true,
+            owned: true,
+            streams: 2,
+            slots: 512,
+            owner: "nqn.2014-08.org.nvmexpress:uuid:x".into(),
+            released: alloc::vec![Seq(5), Seq(1 << 40)],
+            ..VolumeStatus::default()
+        };
+        assert_eq!(VolumeStatus::decode(&status.encode()), Some(status));
+        assert_eq!(Claim::decode(&[0; CLAIM_LEN]), None);
+        assert_eq!(VolumeStatus::decode(&[0; 10]), None);
+    }
+
+    #[test]
+    fn the_extension_is_found_only_where_it_is() {
+        let extension = Extension {
+            version: EXTENSION_VERSION,
+            log_kind: LogKind::File,
+            incarnation: 12,
+            region: [1; 16],
+            boot: [2; 16],
+        };
+        let mut identify = [0; 4096];
+        assert_eq!(Extension::find(&identify), None);
+        extension.put(&mut identify);
+        assert_eq!(Extension::find(&identify), Some(extension));
+        identify[EXTENSION_OFFSET + 8] = 9;
+        assert_eq!(Extension::find(&identify), None, "another version is not spoken (T17)");
+    }
+}
