@@ -1,0 +1,50 @@
+# Everything a person or a CI machine runs. `make help` lists it.
+# Needs a Rust toolchain and a C linker; scripts/setup checks, and installs what it may.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench build setup
+
+# Extra arguments for the program behind a target: make demo ARGS='-o json'
+ARGS ?=
+
+# The build itself, and the tests after it, in seconds at most.
+BUILD_LIMIT ?= 3600
+TEST_LIMIT ?= 900
+
+CARGO ?= cargo
+OUT := $(or $(CARGO_TARGET_DIR),target)
+RIO := $(OUT)/release/rio
+BOUNDED_BUILD := timeout --foreground --kill-after=30 $(BUILD_LIMIT)
+BOUNDED_TEST := timeout --foreground --kill-after=30 $(TEST_LIMIT)
+
+help: ## This list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST)
+	@echo
+	@echo "  ARGS='…' goes to the program: make demo ARGS='-o json'"
+
+demo: build ## Two targets on loopback, a file copied and verified, sync/rio/none compared
+	@$(RIO) demo $(ARGS)
+
+test: setup ## All tests; the build first, then the tests, each bounded in time
+	@echo "test: building (at most $(BUILD_LIMIT) s)"
+	@$(BOUNDED_BUILD) $(CARGO) test --workspace --locked --no-run
+	@echo "test: running (at most $(TEST_LIMIT) s)"
+	@$(BOUNDED_TEST) $(CARGO) test --workspace --locked $(ARGS) || { rc=$$?; \
+	  [ $$rc -ne 124 ] || echo "test: stopped after $(TEST_LIMIT) s: a test hangs or this machine is slow; TEST_LIMIT=… changes the bound" >&2; \
+	  exit $$rc; }
+	@echo "test: passed"
+
+lint: setup ## Format, clippy, rustdoc, licences and advisories, house rules
+	@scripts/lint
+
+bench: build ## Orderless, ordered and synchronous writes at several depths, beside a raw exchange
+	@$(RIO) bench run --engine none,rio,sync --depth 1,32,128 --floor $(ARGS)
+
+build: setup ## The rio program, optimised
+	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
+
+setup: ## Check the tools; install missing ones where that is possible
+	@scripts/setup
