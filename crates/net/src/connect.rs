@@ -1,0 +1,344 @@
+//! Connecting: start, wait without blocking (or with a limit), and errors that say what to do.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, SockAddr, Type};
+
+use crate::{
+    clock::now_ns,
+    poller::wait_writable,
+    socket::{SetCongestionError, Socket, SocketOptions},
+};
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The text is no address, or its name is unknown.
+    #[error(
+        "cannot find {address:?}: {source}; give an address and a port, as in 192.0.2.1:4420, \
+         [2001:db8::1]:4420 or storage.example:4420"
+    )]
+    Address {
+        /// What was given.
+        address: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
+    /// The machine answered, but nothing listens on the port.
+    #[error(
+        "cannot connect to {peer}: refused, nothing listens there; check the port and that the \
+         target is running"
+    )]
+    Refused {
+        /// Address and port tried.
+        peer: SocketAddr,
+    },
+    /// No way leads to the machine.
+    #[error(
+        "cannot connect to {peer}: unreachable ({source}); check the address, the network and \
+         the firewall"
+    )]
+    Unreachable {
+        /// Address and port tried.
+        peer: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Nobody answered in time.
+    #[error(
+        "cannot connect to {peer}: no answer within {} ms; check the address, that the machine is \
+         up and that no firewall drops the packets, or allow more time",
+        .after.as_millis()
+    )]
+    TimedOut {
+        /// Address and port tried.
+        peer: SocketAddr,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// A socket option could not be set.
+    #[error("cannot connect to {peer}: {source}")]
+    Option {
+        /// Address and port tried.
+        peer: SocketAddr,
+        /// Which one, and why not.
+        source: SetCongestionError,
+    },
+    /// Anything else.
+    #[error("cannot connect to {peer}: {source}")]
+    Other {
+        /// Address and port tried.
+        peer: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Connects to `address` (`host:port`, name or number), waiting at most `timeout` in all. A name
+/// with several addresses is tried in the resolver's order; the error is the last one's. (The look
+/// up of a name is the resolver's and has its own time limit.)
+///
+/// # Errors
+/// [`ConnectError`], naming the address.
+pub fn connect(
+    address: &str,
+    timeout: Duration,
+    options: &SocketOptions,
+) -> Result<Socket, ConnectError> {
+    let peers = resolve(address)?;
+    let deadline = now_ns().saturating_add(saturating_ns(timeout));
+    let mut last = None;
+    for peer in peers {
+        let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+        if left.is_zero() && last.is_some() {
+            break;
+        }
+        match Connecting::start(peer, options).and_then(|c| c.wait(left)) {
+            Ok(socket) => return Ok(socket),
+            Err(ConnectError::TimedOut { peer, .. }) => {
+                last = Some(ConnectError::TimedOut {
+                    peer,
+                    after: timeout,
+                });
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    // `resolve` never returns an empty list, so the loop ran.
+    Err(last.expect("at least one address was tried"))
+}
+
+/// The socket addresses `address` (`host:port`) stands for; never empty.
+///
+/// # Errors
+/// [`ConnectError::Address`].
+pub fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
+    let fail = |source| ConnectError::Address {
+        address: address.to_owned(),
+        source,
+    };
+    let peers: Vec<_> = address.to_socket_addrs().map_err(fail)?.collect();
+    if peers.is_empty() {
+        return Err(fail(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the name has no address",
+        )));
+    }
+    Ok(peers)
+}
+
+/// A connection on its way. Register its descriptor for *writable* and call
+/// [`check`](Connecting::check) when it is, or [`wait`](Connecting::wait).
+#[derive(Debug)]
+pub struct Connecting {
+    stream: TcpStream,
+    peer: SocketAddr,
+}
+
+impl Connecting {
+    /// Sends the first packet and returns.
+    ///
+    /// # Errors
+    /// [`ConnectError`], when it is known at once (no route; on loopback a refusal, too).
+    pub fn start(peer: SocketAddr, options: &SocketOptions) -> Result<Self, ConnectError> {
+        let other = |source| ConnectError::Other { peer, source };
+        let socket = socket2::Socket::new(
+            Domain::for_address(peer),
+            Type::STREAM.nonblocking().cloexec(),
+            Some(Protocol::TCP),
+        )
+        .map_err(other)?;
+        options
+            .apply(&socket)
+            .map_err(|source| ConnectError::Option { peer, source })?;
+        match socket.connect(&SockAddr::from(peer)) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(e) => return Err(classify(peer, e)),
+        }
+        Ok(Self {
+            stream: socket.into(),
+            peer,
+        })
+    }
+
+    /// Where it goes.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The socket, once connected; `Err(self)` inside `Ok` while still on its way.
+    ///
+    /// # Errors
+    /// [`ConnectError`] when it failed.
+    pub fn check(self) -> Result<Result<Socket, Self>, ConnectError> {
+        let peer = self.peer;
+        match self.stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(e)) | Err(e) => return Err(classify(peer, e)),
+        }
+        match self.stream.peer_addr() {
+            // A TCP port may connect to itself when the destination is one of the machine's own
+            // unused ephemeral ports: that is no target, whatever the kernel thinks.
+            Ok(_) if self.stream.local_addr().is_ok_and(|own| own == peer) => {
+                Err(ConnectError::Refused { peer })
+            }
+            Ok(_) => Socket::from_stream(self.stream, peer)
+                .map(Ok)
+                .map_err(|source| ConnectError::Other { peer, source }),
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(Err(self)),
+            Err(e) => Err(classify(peer, e)),
+        }
+    }
+
+    /// Waits at most `timeout` for the connection to stand.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn wait(self, timeout: Duration) -> Result<Socket, ConnectError> {
+        let peer = self.peer;
+        let deadline = now_ns().saturating_add(saturating_ns(timeout));
+        let mut this = self;
+        loop {
+            let left = deadline.saturating_sub(now_ns());
+            let ready = wait_writable(this.stream.as_fd(), Duration::from_nanos(left))
+                .map_err(|source| ConnectError::Other { peer, source })?;
+            this = match this.check()? {
+                Ok(socket) => return Ok(socket),
+                Err(this) => this,
+            };
+            if !ready && now_ns() >= deadline {
+                return Err(ConnectError::TimedOut {
+                    peer,
+                    after: timeout,
+                });
+            }
+        }
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn classify(peer: SocketAddr, source: io::Error) -> ConnectError {
+    match source.raw_os_error() {
+        Some(libc::ECONNREFUSED) => ConnectError::Refused { peer },
+        // The kernel's own patience ran out.
+        Some(libc::ETIMEDOUT) => ConnectError::TimedOut {
+            peer,
+            after: Duration::from_secs(127),
+        },
+        Some(
+            libc::ENETUNREACH
+            | libc::EHOSTUNREACH
+            | libc::ENETDOWN
+            | libc::EHOSTDOWN
+            | libc::EADDRNOTAVAIL
+            | libc::EACCES
+            | libc::EPERM,
+        ) => ConnectError::Unreachable { peer, source },
+        _ => ConnectError::Other { peer, source },
+    }
+}
+
+fn saturating_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Listener;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn try_connect(address: &str, timeout: Duration) -> Result<Socket, ConnectError> {
+        connect(address, timeout, &SocketOptions::default())
+    }
+
+    #[test]
+    fn connects_by_number_and_by_name() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().port();
+        for host in ["127.0.0.1", "localhost"] {
+            let socket = try_connect(&format!("{host}:{port}"), SOON).unwrap();
+            assert_eq!(socket.peer(), listener.local_addr());
+            assert_eq!(socket.nodelay().ok(), Some(true));
+        }
+    }
+
+    #[test]
+    fn a_port_without_listener_is_refused_by_name() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr();
+        drop(listener);
+        let error = try_connect(&address.to_string(), SOON).unwrap_err();
+        assert!(
+            matches!(&error, ConnectError::Refused { peer } if *peer == address),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&address.to_string()));
+        assert!(error.to_string().contains("nothing listens"));
+    }
+
+    #[test]
+    fn nonsense_is_told_what_an_address_looks_like() {
+        for address in ["", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":::"] {
+            let error = try_connect(address, SOON).unwrap_err();
+            assert!(matches!(error, ConnectError::Address { .. }), "{error}");
+            assert!(error.to_string().contains("192.0.2.1:4420"));
+        }
+    }
+
+    #[test]
+    fn a_broadcast_address_is_unreachable() {
+        // The kernel refuses TCP to the limited broadcast address without sending anything.
+        let error = try_connect("255.255.255.255:4420", SOON).unwrap_err();
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    }
+
+    #[test]
+    fn silence_ends_at_the_time_limit() {
+        // A listener whose queue is full drops further first packets: exactly what a firewall
+        // does, but on loopback.
+        let listener = Listener::bind_with_backlog("127.0.0.1:0", 0).unwrap();
+        let address = listener.local_addr().to_string();
+        let mut queued = Vec::new();
+        let error = loop {
+            match try_connect(&address, Duration::from_millis(200)) {
+                Ok(socket) => queued.push(socket),
+                Err(error) => break error,
+            }
+            assert!(queued.len() < 16, "the queue of length 0 never fills");
+        };
+        assert!(
+            matches!(&error, ConnectError::TimedOut { after, .. } if *after == Duration::from_millis(200)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("within 200 ms"));
+    }
+
+    #[test]
+    fn in_steps_without_blocking() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let mut connecting =
+            Connecting::start(listener.local_addr(), &SocketOptions::default()).unwrap();
+        let socket = loop {
+            match connecting.check().unwrap() {
+                Ok(socket) => break socket,
+                Err(later) => connecting = later,
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(socket.peer(), listener.local_addr());
+    }
+}

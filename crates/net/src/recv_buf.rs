@@ -1,0 +1,263 @@
+//! The receive buffer: large, contiguous, and nearly never moved.
+
+use crate::socket::{LinkError, Received, Socket};
+
+/// Receives are offered at least this much room. Beyond 128 KiB larger receives gain nothing.
+const ROOM_MIN: usize = 128 << 10;
+
+/// A message larger than the buffer may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message of {need} bytes does not fit into a receive buffer of at most {max} bytes")]
+pub struct BufFull {
+    /// Bytes the message has.
+    pub need: usize,
+    /// Bytes the buffer may hold.
+    pub max: usize,
+}
+
+/// Bytes received and not yet consumed, in one piece.
+///
+/// A protocol consumes whole messages and leaves the start of one; the next receive continues
+/// behind it. The leftover is moved to the front only when the room behind it runs out, so that a
+/// byte is rarely copied, and when nothing is left the buffer starts over at the front, so that the
+/// same, cached memory is used again and again.
+#[derive(Debug)]
+pub struct RecvBuf {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    max: usize,
+}
+
+impl RecvBuf {
+    /// What a buffer holds unless told otherwise: 512 KiB.
+    pub const DEFAULT_CAPACITY: usize = 512 << 10;
+
+    /// A buffer of 512 KiB that may grow to `max` bytes (at least 512 KiB) for a single message.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Self::with_capacity(Self::DEFAULT_CAPACITY, max)
+    }
+
+    /// A buffer of `capacity` bytes (at least 256 KiB) that may grow to `max`.
+    #[must_use]
+    pub fn with_capacity(capacity: usize, max: usize) -> Self {
+        let capacity = capacity.max(2 * ROOM_MIN);
+        Self {
+            bytes: vec![0; capacity],
+            start: 0,
+            end: 0,
+            max: max.max(capacity),
+        }
+    }
+
+    /// The bytes received and not consumed.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// How many bytes [`data`](RecvBuf::data) has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether everything has been consumed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Bytes the buffer has now.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Drops the first `n` bytes of [`data`](RecvBuf::data).
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn consume(&mut self, n: usize) {
+        assert!(n <= self.len(), "consumed {n} of {} bytes", self.len());
+        self.start += n;
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+    }
+
+    /// Drops everything: for a new connection.
+    pub fn clear(&mut self) {
+        self.start = 0;
+        self.end = 0;
+    }
+
+    /// Makes room for a message of `need` bytes in all, of which [`data`](RecvBuf::data) is the
+    /// start; grows when it must. Without this a buffer can fill with the start of one message and
+    /// receive no more.
+    ///
+    /// # Errors
+    /// [`BufFull`] when the message is larger than the buffer may become: the peer's fault.
+    pub fn reserve(&mut self, need: usize) -> Result<(), BufFull> {
+        if need > self.max {
+            return Err(BufFull {
+                need,
+                max: self.max,
+            });
+        }
+        if self.start + need > self.bytes.len() {
+            self.compact();
+        }
+        if need > self.bytes.len() {
+            let target = need.next_power_of_two().min(self.max).max(need);
+            self.bytes.resize(target, 0);
+        }
+        Ok(())
+    }
+
+    /// Receives once, behind what is there.
+    ///
+    /// When the buffer is full of one incomplete message, says `WouldBlock`:
+    /// [`reserve`](RecvBuf::reserve) what the message needs.
+    ///
+    /// # Errors
+    /// [`LinkError`], when the connection is gone. What was received before stays.
+    pub fn fill(&mut self, socket: &Socket) -> Result<Received, LinkError> {
+        if self.bytes.len() - self.end < ROOM_MIN {
+            self.compact();
+        }
+        let room = &mut self.bytes[self.end..];
+        if room.is_empty() {
+            return Ok(Received::WouldBlock);
+        }
+        let received = socket.recv(room)?;
+        if let Received::Bytes(n) = received {
+            self.end += n;
+        }
+        Ok(received)
+    }
+
+    fn compact(&mut self) {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::fd::AsFd, time::Duration};
+
+    use super::*;
+    use crate::{poller::wait_readable, socket::tests::pair};
+
+    fn fill_soon(buf: &mut RecvBuf, from: &Socket) -> Received {
+        assert!(wait_readable(from.as_fd(), Duration::from_secs(10)).unwrap());
+        buf.fill(from).unwrap()
+    }
+
+    #[test]
+    fn keeps_the_start_of_a_message_until_its_end_comes() {
+        let (near, far) = pair();
+        let mut buf = RecvBuf::new(0);
+        assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock);
+        near.send([&b"whole|par"[..]]).unwrap();
+        assert_eq!(fill_soon(&mut buf, &far), Received::Bytes(9));
+        buf.consume(6);
+        assert_eq!(buf.data(), b"par");
+        near.send([&b"tial"[..]]).unwrap();
+        assert_eq!(fill_soon(&mut buf, &far), Received::Bytes(4));
+        assert_eq!(buf.data(), b"partial");
+        buf.consume(7);
+        assert!(buf.is_empty());
+        drop(near);
+        assert_eq!(fill_soon(&mut buf, &far), Received::Closed);
+    }
+
+    #[test]
+    fn any_mix_of_receives_and_consumes_yields_the_stream() {
+        // Messages of uneven sizes, consumed whole, over far more bytes than the buffer has: every
+        // compaction path is crossed, and a naive model (a plain Vec) says what must come out.
+        let (near, far) = pair();
+        let total = 8 << 20;
+        let byte_at = |i: usize| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0];
+        let writer = std::thread::spawn(move || {
+            let data: Vec<u8> = (0..total).map(byte_at).collect();
+            let mut sent = 0;
+            while sent < total {
+                let n = near.send([&data[sent..]]).unwrap();
+                if n == 0 {
+                    crate::poller::wait_writable(near.as_fd(), Duration::from_secs(10)).unwrap();
+                }
+                sent += n;
+            }
+            near // closed only when the reader is done
+        });
+        let mut buf = RecvBuf::with_capacity(0, 0);
+        let mut taken = 0;
+        let mut size = 1;
+        let mut compacted = false;
+        while taken < total {
+            let before = buf.start;
+            assert!(matches!(fill_soon(&mut buf, &far), Received::Bytes(_)));
+            compacted |= buf.start < before;
+            while buf.len() >= size.min(total - taken) && taken < total {
+                let message = size.min(total - taken);
+                assert!(
+                    buf.data()[..message]
+                        .iter()
+                        .enumerate()
+                        .all(|(i, &b)| b == byte_at(taken + i)),
+                    "wrong bytes at {taken}"
+                );
+                buf.consume(message);
+                taken += message;
+                size = size * 7 % 50_021 + 1;
+            }
+        }
+        assert!(compacted, "the path was never taken");
+        assert_eq!(buf.capacity(), 2 * ROOM_MIN, "never had to grow");
+        drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn a_full_buffer_waits_for_room_and_grows_to_its_bound() {
+        let (near, far) = pair();
+        let mut buf = RecvBuf::with_capacity(0, 1 << 20);
+        let data = vec![7; 900_000];
+        let mut sent = 0;
+        while buf.len() < buf.capacity() {
+            sent += near.send([&data[sent..]]).unwrap();
+            fill_soon(&mut buf, &far);
+        }
+        assert_eq!(
+            buf.fill(&far).unwrap(),
+            Received::WouldBlock,
+            "no room left"
+        );
+        assert_eq!(
+            buf.reserve((1 << 20) + 1),
+            Err(BufFull {
+                need: (1 << 20) + 1,
+                max: 1 << 20
+            })
+        );
+        buf.reserve(900_000).unwrap();
+        assert!(buf.capacity() >= 900_000 && buf.capacity() <= 1 << 20);
+        while buf.len() < 900_000 {
+            sent += near.send([&data[sent..]]).unwrap();
+            fill_soon(&mut buf, &far);
+        }
+        assert!(buf.data() == data);
+    }
+
+    #[test]
+    #[should_panic(expected = "consumed 1 of 0")]
+    fn consuming_what_is_not_there_is_a_bug() {
+        RecvBuf::new(0).consume(1);
+    }
+}

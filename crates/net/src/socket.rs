@@ -1,0 +1,397 @@
+//! One TCP connection, non-blocking.
+
+use std::{
+    io::{self, Read},
+    mem::MaybeUninit,
+    net::{Shutdown, SocketAddr, TcpStream},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+use socket2::SockRef;
+
+/// Slices handed to the kernel in one call: its own bound (`UIO_MAXIOV`). At 16 bytes each the
+/// array is 16 KiB of stack, of which only what is used is touched.
+const IOV_MAX: usize = 1024;
+
+/// Why a connection is no longer any good. All are final.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The peer, or something between, cut the connection.
+    #[error("connection to {peer} was reset: the peer died, restarted or refused to go on")]
+    Reset {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// The peer has closed; nothing can be sent.
+    #[error("connection to {peer} was closed by the peer")]
+    Closed {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// The kernel gave up resending.
+    #[error("connection to {peer} timed out: no answer from the machine or the network")]
+    TimedOut {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// Anything else.
+    #[error("connection to {peer} failed: {source}")]
+    Other {
+        /// The other end.
+        peer: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What a receive brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    WouldBlock,
+    /// The peer has closed its side in good order; nothing more will come.
+    Closed,
+}
+
+/// Why the congestion control could not be chosen.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "congestion control {name:?} cannot be used: {source}; the kernel permits those in \
+     /proc/sys/net/ipv4/tcp_allowed_congestion_control"
+)]
+pub struct SetCongestionError {
+    /// The name asked for.
+    pub name: String,
+    /// What the kernel said: `NotFound` (not there) or `PermissionDenied`.
+    pub source: io::Error,
+}
+
+/// Options of a connection. `TCP_NODELAY` is not among them: it is always on, since without it a
+/// small answer waits for the peer's delayed acknowledgement, 40 ms.
+#[derive(Clone, Debug, Default)]
+pub struct SocketOptions {
+    /// Congestion control by its kernel name (`cubic`, `reno`, …); `None` leaves the system's.
+    /// `bbr` paces, which costs throughput at high queue depth on a fast network.
+    pub congestion: Option<String>,
+}
+
+impl SocketOptions {
+    pub(crate) fn apply(&self, socket: &impl AsFd) -> Result<(), SetCongestionError> {
+        let Some(name) = &self.congestion else {
+            return Ok(());
+        };
+        SockRef::from(socket)
+            .set_tcp_congestion(name.as_bytes())
+            .map_err(|source| SetCongestionError {
+                name: name.clone(),
+                source,
+            })
+    }
+}
+
+/// A connected, non-blocking TCP socket with `TCP_NODELAY`.
+#[derive(Debug)]
+pub struct Socket {
+    stream: TcpStream,
+    peer: SocketAddr,
+}
+
+impl Socket {
+    pub(crate) fn from_stream(stream: TcpStream, peer: SocketAddr) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, peer })
+    }
+
+    /// Sends the slices one after another, as far as the kernel takes them now, in one system
+    /// call: at most 1024 slices (call again for the rest). Empty slices are skipped.
+    ///
+    /// Returns how many bytes were taken: 0 when there was nothing to send or nothing fits now
+    /// (wait for *writable*).
+    ///
+    /// # Errors
+    /// [`LinkError`], when the connection is gone. Bytes of earlier calls may or may not have
+    /// arrived.
+    pub fn send<'a>(&self, slices: impl IntoIterator<Item = &'a [u8]>) -> Result<usize, LinkError> {
+        let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; IOV_MAX];
+        let mut count = 0;
+        for (slot, slice) in iovs
+            .iter_mut()
+            .zip(slices.into_iter().filter(|slice| !slice.is_empty()))
+        {
+            slot.write(libc::iovec {
+                iov_base: slice.as_ptr().cast_mut().cast(),
+                iov_len: slice.len(),
+            });
+            count += 1;
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: a msghdr is integers and pointers, for which zero is valid and means "absent".
+        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        message.msg_iov = iovs.as_mut_ptr().cast();
+        message.msg_iovlen = count as _;
+        loop {
+            // SAFETY: the first `count` iovecs are initialised and point into slices borrowed for
+            // 'a, which outlives this call; sendmsg only reads through them. MSG_NOSIGNAL: a host
+            // program in C may not ignore SIGPIPE as Rust's runtime does.
+            let sent = unsafe {
+                libc::sendmsg(
+                    self.stream.as_raw_fd(),
+                    &raw const message,
+                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                )
+            };
+            if sent >= 0 {
+                return Ok(sent as usize);
+            }
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Ok(0),
+                _ => return Err(self.fault(error)),
+            }
+        }
+    }
+
+    /// Receives what is there, at most `into.len()` bytes.
+    ///
+    /// # Errors
+    /// [`LinkError`], when the connection is gone.
+    pub fn recv(&self, into: &mut [u8]) -> Result<Received, LinkError> {
+        debug_assert!(!into.is_empty(), "an empty buffer looks like a closed peer");
+        loop {
+            match (&self.stream).read(into) {
+                Ok(0) => return Ok(Received::Closed),
+                Ok(n) => return Ok(Received::Bytes(n)),
+                Err(e) => match e.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => return Ok(Received::WouldBlock),
+                    _ => return Err(self.fault(e)),
+                },
+            }
+        }
+    }
+
+    /// The other end, as it was when connected.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Whether `TCP_NODELAY` is on (it is).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.stream.nodelay()
+    }
+
+    /// The congestion control in use, by its kernel name.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn congestion(&self) -> io::Result<String> {
+        let name = SockRef::from(&self.stream).tcp_congestion()?;
+        let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+        Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+    }
+
+    /// Says that nothing more will be sent; what was sent still arrives, then the peer sees the
+    /// end. Receiving goes on. Doing it twice, or on a dead connection, is harmless.
+    pub fn finish_sending(&self) {
+        // The only failure is "not connected any more", which is what was asked for.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Ends the connection in both directions: a thread that waits on it wakes up. Doing it
+    /// twice, or on a dead connection, is harmless.
+    pub fn shutdown(&self) {
+        // As above.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn fault(&self, source: io::Error) -> LinkError {
+        let peer = self.peer;
+        match source.raw_os_error() {
+            Some(libc::ECONNRESET | libc::ECONNABORTED) => LinkError::Reset { peer },
+            Some(libc::EPIPE) => LinkError::Closed { peer },
+            Some(libc::ETIMEDOUT) => LinkError::TimedOut { peer },
+            _ => LinkError::Other { peer, source },
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        connect::connect,
+        listener::Listener,
+        poller::{wait_readable, wait_writable},
+    };
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Both ends of one loopback connection.
+    pub(crate) fn pair() -> (Socket, Socket) {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().to_string();
+        let near = connect(&address, SOON, &SocketOptions::default()).unwrap();
+        let far = listener.accept().unwrap().unwrap();
+        (near, far)
+    }
+
+    fn recv_soon(socket: &Socket, into: &mut [u8]) -> Result<Received, LinkError> {
+        assert!(wait_readable(socket.as_fd(), SOON).unwrap(), "nothing came");
+        socket.recv(into)
+    }
+
+    #[test]
+    fn gathers_slices_from_anywhere() {
+        let (near, far) = pair();
+        let parts: [&[u8]; 5] = [b"one ", b"", b"two ", &[b'3'; 4000], b" four"];
+        let total = parts.iter().map(|p| p.len()).sum::<usize>();
+        assert_eq!(near.send(parts).unwrap(), total);
+        let mut got = Vec::new();
+        let mut chunk = [0; 1000];
+        while got.len() < total {
+            match recv_soon(&far, &mut chunk).unwrap() {
+                Received::Bytes(n) => got.extend_from_slice(&chunk[..n]),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(got, parts.concat());
+        assert_eq!(far.recv(&mut chunk).unwrap(), Received::WouldBlock);
+    }
+
+    #[test]
+    fn nothing_to_send_is_nothing_sent() {
+        let (near, _far) = pair();
+        assert_eq!(near.send([]).unwrap(), 0);
+        assert_eq!(near.send([&[][..]; 3]).unwrap(), 0);
+    }
+
+    #[test]
+    fn more_slices_than_one_call_takes_are_left_for_the_next() {
+        let (near, _far) = pair();
+        let slices = vec![&b"x"[..]; IOV_MAX + 7];
+        assert_eq!(near.send(slices.iter().copied()).unwrap(), IOV_MAX);
+        assert_eq!(near.send(slices[IOV_MAX..].iter().copied()).unwrap(), 7);
+    }
+
+    #[test]
+    fn partial_sends_lose_and_repeat_nothing() {
+        // Nobody reads at first, so the kernel takes a part, then nothing.
+        let (near, far) = pair();
+        let data: Vec<u8> = (0..24_000_000u32).map(|i| (i / 3) as u8).collect();
+        let mut sent = 0;
+        loop {
+            match near.send(data[sent..].chunks(100_000)).unwrap() {
+                0 => break,
+                n => sent += n,
+            }
+        }
+        assert!(sent > 0 && sent < data.len(), "no partial send: {sent}");
+
+        let whole = data.clone();
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            let mut chunk = vec![0; 70_001];
+            loop {
+                match recv_soon(&far, &mut chunk).unwrap() {
+                    Received::Bytes(n) => got.extend_from_slice(&chunk[..n]),
+                    Received::WouldBlock => {}
+                    Received::Closed => break,
+                }
+            }
+            assert!(got == whole, "{} of {} bytes", got.len(), whole.len());
+        });
+        while sent < data.len() {
+            assert!(wait_writable(near.as_fd(), SOON).unwrap());
+            sent += near.send(data[sent..].chunks(100_000)).unwrap();
+        }
+        near.finish_sending();
+        reader.join().unwrap();
+    }
+
+    #[test]
+    fn an_orderly_end_is_closed() {
+        let (near, far) = pair();
+        near.send([&b"last"[..]]).unwrap();
+        drop(near);
+        let mut chunk = [0; 16];
+        assert_eq!(
+            recv_soon(&far, &mut chunk).unwrap(),
+            Received::Bytes(4),
+            "what was sent still arrives"
+        );
+        assert_eq!(recv_soon(&far, &mut chunk).unwrap(), Received::Closed);
+    }
+
+    #[test]
+    fn a_dead_peer_is_a_reset_by_name() {
+        let (near, far) = pair();
+        // Closing with unread bytes makes the kernel send RST, as when a process is killed.
+        near.send([&b"unread"[..]]).unwrap();
+        assert!(wait_readable(far.as_fd(), SOON).unwrap());
+        drop(far);
+        let error = recv_soon(&near, &mut [0; 16]).unwrap_err();
+        assert!(matches!(error, LinkError::Reset { .. }), "{error}");
+        assert!(error.to_string().contains(&near.peer().to_string()));
+        // Sending afterwards fails too, and does not kill the process with SIGPIPE.
+        let error = near.send([&b"more"[..]]).unwrap_err();
+        assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+    }
+
+    #[test]
+    fn shutdown_is_seen_here_too() {
+        let (near, _far) = pair();
+        near.shutdown();
+        near.shutdown();
+        assert_eq!(near.recv(&mut [0; 16]).unwrap(), Received::Closed);
+    }
+
+    #[test]
+    fn congestion_control_is_the_systems_unless_chosen() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().to_string();
+        let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+        let socket = connect(&address, SOON, &SocketOptions::default()).unwrap();
+        assert_eq!(socket.congestion().unwrap(), system.trim());
+
+        // reno is always there and always permitted.
+        let reno = SocketOptions {
+            congestion: Some("reno".to_owned()),
+        };
+        let socket = connect(&address, SOON, &reno).unwrap();
+        assert_eq!(socket.congestion().unwrap(), "reno");
+
+        let none = SocketOptions {
+            congestion: Some("no-such-cc".to_owned()),
+        };
+        let error = connect(&address, SOON, &none).unwrap_err().to_string();
+        assert!(
+            error.contains("no-such-cc") && error.contains("tcp_allowed"),
+            "{error}"
+        );
+    }
+}
