@@ -16,12 +16,13 @@ TEST_LIMIT ?= 900
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
 RIO := $(OUT)/release/rio
-BOUNDED_BUILD := timeout --foreground --kill-after=30 $(BUILD_LIMIT)
-BOUNDED_TEST := timeout --foreground --kill-after=30 $(TEST_LIMIT)
+# At a terminal Ctrl-C must reach the tests; elsewhere running out of time must end all of them.
+FOREGROUND := $(shell test -t 0 && echo --foreground)
+BOUNDED_BUILD := timeout $(FOREGROUND) --kill-after=30 $(BUILD_LIMIT)
+BOUNDED_TEST := timeout $(FOREGROUND) --kill-after=30 $(TEST_LIMIT)
 
 help: ## This list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
-	  || grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  ARGS='…' goes to the program: make demo ARGS='-o json'"
 
