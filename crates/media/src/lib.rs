@@ -1,1 +1,29 @@
-//! TBD
+//! Where bytes rest: drives, the modelled SSD, log regions.
+//!
+//! A [`Drive`] holds 4096-byte blocks; each thread uses it through a [`Queue`] of its own, which
+//! never blocks: operations go in, completions come out of [`Queue::poll`]. [`open_drive`] makes
+//! one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
+//!
+//! What the media are assumed to do is numbered in docs/media.md, together with the modelled
+//! drive's formulas and the source of each of its numbers. This crate knows nothing of order,
+//! streams or networks.
+
+mod buf;
+mod check;
+mod clock;
+mod copy;
+mod drive;
+mod error;
+mod mapping;
+mod mem;
+mod open;
+mod seed;
+pub mod spec;
+pub mod ssd;
+pub mod survival;
+
+pub use buf::AlignedBuf;
+pub use clock::now;
+pub use drive::{BLOCK_SIZE, BLOCKS_MAX, Data, Done, Drive, Geometry, Queue, Submitted};
+pub use error::{Cause, Gone, IoError, OpenError, Operation, Os};
+pub use open::{DRIVE_HELP, open_drive};

@@ -1,0 +1,94 @@
+//! Copies of whole blocks into memory that won't be read soon.
+//!
+//! A drive in memory is far larger than the caches: an ordinary copy first reads each line of
+//! the destination from memory to overwrite it. Streaming stores skip that and leave the caches
+//! to others: 175 ns instead of 424 ns for a block at random in 1 GiB (docs/media.md). Wider
+//! streaming stores (AVX2, AVX-512) measure the same as SSE2's, which every x86-64 has, so there
+//! is nothing to detect.
+
+use crate::drive::BLOCK_SIZE;
+
+/// Copies one block and makes it visible to other threads before any later store of this one
+/// (streaming stores are otherwise not ordered).
+///
+/// # Safety
+///
+/// `to` must be valid for writing [`BLOCK_SIZE`] bytes and aligned to 16, `from` valid for reading
+/// as many, the two may not overlap, and nobody else may access `to` meanwhile.
+#[inline]
+pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        for offset in (0..BLOCK_SIZE).step_by(64) {
+            // SAFETY: all offsets are inside the block; `to` is aligned to 16; loads need no
+            // alignment; SSE2 is part of x86-64.
+            unsafe {
+                let from = from.add(offset).cast::<__m128i>();
+                let to = to.add(offset).cast::<__m128i>();
+                let a = _mm_loadu_si128(from);
+                let b = _mm_loadu_si128(from.add(1));
+                let c = _mm_loadu_si128(from.add(2));
+                let d = _mm_loadu_si128(from.add(3));
+                _mm_stream_si128(to, a);
+                _mm_stream_si128(to.add(1), b);
+                _mm_stream_si128(to.add(2), c);
+                _mm_stream_si128(to.add(3), d);
+            }
+        }
+        _mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, BLOCK_SIZE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::AlignedBuf;
+    use crate::mapping::Mapping;
+
+    #[test]
+    fn copies_one_block_and_no_more() {
+        let source: Vec<u8> = (0..=BLOCK_SIZE).map(|i| (i * 7 + i / 256) as u8).collect();
+        let mut to = AlignedBuf::zeroed(3 * BLOCK_SIZE);
+        // SAFETY: the middle block of three, aligned; the source has a block from 1 on.
+        unsafe { copy_block(to.as_mut_ptr().add(BLOCK_SIZE), source.as_ptr().add(1)) };
+        assert_eq!(&to[BLOCK_SIZE..2 * BLOCK_SIZE], &source[1..]);
+        assert!(to[..BLOCK_SIZE].iter().all(|b| *b == 0));
+        assert!(to[2 * BLOCK_SIZE..].iter().all(|b| *b == 0));
+    }
+
+    /// Not a test: `cargo test --release -p riopipe-media copy -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn speed() {
+        let mapping = Mapping::anonymous(1 << 30, true).unwrap();
+        let blocks = (mapping.len() / BLOCK_SIZE) as u64;
+        let source = AlignedBuf::zeroed(64 * BLOCK_SIZE);
+        let mut random = crate::seed::Seed::new(1);
+        for round in 0..3 {
+            for streaming in [true, false] {
+                let count = 1_000_000;
+                let start = crate::now();
+                for i in 0..count {
+                    let block = random.below(blocks) as usize;
+                    // SAFETY: inside the mapping; one thread; the source has 64 blocks.
+                    unsafe {
+                        let to = mapping.start().add(block * BLOCK_SIZE);
+                        let from = source.as_ptr().add(i % 64 * BLOCK_SIZE);
+                        match streaming {
+                            true => copy_block(to, from),
+                            false => std::ptr::copy_nonoverlapping(from, to, BLOCK_SIZE),
+                        }
+                    }
+                }
+                let ns = (crate::now() - start) as f64 / count as f64;
+                println!("round {round}, streaming {streaming}: {ns:.0} ns per block");
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The one-line specifications that name media: `kind:what[,option=value…]`.
+
+use crate::drive::BLOCK_SIZE;
+use crate::error::OpenError;
+
+/// A specification taken apart.
+#[derive(Debug)]
+pub(crate) struct Spec<'a> {
+    text: &'a str,
+    help: &'static str,
+    /// What stands before the colon.
+    pub(crate) kind: &'a str,
+    /// What stands between the colon and the first comma.
+    pub(crate) what: &'a str,
+    options: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Spec<'a> {
+    /// Takes `text` apart; `help` goes into each complaint.
+    pub(crate) fn parse(text: &'a str, help: &'static str) -> Result<Spec<'a>, OpenError> {
+        let mut spec = Spec { text, help, kind: "", what: "", options: Vec::new() };
+        let Some((kind, rest)) = text.split_once(':') else {
+            return Err(spec.wrong("no kind: a medium is written as kind:what[,option=value]"));
+        };
+        spec.kind = kind;
+        let mut parts = rest.split(',');
+        // `split` yields at least one part.
+        spec.what = parts.next().unwrap_or_default();
+        for part in parts {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            if spec.options.iter().any(|(known, _)| *known == name) {
+                return Err(spec.wrong(format!("option {name:?} is given twice")));
+            }
+            spec.options.push((name, value));
+        }
+        Ok(spec)
+    }
+
+    /// Takes option `name` out: its value, empty if it has none.
+    pub(crate) fn option(&mut self, name: &str) -> Option<&'a str> {
+        let index = self.options.iter().position(|(known, _)| *known == name)?;
+        Some(self.options.remove(index).1)
+    }
+
+    /// Takes out a switch: an option without a value.
+    pub(crate) fn switch(&mut self, name: &str) -> Result<bool, OpenError> {
+        match self.option(name) {
+            None => Ok(false),
+            Some("") => Ok(true),
+            Some(value) => {
+                Err(self.wrong(format!("option {name:?} takes no value, not {value:?}")))
+            }
+        }
+    }
+
+    /// Takes out a size in bytes that is a whole number of blocks.
+    pub(crate) fn size(&mut self, name: &str) -> Result<Option<u64>, OpenError> {
+        match self.option(name) {
+            None => Ok(None),
+            Some(text) => self.blocks(text).map(Some),
+        }
+    }
+
+    /// `text` as a size: positive, a whole number of blocks.
+    pub(crate) fn blocks(&self, text: &str) -> Result<u64, OpenError> {
+        let bytes = parse_size(text).map_err(|problem| self.wrong(problem))?;
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK_SIZE as u64) {
+            return Err(
+                self.wrong(format!("size {text:?} is not a positive multiple of 4096 bytes"))
+            );
+        }
+        Ok(bytes)
+    }
+
+    /// All options must have been taken out by now.
+    pub(crate) fn finish(&self) -> Result<(), OpenError> {
+        match self.options.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(self.wrong(format!("unknown option {name:?} for {:?}", self.kind)))
+            }
+        }
+    }
+
+    /// An error about this specification.
+    pub(crate) fn wrong(&self, problem: impl Into<String>) -> OpenError {
+        OpenError::Spec { spec: self.text.to_owned(), problem: problem.into(), help: self.help }
+    }
+}
+
+/// A size in bytes: a number, optionally with a suffix K, M, G or T (powers of 1024; KiB, KB and
+/// k mean the same).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let shift = match suffix.to_ascii_lowercase().trim_end_matches('b').trim_end_matches('i') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(format!("{text:?} is not a size: write for example 64M or 1G")),
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .filter(|bytes| *bytes <= i64::MAX as u64)
+        .ok_or_else(|| format!("{text:?} is not a size: write for example 64M or 1G"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("64K", 65536),
+            ("2M", 2 << 20),
+            ("1GiB", 1 << 30),
+            ("1g", 1 << 30),
+            ("3TB", 3 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "1X", "-1", "1.5G", "99999999999T", "9223372036854775808"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn options_are_taken_once_and_none_is_left() {
+        let mut spec = Spec::parse("file:/a b,size=1M,sparse", "help").unwrap();
+        assert_eq!((spec.kind, spec.what), ("file", "/a b"));
+        assert!(spec.finish().is_err());
+        assert_eq!(spec.size("size").unwrap(), Some(1 << 20));
+        assert!(spec.switch("sparse").unwrap());
+        assert!(!spec.switch("sparse").unwrap());
+        spec.finish().unwrap();
+        for text in ["file", "x:y,a=1,a=2"] {
+            assert!(Spec::parse(text, "help").is_err(), "{text}");
+        }
+        let mut spec = Spec::parse("mem:5000,a=1", "help").unwrap();
+        assert!(spec.blocks("5000").is_err());
+        assert!(spec.blocks("0").is_err());
+        assert!(spec.switch("a").is_err());
+    }
+}
