@@ -28,10 +28,9 @@ pub fn process_cpu_ns(pid: u32) -> io::Result<u64> {
     let code = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) };
     match code {
         0 => read(clock),
-        libc::ESRCH => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("there is no process {pid}"),
-        )),
+        libc::ESRCH => {
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no process {pid}")))
+        }
         code => Err(io::Error::from_raw_os_error(code)),
     }
 }
@@ -71,10 +70,7 @@ pub fn fine_timers() {
 }
 
 fn read(clock: libc::clockid_t) -> io::Result<u64> {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the answer and outlives the call.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());

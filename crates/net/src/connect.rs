@@ -101,10 +101,7 @@ pub fn connect(
         match Connecting::start(peer, options).and_then(|c| c.wait(left)) {
             Ok(socket) => return Ok(socket),
             Err(ConnectError::TimedOut { peer, .. }) => {
-                last = Some(ConnectError::TimedOut {
-                    peer,
-                    after: timeout,
-                });
+                last = Some(ConnectError::TimedOut { peer, after: timeout });
             }
             Err(error) => last = Some(error),
         }
@@ -118,16 +115,10 @@ pub fn connect(
 /// # Errors
 /// [`ConnectError::Address`].
 pub fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
-    let fail = |source| ConnectError::Address {
-        address: address.to_owned(),
-        source,
-    };
+    let fail = |source| ConnectError::Address { address: address.to_owned(), source };
     let peers: Vec<_> = address.to_socket_addrs().map_err(fail)?.collect();
     if peers.is_empty() {
-        return Err(fail(io::Error::new(
-            io::ErrorKind::NotFound,
-            "the name has no address",
-        )));
+        return Err(fail(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
     }
     Ok(peers)
 }
@@ -153,18 +144,13 @@ impl Connecting {
             Some(Protocol::TCP),
         )
         .map_err(other)?;
-        options
-            .apply(&socket)
-            .map_err(|source| ConnectError::Option { peer, source })?;
+        options.apply(&socket).map_err(|source| ConnectError::Option { peer, source })?;
         match socket.connect(&SockAddr::from(peer)) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(classify(peer, e)),
         }
-        Ok(Self {
-            stream: socket.into(),
-            peer,
-        })
+        Ok(Self { stream: socket.into(), peer })
     }
 
     /// Where it goes.
@@ -214,10 +200,7 @@ impl Connecting {
                 Err(this) => this,
             };
             if !ready && now_ns() >= deadline {
-                return Err(ConnectError::TimedOut {
-                    peer,
-                    after: timeout,
-                });
+                return Err(ConnectError::TimedOut { peer, after: timeout });
             }
         }
     }
@@ -233,10 +216,7 @@ fn classify(peer: SocketAddr, source: io::Error) -> ConnectError {
     match source.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectError::Refused { peer },
         // The kernel's own patience ran out.
-        Some(libc::ETIMEDOUT) => ConnectError::TimedOut {
-            peer,
-            after: Duration::from_secs(127),
-        },
+        Some(libc::ETIMEDOUT) => ConnectError::TimedOut { peer, after: Duration::from_secs(127) },
         Some(
             libc::ENETUNREACH
             | libc::EHOSTUNREACH
@@ -282,10 +262,7 @@ mod tests {
         let address = listener.local_addr();
         drop(listener);
         let error = try_connect(&address.to_string(), SOON).unwrap_err();
-        assert!(
-            matches!(&error, ConnectError::Refused { peer } if *peer == address),
-            "{error}"
-        );
+        assert!(matches!(&error, ConnectError::Refused { peer } if *peer == address), "{error}");
         assert!(error.to_string().contains(&address.to_string()));
         assert!(error.to_string().contains("nothing listens"));
     }

@@ -63,10 +63,7 @@ pub fn allowed_cores() -> Vec<usize> {
 }
 
 fn not_allowed(core: usize) -> PinError {
-    PinError::NotAllowed {
-        core,
-        allowed: allowed_cores(),
-    }
+    PinError::NotAllowed { core, allowed: allowed_cores() }
 }
 
 fn empty_set() -> libc::cpu_set_t {

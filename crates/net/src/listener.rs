@@ -106,27 +106,15 @@ impl Listener {
     }
 
     pub(crate) fn bind_with_backlog(address: &str, backlog: i32) -> Result<Self, ListenError> {
-        let fail = |source| ListenError::Address {
-            address: address.to_owned(),
-            source,
-        };
+        let fail = |source| ListenError::Address { address: address.to_owned(), source };
         let first = address.to_socket_addrs().map_err(fail)?.next();
         let wanted = first.ok_or_else(|| {
-            fail(io::Error::new(
-                io::ErrorKind::NotFound,
-                "the name has no address",
-            ))
+            fail(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
         })?;
         let inner = listen(wanted, backlog).map_err(|source| classify(wanted, source))?;
-        let address = inner.local_addr().map_err(|source| ListenError::Other {
-            address: wanted,
-            source,
-        })?;
-        Ok(Self {
-            inner,
-            address,
-            options: SocketOptions::default(),
-        })
+        let address =
+            inner.local_addr().map_err(|source| ListenError::Other { address: wanted, source })?;
+        Ok(Self { inner, address, options: SocketOptions::default() })
     }
 
     /// Options for the sockets accepted from now on.
@@ -153,10 +141,7 @@ impl Listener {
                 Err(e) => match e.raw_os_error() {
                     Some(libc::EINTR | libc::ECONNABORTED | libc::EPROTO) => continue,
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-                        return Err(AcceptError::Exhausted {
-                            address: self.address,
-                            source: e,
-                        });
+                        return Err(AcceptError::Exhausted { address: self.address, source: e });
                     }
                     _ => return Err(self.other(e)),
                 },
@@ -172,10 +157,7 @@ impl Listener {
     }
 
     fn other(&self, source: io::Error) -> AcceptError {
-        AcceptError::Other {
-            address: self.address,
-            source,
-        }
+        AcceptError::Other { address: self.address, source }
     }
 }
 

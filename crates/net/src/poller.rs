@@ -48,7 +48,8 @@ pub struct Event {
     pub writable: bool,
 }
 
-/// An epoll instance with a waker. Level-triggered: what is not dealt with is told again, and so is
+/// An epoll instance with a waker. Level-triggered (but see [`add_edge`](Poller::add_edge)):
+/// what is not dealt with is told again, and so is
 /// the end of a connection, until the descriptor is removed or closed.
 #[derive(Debug)]
 pub struct Poller {
@@ -78,20 +79,10 @@ impl Poller {
         // SAFETY: as above.
         let event = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
             .map_err(failed("create a waker"))?;
-        let poller = Self {
-            epoll,
-            wake: Arc::new(Wake {
-                event,
-                pending: AtomicBool::new(false),
-            }),
-        };
+        let poller =
+            Self { epoll, wake: Arc::new(Wake { event, pending: AtomicBool::new(false) }) };
         poller
-            .control(
-                libc::EPOLL_CTL_ADD,
-                poller.wake.event.as_fd(),
-                WAKE,
-                libc::EPOLLIN as u32,
-            )
+            .control(libc::EPOLL_CTL_ADD, poller.wake.event.as_fd(), WAKE, libc::EPOLLIN as u32)
             .map_err(failed("watch the waker"))?;
         Ok(poller)
     }
@@ -121,6 +112,21 @@ impl Poller {
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), PollerError> {
         assert_ne!(token, WAKE, "this token is the waker's");
         self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), token, mask(interest))
+            .map_err(failed("watch a descriptor"))
+    }
+
+    /// Watches a descriptor that is never read, such as a drive's eventfd: told once each time
+    /// something new has come, not as long as something is there (edge-triggered).
+    ///
+    /// # Errors
+    /// When it is watched already, or is a plain file.
+    ///
+    /// # Panics
+    /// On the reserved token `u64::MAX`.
+    pub fn add_edge(&self, fd: impl AsFd, token: u64) -> Result<(), PollerError> {
+        assert_ne!(token, WAKE, "this token is the waker's");
+        let bits = (libc::EPOLLIN | libc::EPOLLET) as u32;
+        self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), token, bits)
             .map_err(failed("watch a descriptor"))
     }
 
@@ -186,18 +192,11 @@ impl Poller {
     }
 
     fn control(&self, op: i32, fd: BorrowedFd<'_>, token: u64, bits: u32) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: bits,
-            u64: token,
-        };
+        let mut event = libc::epoll_event { events: bits, u64: token };
         // SAFETY: both descriptors are open (borrowed), `event` outlives the call.
         let code =
             unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), op, fd.as_raw_fd(), &raw mut event) };
-        if code == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
@@ -229,13 +228,7 @@ impl Wake {
         let mut count = [0u8; 8];
         // SAFETY: the descriptor is open and the eight bytes outlive the call. An empty counter
         // (EAGAIN) is fine.
-        unsafe {
-            libc::read(
-                self.event.as_raw_fd(),
-                count.as_mut_ptr().cast(),
-                count.len(),
-            )
-        };
+        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         // After the read: a wake between the two then writes again or is covered by this return,
         // which the caller follows by looking at everything. The other way round, it could be
         // read away while `pending` stays set, and no later wake would get through.
@@ -262,11 +255,7 @@ pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> 
 }
 
 fn wait_one(fd: BorrowedFd<'_>, events: i16, timeout: Duration) -> io::Result<bool> {
-    let mut poll = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events,
-        revents: 0,
-    };
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     // SAFETY: `poll` is one valid entry and outlives the call.
     match unsafe { libc::poll(&raw mut poll, 1, milliseconds(timeout)) } {
         -1 => match io::Error::last_os_error() {
@@ -318,18 +307,9 @@ fn epoll_wait(
     let timeout = timeout.map_or(-1, milliseconds);
     // SAFETY: `into` is a valid place for that many events and outlives the call.
     let count = unsafe {
-        libc::epoll_wait(
-            epoll.as_raw_fd(),
-            into.as_mut_ptr(),
-            into.len() as libc::c_int,
-            timeout,
-        )
+        libc::epoll_wait(epoll.as_raw_fd(), into.as_mut_ptr(), into.len() as libc::c_int, timeout)
     };
-    if count >= 0 {
-        Ok(count as usize)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if count >= 0 { Ok(count as usize) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Rounded up: a deadline must have passed when the wait returns, or callers would spin.
@@ -380,11 +360,7 @@ mod tests {
 
         near.send([&b"x"[..]]).unwrap();
         poller.wait(&mut events, SOON).unwrap();
-        let read = Event {
-            token: 2,
-            readable: true,
-            writable: false,
-        };
+        let read = Event { token: 2, readable: true, writable: false };
         assert_eq!(events, [read]);
         // Level-triggered: unread, hence told again.
         poller.wait(&mut events, SOON).unwrap();
@@ -392,22 +368,12 @@ mod tests {
 
         poller.modify(&far, 7, Interest::Both).unwrap();
         poller.wait(&mut events, SOON).unwrap();
-        assert_eq!(
-            events,
-            [Event {
-                token: 7,
-                readable: true,
-                writable: true
-            }]
-        );
+        assert_eq!(events, [Event { token: 7, readable: true, writable: true }]);
         poller.remove(&far).unwrap();
         poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
         assert_eq!(events, []);
         assert!(poller.remove(&far).is_err(), "not watched any more");
-        assert!(
-            poller.add(&near, 3, Interest::Read).is_err(),
-            "already watched"
-        );
+        assert!(poller.add(&near, 3, Interest::Read).is_err(), "already watched");
     }
 
     #[test]
@@ -423,16 +389,30 @@ mod tests {
     }
 
     #[test]
+    fn an_edge_is_told_once_and_again_when_more_comes() {
+        let poller = Poller::new().unwrap();
+        let other = Poller::new().unwrap();
+        let drive = &other.wake.event;
+        poller.add_edge(drive, 9).unwrap();
+        let mut events = Vec::new();
+        for _ in 0..2 {
+            other.wake.pending.store(false, Ordering::SeqCst);
+            other.waker().wake();
+            poller.wait(&mut events, SOON).unwrap();
+            assert_eq!(events.len(), 1);
+            assert!(events[0].token == 9 && events[0].readable);
+            poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
+            assert_eq!(events, [], "told already");
+        }
+    }
+
+    #[test]
     fn short_timeouts_end_and_take_their_time() {
         let poller = Poller::new().unwrap();
         let mut events = Vec::new();
         for wait in [1_500_000, 300_000, 2_000_000] {
             let start = crate::now_ns();
-            assert!(
-                !poller
-                    .wait(&mut events, Some(Duration::from_nanos(wait)))
-                    .unwrap()
-            );
+            assert!(!poller.wait(&mut events, Some(Duration::from_nanos(wait))).unwrap());
             assert!(crate::now_ns() - start >= wait, "returned before its time");
         }
     }

@@ -43,12 +43,7 @@ impl RecvBuf {
     #[must_use]
     pub fn with_capacity(capacity: usize, max: usize) -> Self {
         let capacity = capacity.max(2 * ROOM_MIN);
-        Self {
-            bytes: vec![0; capacity],
-            start: 0,
-            end: 0,
-            max: max.max(capacity),
-        }
+        Self { bytes: vec![0; capacity], start: 0, end: 0, max: max.max(capacity) }
     }
 
     /// The bytes received and not consumed.
@@ -102,10 +97,7 @@ impl RecvBuf {
     /// [`BufFull`] when the message is larger than the buffer may become: the peer's fault.
     pub fn reserve(&mut self, need: usize) -> Result<(), BufFull> {
         if need > self.max {
-            return Err(BufFull {
-                need,
-                max: self.max,
-            });
+            return Err(BufFull { need, max: self.max });
         }
         if self.start + need > self.bytes.len() {
             self.compact();
@@ -208,10 +200,7 @@ mod tests {
             while buf.len() >= size.min(total - taken) && taken < total {
                 let message = size.min(total - taken);
                 assert!(
-                    buf.data()[..message]
-                        .iter()
-                        .enumerate()
-                        .all(|(i, &b)| b == byte_at(taken + i)),
+                    buf.data()[..message].iter().enumerate().all(|(i, &b)| b == byte_at(taken + i)),
                     "wrong bytes at {taken}"
                 );
                 buf.consume(message);
@@ -234,18 +223,8 @@ mod tests {
             sent += near.send([&data[sent..]]).unwrap();
             fill_soon(&mut buf, &far);
         }
-        assert_eq!(
-            buf.fill(&far).unwrap(),
-            Received::WouldBlock,
-            "no room left"
-        );
-        assert_eq!(
-            buf.reserve((1 << 20) + 1),
-            Err(BufFull {
-                need: (1 << 20) + 1,
-                max: 1 << 20
-            })
-        );
+        assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock, "no room left");
+        assert_eq!(buf.reserve((1 << 20) + 1), Err(BufFull { need: (1 << 20) + 1, max: 1 << 20 }));
         buf.reserve(900_000).unwrap();
         assert!(buf.capacity() >= 900_000 && buf.capacity() <= 1 << 20);
         while buf.len() < 900_000 {

@@ -84,10 +84,7 @@ impl SocketOptions {
         };
         SockRef::from(socket)
             .set_tcp_congestion(name.as_bytes())
-            .map_err(|source| SetCongestionError {
-                name: name.clone(),
-                source,
-            })
+            .map_err(|source| SetCongestionError { name: name.clone(), source })
     }
 }
 
@@ -116,9 +113,8 @@ impl Socket {
     pub fn send<'a>(&self, slices: impl IntoIterator<Item = &'a [u8]>) -> Result<usize, LinkError> {
         let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; IOV_MAX];
         let mut count = 0;
-        for (slot, slice) in iovs
-            .iter_mut()
-            .zip(slices.into_iter().filter(|slice| !slice.is_empty()))
+        for (slot, slice) in
+            iovs.iter_mut().zip(slices.into_iter().filter(|slice| !slice.is_empty()))
         {
             slot.write(libc::iovec {
                 iov_base: slice.as_ptr().cast_mut().cast(),
@@ -379,19 +375,12 @@ pub(crate) mod tests {
         assert_eq!(socket.congestion().unwrap(), system.trim());
 
         // reno is always there and always permitted.
-        let reno = SocketOptions {
-            congestion: Some("reno".to_owned()),
-        };
+        let reno = SocketOptions { congestion: Some("reno".to_owned()) };
         let socket = connect(&address, SOON, &reno).unwrap();
         assert_eq!(socket.congestion().unwrap(), "reno");
 
-        let none = SocketOptions {
-            congestion: Some("no-such-cc".to_owned()),
-        };
+        let none = SocketOptions { congestion: Some("no-such-cc".to_owned()) };
         let error = connect(&address, SOON, &none).unwrap_err().to_string();
-        assert!(
-            error.contains("no-such-cc") && error.contains("tcp_allowed"),
-            "{error}"
-        );
+        assert!(error.contains("no-such-cc") && error.contains("tcp_allowed"), "{error}");
     }
 }

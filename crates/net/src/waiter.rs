@@ -17,20 +17,11 @@ pub struct SpinPolicy {
 
 impl SpinPolicy {
     /// Sleep at once: a busy machine, or a measurement of what work itself costs.
-    pub const BLOCK: Self = Self {
-        spin_ns: 0,
-        steady: false,
-    };
+    pub const BLOCK: Self = Self { spin_ns: 0, steady: false };
     /// Never sleep: burns a core.
-    pub const POLL: Self = Self {
-        spin_ns: u64::MAX,
-        steady: true,
-    };
+    pub const POLL: Self = Self { spin_ns: u64::MAX, steady: true };
     /// Look for up to 200 µs, less when that is in vain: full speed when busy, nothing when idle.
-    pub const HYBRID: Self = Self {
-        spin_ns: 200_000,
-        steady: false,
-    };
+    pub const HYBRID: Self = Self { spin_ns: 200_000, steady: false };
 }
 
 impl Default for SpinPolicy {
@@ -95,11 +86,7 @@ impl Waiter {
     /// A waiter that spins at first.
     #[must_use]
     pub fn new(policy: SpinPolicy) -> Self {
-        Self {
-            policy,
-            spin_ns: policy.spin_ns,
-            state: State::Working,
-        }
+        Self { policy, spin_ns: policy.spin_ns, state: State::Working }
     }
 
     /// The policy it was made with.
@@ -206,9 +193,7 @@ mod tests {
     fn idling_costs_less_and_less_and_then_nothing() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
-        let spent: Vec<_> = (0..10)
-            .map(|_| wait(&mut waiter, &mut now, 10 * MS))
-            .collect();
+        let spent: Vec<_> = (0..10).map(|_| wait(&mut waiter, &mut now, 10 * MS)).collect();
         assert_eq!(spent[0], 200_000);
         assert!(spent.is_sorted_by(|a, b| a >= b), "{spent:?}");
         assert_eq!(spent[9], 0);
