@@ -12,3 +12,6 @@
 extern crate alloc;
 
 pub mod attribute;
+pub mod engine;
+pub mod handover;
+pub mod topology;

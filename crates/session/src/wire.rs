@@ -229,10 +229,13 @@ pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
     sqe.set_dword(15, (attribute.tag >> 32) as u32);
 }
 
-/// Whether a command carries an attribute.
+/// Whether a command carries an attribute. Other commands have a directive type elsewhere or not
+/// at all: bind, for one, has a volume's id in these bits.
 #[must_use]
 pub fn is_ordered(sqe: &Sqe) -> bool {
-    sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
+    use riopipe_nvme::command::opcode::{FLUSH, WRITE, WRITE_ZEROES};
+    matches!(sqe.opcode(), WRITE | WRITE_ZEROES | FLUSH)
+        && sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
 }
 
 /// Reads the attribute and the released mark of an ordered request, widening both numbers next to
@@ -620,7 +623,10 @@ mod tests {
         assert_eq!(refused(|_| (), 0x1_0000_0007), BadAttribute::Released);
         let mut sqe = Sqe::read(1, 0, 1);
         put_attribute(&mut sqe, &sample(), Seq(1));
+        assert!(!is_ordered(&sqe));
         assert_eq!(attribute(&sqe, Seq(1)), Err(BadAttribute::Opcode));
+        let bind = bind_command(VolumeId([0xff; 16]), StreamId(1), 1, Seq(0));
+        assert!(!is_ordered(&bind), "a volume id is no directive");
     }
 
     #[test]

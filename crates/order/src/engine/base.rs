@@ -1,0 +1,363 @@
+//! What all engines share: shaping a group into requests, the ORDER queue with merging, and the
+//! request table.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::window::Window;
+use super::{Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write};
+use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
+use crate::topology::{Extent, Topology};
+
+#[derive(Debug)]
+pub(super) struct Base<P> {
+    pub(super) topology: Topology,
+    pub(super) limits: Limits,
+    pub(super) window: Window,
+    pub(super) failure: Option<Failure>,
+    /// One ORDER queue per server, first in first out (Rio paper §4.5, principle 1).
+    pub(super) queues: Vec<VecDeque<RequestId>>,
+    /// Requests of the group being shaped.
+    pub(super) shaped: Vec<RequestId>,
+    /// How many of them go to each server.
+    pub(super) per_server: Vec<u32>,
+    /// The last seq with a write on each member that no FLUSH has covered yet.
+    pub(super) dirty: Vec<Option<Seq>>,
+    /// The last seq with a write on each volatile member, flushed or not.
+    last_write: Vec<Seq>,
+    requests: Vec<Request<P>>,
+    free: Vec<RequestId>,
+    live: u32,
+}
+
+/// Payload bytes of a block.
+pub(super) const BLOCK_BYTES: u64 = 4096;
+
+impl<P: Payload> Base<P> {
+    pub(super) fn new(topology: Topology, limits: Limits) -> Self {
+        let servers = topology.servers().len();
+        let members = topology.members().len();
+        Self {
+            window: Window::new(limits.start),
+            topology,
+            limits,
+            failure: None,
+            queues: (0..servers).map(|_| VecDeque::new()).collect(),
+            shaped: Vec::new(),
+            per_server: alloc::vec![0; servers],
+            dirty: alloc::vec![None; members],
+            last_write: alloc::vec![Seq::ZERO; members],
+            requests: Vec::new(),
+            free: Vec::new(),
+            live: 0,
+        }
+    }
+
+    pub(super) fn request(&self, id: RequestId) -> &Request<P> {
+        &self.requests[id.0 as usize]
+    }
+
+    pub(super) fn request_mut(&mut self, id: RequestId) -> &mut Request<P> {
+        &mut self.requests[id.0 as usize]
+    }
+
+    pub(super) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Payload bytes of a group.
+    pub(super) fn bytes(writes: &[Write<P>]) -> u64 {
+        writes
+            .iter()
+            .filter(|w| matches!(w.op, Op::Write(..)))
+            .map(|w| u64::from(w.blocks) * BLOCK_BYTES)
+            .sum()
+    }
+
+    /// Turns a group's writes into requests: cut by stripe and transfer limit, neighbours merged.
+    /// They are in `shaped`, numbered, and not queued yet.
+    pub(super) fn shape(&mut self, writes: &[Write<P>], seq: Seq, tag: u64) {
+        debug_assert!(self.shaped.is_empty());
+        self.per_server.fill(0);
+        for write in writes {
+            let mut parts: [Extent; 4] =
+                [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
+            let mut count = 0usize;
+            self.topology.map(write.lba, write.blocks, |extent| {
+                if let Some(slot) = parts.get_mut(count) {
+                    *slot = extent;
+                }
+                count += 1;
+            });
+            let split = count > 1;
+            if count <= parts.len() {
+                for extent in &parts[..count] {
+                    self.add(write, *extent, split, seq, tag);
+                }
+            } else {
+                let mut all = Vec::with_capacity(count);
+                self.topology.map(write.lba, write.blocks, |extent| all.push(extent));
+                for extent in all {
+                    self.add(write, extent, true, seq, tag);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, write: &Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
+        let (kind, place, piece) = match write.op {
+            Op::Write(place, payload) => {
+                (Kind::Write, place, Some(payload.part(extent.offset, extent.blocks)))
+            }
+            Op::Discard => (Kind::Discard, Place::Fresh, None),
+        };
+        let flags = Flags::default()
+            .with_if(Flags::IN_PLACE, place == Place::InPlace)
+            .with_if(Flags::SPLIT, split);
+        if self.limits.merge && !split {
+            if let Some(last) = self.shaped.last().copied() {
+                if self.continues(last, extent, kind, flags) {
+                    let last = self.request_mut(last);
+                    last.blocks += extent.blocks;
+                    last.pieces.extend(piece);
+                    return;
+                }
+            }
+        }
+        let server = self.topology.member(extent.member).server;
+        let id = self.allot(Request {
+            seq,
+            span: 1,
+            num: 0,
+            index: 0,
+            member: extent.member,
+            server,
+            kind,
+            flags,
+            lba: extent.lba,
+            blocks: extent.blocks,
+            tag,
+            pieces: Vec::new(),
+            live: true,
+        });
+        self.request_mut(id).pieces.extend(piece);
+        self.shaped.push(id);
+        self.per_server[usize::from(server)] += 1;
+    }
+
+    /// Adds a flush entry for `member` to the group being shaped (T3).
+    pub(super) fn add_flush(&mut self, member: Member, seq: Seq, tag: u64) {
+        let server = self.topology.member(member).server;
+        let id = self.allot(Request {
+            seq,
+            span: 1,
+            num: 0,
+            index: 0,
+            member,
+            server,
+            kind: Kind::Flush,
+            flags: Flags::FLUSH,
+            lba: 0,
+            blocks: 0,
+            tag,
+            pieces: Vec::new(),
+            live: true,
+        });
+        self.shaped.push(id);
+        self.per_server[usize::from(server)] += 1;
+    }
+
+    /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last one
+    /// (T3): on the last write of the group there, or as an entry of its own.
+    pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
+        for index in 0..self.topology.members().len() {
+            let member = Member(index as u8);
+            if !self.topology.member(member).volatile {
+                continue;
+            }
+            let last = self.shaped.iter().rev().copied().find(|id| self.request(*id).member == member);
+            if let Some(id) = last {
+                let request = self.request_mut(id);
+                request.flags = request.flags.with(Flags::FLUSH);
+            } else if self.dirty[index].is_some() {
+                self.add_flush(member, seq, tag);
+            }
+        }
+    }
+
+    /// Numbers the group's entries (T6) and marks its boundary.
+    ///
+    /// # Errors
+    /// When there are more than 16 bits can count; the group is taken apart again.
+    pub(super) fn number(&mut self) -> Result<(), Refusal> {
+        let num = self.shaped.len();
+        if num > usize::from(GROUP_ENTRIES_MAX) {
+            self.unshape();
+            return Err(Refusal::TooManyEntries);
+        }
+        for index in 0..num {
+            let request = self.request_mut(self.shaped[index]);
+            request.num = num as u16;
+            request.index = index as u16;
+            request.flags = request.flags.with_if(Flags::BOUNDARY, index + 1 == num);
+        }
+        Ok(())
+    }
+
+    /// Takes the group being shaped apart: it is refused.
+    pub(super) fn unshape(&mut self) {
+        while let Some(id) = self.shaped.pop() {
+            self.retire(id);
+        }
+    }
+
+    /// If the shaped group is one request that continues the last one queued for its server,
+    /// merges it there (T16): whole groups, consecutive, neighbours on one drive, nothing split,
+    /// a flush only last. Returns the server.
+    pub(super) fn merge_into_tail(&mut self) -> Option<u16> {
+        let [id] = self.shaped[..] else { return None };
+        if !self.limits.merge {
+            return None;
+        }
+        let new = self.request(id);
+        let server = new.server;
+        let tail = *self.queues[usize::from(server)].back()?;
+        let queued = self.request(tail);
+        let plain = Flags(Flags::IN_PLACE.0 | Flags::SPLIT.0);
+        let extent = Extent { member: new.member, lba: new.lba, blocks: new.blocks, offset: 0 };
+        let fits = queued.num == 1
+            && queued.seq_end().next() == new.seq
+            && queued.span < SPAN_MAX
+            && !queued.flags.has(Flags::FLUSH)
+            && !new.flags.has(Flags::SPLIT)
+            && self.continues(tail, extent, new.kind, Flags(new.flags.0 & plain.0));
+        if !fits {
+            return None;
+        }
+        let (tag, flags, blocks) = (new.tag, new.flags, new.blocks);
+        let mut pieces = core::mem::take(&mut self.request_mut(id).pieces);
+        let queued = self.request_mut(tail);
+        queued.blocks += blocks;
+        queued.span += 1;
+        queued.tag = tag;
+        queued.flags = queued.flags.with(flags);
+        queued.pieces.append(&mut pieces);
+        self.request_mut(id).pieces = pieces;
+        self.shaped.clear();
+        self.retire(id);
+        Some(server)
+    }
+
+    /// Whether `extent` goes on where request `id` ends, on the same drive, within its transfer
+    /// limit and one stripe unit, with the same kind and place (T16).
+    fn continues(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
+        let request = self.request(id);
+        let place = Flags::IN_PLACE;
+        let blocks = request.blocks + extent.blocks;
+        kind != Kind::Flush
+            && request.kind == kind
+            && request.member == extent.member
+            && !request.flags.has(Flags::SPLIT)
+            && request.flags.has(place) == flags.has(place)
+            && request.lba + u64::from(request.blocks) == extent.lba
+            && blocks <= self.topology.member(extent.member).request_blocks_max
+            && self.topology.within_unit(extent.member, request.lba, blocks)
+    }
+
+    /// Puts the shaped group into the ORDER queues.
+    pub(super) fn enqueue(&mut self) {
+        for index in 0..self.shaped.len() {
+            let id = self.shaped[index];
+            let server = self.request(id).server;
+            self.queues[usize::from(server)].push_back(id);
+        }
+        self.shaped.clear();
+    }
+
+    /// Remembers which drives the shaped group dirties.
+    pub(super) fn note_dirty(&mut self, seq: Seq) {
+        for index in 0..self.shaped.len() {
+            let request = self.request(self.shaped[index]);
+            let (kind, member) = (request.kind, request.member);
+            if kind != Kind::Flush && self.topology.member(member).volatile {
+                self.dirty[usize::from(member.0)] = Some(seq);
+                self.last_write[usize::from(member.0)] = seq;
+            }
+        }
+    }
+
+    /// A request has failed: the stream is poisoned from its first group on (P6).
+    pub(super) fn fail(&mut self, id: RequestId, cause: Cause) {
+        let request = self.request(id);
+        self.poison(Failure {
+            seq: request.seq,
+            member: request.member,
+            flush: request.flags.has(Flags::FLUSH),
+            cause,
+        });
+    }
+
+    /// Poisons the stream; the first failure is the one reported.
+    pub(super) fn poison(&mut self, failure: Failure) {
+        self.window.bar(failure.seq);
+        if self.failure.is_none() {
+            self.failure = Some(failure);
+        }
+        for server in 0..self.queues.len() {
+            while let Some(id) = self.queues[server].pop_front() {
+                self.retire(id);
+            }
+        }
+    }
+
+    /// What a failed FLUSH of `member`, asked for by somebody else, does to this stream (T22): its
+    /// writes there that are not durable may be gone, also those behind a FLUSH still under way.
+    pub(super) fn harmed_by_flush(&self, member: Member) -> Option<Failure> {
+        let durable = self.window.durable();
+        (self.last_write[usize::from(member.0)] > durable).then(|| Failure {
+            seq: durable.next(),
+            member,
+            flush: true,
+            cause: Cause::SharedFlush,
+        })
+    }
+
+    /// Whether an incomplete write touches these volume blocks (P9).
+    pub(super) fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
+        if self.live == 0 {
+            return false;
+        }
+        let mut pending = false;
+        self.topology.map(lba, blocks, |extent| {
+            pending |= self.requests.iter().any(|r| {
+                r.live
+                    && r.member == extent.member
+                    && r.lba < extent.lba + u64::from(extent.blocks)
+                    && extent.lba < r.lba + u64::from(r.blocks)
+            });
+        });
+        pending
+    }
+
+    fn allot(&mut self, mut request: Request<P>) -> RequestId {
+        self.live += 1;
+        if let Some(id) = self.free.pop() {
+            let slot = &mut self.requests[id.0 as usize];
+            request.pieces = core::mem::take(&mut slot.pieces);
+            *slot = request;
+            return id;
+        }
+        self.requests.push(request);
+        RequestId(self.requests.len() as u32 - 1)
+    }
+
+    /// A request is over.
+    pub(super) fn retire(&mut self, id: RequestId) {
+        let request = &mut self.requests[id.0 as usize];
+        debug_assert!(request.live, "a request is retired once");
+        request.live = false;
+        request.pieces.clear();
+        self.live -= 1;
+        self.free.push(id);
+    }
+}

@@ -1,0 +1,337 @@
+//! The ways to keep order, behind one trait ([`Engine`]).
+//!
+//! An engine is the initiator's half of an ordered stream: groups go in, requests come out in the
+//! order and with the attributes that the engine's way of keeping order asks for, completions go
+//! back in, and two watermarks tell the caller how far the stream is complete and how far it is
+//! durable.
+//!
+//! | engine | order is kept by |
+//! |---|---|
+//! | [`None`](none::NoOrder) | nothing: the ceiling |
+//! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group (Linux) |
+//! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
+
+mod base;
+mod credits;
+pub mod none;
+pub mod rio;
+pub mod sync;
+mod window;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
+use crate::topology::Topology;
+
+/// A handle on payload bytes that stay where they are. Cutting a write in two cuts its handle.
+pub trait Payload: Copy + fmt::Debug {
+    /// The part that starts `first_block` blocks in and has `blocks` blocks.
+    #[must_use]
+    fn part(self, first_block: u32, blocks: u32) -> Self;
+}
+
+/// Whether the blocks written hold something that recovery may still need (T11). No default: only
+/// the caller knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// No state that the volume may still recover to needs the old content: it was free as of the
+    /// *released* mark, not merely freed a moment ago. Undo may zero it.
+    Fresh,
+    /// Live data is overwritten: left alone by undo, and listed after a crash.
+    InPlace,
+}
+
+/// What a write of a group does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op<P> {
+    /// Writes the payload.
+    Write(Place, P),
+    /// Makes the blocks read as zeroes. The old content must be as dispensable as for
+    /// [`Place::Fresh`].
+    Discard,
+}
+
+/// One write of a group, in volume blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write<P> {
+    /// First block on the volume.
+    pub lba: u64,
+    /// Blocks, at least 1.
+    pub blocks: u32,
+    /// What it does.
+    pub op: Op<P>,
+}
+
+/// How far a stream is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Every group up to this is complete on all targets (P3: in order, each once).
+    pub complete: Seq,
+    /// Every group up to this is durable, as far as the media keep what is assumed of them.
+    pub durable: Seq,
+}
+
+/// A request under way, by number; numbers are reused once a request is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId(pub u32);
+
+/// One request to one drive.
+#[derive(Clone, Debug)]
+pub struct Request<P> {
+    /// The (first) group it belongs to.
+    pub seq: Seq,
+    /// Whole groups it covers.
+    pub span: u16,
+    /// Entries of its group.
+    pub num: u16,
+    /// Which of them it is.
+    pub index: u16,
+    /// The drive.
+    pub member: Member,
+    /// The server that has the drive.
+    pub server: u16,
+    /// What it does.
+    pub kind: Kind,
+    /// Boundary, flush, in place, split.
+    pub flags: Flags,
+    /// First block on the drive.
+    pub lba: u64,
+    /// Blocks; 0 for a flush.
+    pub blocks: u32,
+    /// The caller's tag of the (last) group.
+    pub tag: u64,
+    /// Its payload, in order.
+    pub pieces: Vec<P>,
+    /// Whether it is neither done nor free.
+    live: bool,
+}
+
+impl<P> Request<P> {
+    /// The last group it covers.
+    #[must_use]
+    pub fn seq_end(&self) -> Seq {
+        Seq(self.seq.0 + u64::from(self.span) - 1)
+    }
+
+    /// The ordering attribute with which it travels.
+    #[must_use]
+    pub fn attribute(&self, ordinal: u32) -> Attribute {
+        Attribute {
+            seq: self.seq,
+            span: self.span,
+            num: self.num,
+            index: self.index,
+            ordinal,
+            member: self.member,
+            kind: self.kind,
+            flags: self.flags,
+            lba: self.lba,
+            blocks: self.blocks,
+            tag: self.tag,
+        }
+    }
+}
+
+/// A request that may be sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// Which one.
+    pub id: RequestId,
+    /// For ordered requests, its place among the stream's entries on its server and the released
+    /// mark to send with it.
+    pub ordered: Option<(u32, Seq)>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The target answered with this NVMe status.
+    Status(u16),
+    /// The connection to the target is gone.
+    Disconnected,
+    /// The target did not answer in time.
+    TimedOut,
+    /// Another stream's FLUSH of the same drive failed; this stream's unflushed data there may be
+    /// gone (T22).
+    SharedFlush,
+}
+
+/// A stream's first failure: what poisons it (P6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The first group that it touches.
+    pub seq: Seq,
+    /// The drive.
+    pub member: Member,
+    /// Whether a FLUSH failed, alone or behind a write.
+    pub flush: bool,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Which bound a group ran into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The ordering log of this server (T13).
+    Log {
+        /// The server.
+        server: u16,
+    },
+    /// The memory for what may have to be replayed (T14).
+    Memory,
+}
+
+/// Why a group is refused; nothing of it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No room right now; there will be.
+    Full(Bound),
+    /// The group can never fit.
+    TooLarge(Bound),
+    /// More entries than a group can count.
+    TooManyEntries,
+    /// A group without writes that is not durable has no meaning.
+    Empty,
+    /// The stream has failed.
+    Poisoned(Failure),
+}
+
+/// A stream's engine: one way to keep order.
+///
+/// The owner calls [`admit`](Self::admit) for each group, then takes what may go to each server
+/// ([`next`](Self::next)), tells of each end ([`done`](Self::done)), and reads the marks
+/// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or looks at a
+/// clock.
+pub trait Engine<P: Payload>: Send {
+    /// Takes a group, whole or not at all.
+    ///
+    /// # Errors
+    /// [`Refusal`] says which bound was hit, or that the stream has failed.
+    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
+
+    /// The next request that may go to `server` now. The caller must send it.
+    fn next(&mut self, server: u16) -> Option<Dispatch>;
+
+    /// A request that was returned by [`next`](Self::next) and is not done.
+    fn request(&self, id: RequestId) -> &Request<P>;
+
+    /// A request has ended.
+    fn done(&mut self, id: RequestId, result: Result<(), Cause>);
+
+    /// The marks, which thereby count as delivered (T1).
+    fn poll(&mut self) -> Marks;
+
+    /// Asks that all groups up to `seq` become durable without being waited for by a later one.
+    fn ask_durable(&mut self, seq: Seq);
+
+    /// The payload of groups up to this is no longer needed (T14).
+    fn kept_after(&self) -> Seq;
+
+    /// Up to here the stream is complete, durable and delivered: attributes may be dropped (T1).
+    fn released(&self) -> Seq;
+
+    /// The last group admitted.
+    fn last(&self) -> Seq;
+
+    /// The failure that poisoned the stream, if one did.
+    fn failure(&self) -> Option<Failure>;
+
+    /// The whole stream has failed for a reason outside a single request (P6).
+    fn poison(&mut self, failure: Failure);
+
+    /// Another stream's FLUSH of `member` failed (T22): poisons this one if it has unflushed
+    /// writes there.
+    fn flush_failed_elsewhere(&mut self, member: Member);
+
+    /// Whether an incomplete write touches these volume blocks (P9).
+    fn writes_pending(&self, lba: u64, blocks: u32) -> bool;
+
+    /// Whether a server has something that could be sent now or once there is room.
+    fn is_idle(&self) -> bool;
+}
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// No order at all: the ceiling.
+    None,
+    /// Linux's: transfer, FLUSH, next.
+    Sync,
+    /// Rio's.
+    Rio,
+}
+
+impl EngineKind {
+    /// All engines, in the order that tables print them.
+    pub const ALL: [Self; 3] = [Self::Sync, Self::Rio, Self::None];
+
+    /// The one word that chooses it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Sync => "sync",
+            Self::Rio => "rio",
+        }
+    }
+
+    /// The engine of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// What it promises, in one sentence.
+    #[must_use]
+    pub const fn promise(self) -> &'static str {
+        match self {
+            Self::None => "no order: after a crash any subset of the unflushed writes may be there",
+            Self::Sync => {
+                "groups in order, each durable before the next starts; a group cut by a crash may be there in part"
+            }
+            Self::Rio => "after a crash a prefix of whole groups, never a hole",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What bounds and tunes an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Payload bytes that may be held for replay, or in flight (T14).
+    pub kept_bytes_max: u64,
+    /// Whether adjacent requests are merged (T16).
+    pub merge: bool,
+    /// The mark from which the stream goes on; its first group is the next seq.
+    pub start: Seq,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { kept_bytes_max: 64 << 20, merge: true, start: Seq::ZERO }
+    }
+}
+
+/// Makes an engine of this kind.
+#[must_use]
+pub fn engine<P: Payload + Send + 'static>(
+    kind: EngineKind,
+    topology: Topology,
+    limits: Limits,
+) -> Box<dyn Engine<P>> {
+    match kind {
+        EngineKind::None => Box::new(none::NoOrder::new(topology, limits)),
+        EngineKind::Sync => Box::new(sync::Sync::new(topology, limits)),
+        EngineKind::Rio => Box::new(rio::Rio::new(topology, limits)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! No order at all: what the hardware and the stack can do at best. Requests go out at once and
+//! without attributes; only the marks that the caller sees are in order.
+
+use super::base::Base;
+use super::{
+    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId, Write,
+};
+use crate::attribute::{Member, Seq};
+use crate::topology::Topology;
+
+/// The `none` engine of one stream.
+#[derive(Debug)]
+pub struct NoOrder<P> {
+    base: Base<P>,
+    flush: FlushRound,
+}
+
+/// A FLUSH of all dirty drives under way, or wanted.
+#[derive(Debug, Default)]
+pub(super) struct FlushRound {
+    /// Somebody wants everything up to this durable.
+    wanted: Seq,
+    /// The round under way: covers up to this, with so many FLUSHes outstanding.
+    running: Option<(Seq, u32)>,
+}
+
+impl FlushRound {
+    pub(super) fn want(&mut self, seq: Seq) {
+        self.wanted = self.wanted.max(seq);
+    }
+
+    pub(super) fn running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Starts a round if one is wanted and all it must cover has completed (T2).
+    pub(super) fn start<P: Payload>(&mut self, base: &mut Base<P>) {
+        let upto = base.window.complete();
+        if self.running.is_some() || self.wanted <= base.window.durable() || upto < self.wanted {
+            return;
+        }
+        for index in 0..base.dirty.len() {
+            // Writes admitted after `upto` keep a drive dirty beyond this round.
+            if base.dirty[index].is_some() {
+                base.add_flush(Member(index as u8), upto, 0);
+                if base.dirty[index].is_some_and(|seq| seq <= upto) {
+                    base.dirty[index] = None;
+                }
+            }
+        }
+        let outstanding = base.shaped.len() as u32;
+        base.enqueue();
+        if outstanding == 0 {
+            base.window.set_durable(upto);
+        } else {
+            self.running = Some((upto, outstanding));
+        }
+    }
+
+    /// A FLUSH of the round has ended well.
+    pub(super) fn done<P: Payload>(&mut self, base: &mut Base<P>) {
+        let Some((upto, outstanding)) = &mut self.running else { return };
+        *outstanding -= 1;
+        if *outstanding == 0 {
+            base.window.set_durable(*upto);
+            self.running = None;
+            self.start(base);
+        }
+    }
+}
+
+impl<P: Payload> NoOrder<P> {
+    /// The engine of a new stream.
+    #[must_use]
+    pub fn new(topology: Topology, limits: Limits) -> Self {
+        Self { base: Base::new(topology, limits), flush: FlushRound::default() }
+    }
+}
+
+impl<P: Payload + Send> Engine<P> for NoOrder<P> {
+    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+        let base = &mut self.base;
+        if let Some(failure) = base.failure {
+            return Err(Refusal::Poisoned(failure));
+        }
+        if writes.is_empty() && !durable {
+            return Err(Refusal::Empty);
+        }
+        let bytes = Base::bytes(writes);
+        let max = base.limits.kept_bytes_max;
+        if bytes > max {
+            return Err(Refusal::TooLarge(Bound::Memory));
+        }
+        if base.window.kept_bytes() + bytes > max {
+            return Err(Refusal::Full(Bound::Memory));
+        }
+        let seq = base.window.last().next();
+        base.shape(writes, seq, tag);
+        base.number()?;
+        base.note_dirty(seq);
+        let requests = base.shaped.len() as u32;
+        base.window.open(requests, !base.topology.any_volatile(), bytes);
+        if base.merge_into_tail().is_none() {
+            base.enqueue();
+        }
+        if requests == 0 {
+            // A durable group without writes: complete once all before it is.
+            base.window.settle();
+        }
+        if durable {
+            self.flush.want(seq);
+            self.flush.start(base);
+        }
+        Ok(seq)
+    }
+
+    fn next(&mut self, server: u16) -> Option<Dispatch> {
+        let id = self.base.queues[usize::from(server)].pop_front()?;
+        Some(Dispatch { id, ordered: None })
+    }
+
+    fn request(&self, id: RequestId) -> &Request<P> {
+        self.base.request(id)
+    }
+
+    fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
+        let request = self.base.request(id);
+        let (first, last) = (request.seq, request.seq_end());
+        let flush = request.kind == crate::attribute::Kind::Flush;
+        match result {
+            Err(cause) => self.base.fail(id, cause),
+            Ok(()) if flush => self.flush.done(&mut self.base),
+            Ok(()) => {
+                self.base.window.request_done(first, last);
+                self.flush.start(&mut self.base);
+            }
+        }
+        self.base.retire(id);
+    }
+
+    fn poll(&mut self) -> Marks {
+        let marks = self.base.window.deliver();
+        // Nothing is ever replayed: what is complete may be forgotten.
+        self.base.window.forget(marks.complete);
+        marks
+    }
+
+    fn ask_durable(&mut self, seq: Seq) {
+        self.flush.want(seq.min(self.base.window.last()));
+        if self.base.failure.is_none() {
+            self.flush.start(&mut self.base);
+        }
+    }
+
+    fn kept_after(&self) -> Seq {
+        self.base.window.forgotten()
+    }
+
+    fn released(&self) -> Seq {
+        self.base.window.released()
+    }
+
+    fn last(&self) -> Seq {
+        self.base.window.last()
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.base.failure
+    }
+
+    fn poison(&mut self, failure: Failure) {
+        self.base.poison(failure);
+    }
+
+    fn flush_failed_elsewhere(&mut self, member: Member) {
+        if let Some(failure) = self.base.harmed_by_flush(member) {
+            self.poison(failure);
+        }
+    }
+
+    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
+        self.base.writes_pending(lba, blocks)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.base.live() == 0 && !self.flush.running()
+    }
+}

@@ -1,0 +1,198 @@
+//! Linux's way: one group at a time. Wait for the transfer, FLUSH the drives that it dirtied
+//! (unless they have PLP), then the next group (Rio paper §2.2).
+
+use alloc::collections::VecDeque;
+
+use super::base::Base;
+use super::{
+    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId, Write,
+};
+use crate::attribute::{Kind, Member, Seq};
+use crate::topology::Topology;
+
+/// The `sync` engine of one stream.
+#[derive(Debug)]
+pub struct Sync<P> {
+    base: Base<P>,
+    /// Shaped groups that wait for their turn, each its requests.
+    waiting: VecDeque<(Seq, alloc::vec::Vec<RequestId>)>,
+    /// Requests of the current group, or of its FLUSH, that have not ended.
+    outstanding: u32,
+    current: Option<Seq>,
+    flushing: bool,
+    spare: alloc::vec::Vec<alloc::vec::Vec<RequestId>>,
+}
+
+impl<P: Payload> Sync<P> {
+    /// The engine of a new stream.
+    #[must_use]
+    pub fn new(topology: Topology, limits: Limits) -> Self {
+        Self {
+            base: Base::new(topology, limits),
+            waiting: VecDeque::new(),
+            outstanding: 0,
+            current: None,
+            flushing: false,
+            spare: alloc::vec::Vec::new(),
+        }
+    }
+
+    /// Sends the next group if none is under way.
+    fn start_next(&mut self) {
+        while self.current.is_none() && self.base.failure.is_none() {
+            let Some((seq, mut ids)) = self.waiting.pop_front() else { return };
+            self.current = Some(seq);
+            self.flushing = false;
+            self.outstanding = ids.len() as u32;
+            self.base.shaped.append(&mut ids);
+            self.spare.push(ids);
+            self.base.note_dirty(seq);
+            self.base.enqueue();
+            if self.outstanding == 0 {
+                self.base.window.settle();
+                self.transferred(seq);
+            }
+        }
+    }
+
+    /// The group's transfer is complete: FLUSH what it dirtied, or go on.
+    fn transferred(&mut self, seq: Seq) {
+        for index in 0..self.base.dirty.len() {
+            if self.base.dirty[index].take().is_some() {
+                self.base.add_flush(Member(index as u8), seq, 0);
+            }
+        }
+        self.outstanding = self.base.shaped.len() as u32;
+        self.flushing = self.outstanding > 0;
+        self.base.enqueue();
+        if !self.flushing {
+            self.finished(seq);
+        }
+    }
+
+    fn finished(&mut self, seq: Seq) {
+        self.base.window.set_durable(seq);
+        self.current = None;
+    }
+}
+
+impl<P: Payload + Send> Engine<P> for Sync<P> {
+    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+        let base = &mut self.base;
+        if let Some(failure) = base.failure {
+            return Err(Refusal::Poisoned(failure));
+        }
+        if writes.is_empty() && !durable {
+            return Err(Refusal::Empty);
+        }
+        let bytes = Base::bytes(writes);
+        let max = base.limits.kept_bytes_max;
+        if bytes > max {
+            return Err(Refusal::TooLarge(Bound::Memory));
+        }
+        if base.window.kept_bytes() + bytes > max {
+            return Err(Refusal::Full(Bound::Memory));
+        }
+        let seq = base.window.last().next();
+        base.shape(writes, seq, tag);
+        base.number()?;
+        base.window.open(base.shaped.len() as u32, false, bytes);
+        let mut ids = self.spare.pop().unwrap_or_default();
+        ids.append(&mut base.shaped);
+        self.waiting.push_back((seq, ids));
+        self.start_next();
+        Ok(seq)
+    }
+
+    fn next(&mut self, server: u16) -> Option<Dispatch> {
+        let id = self.base.queues[usize::from(server)].pop_front()?;
+        Some(Dispatch { id, ordered: None })
+    }
+
+    fn request(&self, id: RequestId) -> &Request<P> {
+        self.base.request(id)
+    }
+
+    fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
+        let request = self.base.request(id);
+        let (first, last) = (request.seq, request.seq_end());
+        let flush = request.kind == Kind::Flush;
+        if let Err(cause) = result {
+            self.base.fail(id, cause);
+            self.base.retire(id);
+            for (_, ids) in self.waiting.drain(..) {
+                for id in ids {
+                    self.base.retire(id);
+                }
+            }
+            return;
+        }
+        self.base.retire(id);
+        if self.base.failure.is_some() {
+            return;
+        }
+        if !flush {
+            self.base.window.request_done(first, last);
+        }
+        self.outstanding -= 1;
+        if self.outstanding == 0 {
+            if flush {
+                self.finished(first);
+            } else {
+                self.transferred(first);
+            }
+            self.start_next();
+        }
+    }
+
+    fn poll(&mut self) -> Marks {
+        let mut marks = self.base.window.deliver();
+        // A group counts as complete once its FLUSH is back: that is what the caller waits for.
+        marks.complete = marks.durable;
+        self.base.window.forget(marks.durable);
+        marks
+    }
+
+    fn ask_durable(&mut self, _seq: Seq) {
+        // Each group is made durable anyway.
+    }
+
+    fn kept_after(&self) -> Seq {
+        self.base.window.forgotten()
+    }
+
+    fn released(&self) -> Seq {
+        self.base.window.released()
+    }
+
+    fn last(&self) -> Seq {
+        self.base.window.last()
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.base.failure
+    }
+
+    fn poison(&mut self, failure: Failure) {
+        self.base.poison(failure);
+        for (_, ids) in self.waiting.drain(..) {
+            for id in ids {
+                self.base.retire(id);
+            }
+        }
+    }
+
+    fn flush_failed_elsewhere(&mut self, member: Member) {
+        if let Some(failure) = self.base.harmed_by_flush(member) {
+            self.poison(failure);
+        }
+    }
+
+    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
+        self.base.writes_pending(lba, blocks)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.current.is_none() && self.waiting.is_empty() && self.base.live() == 0
+    }
+}

@@ -1,0 +1,418 @@
+//! Engines against drives that end requests in any order, judged by far simpler rules.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::topology::{MemberInfo, ServerInfo};
+
+/// Payload handle: (first block's number, blocks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece(u32, u32);
+
+impl Payload for Piece {
+    fn part(self, first: u32, blocks: u32) -> Self {
+        assert!(first + blocks <= self.1);
+        Self(self.0 + first, blocks)
+    }
+}
+
+fn topology(volatile: &[bool], per_server: usize, slots: u32, unit: u32) -> Topology {
+    let members = volatile
+        .iter()
+        .enumerate()
+        .map(|(i, volatile)| MemberInfo {
+            server: (i / per_server) as u16,
+            start: 8,
+            blocks: 256,
+            request_blocks_max: 8,
+            volatile: *volatile,
+        })
+        .collect::<Vec<_>>();
+    let servers = vec![ServerInfo { slots }; volatile.len().div_ceil(per_server)];
+    Topology::new(members, servers, unit).unwrap()
+}
+
+fn write(lba: u64, blocks: u32) -> Write<Piece> {
+    Write { lba, blocks, op: Op::Write(Place::Fresh, Piece(lba as u32, blocks)) }
+}
+
+/// Takes all that may be sent.
+fn drain(engine: &mut dyn Engine<Piece>, servers: u16) -> Vec<Dispatch> {
+    (0..servers).flat_map(|s| core::iter::from_fn(|| engine.next(s)).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn p3_completion_is_in_order_whatever_the_drives_do() {
+    let mut engine = rio::Rio::new(topology(&[false, false], 1, 64, 4), Limits::default());
+    for lba in [0, 4, 8] {
+        engine.admit(&[write(lba, 1)], lba, false).unwrap();
+    }
+    let sent = drain(&mut engine, 2);
+    assert_eq!(sent.len(), 3, "nothing waits: the requests of all groups are out together");
+    let by_seq = |engine: &rio::Rio<Piece>, seq| {
+        sent.iter().find(|d| engine.request(d.id).seq == Seq(seq)).unwrap().id
+    };
+    let (one, two, three) = (by_seq(&engine, 1), by_seq(&engine, 2), by_seq(&engine, 3));
+    engine.done(three, Ok(()));
+    assert_eq!(engine.poll().complete, Seq(0));
+    engine.done(one, Ok(()));
+    assert_eq!(engine.poll().complete, Seq(1));
+    engine.done(two, Ok(()));
+    assert_eq!(engine.poll(), Marks { complete: Seq(3), durable: Seq(3) });
+}
+
+#[test]
+fn t1_released_needs_complete_everywhere_durable_and_delivered() {
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    for d in drain(&mut engine, 2) {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert_eq!(engine.released(), Seq(0), "complete and delivered, but not durable");
+    engine.admit(&[write(8, 1)], 0, true).unwrap();
+    let sent = drain(&mut engine, 2);
+    assert_eq!(sent.len(), 2, "the write, and a flush entry for the other dirty drive (T3)");
+    engine.done(sent[0].id, Ok(()));
+    assert_eq!(engine.poll().durable, Seq(0), "one of the two FLUSHes is still out");
+    engine.done(sent[1].id, Ok(()));
+    assert_eq!(engine.released(), Seq(2), "the third is durable, but not delivered");
+    assert_eq!(engine.poll(), Marks { complete: Seq(3), durable: Seq(3) });
+    assert_eq!(engine.released(), Seq(3));
+}
+
+#[test]
+fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
+    let mut engine = rio::Rio::new(topology(&[true, true, true], 1, 64, 4), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap(); // drive 0
+    engine.admit(&[write(4, 1)], 0, false).unwrap(); // drive 1
+    drain(&mut engine, 3);
+    engine.admit(&[write(5, 1)], 0, true).unwrap(); // drive 1, durable
+    let sent = drain(&mut engine, 3);
+    let mut entries: Vec<_> = sent
+        .iter()
+        .map(|d| engine.request(d.id))
+        .map(|r| (r.member.0, r.kind, r.num, r.flags.has(Flags::FLUSH)))
+        .collect();
+    entries.sort_by_key(|e| e.0);
+    assert_eq!(entries, [(0, Kind::Flush, 2, true), (1, Kind::Write, 2, true)]);
+    // Clean drives get none.
+    engine.admit(&[write(6, 1)], 0, true).unwrap();
+    assert_eq!(drain(&mut engine, 3).len(), 1);
+}
+
+#[test]
+fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
+    let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), Limits { merge: false, ..Limits::default() });
+    let mut admitted = 0;
+    while engine.admit(&[write(admitted, 1)], 7, false).is_ok() {
+        admitted += 1;
+        assert!(admitted < 20, "credits bound what is out");
+    }
+    assert_eq!(
+        engine.admit(&[write(0, 1)], 7, false),
+        Err(Refusal::Full(Bound::Log { server: 0 }))
+    );
+    let sent = drain(&mut engine, 1);
+    assert!(sent.len() <= 9, "never more entries than slots");
+    assert!(
+        sent.iter().any(|d| engine.request(d.id).kind == Kind::Flush
+            && engine.request(d.id).tag == 7),
+        "a flush was put in, with the caller's last tag"
+    );
+    for d in sent {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert!(engine.admit(&[write(0, 1)], 7, false).is_ok(), "no deadlock");
+    assert_eq!(
+        engine.admit(&(0..9).map(|i| write(2 * i, 1)).collect::<Vec<_>>(), 0, false),
+        Err(Refusal::TooLarge(Bound::Log { server: 0 })),
+        "a group that can never fit is told so at submit"
+    );
+}
+
+#[test]
+fn t14_replay_memory_is_bounded_and_never_forgotten() {
+    let limits = Limits { kept_bytes_max: 4 * 4096, merge: false, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    for lba in 0..4 {
+        engine.admit(&[write(lba, 1)], 0, false).unwrap();
+    }
+    assert_eq!(engine.admit(&[write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    let sent = drain(&mut engine, 1);
+    let (flush, writes): (Vec<Dispatch>, Vec<Dispatch>) =
+        sent.iter().copied().partition(|d| engine.request(d.id).kind == Kind::Flush);
+    for d in writes {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert_eq!(engine.kept_after(), Seq(0), "complete, but not durable: the bytes stay");
+    assert_eq!(engine.admit(&[write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    for d in flush {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert!(engine.kept_after() >= Seq(2), "what the forced flush covers may go");
+    assert!(engine.admit(&[write(9, 1)], 0, false).is_ok());
+    assert_eq!(
+        engine.admit(&[write(9, 5)], 0, false),
+        Err(Refusal::TooLarge(Bound::Memory)),
+        "a group beyond the bound is told so"
+    );
+}
+
+#[test]
+fn p6_after_a_failure_nothing_later_is_reported() {
+    for kind in EngineKind::ALL {
+        let limits = Limits { merge: false, ..Limits::default() };
+        let mut engine = engine::<Piece>(kind, topology(&[true, true], 1, 64, 4), limits);
+        engine.admit(&[write(0, 1)], 0, false).unwrap();
+        engine.admit(&[write(4, 1)], 0, false).unwrap();
+        engine.admit(&[write(1, 1)], 0, false).unwrap();
+        let mut failed = false;
+        for _ in 0..20 {
+            for d in drain(&mut *engine, 2) {
+                let (seq, kind) = (engine.request(d.id).seq, engine.request(d.id).kind);
+                let fails = seq == Seq(2) && kind == Kind::Write;
+                failed |= fails;
+                engine.done(d.id, if fails { Err(Cause::Status(0x280)) } else { Ok(()) });
+            }
+            assert!(engine.poll().complete < Seq(2), "{kind}");
+        }
+        assert!(failed);
+        let failure = engine.failure().unwrap();
+        assert_eq!((failure.seq, failure.member), (Seq(2), Member(1)));
+        assert_eq!(
+            engine.admit(&[write(0, 1)], 0, false),
+            Err(Refusal::Poisoned(failure)),
+            "one clear error from then on"
+        );
+    }
+}
+
+#[test]
+fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
+    engine.admit(&[write(0, 1)], 0, true).unwrap();
+    let sent = drain(&mut engine, 2);
+    engine.flush_failed_elsewhere(Member(1));
+    assert_eq!(engine.failure(), None, "no write on that drive");
+    engine.done(sent[0].id, Ok(()));
+    engine.poll();
+    engine.flush_failed_elsewhere(Member(0));
+    assert_eq!(engine.failure(), None, "all durable there");
+    engine.admit(&[write(1, 1)], 0, false).unwrap();
+    engine.flush_failed_elsewhere(Member(0));
+    assert_eq!(engine.failure().unwrap().cause, Cause::SharedFlush);
+}
+
+#[test]
+fn t16_whole_groups_merge_and_only_where_allowed() {
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), Limits::default());
+    // The journal workload of §3.1: two blocks, then one, neighbours.
+    engine.admit(&[write(0, 1), write(1, 1)], 1, false).unwrap();
+    engine.admit(&[write(2, 1)], 2, false).unwrap();
+    engine.admit(&[write(4, 1)], 3, false).unwrap(); // a hole before it
+    engine.admit(&[write(5, 1)], 4, true).unwrap(); // a flush, last
+    engine.admit(&[write(6, 1)], 5, false).unwrap(); // not behind a flush
+    engine.admit(&[write(7, 4)], 6, false).unwrap(); // fits
+    engine.admit(&[write(11, 4)], 7, false).unwrap(); // beyond the transfer limit of 8
+    engine.admit(&[write(15, 10)], 8, false).unwrap(); // split: never merged
+    engine.admit(&[write(25, 1)], 9, false).unwrap(); // not into a split one
+    let sent = drain(&mut engine, 1);
+    let shape: Vec<_> = sent
+        .iter()
+        .map(|d| engine.request(d.id))
+        .map(|r| (r.seq.0, r.span, r.num, r.blocks, r.tag, r.pieces.len()))
+        .collect();
+    assert_eq!(
+        shape,
+        [
+            (1, 2, 1, 3, 2, 3),
+            (3, 2, 1, 2, 4, 2),
+            (5, 2, 1, 5, 6, 2),
+            (7, 1, 1, 4, 7, 1),
+            (8, 1, 2, 8, 8, 1),
+            (8, 1, 2, 2, 8, 1),
+            (9, 1, 1, 1, 9, 1),
+        ]
+    );
+    let last = engine.request(sent[1].id);
+    assert!(last.flags.has(Flags::FLUSH) && last.flags.has(Flags::BOUNDARY));
+    assert!(engine.request(sent[4].id).flags.has(Flags::SPLIT));
+    engine.done(sent[0].id, Ok(()));
+    assert_eq!(engine.poll().complete, Seq(2), "a merged request completes all its groups");
+}
+
+#[test]
+fn sync_sends_nothing_before_the_flush_of_the_group_before() {
+    let mut engine = sync::Sync::new(topology(&[true, false], 1, 0, 4), Limits::default());
+    engine.admit(&[write(0, 1), write(4, 1)], 0, false).unwrap();
+    engine.admit(&[write(1, 1)], 0, false).unwrap();
+    let sent = drain(&mut engine, 2);
+    assert_eq!(sent.len(), 2, "the writes of one group go together");
+    assert!(sent.iter().all(|d| d.ordered.is_none()), "no attribute (T17)");
+    engine.done(sent[0].id, Ok(()));
+    assert!(drain(&mut engine, 2).is_empty());
+    engine.done(sent[1].id, Ok(()));
+    let flush = drain(&mut engine, 2);
+    assert_eq!(flush.len(), 1, "only the drive without PLP is flushed");
+    assert_eq!(engine.request(flush[0].id).kind, Kind::Flush);
+    assert_eq!(engine.poll().complete, Seq(0));
+    engine.done(flush[0].id, Ok(()));
+    assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(1) });
+    assert_eq!(drain(&mut engine, 2).len(), 1);
+}
+
+#[test]
+fn none_flushes_only_what_has_completed() {
+    let mut engine = none::NoOrder::new(topology(&[true], 1, 0, 64), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&[write(9, 1)], 0, true).unwrap();
+    let sent = drain(&mut engine, 1);
+    assert_eq!(sent.len(), 2);
+    engine.done(sent[1].id, Ok(()));
+    assert!(drain(&mut engine, 1).is_empty(), "the first write is still out (T2)");
+    engine.done(sent[0].id, Ok(()));
+    let flush = drain(&mut engine, 1);
+    assert_eq!(engine.request(flush[0].id).kind, Kind::Flush);
+    assert_eq!(engine.poll(), Marks { complete: Seq(2), durable: Seq(0) });
+    engine.done(flush[0].id, Ok(()));
+    assert_eq!(engine.poll().durable, Seq(2));
+}
+
+/// What the judge knows of a request that is out.
+#[derive(Clone, Debug)]
+struct Out {
+    dispatch: Dispatch,
+    attribute: Attribute,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Submit { writes: Vec<(u64, u32, bool)>, durable: bool },
+    Send(u16),
+    End(usize),
+    Poll,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (proptest::collection::vec((0u64..180, 1u32..12, any::<bool>()), 1..4), prop::bool::weighted(0.2))
+            .prop_map(|(writes, durable)| Step::Submit { writes, durable }),
+        3 => (0u64..180).prop_map(|lba| Step::Submit { writes: vec![(lba, 1, true)], durable: false }),
+        4 => (0u16..2).prop_map(Step::Send),
+        8 => (0usize..64).prop_map(Step::End),
+        2 => Just(Step::Poll),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Random groups, random ends. Checks: numbering (T6), dense ordinals (T5), credits (T13),
+    /// marks never ahead of the drives (T1, P3), durable only behind FLUSHes of all dirty drives
+    /// (T3), merging keeps every block (T16), and that all ends well (P8).
+    #[test]
+    fn rio_keeps_its_word(steps in proptest::collection::vec(step(), 1..200), volatile in any::<[bool; 3]>()) {
+        let slots = 24;
+        let topology = topology(&volatile, 2, slots, 4);
+        let mut engine = rio::Rio::new(topology.clone(), Limits { kept_bytes_max: 64 * 4096, ..Limits::default() });
+        let mut out: Vec<Out> = vec![];
+        let mut groups: BTreeMap<u64, BTreeSet<u16>> = BTreeMap::new();
+        let mut nums: BTreeMap<u64, u16> = BTreeMap::new();
+        let mut blocks_of: BTreeMap<u64, Vec<(u8, u64)>> = BTreeMap::new();
+        let mut ended: BTreeMap<u64, BTreeSet<u16>> = BTreeMap::new();
+        let mut last_ordinal = [0u32; 2];
+        let mut in_log: [Vec<Seq>; 2] = [vec![], vec![]];
+        // Per member, in dispatch order: (ordinal, seq_end, is_flush, ended).
+        let mut history: BTreeMap<u8, Vec<(Seq, bool, bool, u32)>> = BTreeMap::new();
+        let mut durable_seen = Seq::ZERO;
+
+        let all = steps.into_iter().chain((0..400).flat_map(|i| [Step::Send(0), Step::Send(1), Step::End(i), Step::Poll]));
+        for step in all {
+            match step {
+                Step::Submit { writes, durable } => {
+                    let writes: Vec<_> = writes.iter().map(|(lba, blocks, fresh)| Write {
+                        lba: *lba, blocks: *blocks,
+                        op: Op::Write(if *fresh { Place::Fresh } else { Place::InPlace }, Piece(*lba as u32, *blocks)),
+                    }).collect();
+                    if let Ok(seq) = engine.admit(&writes, 1, durable) {
+                        let list = blocks_of.entry(seq.0).or_default();
+                        for w in &writes {
+                            topology.map(w.lba, w.blocks, |e| for b in 0..u64::from(e.blocks) { list.push((e.member.0, e.lba + b)); });
+                        }
+                    }
+                }
+                Step::Send(server) => while let Some(dispatch) = engine.next(server) {
+                    let (ordinal, mark) = dispatch.ordered.unwrap();
+                    let request = engine.request(dispatch.id);
+                    let attribute = request.attribute(ordinal);
+                    prop_assert_eq!(ordinal, last_ordinal[usize::from(server)] + 1);
+                    last_ordinal[usize::from(server)] = ordinal;
+                    prop_assert!(attribute.span == 1 || attribute.num == 1);
+                    prop_assert!(mark < attribute.seq);
+                    prop_assert_eq!(request.pieces.iter().map(|p| p.1).sum::<u32>(), attribute.blocks);
+                    let mut at = attribute.lba;
+                    for piece in &request.pieces { // each block's bytes go where they belong
+                        for b in 0..piece.1 {
+                            let mut place = None;
+                            topology.map(u64::from(piece.0 + b), 1, |e| place = Some((e.member, e.lba)));
+                            prop_assert_eq!(place, Some((attribute.member, at)));
+                            at += 1;
+                        }
+                    }
+                    for seq in attribute.seq.0..=attribute.seq_end().0 {
+                        prop_assert!(groups.entry(seq).or_default().insert(attribute.index));
+                        prop_assert_eq!(*nums.entry(seq).or_insert(attribute.num), attribute.num);
+                    }
+                    let log = &mut in_log[usize::from(server)];
+                    log.retain(|s| *s > mark);
+                    log.push(attribute.seq_end());
+                    prop_assert!(log.len() <= slots as usize, "T13");
+                    history.entry(attribute.member.0).or_default().push((attribute.seq_end(), attribute.is_flush(), false, ordinal));
+                    out.push(Out { dispatch, attribute });
+                },
+                Step::End(at) => if !out.is_empty() {
+                    let o = out.swap_remove(at % out.len());
+                    engine.done(o.dispatch.id, Ok(()));
+                    for seq in o.attribute.seq.0..=o.attribute.seq_end().0 {
+                        ended.entry(seq).or_default().insert(o.attribute.index);
+                    }
+                    let h = history.get_mut(&o.attribute.member.0).unwrap();
+                    h.iter_mut().find(|e| e.3 == o.attribute.ordinal).unwrap().2 = true;
+                },
+                Step::Poll => {
+                    let marks = engine.poll();
+                    prop_assert!(marks.durable <= marks.complete);
+                    prop_assert!(marks.durable >= durable_seen);
+                    durable_seen = marks.durable;
+                    for seq in 1..=marks.complete.0 {
+                        let done = ended.get(&seq).map_or(0, BTreeSet::len);
+                        prop_assert_eq!(done, usize::from(nums[&seq]), "complete means all entries ended");
+                    }
+                    for (member, history) in &history {
+                        if !volatile[usize::from(*member)] { continue; }
+                        for (i, (seq, ..)) in history.iter().enumerate() {
+                            if *seq <= marks.durable {
+                                prop_assert!(history[i..].iter().any(|(_, flush, done, _)| *flush && *done),
+                                    "T3: durable without a FLUSH behind it");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        prop_assert!(out.is_empty() && engine.is_idle());
+        prop_assert_eq!(engine.poll().complete, engine.last(), "P8");
+        for (seq, blocks) in &blocks_of {
+            prop_assert!(*seq <= engine.last().0 && (blocks.is_empty() || groups.contains_key(seq)));
+        }
+    }
+}

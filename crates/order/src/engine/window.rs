@@ -1,0 +1,130 @@
+//! In-order completion: the window of groups between the released mark and the last one admitted.
+
+use alloc::collections::VecDeque;
+
+use super::Marks;
+use crate::attribute::Seq;
+
+#[derive(Clone, Copy, Debug)]
+struct GroupState {
+    /// Requests that have not ended.
+    remaining: u32,
+    /// Once complete in order, everything up to this group is durable.
+    vouches: bool,
+    /// Payload bytes held.
+    bytes: u64,
+}
+
+/// The groups of a stream that are not yet forgotten.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Everything up to this is forgotten; `groups[0]` is the next.
+    forgotten: Seq,
+    groups: VecDeque<GroupState>,
+    complete: Seq,
+    durable: Seq,
+    delivered: Seq,
+    kept_bytes: u64,
+    /// Nothing at or after this seq is ever reported complete (P6).
+    barred: Option<Seq>,
+}
+
+impl Window {
+    pub(super) fn new(start: Seq) -> Self {
+        Self {
+            forgotten: start,
+            groups: VecDeque::new(),
+            complete: start,
+            durable: start,
+            delivered: start,
+            kept_bytes: 0,
+            barred: None,
+        }
+    }
+
+    pub(super) fn last(&self) -> Seq {
+        self.forgotten.plus(self.groups.len() as u64)
+    }
+
+    pub(super) fn complete(&self) -> Seq {
+        self.complete
+    }
+
+    pub(super) fn durable(&self) -> Seq {
+        self.durable
+    }
+
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    pub(super) fn open(&mut self, requests: u32, vouches: bool, bytes: u64) -> Seq {
+        self.groups.push_back(GroupState { remaining: requests, vouches, bytes });
+        self.kept_bytes += bytes;
+        self.last()
+    }
+
+    /// One request that covers `first..=last` has ended well.
+    pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
+        for seq in first.0..=last.0 {
+            let group = &mut self.groups[(seq - self.forgotten.0 - 1) as usize];
+            debug_assert!(group.remaining > 0, "a request ends once");
+            group.remaining -= 1;
+        }
+        self.advance();
+    }
+
+    /// Takes a group without requests in: it ends when all before it has.
+    pub(super) fn settle(&mut self) {
+        self.advance();
+    }
+
+    /// Moves the marks as far as whole groups go, in order (P3).
+    fn advance(&mut self) {
+        while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
+            let seq = self.complete.next();
+            if group.remaining > 0 || self.barred.is_some_and(|bar| seq >= bar) {
+                break;
+            }
+            self.complete = seq;
+            if group.vouches {
+                self.durable = seq;
+            }
+        }
+    }
+
+    /// Groups up to `seq` are durable by other means than a vouching group.
+    pub(super) fn set_durable(&mut self, seq: Seq) {
+        debug_assert!(seq <= self.complete);
+        self.durable = self.durable.max(seq);
+    }
+
+    /// Nothing from `seq` on is ever reported.
+    pub(super) fn bar(&mut self, seq: Seq) {
+        self.barred = Some(self.barred.map_or(seq, |bar| bar.min(seq)));
+    }
+
+    pub(super) fn deliver(&mut self) -> Marks {
+        self.delivered = self.complete;
+        Marks { complete: self.complete, durable: self.durable.min(self.complete) }
+    }
+
+    /// Complete on all servers, durable and delivered (T1).
+    pub(super) fn released(&self) -> Seq {
+        self.delivered.min(self.durable)
+    }
+
+    /// Forgets groups up to `seq`.
+    pub(super) fn forget(&mut self, seq: Seq) {
+        while self.forgotten < seq {
+            let Some(group) = self.groups.pop_front() else { break };
+            debug_assert_eq!(group.remaining, 0, "an unfinished group is never forgotten");
+            self.kept_bytes -= group.bytes;
+            self.forgotten = self.forgotten.next();
+        }
+    }
+
+    pub(super) fn forgotten(&self) -> Seq {
+        self.forgotten
+    }
+}

@@ -1,0 +1,132 @@
+//! T15: who may write a block that another stream wrote.
+//!
+//! A block passes from one stream to another (or to unordered use) only after the first stream's
+//! write is *released*: until then, undoing or replaying the old write would destroy the new one.
+//! That is the caller's duty; this ledger checks it, in debug builds and simulation always, else
+//! as an option. It also catches a false [`Fresh`](crate::engine::Place::Fresh) that it can see
+//! (T11): a block declared fresh whose newest content a stream wrote and has not released.
+
+use alloc::collections::BTreeMap;
+
+use crate::attribute::{Seq, StreamId};
+
+/// A breach of T11 or T15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Breach {
+    /// Another stream's write to the block is not released yet.
+    #[error(
+        "block {block} was written by stream {holder} in group {seq}, which is not released: \
+         stream {stream} may not write it yet"
+    )]
+    HandedOverTooEarly {
+        /// The volume block.
+        block: u64,
+        /// Who wants to write it.
+        stream: StreamId,
+        /// Who wrote it.
+        holder: StreamId,
+        /// In which group.
+        seq: Seq,
+    },
+    /// A block called fresh holds what the stream's own earlier group put there, and the stream
+    /// may still recover to that state.
+    #[error(
+        "block {block} is written as fresh by stream {stream}, but its group {seq} wrote it and \
+         is not released: the volume may recover to a state that needs it"
+    )]
+    FalseFresh {
+        /// The volume block.
+        block: u64,
+        /// The stream.
+        stream: StreamId,
+        /// Its earlier group.
+        seq: Seq,
+    },
+}
+
+/// Which stream wrote each block last, as long as that write is not released.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    blocks: BTreeMap<u64, (StreamId, Seq)>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { blocks: BTreeMap::new() }
+    }
+
+    /// Checks a write of `blocks` at `lba` (volume blocks) by `stream`, before it is admitted.
+    ///
+    /// `released` tells how far a stream is released.
+    ///
+    /// # Errors
+    /// The first [`Breach`] found.
+    pub fn check(
+        &self,
+        stream: StreamId,
+        lba: u64,
+        blocks: u32,
+        fresh: bool,
+        released: impl Fn(StreamId) -> Seq,
+    ) -> Result<(), Breach> {
+        for (block, (holder, seq)) in self.blocks.range(lba..lba + u64::from(blocks)) {
+            if *seq <= released(*holder) {
+                continue;
+            }
+            if *holder != stream {
+                let (block, holder, seq) = (*block, *holder, *seq);
+                return Err(Breach::HandedOverTooEarly { block, stream, holder, seq });
+            }
+            if fresh {
+                return Err(Breach::FalseFresh { block: *block, stream, seq: *seq });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a write that was admitted as `seq`.
+    pub fn note(&mut self, stream: StreamId, lba: u64, blocks: u32, seq: Seq) {
+        for block in lba..lba + u64::from(blocks) {
+            self.blocks.insert(block, (stream, seq));
+        }
+    }
+
+    /// Forgets the released writes of a stream; call it now and then.
+    pub fn prune(&mut self, stream: StreamId, released: Seq) {
+        self.blocks.retain(|_, (holder, seq)| *holder != stream || *seq > released);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t15_a_block_changes_hands_only_after_release() {
+        let mut ledger = Ledger::new();
+        ledger.note(StreamId(1), 10, 2, Seq(5));
+        let at = |released: u64| move |_| Seq(released);
+        assert!(matches!(
+            ledger.check(StreamId(2), 11, 4, true, at(4)),
+            Err(Breach::HandedOverTooEarly { block: 11, holder: StreamId(1), seq: Seq(5), .. })
+        ));
+        assert_eq!(ledger.check(StreamId(2), 12, 4, true, at(4)), Ok(()));
+        assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(5)), Ok(()), "released");
+        ledger.prune(StreamId(1), Seq(5));
+        assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(0)), Ok(()), "pruned");
+    }
+
+    #[test]
+    fn t11_a_false_fresh_is_caught() {
+        let mut ledger = Ledger::new();
+        ledger.note(StreamId(1), 10, 1, Seq(5));
+        assert!(matches!(
+            ledger.check(StreamId(1), 10, 1, true, |_| Seq(4)),
+            Err(Breach::FalseFresh { block: 10, seq: Seq(5), .. })
+        ));
+        assert_eq!(ledger.check(StreamId(1), 10, 1, false, |_| Seq(4)), Ok(()), "in place");
+        assert_eq!(ledger.check(StreamId(1), 10, 1, true, |_| Seq(5)), Ok(()), "released");
+    }
+}

@@ -1,0 +1,254 @@
+//! Where a volume's blocks lie: members, servers and the stripe map.
+//!
+//! Splitting follows from it: a write is cut where the stripe changes member and where a drive's
+//! transfer limit ends (Rio paper §4.5, "request splitting").
+
+use alloc::vec::Vec;
+
+use crate::attribute::Member;
+
+/// One drive of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberInfo {
+    /// Which server (target) has it.
+    pub server: u16,
+    /// First block of its data area; labels lie before.
+    pub start: u64,
+    /// Blocks of its data area.
+    pub blocks: u64,
+    /// Blocks that one request may have at most (MDTS).
+    pub request_blocks_max: u32,
+    /// Whether it has a volatile write cache: completed is not durable, only flushed is.
+    pub volatile: bool,
+}
+
+/// One target server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Slots of a stream's ordering log on it; 0 if it has none.
+    pub slots: u32,
+}
+
+/// The drives and servers of a volume, and how its blocks are striped over them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    members: Vec<MemberInfo>,
+    servers: Vec<ServerInfo>,
+    unit_blocks: u32,
+    stripes: u64,
+}
+
+/// A part of a write that lies on one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The member.
+    pub member: Member,
+    /// First block on the member's drive.
+    pub lba: u64,
+    /// Blocks.
+    pub blocks: u32,
+    /// Where the part starts in the write, blocks.
+    pub offset: u32,
+}
+
+/// Why members don't make a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// No members, or more than 256.
+    #[error("a volume has 1 to 256 members, not {0}")]
+    Members(usize),
+    /// A member that names a server that isn't there.
+    #[error("member {member} names server {server}, which is not there")]
+    Server {
+        /// The member.
+        member: usize,
+        /// The server it names.
+        server: u16,
+    },
+    /// A member without room for a single stripe unit.
+    #[error("member {member} has {blocks} blocks of data area, less than one stripe unit of {unit}")]
+    TooSmall {
+        /// The member.
+        member: usize,
+        /// Its data area, blocks.
+        blocks: u64,
+        /// The stripe unit, blocks.
+        unit: u32,
+    },
+    /// A stripe unit or transfer limit of 0 blocks.
+    #[error("a stripe unit or transfer limit of 0 blocks")]
+    Zero,
+}
+
+impl Topology {
+    /// Stripes a volume over `members` in units of `unit_blocks`. Each member gives as many whole
+    /// units as the smallest has.
+    ///
+    /// # Errors
+    /// When the members don't make a volume.
+    pub fn new(
+        members: Vec<MemberInfo>,
+        servers: Vec<ServerInfo>,
+        unit_blocks: u32,
+    ) -> Result<Self, TopologyError> {
+        if members.is_empty() || members.len() > 256 {
+            return Err(TopologyError::Members(members.len()));
+        }
+        if unit_blocks == 0 || members.iter().any(|m| m.request_blocks_max == 0) {
+            return Err(TopologyError::Zero);
+        }
+        let mut stripes = u64::MAX;
+        for (i, member) in members.iter().enumerate() {
+            if usize::from(member.server) >= servers.len() {
+                return Err(TopologyError::Server { member: i, server: member.server });
+            }
+            if member.blocks < u64::from(unit_blocks) {
+                return Err(TopologyError::TooSmall {
+                    member: i,
+                    blocks: member.blocks,
+                    unit: unit_blocks,
+                });
+            }
+            stripes = stripes.min(member.blocks / u64::from(unit_blocks));
+        }
+        Ok(Self { members, servers, unit_blocks, stripes })
+    }
+
+    /// Blocks of the volume.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.stripes * u64::from(self.unit_blocks) * self.members.len() as u64
+    }
+
+    /// The members, in volume order.
+    #[must_use]
+    pub fn members(&self) -> &[MemberInfo] {
+        &self.members
+    }
+
+    /// One member.
+    #[must_use]
+    pub fn member(&self, member: Member) -> &MemberInfo {
+        &self.members[usize::from(member.0)]
+    }
+
+    /// The servers.
+    #[must_use]
+    pub fn servers(&self) -> &[ServerInfo] {
+        &self.servers
+    }
+
+    /// Blocks of a stripe unit.
+    #[must_use]
+    pub fn unit_blocks(&self) -> u32 {
+        self.unit_blocks
+    }
+
+    /// How many members a server has: the most flush entries that one group can put there.
+    #[must_use]
+    pub fn members_on(&self, server: u16) -> u32 {
+        self.members.iter().filter(|m| m.server == server).count() as u32
+    }
+
+    /// Whether any drive has a volatile cache.
+    #[must_use]
+    pub fn any_volatile(&self) -> bool {
+        self.members.iter().any(|m| m.volatile)
+    }
+
+    /// Cuts `blocks` at volume block `lba` into the extents it lies on. The caller has checked
+    /// that it lies within the volume.
+    pub fn map(&self, lba: u64, blocks: u32, mut each: impl FnMut(Extent)) {
+        debug_assert!(lba + u64::from(blocks) <= self.blocks());
+        let unit = u64::from(self.unit_blocks);
+        let width = self.members.len() as u64;
+        let mut offset = 0;
+        while offset < blocks {
+            let at = lba + u64::from(offset);
+            // With one member, units are neighbours on the drive and need not be cut apart.
+            let (index, on_member, left) = if width == 1 {
+                (0, at, u64::from(blocks - offset))
+            } else {
+                let (number, within) = (at / unit, at % unit);
+                (number % width, number / width * unit + within, unit - within)
+            };
+            let info = &self.members[index as usize];
+            let len = left.min(u64::from(blocks - offset)).min(u64::from(info.request_blocks_max));
+            each(Extent {
+                member: Member(index as u8),
+                lba: info.start + on_member,
+                blocks: len as u32,
+                offset,
+            });
+            offset += len as u32;
+        }
+    }
+
+    /// Whether `blocks` at `lba` of a member's drive lie within one stripe unit (T16); always
+    /// so on a volume of one member.
+    #[must_use]
+    pub fn within_unit(&self, member: Member, lba: u64, blocks: u32) -> bool {
+        let unit = u64::from(self.unit_blocks);
+        let start = lba - self.member(member).start;
+        self.members.len() == 1 || start / unit == (start + u64::from(blocks) - 1) / unit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn member(server: u16, max: u32) -> MemberInfo {
+        MemberInfo { server, start: 8, blocks: 67, request_blocks_max: max, volatile: true }
+    }
+
+    #[test]
+    fn stripes_cover_each_block_once() {
+        let members = vec![member(0, 3), member(1, 32), member(1, 32)];
+        let t = Topology::new(members, vec![ServerInfo { slots: 8 }; 2], 4).unwrap();
+        assert_eq!(t.blocks(), 16 * 4 * 3);
+        let mut seen = alloc::collections::BTreeSet::new();
+        let mut next = 0;
+        t.map(0, 192, |e| {
+            assert_eq!(e.offset, next);
+            next += e.blocks;
+            assert!(e.blocks <= t.member(e.member).request_blocks_max);
+            assert!(t.within_unit(e.member, e.lba, e.blocks));
+            for b in 0..u64::from(e.blocks) {
+                assert!(e.lba + b >= 8 && e.lba + b < 8 + 64);
+                assert!(seen.insert((e.member, e.lba + b)));
+            }
+        });
+        assert_eq!((next, seen.len()), (192, 192));
+    }
+
+    #[test]
+    fn one_member_is_cut_only_by_its_limit() {
+        let t = Topology::new(vec![member(0, 32)], vec![ServerInfo { slots: 8 }], 4).unwrap();
+        let mut parts = vec![];
+        t.map(3, 40, |e| parts.push((e.lba, e.blocks)));
+        assert_eq!(parts, [(11, 32), (43, 8)]);
+    }
+
+    #[test]
+    fn senseless_volumes_are_refused() {
+        let servers = vec![ServerInfo { slots: 8 }];
+        assert!(matches!(
+            Topology::new(vec![], servers.clone(), 4),
+            Err(TopologyError::Members(0))
+        ));
+        assert!(matches!(
+            Topology::new(vec![member(1, 8)], servers.clone(), 4),
+            Err(TopologyError::Server { member: 0, server: 1 })
+        ));
+        assert!(matches!(
+            Topology::new(vec![member(0, 8)], servers.clone(), 128),
+            Err(TopologyError::TooSmall { .. })
+        ));
+        assert!(matches!(
+            Topology::new(vec![member(0, 8)], servers, 0),
+            Err(TopologyError::Zero)
+        ));
+    }
+}
