@@ -1,0 +1,159 @@
+//! The discovery log page, 70h (Base §5.16.1.23, Figures 264 and 265).
+
+use alloc::string::String;
+
+use crate::bytes::{ShortData, put_text, put16, put64, text_at, u16_at, u64_at, whole};
+use crate::fabrics::NQN_MAX;
+
+/// Bytes of the log's header.
+pub const HEADER_LEN: usize = 1024;
+/// Bytes of one record.
+pub const ENTRY_LEN: usize = 1024;
+
+/// Transport type TCP.
+pub const TRTYPE_TCP: u8 = 3;
+/// Address family IPv4.
+pub const ADRFAM_IPV4: u8 = 1;
+/// Address family IPv6.
+pub const ADRFAM_IPV6: u8 = 2;
+/// The record is a referral to another discovery service.
+pub const SUBTYPE_REFERRAL: u8 = 1;
+/// The record is a subsystem with namespaces.
+pub const SUBTYPE_NVM: u8 = 2;
+/// The record is the discovery subsystem that answers.
+pub const SUBTYPE_CURRENT: u8 = 3;
+/// TREQ bit 2: submission queue flow control may be turned off.
+pub const TREQ_NO_SQ_FLOW: u8 = 1 << 2;
+/// TREQ bits 1:0, 10b: no secure channel required.
+pub const TREQ_NOT_REQUIRED: u8 = 2;
+
+/// The header of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Changes whenever the log does: records read under two values do not belong together.
+    pub genctr: u64,
+    /// Records that follow.
+    pub numrec: u64,
+    /// Format of the records; 0.
+    pub recfmt: u16,
+}
+
+impl Header {
+    /// The 1024 bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut b = [0; HEADER_LEN];
+        put64(&mut b, 0, self.genctr);
+        put64(&mut b, 8, self.numrec);
+        put16(&mut b, 16, self.recfmt);
+        b
+    }
+
+    /// What the bytes say; the first 18 suffice.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
+        let b = whole::<18>(data, "discovery log header")?;
+        Ok(Self { genctr: u64_at(b, 0), numrec: u64_at(b, 8), recfmt: u16_at(b, 16) })
+    }
+}
+
+/// One record: a subsystem and where to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Transport type; [`TRTYPE_TCP`].
+    pub trtype: u8,
+    /// Address family; [`ADRFAM_IPV4`] or [`ADRFAM_IPV6`].
+    pub adrfam: u8,
+    /// Kind of subsystem; [`SUBTYPE_NVM`] and others.
+    pub subtype: u8,
+    /// Transport requirements.
+    pub treq: u8,
+    /// The subsystem port.
+    pub portid: u16,
+    /// The controller to ask for; FFFFh: any (dynamic controllers).
+    pub cntlid: u16,
+    /// Most entries of the admin submission queue.
+    pub asqsz: u16,
+    /// Port, as decimal digits.
+    pub trsvcid: String,
+    /// The subsystem's NQN.
+    pub subnqn: String,
+    /// Address, as text.
+    pub traddr: String,
+}
+
+impl Entry {
+    /// The 1024 bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; ENTRY_LEN] {
+        let mut b = [0; ENTRY_LEN];
+        b[0] = self.trtype;
+        b[1] = self.adrfam;
+        b[2] = self.subtype;
+        b[3] = self.treq;
+        put16(&mut b, 4, self.portid);
+        put16(&mut b, 6, self.cntlid);
+        put16(&mut b, 8, self.asqsz);
+        // Base §1.4.2 pads ASCII with spaces; hosts trim them.
+        put_text(&mut b, 32, 32, &self.trsvcid, b' ');
+        put_text(&mut b, 256, NQN_MAX, &self.subnqn, 0);
+        put_text(&mut b, 512, 256, &self.traddr, b' ');
+        // TSAS SECTYPE 0: no TLS.
+        b
+    }
+
+    /// What the bytes say. Text that is not printable ASCII is made so.
+    ///
+    /// # Errors
+    /// If there are fewer than 1024.
+    pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
+        let b = whole::<ENTRY_LEN>(data, "discovery record")?;
+        Ok(Self {
+            trtype: b[0],
+            adrfam: b[1],
+            subtype: b[2],
+            treq: b[3],
+            portid: u16_at(b, 4),
+            cntlid: u16_at(b, 6),
+            asqsz: u16_at(b, 8),
+            trsvcid: text_at(b, 32, 32),
+            subnqn: text_at(b, 256, 256),
+            traddr: text_at(b, 512, 256),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::prelude::v1::*;
+
+    #[test]
+    fn header_bytes() {
+        let b = Header { genctr: 7, numrec: 2, recfmt: 0 }.encode();
+        let mut want = [0u8; 1024];
+        want[0] = 7;
+        want[8] = 2;
+        assert_eq!(b, want);
+        assert_eq!(Header::decode(&want).unwrap(), Header { genctr: 7, numrec: 2, recfmt: 0 });
+        assert_eq!(Header::decode(&[0; 17]).unwrap_err().have, 17);
+    }
+
+    #[test]
+    fn entry_bytes() {
+        let mut want = std::vec![0u8; 1024];
+        want[..10].copy_from_slice(&[3, 1, 2, 4, 1, 0, 0xff, 0xff, 32, 0]);
+        want[32..64].copy_from_slice(b"4420                            ");
+        want[256..285].copy_from_slice(b"nqn.2026-01.io.example:drives");
+        want[512..768].fill(b' ');
+        want[512..521].copy_from_slice(b"127.0.0.1");
+        let entry = Entry::decode(&want).unwrap();
+        assert_eq!(entry.traddr, "127.0.0.1");
+        assert_eq!(entry.trsvcid, "4420");
+        assert_eq!(entry.subnqn, "nqn.2026-01.io.example:drives");
+        assert_eq!((entry.cntlid, entry.asqsz, entry.portid), (0xffff, 32, 1));
+        assert_eq!(entry.encode()[..], want[..]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Features and asynchronous events (Base §5.2, §5.27).
+
+/// Arbitration.
+pub const ARBITRATION: u8 = 0x01;
+/// Power Management.
+pub const POWER_MANAGEMENT: u8 = 0x02;
+/// Temperature Threshold.
+pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+/// Error Recovery.
+pub const ERROR_RECOVERY: u8 = 0x05;
+/// Volatile Write Cache; bit 0 of the value: enabled.
+pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+/// Number of Queues ([`queues`]).
+pub const NUMBER_OF_QUEUES: u8 = 0x07;
+/// Interrupt Coalescing; not over fabrics.
+pub const INTERRUPT_COALESCING: u8 = 0x08;
+/// Interrupt Vector Configuration; not over fabrics.
+pub const INTERRUPT_VECTOR: u8 = 0x09;
+/// Write Atomicity Normal.
+pub const WRITE_ATOMICITY: u8 = 0x0a;
+/// Asynchronous Event Configuration ([`event`]).
+pub const ASYNC_EVENT_CONFIG: u8 = 0x0b;
+/// Timestamp.
+pub const TIMESTAMP: u8 = 0x0e;
+/// Keep Alive Timer: the timeout in milliseconds.
+pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+/// Host Controlled Thermal Management.
+pub const THERMAL_MANAGEMENT: u8 = 0x10;
+/// Host Behavior Support.
+pub const HOST_BEHAVIOR: u8 = 0x16;
+/// Host Identifier.
+pub const HOST_IDENTIFIER: u8 = 0x81;
+/// Namespace Write Protection Configuration.
+pub const WRITE_PROTECTION: u8 = 0x84;
+
+/// Value of Number of Queues, asked for or granted: submission and completion queues, both at
+/// least 1, travel less one (Base Figure 329).
+#[must_use]
+pub const fn queues(submission: u16, completion: u16) -> u32 {
+    submission.saturating_sub(1) as u32 | (completion.saturating_sub(1) as u32) << 16
+}
+
+/// Submission and completion queues that a value of Number of Queues says.
+#[must_use]
+pub const fn queues_of(value: u32) -> (u32, u32) {
+    ((value & 0xffff) + 1, (value >> 16) + 1)
+}
+
+/// Asynchronous events (Base Figures 145 to 150).
+pub mod event {
+    /// Type of notices.
+    pub const NOTICE: u8 = 2;
+    /// Notice: namespaces came, went or changed; the log page is 04h.
+    pub const NAMESPACE_CHANGED: u8 = 0x00;
+    /// Notice: the discovery log changed; the log page is 70h.
+    pub const DISCOVERY_CHANGED: u8 = 0xf0;
+
+    /// Bit of OAES and of the event configuration: notices of namespace changes.
+    pub const CONFIG_NAMESPACE: u32 = 1 << 8;
+    /// Bit of OAES and of the event configuration: notices of discovery log changes.
+    pub const CONFIG_DISCOVERY: u32 = 1 << 31;
+
+    /// Result of an Asynchronous Event Request (dword 0).
+    #[must_use]
+    pub const fn result(kind: u8, info: u8, log_page: u8) -> u64 {
+        (kind & 7) as u64 | (info as u64) << 8 | (log_page as u64) << 16
+    }
+
+    /// Type, information and log page of a result.
+    #[must_use]
+    pub const fn fields(result: u64) -> (u8, u8, u8) {
+        (result as u8 & 7, (result >> 8) as u8, (result >> 16) as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_counts_travel_less_one() {
+        assert_eq!(queues(4, 2), 0x0001_0003);
+        assert_eq!(queues_of(0x0001_0003), (4, 2));
+        assert_eq!(queues_of(0xffff_ffff), (65536, 65536));
+    }
+
+    #[test]
+    fn a_namespace_notice() {
+        let r = event::result(event::NOTICE, event::NAMESPACE_CHANGED, 0x04);
+        assert_eq!(r, 0x0004_0002);
+        assert_eq!(event::fields(0x0070_f002), (2, 0xf0, 0x70));
+    }
+}

@@ -1,0 +1,134 @@
+//! Putting PDUs together.
+
+use alloc::vec::Vec;
+
+use super::{CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, DATA_LEN, DataHdr, R2t, flag, kind};
+use crate::bytes::{put, put16, put32};
+use crate::command::{Cqe, Sqe};
+use crate::digest::{Crc32c, DIGEST_LEN};
+
+/// The sending half of a connection: what was agreed, which each PDU keeps.
+///
+/// The encoders of PDUs with data append everything up to where the data begins. The caller sends
+/// the data itself, and after it, if there was any, [`Tx::data_digest`].
+#[derive(Clone, Debug)]
+pub struct Tx {
+    /// Header digests are on.
+    pub header_digest: bool,
+    /// Data digests are on.
+    pub data_digest: bool,
+    /// Data begins at a multiple of this many bytes: the peer's (CPDA or HPDA + 1) × 4.
+    pub align: u32,
+    /// For the digests.
+    pub crc: Crc32c,
+}
+
+impl Tx {
+    /// A sender without digests or alignment, as before the connection is initialized.
+    #[must_use]
+    pub const fn new(crc: Crc32c) -> Self {
+        Self { header_digest: false, data_digest: false, align: 4, crc }
+    }
+
+    /// A command capsule with `data_len` bytes of in-capsule data to follow (0: none).
+    #[inline]
+    pub fn capsule_cmd(&self, sqe: &Sqe, data_len: u32, out: &mut Vec<u8>) {
+        let mut h = [0; CAPSULE_CMD_LEN];
+        put(&mut h, 8, &sqe.0);
+        self.finish(kind::CAPSULE_CMD, 0, data_len, &mut h, out);
+    }
+
+    /// A response capsule.
+    #[inline]
+    pub fn capsule_resp(&self, cqe: &Cqe, out: &mut Vec<u8>) {
+        let mut h = [0; CAPSULE_RESP_LEN];
+        put(&mut h, 8, &cqe.0);
+        self.finish(kind::CAPSULE_RESP, 0, 0, &mut h, out);
+    }
+
+    /// A Ready to Transfer.
+    pub fn r2t(&self, r2t: &R2t, out: &mut Vec<u8>) {
+        let mut h = [0; DATA_LEN];
+        put16(&mut h, 8, r2t.cccid);
+        put16(&mut h, 10, r2t.ttag);
+        put32(&mut h, 12, r2t.r2to);
+        put32(&mut h, 16, r2t.r2tl);
+        self.finish(kind::R2T, 0, 0, &mut h, out);
+    }
+
+    /// The header of an H2CData; `hdr.datal` bytes follow.
+    #[inline]
+    pub fn h2c_data(&self, hdr: &DataHdr, out: &mut Vec<u8>) {
+        self.data(kind::H2C_DATA, hdr, out);
+    }
+
+    /// The header of a C2HData; `hdr.datal` bytes follow.
+    #[inline]
+    pub fn c2h_data(&self, hdr: &DataHdr, out: &mut Vec<u8>) {
+        self.data(kind::C2H_DATA, hdr, out);
+    }
+
+    /// What follows the data of one PDU, given as its pieces in order: the digest, or nothing if
+    /// digests are off.
+    #[inline]
+    pub fn data_digest<'a>(&self, pieces: impl IntoIterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
+        if self.data_digest {
+            let crc = pieces.into_iter().fold(0, |crc, piece| (self.crc)(crc, piece));
+            out.extend_from_slice(&crc.to_le_bytes());
+        }
+    }
+
+    fn data(&self, kind: u8, hdr: &DataHdr, out: &mut Vec<u8>) {
+        let mut h = [0; DATA_LEN];
+        put16(&mut h, 8, hdr.cccid);
+        put16(&mut h, 10, hdr.ttag);
+        put32(&mut h, 12, hdr.datao);
+        put32(&mut h, 16, hdr.datal);
+        let mut flags = 0;
+        if hdr.last {
+            flags |= flag::LAST;
+        }
+        if hdr.success {
+            flags |= flag::SUCCESS;
+        }
+        self.finish(kind, flags, hdr.datal, &mut h, out);
+    }
+
+    /// Fills in the common header and appends header, digest and padding.
+    #[inline]
+    fn finish<const N: usize>(
+        &self,
+        kind: u8,
+        mut flags: u8,
+        data_len: u32,
+        h: &mut [u8; N],
+        out: &mut Vec<u8>,
+    ) {
+        let mut end = N as u32;
+        if self.header_digest {
+            flags |= flag::HDGST;
+            end += DIGEST_LEN as u32;
+        }
+        let mut pdo = end;
+        let mut len = end;
+        if data_len > 0 {
+            pdo = end.next_multiple_of(self.align);
+            len = pdo + data_len;
+            if self.data_digest {
+                flags |= flag::DDGST;
+                len += DIGEST_LEN as u32;
+            }
+        }
+        // PDO is reserved, and zero, in a PDU without data.
+        let pdo_field = if data_len > 0 { pdo as u8 } else { 0 };
+        put(h, 0, &[kind, flags, N as u8, pdo_field]);
+        put32(h, 4, len);
+        out.extend_from_slice(&h[..]);
+        if self.header_digest {
+            out.extend_from_slice(&(self.crc)(0, &h[..]).to_le_bytes());
+        }
+        if pdo > end {
+            out.resize(out.len() + (pdo - end) as usize, 0);
+        }
+    }
+}

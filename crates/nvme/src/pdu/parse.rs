@@ -1,0 +1,342 @@
+//! Taking PDUs apart.
+
+use super::{
+    ADMIN_IN_CAPSULE, ALIGN_MAX, CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, COMMON_LEN, DATA_LEN, DataHdr,
+    Fes, IC_LEN, IcReq, IcResp, Parsed, Pdu, PduError, R2t, Role, TERM_LEN, TERM_MAX, TermReq,
+    flag, kind,
+};
+use crate::bytes::{u16_at, u32_at};
+use crate::command::{Cqe, Sqe};
+use crate::digest::{Crc32c, DIGEST_LEN};
+
+/// The receiving half of a connection: what was agreed, against which each PDU is checked.
+#[derive(Clone, Debug)]
+pub struct Rx {
+    /// Who is receiving.
+    pub role: Role,
+    /// The ICReq/ICResp exchange is done: before, nothing else may come; after, it may not come
+    /// again.
+    pub connected: bool,
+    /// Header digests are on.
+    pub header_digest: bool,
+    /// Data digests are on.
+    pub data_digest: bool,
+    /// Data in PDUs to us begins at a multiple of this many bytes: (CPDA + 1) × 4 or
+    /// (HPDA + 1) × 4, whichever is ours.
+    pub align: u32,
+    /// Most in-capsule data that a command may bring, in bytes.
+    pub capsule_max: u32,
+    /// Most data in one data PDU to us, in bytes: our MAXH2CDATA, or what a host can buffer.
+    pub data_max: u32,
+    /// For the digests.
+    pub crc: Crc32c,
+}
+
+/// What a type of PDU is expected to look like.
+struct Shape {
+    hlen: usize,
+    /// It may carry data (then PDO means something).
+    carries: bool,
+    /// It has a header digest if these are on.
+    digests: bool,
+    data_max: u32,
+}
+
+impl Rx {
+    /// A receiver that waits for the connection to be initialized.
+    #[must_use]
+    pub const fn new(role: Role, crc: Crc32c) -> Self {
+        Self {
+            role,
+            connected: false,
+            header_digest: false,
+            data_digest: false,
+            align: 4,
+            capsule_max: ADMIN_IN_CAPSULE,
+            data_max: 0,
+            crc,
+        }
+    }
+
+    /// How many bytes the PDU at the start of `buf` has, or the least that is needed to know.
+    /// Meaningful while [`Rx::parse`] answers `Ok(None)`: then never more than the limits allow.
+    #[must_use]
+    pub fn need(&self, buf: &[u8]) -> usize {
+        match buf.first_chunk::<COMMON_LEN>() {
+            Some(common) => (u32_at(common, 4) as usize).max(COMMON_LEN),
+            None => COMMON_LEN,
+        }
+    }
+
+    /// Takes the PDU at the start of `buf` apart; `None` if it is not all there yet.
+    ///
+    /// What can be judged is judged at once: a PDU that claims too much is refused on its first
+    /// eight bytes, so that nobody buffers for it.
+    ///
+    /// # Errors
+    /// A PDU that the specification does not allow here, with what to answer (T18).
+    #[inline]
+    pub fn parse(&self, buf: &[u8]) -> Result<Option<Parsed>, PduError> {
+        let Some(common) = buf.first_chunk::<COMMON_LEN>() else {
+            return Ok(None);
+        };
+        // The two PDUs of the hot path, in their plainest form; all else takes the long way.
+        if self.connected && !self.header_digest && !self.data_digest {
+            if self.role == Role::Host
+                && *common == [kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]
+            {
+                let Some(h) = buf.first_chunk::<CAPSULE_RESP_LEN>() else {
+                    return Ok(None);
+                };
+                let pdu = Pdu::CapsuleResp { cqe: Cqe(crate::bytes::array(h, 8)) };
+                return Ok(Some(Parsed { pdu, data: 0..0, len: 24, data_digest_ok: true }));
+            }
+            const CMD: [u8; 4] = [kind::CAPSULE_CMD, 0, CAPSULE_CMD_LEN as u8, 72];
+            if self.role == Role::Controller && self.align <= 8 && common[..4] == CMD {
+                let len = u32_at(common, 4);
+                let data = len.wrapping_sub(CAPSULE_CMD_LEN as u32);
+                // Anything odd, no data included, is judged below.
+                if data.wrapping_sub(1) < self.capsule_max {
+                    let len = len as usize;
+                    if buf.len() < len {
+                        return Ok(None);
+                    }
+                    let pdu = Pdu::CapsuleCmd { sqe: Sqe(crate::bytes::array(buf, 8)) };
+                    let data = CAPSULE_CMD_LEN..len;
+                    return Ok(Some(Parsed { pdu, data, len, data_digest_ok: true }));
+                }
+            }
+        }
+        self.parse_checked(buf, common)
+    }
+
+    fn parse_checked(
+        &self,
+        buf: &[u8],
+        common: &[u8; COMMON_LEN],
+    ) -> Result<Option<Parsed>, PduError> {
+        let [kind, flags, hlen, pdo, ..] = *common;
+        let plen = u32_at(common, 4);
+        let shape = self.shape(kind)?;
+
+        if usize::from(hlen) != shape.hlen {
+            return Err(PduError::header(2, "header length does not fit the PDU type"));
+        }
+        let header_digest = shape.digests && self.header_digest;
+        if shape.digests && (flags & flag::HDGST != 0) != header_digest {
+            return Err(PduError::header(1, "header digest flag is not what was negotiated"));
+        }
+        let header_end = shape.hlen + if header_digest { DIGEST_LEN } else { 0 };
+        if (plen as usize) < header_end {
+            return Err(PduError::header(4, "PDU length is less than its header"));
+        }
+
+        let data = self.data_range(&shape, flags, pdo, plen, header_end)?;
+        if kind == kind::C2H_DATA && flags & flag::SUCCESS != 0 && flags & flag::LAST == 0 {
+            return Err(PduError::header(1, "SUCCESS without LAST_PDU"));
+        }
+
+        if buf.len() < header_end {
+            return Ok(None);
+        }
+        if header_digest {
+            let received = u32_at(buf, shape.hlen);
+            if received != (self.crc)(0, &buf[..shape.hlen]) {
+                return Err(PduError {
+                    fes: Fes::HeaderDigest,
+                    fei: received,
+                    why: "the header does not match its digest",
+                });
+            }
+        }
+        let pdu = self.specific(kind, flags, &buf[..shape.hlen], &data)?;
+
+        let len = plen as usize;
+        if buf.len() < len {
+            return Ok(None);
+        }
+        let data_digest_ok = !self.data_digest
+            || !shape.digests
+            || data.is_empty()
+            || u32_at(buf, data.end) == (self.crc)(0, &buf[data.clone()]);
+        Ok(Some(Parsed { pdu, data, len, data_digest_ok }))
+    }
+
+    /// The expected form of a PDU of this type, if it may come to this role now.
+    fn shape(&self, kind: u8) -> Result<Shape, PduError> {
+        let controller = self.role == Role::Controller;
+        let plain = |hlen| Shape { hlen, carries: false, digests: true, data_max: 0 };
+        let (ours, initial, shape) = match kind {
+            kind::IC_REQ => (controller, true, Shape { digests: false, ..plain(IC_LEN) }),
+            kind::IC_RESP => (!controller, true, Shape { digests: false, ..plain(IC_LEN) }),
+            kind::H2C_TERM_REQ | kind::C2H_TERM_REQ => {
+                if controller != (kind == kind::H2C_TERM_REQ) {
+                    return Err(PduError::sequence("a termination request of the other direction"));
+                }
+                let data_max = (TERM_MAX - TERM_LEN) as u32;
+                return Ok(Shape { hlen: TERM_LEN, carries: true, digests: false, data_max });
+            }
+            kind::CAPSULE_CMD => {
+                let shape = plain(CAPSULE_CMD_LEN);
+                (controller, false, Shape { carries: true, data_max: self.capsule_max, ..shape })
+            }
+            kind::CAPSULE_RESP => (!controller, false, plain(CAPSULE_RESP_LEN)),
+            kind::H2C_DATA | kind::C2H_DATA => {
+                let shape = Shape { carries: true, data_max: self.data_max, ..plain(DATA_LEN) };
+                (controller == (kind == kind::H2C_DATA), false, shape)
+            }
+            kind::R2T => (!controller, false, plain(DATA_LEN)),
+            _ => return Err(PduError::header(0, "unknown PDU type")),
+        };
+        if !ours {
+            return Err(PduError::sequence("a PDU that only the other side may get"));
+        }
+        match (initial, self.connected) {
+            (true, true) => Err(PduError::sequence("the connection is already initialized")),
+            (false, false) => Err(PduError::sequence("the connection is not initialized yet")),
+            _ => Ok(shape),
+        }
+    }
+
+    /// Where the data lies, after everything that the common header says about it is checked.
+    fn data_range(
+        &self,
+        shape: &Shape,
+        flags: u8,
+        pdo: u8,
+        plen: u32,
+        header_end: usize,
+    ) -> Result<core::ops::Range<usize>, PduError> {
+        let plen = plen as usize;
+        let ddgst = shape.digests && flags & flag::DDGST != 0;
+        if plen == header_end {
+            if ddgst {
+                return Err(PduError::header(1, "data digest flag without data"));
+            }
+            return Ok(header_end..header_end);
+        }
+        if !shape.carries {
+            return Err(PduError::header(4, "PDU length is more than its header"));
+        }
+        if !shape.digests {
+            // The data of a termination request follows its header; PDO is reserved there.
+            if plen - header_end > shape.data_max as usize {
+                return Err(PduError::header(4, "a termination request has at most 152 bytes"));
+            }
+            return Ok(header_end..plen);
+        }
+        if ddgst != self.data_digest {
+            return Err(PduError::header(1, "data digest flag is not what was negotiated"));
+        }
+        let pdo = usize::from(pdo);
+        if pdo < header_end || pdo > (usize::from(ALIGN_MAX) + 1) * 4 {
+            return Err(PduError::header(
+                3,
+                "data offset is inside the header or beyond 128 bytes",
+            ));
+        }
+        if !(pdo as u32).is_multiple_of(self.align) {
+            return Err(PduError::header(3, "data offset does not keep the agreed alignment"));
+        }
+        let trailer = if ddgst { DIGEST_LEN } else { 0 };
+        let Some(len) = plen.checked_sub(pdo + trailer).filter(|&len| len > 0) else {
+            return Err(PduError::header(4, "PDU length leaves no room for data"));
+        };
+        if len > shape.data_max as usize {
+            return Err(PduError::limit("more data in one PDU than was agreed"));
+        }
+        Ok(pdo..pdo + len)
+    }
+
+    /// The part of the header after the first eight bytes; `h` is the whole header.
+    fn specific(
+        &self,
+        kind: u8,
+        flags: u8,
+        h: &[u8],
+        data: &core::ops::Range<usize>,
+    ) -> Result<Pdu, PduError> {
+        Ok(match kind {
+            kind::IC_REQ => Pdu::IcReq(IcReq {
+                pfv: u16_at(h, 8),
+                hpda: h[10],
+                header_digest: h[11] & 1 != 0,
+                data_digest: h[11] & 2 != 0,
+                maxr2t: u32_at(h, 12),
+            })
+            .checked()?,
+            kind::IC_RESP => Pdu::IcResp(IcResp {
+                pfv: u16_at(h, 8),
+                cpda: h[10],
+                header_digest: h[11] & 1 != 0,
+                data_digest: h[11] & 2 != 0,
+                maxh2cdata: u32_at(h, 12),
+            })
+            .checked()?,
+            kind::H2C_TERM_REQ => Pdu::H2cTermReq(term_req(h)),
+            kind::C2H_TERM_REQ => Pdu::C2hTermReq(term_req(h)),
+            kind::CAPSULE_CMD => Pdu::CapsuleCmd { sqe: Sqe(crate::bytes::array(h, 8)) },
+            kind::CAPSULE_RESP => Pdu::CapsuleResp { cqe: Cqe(crate::bytes::array(h, 8)) },
+            kind::R2T => {
+                let r2t = R2t {
+                    cccid: u16_at(h, 8),
+                    ttag: u16_at(h, 10),
+                    r2to: u32_at(h, 12),
+                    r2tl: u32_at(h, 16),
+                };
+                if r2t.r2tl == 0 {
+                    return Err(PduError::header(16, "an R2T for no data"));
+                }
+                if r2t.r2to.checked_add(r2t.r2tl).is_none() {
+                    return Err(PduError::out_of_range("an R2T beyond 4 GiB"));
+                }
+                Pdu::R2t(r2t)
+            }
+            _ => {
+                let c2h = kind == kind::C2H_DATA;
+                let hdr = DataHdr {
+                    cccid: u16_at(h, 8),
+                    ttag: if c2h { 0 } else { u16_at(h, 10) },
+                    datao: u32_at(h, 12),
+                    datal: u32_at(h, 16),
+                    last: flags & flag::LAST != 0,
+                    success: c2h && flags & flag::SUCCESS != 0,
+                };
+                if hdr.datal as usize != data.len() || hdr.datal == 0 {
+                    return Err(PduError::header(16, "data length is not what the PDU holds"));
+                }
+                if hdr.datao.checked_add(hdr.datal).is_none() {
+                    return Err(PduError::out_of_range("data beyond 4 GiB"));
+                }
+                if c2h { Pdu::C2hData(hdr) } else { Pdu::H2cData(hdr) }
+            }
+        })
+    }
+}
+
+fn term_req(h: &[u8]) -> TermReq {
+    TermReq { fes: u16_at(h, 8), fei: u32_at(h, 10) }
+}
+
+impl Pdu {
+    /// An initialization PDU whose parameters the specification allows.
+    fn checked(self) -> Result<Self, PduError> {
+        let (pfv, align) = match &self {
+            Self::IcReq(ic) => (ic.pfv, ic.hpda),
+            Self::IcResp(ic) => (ic.pfv, ic.cpda),
+            _ => return Ok(self),
+        };
+        if pfv != 0 {
+            return Err(PduError::unsupported(8, "PDU format version is not 0"));
+        }
+        if align > ALIGN_MAX {
+            return Err(PduError::header(10, "data alignment is beyond 128 bytes"));
+        }
+        if let Self::IcResp(ic) = &self
+            && (ic.maxh2cdata < super::MAXH2CDATA_MIN || !ic.maxh2cdata.is_multiple_of(4))
+        {
+            return Err(PduError::header(12, "MAXH2CDATA is below 4096 or not a multiple of 4"));
+        }
+        Ok(self)
+    }
+}
