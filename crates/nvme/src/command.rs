@@ -30,7 +30,7 @@ pub mod admin {
 }
 
 /// Opcodes of I/O commands of the NVM command set (NVM Figure 19).
-pub mod io {
+pub mod opcode {
     /// Flush.
     pub const FLUSH: u8 = 0x00;
     /// Write.
@@ -125,32 +125,39 @@ impl Sqe {
         Self(b)
     }
 
+    /// A command of which only the opcode is set.
+    #[must_use]
+    #[inline]
+    pub const fn zeroed(opcode: u8) -> Self {
+        Self::new(opcode, 0)
+    }
+
     /// Write `blocks` (1 to 65536) logical blocks at `lba`.
     #[must_use]
     #[inline]
     pub fn write(nsid: u32, lba: u64, blocks: u32) -> Self {
-        Self::blocks_command(io::WRITE, nsid, lba, blocks)
+        Self::blocks_command(opcode::WRITE, nsid, lba, blocks)
     }
 
     /// Read `blocks` (1 to 65536) logical blocks at `lba`.
     #[must_use]
     #[inline]
     pub fn read(nsid: u32, lba: u64, blocks: u32) -> Self {
-        Self::blocks_command(io::READ, nsid, lba, blocks)
+        Self::blocks_command(opcode::READ, nsid, lba, blocks)
     }
 
     /// Flush: what was completed before becomes durable (design assumption 2).
     #[must_use]
     #[inline]
     pub const fn flush(nsid: u32) -> Self {
-        Self::new(io::FLUSH, nsid)
+        Self::new(opcode::FLUSH, nsid)
     }
 
     /// Write Zeroes; with `deallocate`, the drive may unmap the blocks if they then read as
     /// zeroes (CDW12 bit 25, DEAC).
     #[must_use]
     pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Self {
-        let mut sqe = Self::blocks_command(io::WRITE_ZEROES, nsid, lba, blocks);
+        let mut sqe = Self::blocks_command(opcode::WRITE_ZEROES, nsid, lba, blocks);
         if deallocate {
             sqe.set_dword(12, sqe.dword(12) | 1 << 25);
         }
@@ -161,7 +168,7 @@ impl Sqe {
     /// 256) times a [`DsmRange`].
     #[must_use]
     pub fn dsm_deallocate(nsid: u32, ranges: u32) -> Self {
-        let mut sqe = Self::new(io::DATASET_MANAGEMENT, nsid);
+        let mut sqe = Self::new(opcode::DATASET_MANAGEMENT, nsid);
         sqe.set_dword(10, ranges.wrapping_sub(1) & 0xff);
         sqe.set_dword(11, 1 << 2);
         sqe

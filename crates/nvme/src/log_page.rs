@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::bytes::{ShortData, put, put_text, put16, put32, put64, u16_at, u32_at, u64_at, whole};
-use crate::command::{Status, admin, io};
+use crate::command::{Status, admin, opcode};
 
 /// Supported Log Pages.
 pub const SUPPORTED: u8 = 0x00;
@@ -212,24 +212,24 @@ const LBCC: u32 = 1 << 1;
 /// Commands Supported and Effects: 4096 bytes. Admin commands at 0, I/O commands at 1024, a dword
 /// per opcode.
 ///
-/// `io` says whether the controller has I/O queues; a discovery controller has none.
+/// `io_queues` says whether the controller has I/O queues; a discovery controller has none.
 #[must_use]
 pub fn effects(io_queues: bool) -> [u8; 4096] {
     let mut b = [0; 4096];
     let common = [admin::GET_LOG_PAGE, admin::IDENTIFY, admin::KEEP_ALIVE, admin::ASYNC_EVENT];
     let features = [admin::SET_FEATURES, admin::GET_FEATURES, admin::ABORT];
-    for opcode in common.into_iter().chain(features) {
-        put32(&mut b, 4 * usize::from(opcode), CSUPP);
+    for code in common.into_iter().chain(features) {
+        put32(&mut b, 4 * usize::from(code), CSUPP);
     }
     if io_queues {
-        for (opcode, effect) in [
-            (io::FLUSH, CSUPP),
-            (io::WRITE, CSUPP | LBCC),
-            (io::READ, CSUPP),
-            (io::WRITE_ZEROES, CSUPP | LBCC),
-            (io::DATASET_MANAGEMENT, CSUPP | LBCC),
+        for (code, effect) in [
+            (opcode::FLUSH, CSUPP),
+            (opcode::WRITE, CSUPP | LBCC),
+            (opcode::READ, CSUPP),
+            (opcode::WRITE_ZEROES, CSUPP | LBCC),
+            (opcode::DATASET_MANAGEMENT, CSUPP | LBCC),
         ] {
-            put32(&mut b, 1024 + 4 * usize::from(opcode), effect);
+            put32(&mut b, 1024 + 4 * usize::from(code), effect);
         }
     }
     b
