@@ -13,5 +13,11 @@ extern crate alloc;
 
 pub mod attribute;
 pub mod engine;
+pub mod entry;
+pub mod gate;
+pub mod group;
 pub mod handover;
+pub mod log_region;
+pub mod ordering_log;
+pub mod region;
 pub mod topology;

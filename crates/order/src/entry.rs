@@ -1,0 +1,257 @@
+//! The 64-byte log entry: one ordering attribute at rest (`docs/log-format.md`, "Entry").
+//!
+//! An entry fills one cache line. Word 0 is the *persist* word, stored alone once the data is
+//! durable; words 1 to 7 are written with the append and covered by a checksum. Half an entry, an
+//! entry of an older lap in a reused slot, or another partition's entry is never valid (T7).
+
+use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use crate::region::{Crc32c, mix};
+
+/// Size of a log entry in bytes.
+pub const ENTRY_BYTES: usize = 64;
+
+/// The absolute count of an append in its partition, never reused for a durable entry. The slot
+/// is `position % slots`, so the position covers the lap too (T7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position(pub u64);
+
+/// Whose partition it is. Seeds the checksums, so that bytes of another partition are not taken
+/// for entries of this one (T19).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PartitionId {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its stream.
+    pub stream: StreamId,
+}
+
+impl PartitionId {
+    /// What entry checksums of this partition start from.
+    #[must_use]
+    pub fn seed(&self, crc: Crc32c) -> u32 {
+        crc(crc(0, &self.volume.0), &self.stream.0.to_le_bytes())
+    }
+}
+
+/// Under which ownership and in which life of the target an entry was appended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Life {
+    /// The volume's generation: who owned it (T8).
+    pub generation: u32,
+    /// The target's incarnation: vouching never crosses it (T4).
+    pub incarnation: u32,
+}
+
+impl Life {
+    /// The persist word of the entry at `position`: never 0, and never equal to that of another
+    /// lap of the same slot, so that a stale word vouches for nothing (T7).
+    #[must_use]
+    #[inline]
+    pub const fn stamp(self, position: Position) -> u64 {
+        let life = mix((self.generation as u64) << 32 | self.incarnation as u64);
+        match mix(position.0 ^ life) {
+            0 => 1,
+            stamp => stamp,
+        }
+    }
+}
+
+/// What one entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it was appended.
+    pub position: Position,
+    /// By which owner, in which life of the target.
+    pub life: Life,
+    /// How many appends before it may not have been durable yet when it was written, as a power
+    /// of two; see [`settled_before`](Self::settled_before).
+    pub unsettled: Unsettled,
+    /// The attribute, or `None` for a void: a position that a crash tore before anything was
+    /// submitted for it.
+    pub attribute: Option<Attribute>,
+}
+
+/// An upper bound of how many appends before an entry were not fenced when it was written.
+///
+/// An entry thereby proves that older ones were durable once: if one of *those* is unreadable, it
+/// was not torn but damaged, and the log is refused instead of being taken as shorter (T19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsettled(u8);
+
+impl Unsettled {
+    /// Claims nothing: 2¹⁴ or more appends were not fenced.
+    pub const UNKNOWN: Self = Self(15);
+
+    /// The bound for `count` unfenced appends.
+    #[must_use]
+    #[inline]
+    pub const fn of(count: u64) -> Self {
+        let bits = 64 - count.leading_zeros() as u8;
+        if bits < 15 { Self(bits) } else { Self::UNKNOWN }
+    }
+}
+
+impl Entry {
+    /// The first position that may not have been durable when this entry was written.
+    #[must_use]
+    pub const fn settled_before(&self) -> Position {
+        match self.unsettled.0 {
+            15 => Position(0),
+            bits => Position(self.position.0.saturating_add(1).saturating_sub(1 << bits)),
+        }
+    }
+}
+
+/// The code of a void in the entry's kind field.
+const KIND_VOID: u8 = 15;
+
+/// The entry's bytes with a persist word of 0.
+///
+/// The attribute must be [`loggable`].
+#[must_use]
+#[inline]
+pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
+    let mut bytes = [0; ENTRY_BYTES];
+    let mut kind = KIND_VOID;
+    if let Some(a) = &entry.attribute {
+        debug_assert!(loggable(a), "{a:?}");
+        kind = a.kind as u8;
+        bytes[24..32].copy_from_slice(&a.seq.0.to_le_bytes());
+        bytes[32..40].copy_from_slice(&a.tag.to_le_bytes());
+        bytes[40..48].copy_from_slice(&a.lba.to_le_bytes());
+        bytes[46] = a.member.0;
+        bytes[48..52].copy_from_slice(&a.ordinal.to_le_bytes());
+        bytes[52..54].copy_from_slice(&a.num.to_le_bytes());
+        bytes[54..56].copy_from_slice(&a.index.to_le_bytes());
+        bytes[56..58].copy_from_slice(&(a.blocks.saturating_sub(1) as u16).to_le_bytes());
+        bytes[58] = (a.span - 1) as u8;
+        bytes[59] = a.flags.0;
+    }
+    bytes[12..16].copy_from_slice(&entry.life.generation.to_le_bytes());
+    bytes[16..24].copy_from_slice(&entry.position.0.to_le_bytes());
+    bytes[47] = kind | entry.unsettled.0 << 4;
+    bytes[60..64].copy_from_slice(&entry.life.incarnation.to_le_bytes());
+    let check = crc(seed, &bytes[12..]);
+    bytes[8..12].copy_from_slice(&check.to_le_bytes());
+    bytes
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decoded {
+    /// Nothing was ever written here.
+    Blank,
+    /// Bytes that are no entry of this partition: torn, damaged or foreign.
+    Torn,
+    /// A whole entry of a version that knows more than this one.
+    Newer {
+        /// Where it was appended.
+        position: Position,
+        /// Its kind code.
+        kind: u8,
+        /// Its flags.
+        flags: u8,
+    },
+    /// A whole entry.
+    Whole {
+        /// What it says.
+        entry: Entry,
+        /// What its persist word says.
+        persist: Persist,
+    },
+}
+
+/// What a persist word says about its entry (T7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persist {
+    /// 0: the data may not be durable.
+    No,
+    /// The stamp of exactly this entry: the data is durable.
+    Yes,
+    /// Something else: the word of an older lap whose overwriting a crash lost, or damage.
+    /// Vouches for nothing.
+    Alien,
+}
+
+/// Reads a slot.
+#[must_use]
+pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Decoded::Blank;
+    }
+    if crc(seed, &bytes[12..]) != u32_at(bytes, 8) {
+        return Decoded::Torn;
+    }
+    let position = Position(u64_at(bytes, 16));
+    let life = Life { generation: u32_at(bytes, 12), incarnation: u32_at(bytes, 60) };
+    let (code, flags) = (bytes[47] & 0x0f, Flags(bytes[59]));
+    let attribute = match Kind::from_code(code) {
+        None if code == KIND_VOID => None,
+        Some(kind) if flags.0 & !Flags::KNOWN == 0 => {
+            let blocks = u32::from(u16_at(bytes, 56)) + 1;
+            let attribute = Attribute {
+                seq: Seq(u64_at(bytes, 24)),
+                span: u16::from(bytes[58]) + 1,
+                num: u16_at(bytes, 52),
+                index: u16_at(bytes, 54),
+                ordinal: u32_at(bytes, 48),
+                member: Member(bytes[46]),
+                kind,
+                flags,
+                lba: u64_at(bytes, 40) & LBA_MASK,
+                blocks: if kind == Kind::Flush { 0 } else { blocks },
+                tag: u64_at(bytes, 32),
+            };
+            // A checksum is 32 bits: what no writer of this version writes is not believed.
+            if !loggable(&attribute) {
+                return Decoded::Torn;
+            }
+            Some(attribute)
+        }
+        _ => {
+            return Decoded::Newer { position, kind: code, flags: flags.0 };
+        }
+    };
+    Decoded::Whole {
+        entry: Entry { position, life, unsettled: Unsettled(bytes[47] >> 4), attribute },
+        persist: match u64_at(bytes, 0) {
+            0 => Persist::No,
+            word if word == life.stamp(position) => Persist::Yes,
+            _ => Persist::Alien,
+        },
+    }
+}
+
+const LBA_MASK: u64 = (1 << 48) - 1;
+
+/// Whether an attribute fits the entry's fields: an LBA below 2⁴⁸ that stays there to its last
+/// block, 1 to 65536 blocks (none for [`Kind::Flush`]), a span of 1 to 256 groups that ends
+/// below 2⁶⁴, and an index below `num`.
+#[must_use]
+#[inline]
+pub const fn loggable(a: &Attribute) -> bool {
+    let blocks = match a.kind {
+        Kind::Flush => a.blocks == 0 && a.lba == 0,
+        Kind::Write | Kind::Discard => {
+            a.blocks >= 1 && a.blocks <= 1 << 16 && a.lba <= LBA_MASK + 1 - a.blocks as u64
+        }
+    };
+    blocks
+        && a.span >= 1
+        && a.span <= crate::attribute::SPAN_MAX
+        && a.seq.0.checked_add(a.span as u64).is_some()
+        && a.index < a.num
+        && a.flags.0 & !Flags::KNOWN == 0
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes were sliced"))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes were sliced"))
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("2 bytes were sliced"))
+}

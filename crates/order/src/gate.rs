@@ -1,0 +1,612 @@
+//! The gate: what a target holds until its predecessors are through (paper §4.3.1).
+//!
+//! One [`Gate`] per (stream, server) turns arrivals and completions into [`Step`]s. Plain writes
+//! need not wait for one another; the gate holds only
+//!
+//! - an entry that overtook its predecessors on the way (until they arrive),
+//! - a write that touches a block that an earlier write in flight touches too (T12),
+//! - the FLUSH of a flush entry, until all the stream's earlier entries on that device and the
+//!   entry's own write have completed (T2),
+//! - and, once something failed, everything that comes later, for good (T22, P6).
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::attribute::{Attribute, Kind, Member};
+use overlap::Filter;
+pub use step::{Cause, GateError, MemberCache, Step, Ticket};
+
+mod overlap;
+mod step;
+
+/// The per-stream, per-server gate.
+#[derive(Debug)]
+pub struct Gate {
+    slots: Vec<Slot>,
+    drives: Vec<Drive>,
+    /// Index into `drives` by member number, or `NO_DRIVE`.
+    drive_of: [u8; 256],
+    /// The ordinal to be admitted next.
+    next: u32,
+    /// Arrivals beyond `next`, by ordinal modulo its power-of-two length.
+    early: Vec<u32>,
+    held: u32,
+    inside: u32,
+    filter: Filter,
+    /// Writes that wait for overlapping ones, in ordinal order.
+    waiting: Vec<u32>,
+    poison: Option<Poison>,
+}
+
+impl Gate {
+    /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are
+    /// there at once, with tickets `0..capacity`.
+    ///
+    /// # Panics
+    ///
+    /// If `capacity` is 0 or above 65536, a member is listed twice, or there are 255 or more.
+    #[must_use]
+    pub fn new(members: &[MemberCache], capacity: u32) -> Self {
+        Self::starting_at(1, members, capacity)
+    }
+
+    /// Like [`new`](Self::new), but the first entry has the given ordinal. Ordinals wrap from
+    /// 2³² − 1 to 0 (T5).
+    ///
+    /// # Panics
+    ///
+    /// See [`new`](Self::new).
+    #[must_use]
+    pub fn starting_at(first: u32, members: &[MemberCache], capacity: u32) -> Self {
+        assert!((1..=1 << 16).contains(&capacity), "a gate has room for 1 to 65536 entries");
+        assert!(members.len() < usize::from(NO_DRIVE), "too many members");
+        let mut drive_of = [NO_DRIVE; 256];
+        for (i, cache) in members.iter().enumerate() {
+            let drive = &mut drive_of[usize::from(cache.member.0)];
+            assert!(*drive == NO_DRIVE, "{:?} is listed twice", cache.member);
+            *drive = i as u8;
+        }
+        let drives = members.iter().map(|cache| Drive {
+            cache: *cache,
+            first: NONE,
+            last: NONE,
+            pending: VecDeque::with_capacity(capacity as usize),
+            flushing: None,
+            unflushed: None,
+        });
+        Self {
+            slots: vec![Slot::FREE; capacity as usize],
+            drives: drives.collect(),
+            drive_of,
+            next: first,
+            early: vec![NONE; capacity.next_power_of_two() as usize],
+            held: 0,
+            inside: 0,
+            filter: Filter::new(capacity as usize),
+            waiting: Vec::with_capacity(capacity as usize),
+            poison: None,
+        }
+    }
+
+    /// An entry and all its data have arrived.
+    ///
+    /// # Errors
+    ///
+    /// The peer broke the protocol; the gate is unchanged, the ticket still free.
+    ///
+    /// # Panics
+    ///
+    /// If the ticket is out of range or in use.
+    #[inline]
+    pub fn arrive(
+        &mut self,
+        ticket: Ticket,
+        attribute: &Attribute,
+        steps: &mut Vec<Step>,
+    ) -> Result<(), GateError> {
+        let ordinal = attribute.ordinal;
+        let drive = self.drive_of[usize::from(attribute.member.0)];
+        if drive == NO_DRIVE {
+            return Err(GateError::UnknownMember { ordinal, member: attribute.member });
+        }
+        let ahead = ordinal.wrapping_sub(self.next);
+        if ahead != 0 && self.poison.is_none() {
+            check_early(ahead, self.next, &self.early, self.slots.len())?;
+        }
+        let slot = &mut self.slots[ticket.0 as usize];
+        assert!(slot.state == State::Free, "{ticket:?} is in use");
+        *slot = Slot {
+            lba: attribute.lba,
+            end: attribute.lba.saturating_add(u64::from(attribute.blocks)),
+            ordinal,
+            before: NONE,
+            after: NONE,
+            blockers: 0,
+            drive,
+            writes: attribute.kind != Kind::Flush,
+            flush: attribute.is_flush(),
+            state: State::Early,
+        };
+        self.inside += 1;
+        if self.poison.is_some() {
+            // Whatever was admitted before the failure came earlier in order; this comes later.
+            self.refuse(ticket.0, steps);
+        } else if ahead == 0 {
+            self.admit(ticket.0, steps);
+            while self.held > 0 {
+                let index = self.next as usize & (self.early.len() - 1);
+                let ticket = core::mem::replace(&mut self.early[index], NONE);
+                if ticket == NONE {
+                    break;
+                }
+                self.held -= 1;
+                self.admit(ticket, steps);
+            }
+        } else {
+            let index = ordinal as usize & (self.early.len() - 1);
+            self.early[index] = ticket.0;
+            self.held += 1;
+        }
+        Ok(())
+    }
+
+    /// The drive has finished the entry's write or discard.
+    ///
+    /// # Panics
+    ///
+    /// If no [`Step::Write`] was given for the ticket.
+    #[inline]
+    pub fn written(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
+        let slot = self.slots[ticket.0 as usize];
+        assert!(slot.state == State::Writing, "{ticket:?} is not being written");
+        self.leave_drive(ticket.0);
+        if !ok {
+            let member = self.drives[usize::from(slot.drive)].cache.member;
+            let ordinal = slot.ordinal;
+            self.poison_from(Cause::WriteFailed { member, ordinal }, Some(ordinal), steps);
+        }
+        let volatile = self.drives[usize::from(slot.drive)].cache.volatile;
+        if self.is_doomed(slot.ordinal) {
+            self.refuse(ticket.0, steps);
+        } else if slot.flush {
+            self.slots[ticket.0 as usize].state = State::Unflushed;
+        } else {
+            self.complete(ticket.0, !volatile, steps);
+        }
+        if !self.waiting.is_empty() {
+            self.wake(&slot, steps);
+        }
+        self.flush_if_due(slot.drive, steps);
+    }
+
+    /// The drive has finished the entry's FLUSH.
+    ///
+    /// Its success also completes earlier flush entries that were waiting when it was submitted.
+    ///
+    /// # Panics
+    ///
+    /// If no [`Step::Flush`] was given for the ticket.
+    pub fn flushed(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
+        let slot = self.slots[ticket.0 as usize];
+        let drive = &mut self.drives[usize::from(slot.drive)];
+        assert!(drive.flushing.take() == Some(ticket.0), "{ticket:?} is not being flushed");
+        let member = drive.cache.member;
+        if !ok {
+            self.poison_from(Cause::FlushFailed { member }, None, steps);
+            return;
+        }
+        if drive.unflushed.is_some_and(|last| !is_after(last, slot.ordinal)) {
+            drive.unflushed = None;
+        }
+        while let Some(&first) = self.drives[usize::from(slot.drive)].pending.front() {
+            let ordinal = self.slots[first as usize].ordinal;
+            if is_after(ordinal, slot.ordinal) {
+                break;
+            }
+            self.drives[usize::from(slot.drive)].pending.pop_front();
+            if self.is_doomed(ordinal) {
+                self.refuse(first, steps);
+            } else {
+                self.complete(first, true, steps);
+            }
+        }
+        self.flush_if_due(slot.drive, steps);
+    }
+
+    /// Stops the stream: what waits is refused now, what is in flight when it comes back, what
+    /// arrives later at once.
+    pub fn poison(&mut self, cause: Cause, steps: &mut Vec<Step>) {
+        self.poison_from(cause, None, steps);
+    }
+
+    /// A FLUSH of the drive failed, issued by whomever. Stops the stream if it has unflushed
+    /// writes there, since they may be lost even if a later FLUSH succeeds (T22), and says
+    /// whether it did.
+    pub fn flush_failed_on(&mut self, member: Member, steps: &mut Vec<Step>) -> bool {
+        let harmed = self.has_unflushed(member);
+        if harmed {
+            self.poison_from(Cause::FlushFailed { member }, None, steps);
+        }
+        harmed
+    }
+
+    /// The log did not take `steps[at]`, an [`Step::Append`]: takes it and all later entries
+    /// back. `steps[at..]` are rewritten; those before stay. No step from `at` on may have been
+    /// carried out.
+    ///
+    /// # Panics
+    ///
+    /// If `steps[at]` is not an `Append`.
+    pub fn append_failed(&mut self, at: usize, cause: Cause, steps: &mut Vec<Step>) {
+        let Step::Append(ticket) = steps[at] else {
+            panic!("step {at} is {:?}, not an append", steps[at]);
+        };
+        let ordinal = self.slots[ticket.0 as usize].ordinal;
+        self.retract(at, cause, Some(ordinal), steps);
+    }
+
+    /// The log's fence failed: takes all of `steps` back, of which only `Append`s and persist
+    /// words may have been carried out, and stops the stream.
+    pub fn fence_failed(&mut self, steps: &mut Vec<Step>) {
+        self.retract(0, Cause::LogFailed, None, steps);
+    }
+
+    /// What stopped the stream, if anything did.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<Cause> {
+        self.poison.map(|poison| poison.cause)
+    }
+
+    /// Whether the stream has writes on the drive, completed or under way, that no FLUSH vouches
+    /// for yet.
+    #[must_use]
+    pub fn has_unflushed(&self, member: Member) -> bool {
+        let drive = self.drive_of[usize::from(member.0)];
+        self.drives.get(usize::from(drive)).is_some_and(|drive| drive.unflushed.is_some())
+    }
+
+    /// Whether no entry is here.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.inside == 0
+    }
+
+    /// Entries that arrived and were neither completed nor refused.
+    #[must_use]
+    pub const fn inside(&self) -> u32 {
+        self.inside
+    }
+
+    /// Entries that overtook their predecessors and wait for them.
+    #[must_use]
+    pub const fn held(&self) -> u32 {
+        self.held
+    }
+
+    #[inline]
+    fn admit(&mut self, ticket: u32, steps: &mut Vec<Step>) {
+        self.next = self.next.wrapping_add(1);
+        steps.push(Step::Append(Ticket(ticket)));
+        let slot = &mut self.slots[ticket as usize];
+        let drive = &mut self.drives[usize::from(slot.drive)];
+        if slot.flush || !slot.writes {
+            drive.pending.push_back(ticket);
+        }
+        if !slot.writes {
+            slot.state = State::Unflushed;
+            let drive = slot.drive;
+            self.flush_if_due(drive, steps);
+            return;
+        }
+        if drive.cache.volatile {
+            drive.unflushed = Some(slot.ordinal);
+        }
+        let may_overlap = self.filter.add(slot.drive, slot.lba, slot.end);
+        let blockers = if may_overlap { self.overlapping(ticket) } else { 0 };
+        let slot = &mut self.slots[ticket as usize];
+        slot.blockers = blockers;
+        if blockers == 0 {
+            slot.state = State::Writing;
+            steps.push(Step::Write(Ticket(ticket)));
+        } else {
+            slot.state = State::Waiting;
+            self.waiting.push(ticket);
+        }
+        self.join_drive(ticket);
+    }
+
+    /// How many entries on the drive's list touch blocks of this one (T12).
+    fn overlapping(&self, ticket: u32) -> u32 {
+        let slot = &self.slots[ticket as usize];
+        let mut count = 0;
+        let mut other = self.drives[usize::from(slot.drive)].first;
+        while other != NONE {
+            let earlier = &self.slots[other as usize];
+            count += u32::from(earlier.overlaps(slot));
+            other = earlier.after;
+        }
+        count
+    }
+
+    /// One write fewer in the way of those that wait.
+    fn wake(&mut self, done: &Slot, steps: &mut Vec<Step>) {
+        let slots = &mut self.slots;
+        self.waiting.retain(|&ticket| {
+            let slot = &mut slots[ticket as usize];
+            if slot.drive == done.drive
+                && is_after(slot.ordinal, done.ordinal)
+                && done.overlaps(slot)
+            {
+                slot.blockers -= 1;
+                if slot.blockers == 0 {
+                    slot.state = State::Writing;
+                    steps.push(Step::Write(Ticket(ticket)));
+                    return false;
+                }
+            }
+            true
+        });
+    }
+
+    /// Submits a FLUSH for the latest flush entry before which nothing of the stream is under way
+    /// on the drive (T2). One at a time: a FLUSH that succeeds while an earlier one is still to
+    /// fail would vouch for what that one lost (T4).
+    #[inline]
+    fn flush_if_due(&mut self, drive: u8, steps: &mut Vec<Step>) {
+        let at = &mut self.drives[usize::from(drive)];
+        if at.pending.is_empty() || at.flushing.is_some() {
+            return;
+        }
+        let oldest = (at.first != NONE).then(|| self.slots[at.first as usize].ordinal);
+        let ready = at.pending.iter().take_while(|&&ticket| {
+            oldest.is_none_or(|oldest| is_after(oldest, self.slots[ticket as usize].ordinal))
+        });
+        let ready = ready.count();
+        if ready == 0 {
+            return;
+        }
+        if at.cache.volatile {
+            let last = at.pending[ready - 1];
+            at.flushing = Some(last);
+            steps.push(Step::Flush(Ticket(last)));
+        } else {
+            // Completed is durable here; but the entry vouches for the earlier ones all the same,
+            // so it waited for them.
+            for _ in 0..ready {
+                let at = &mut self.drives[usize::from(drive)];
+                let ticket = at.pending.pop_front().expect("`ready` entries are pending");
+                self.complete(ticket, true, steps);
+            }
+        }
+    }
+
+    fn poison_from(&mut self, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+        match &mut self.poison {
+            None => self.poison = Some(Poison { cause, from }),
+            Some(poison) => {
+                poison.from = match (poison.from, from) {
+                    (Some(old), Some(new)) if is_after(old, new) => Some(new),
+                    (Some(old), Some(_)) => Some(old),
+                    _ => None,
+                };
+            }
+        }
+        if self.held > 0 {
+            for index in 0..self.early.len() {
+                let ticket = core::mem::replace(&mut self.early[index], NONE);
+                if ticket != NONE {
+                    self.refuse(ticket, steps);
+                }
+            }
+            self.held = 0;
+        }
+        let mut waiting = core::mem::take(&mut self.waiting);
+        waiting.retain(|&ticket| {
+            let doomed = self.is_doomed(self.slots[ticket as usize].ordinal);
+            if doomed {
+                self.leave_drive(ticket);
+                self.slots[ticket as usize].state = State::Unflushed;
+                if !self.slots[ticket as usize].flush {
+                    self.refuse(ticket, steps);
+                }
+            }
+            !doomed
+        });
+        self.waiting = waiting;
+        for drive in 0..self.drives.len() {
+            // Those that a FLUSH under way covers come back with it.
+            let covered = self.drives[drive].flushing.map(|last| self.slots[last as usize].ordinal);
+            let mut pending = core::mem::take(&mut self.drives[drive].pending);
+            pending.retain(|&ticket| {
+                let Slot { ordinal, state, .. } = self.slots[ticket as usize];
+                let goes =
+                    self.is_doomed(ordinal) && covered.is_none_or(|last| is_after(ordinal, last));
+                if goes && state == State::Unflushed {
+                    self.refuse(ticket, steps);
+                }
+                !goes
+            });
+            self.drives[drive].pending = pending;
+        }
+    }
+
+    fn retract(&mut self, at: usize, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+        let taken_back = steps.split_off(at);
+        let gone = |slot: &Slot| from.is_none_or(|from| !is_after(from, slot.ordinal));
+        for step in taken_back {
+            let (Step::Append(Ticket(ticket))
+            | Step::Write(Ticket(ticket))
+            | Step::Flush(Ticket(ticket))
+            | Step::Complete { ticket: Ticket(ticket), .. }
+            | Step::Refuse { ticket: Ticket(ticket), .. }) = step;
+            let slot = self.slots[ticket as usize];
+            if !gone(&slot) {
+                steps.push(step);
+                continue;
+            }
+            match step {
+                Step::Append(_) => {}
+                Step::Write(_) => {
+                    // Not submitted, so not in flight: as if it were still waiting.
+                    self.slots[ticket as usize].state = State::Waiting;
+                    self.waiting.push(ticket);
+                }
+                Step::Flush(_) => self.drives[usize::from(slot.drive)].flushing = None,
+                Step::Complete { ticket, .. } => steps.push(Step::Refuse { ticket, why: cause }),
+                Step::Refuse { .. } => steps.push(step),
+            }
+        }
+        self.poison_from(cause, from, steps);
+        for drive in 0..self.drives.len() {
+            self.flush_if_due(drive as u8, steps);
+        }
+    }
+
+    #[inline]
+    fn is_doomed(&self, ordinal: u32) -> bool {
+        self.poison.is_some_and(|poison| poison.from.is_none_or(|from| !is_after(from, ordinal)))
+    }
+
+    #[inline]
+    fn complete(&mut self, ticket: u32, persist: bool, steps: &mut Vec<Step>) {
+        self.slots[ticket as usize].state = State::Free;
+        self.inside -= 1;
+        let ticket = Ticket(ticket);
+        steps.push(Step::Complete { ticket, persist });
+    }
+
+    #[cold]
+    fn refuse(&mut self, ticket: u32, steps: &mut Vec<Step>) {
+        self.slots[ticket as usize].state = State::Free;
+        self.inside -= 1;
+        let why = self.poison.expect("only a poisoned gate refuses").cause;
+        let ticket = Ticket(ticket);
+        steps.push(Step::Refuse { ticket, why });
+    }
+
+    /// Appends to the drive's list of entries whose write is not completed.
+    #[inline]
+    fn join_drive(&mut self, ticket: u32) {
+        let drive = &mut self.drives[usize::from(self.slots[ticket as usize].drive)];
+        let last = core::mem::replace(&mut drive.last, ticket);
+        self.slots[ticket as usize].before = last;
+        if last == NONE {
+            drive.first = ticket;
+        } else {
+            self.slots[last as usize].after = ticket;
+        }
+    }
+
+    /// Takes it from there, and its blocks from the filter.
+    #[inline]
+    fn leave_drive(&mut self, ticket: u32) {
+        let slot = self.slots[ticket as usize];
+        self.filter.remove(slot.drive, slot.lba, slot.end);
+        let drive = &mut self.drives[usize::from(slot.drive)];
+        if slot.before == NONE {
+            drive.first = slot.after;
+        } else {
+            self.slots[slot.before as usize].after = slot.after;
+        }
+        if slot.after == NONE {
+            drive.last = slot.before;
+        } else {
+            self.slots[slot.after as usize].before = slot.before;
+        }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+const NO_DRIVE: u8 = u8::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    lba: u64,
+    end: u64,
+    ordinal: u32,
+    /// Neighbours on the drive's list.
+    before: u32,
+    after: u32,
+    /// Earlier entries, not completed, that overlap this one.
+    blockers: u32,
+    drive: u8,
+    writes: bool,
+    flush: bool,
+    state: State,
+}
+
+impl Slot {
+    const FREE: Self = Self {
+        lba: 0,
+        end: 0,
+        ordinal: 0,
+        before: NONE,
+        after: NONE,
+        blockers: 0,
+        drive: 0,
+        writes: false,
+        flush: false,
+        state: State::Free,
+    };
+
+    #[inline]
+    const fn overlaps(&self, other: &Self) -> bool {
+        self.lba < other.end && other.lba < self.end
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Arrived before its predecessors.
+    Early,
+    /// Admitted, but its write would overlap one under way.
+    Waiting,
+    Writing,
+    /// Written (or with nothing to write): the FLUSH is to come or under way.
+    Unflushed,
+}
+
+#[derive(Debug)]
+struct Drive {
+    cache: MemberCache,
+    /// Entries whose write is not completed, in ordinal order.
+    first: u32,
+    last: u32,
+    /// Flush entries not completed, in ordinal order.
+    pending: VecDeque<u32>,
+    /// The one whose FLUSH is under way; it covers all pending ones up to it.
+    flushing: Option<u32>,
+    /// The ordinal of the last write here, unless a FLUSH has vouched for it.
+    unflushed: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Poison {
+    cause: Cause,
+    /// Entries from here on may not complete; `None`: all that are here.
+    from: Option<u32>,
+}
+
+/// Whether ordinal `a` comes after `b`; fewer than 2³¹ are ever at the gate (T5).
+#[inline]
+const fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+#[cold]
+fn check_early(ahead: u32, expected: u32, early: &[u32], window: usize) -> Result<(), GateError> {
+    let ordinal = expected.wrapping_add(ahead);
+    if (ahead as i32) < 0 {
+        return Err(GateError::Duplicate { ordinal, expected });
+    }
+    if ahead as usize >= window {
+        let window = window as u32;
+        return Err(GateError::TooFar { ordinal, expected, window });
+    }
+    if early[ordinal as usize & (early.len() - 1)] != NONE {
+        return Err(GateError::Duplicate { ordinal, expected });
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! What goes in and out of the gate: tickets, steps, causes.
+
+use crate::attribute::Member;
+
+/// The host's name for an entry at the gate: an index below the gate's capacity, free to be used
+/// again once the entry was completed or refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u32);
+
+/// What a member drive does with completed writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberCache {
+    /// Which member of the volume it is.
+    pub member: Member,
+    /// Whether completed writes may still be lost in a power cut: a volatile write cache without
+    /// power-loss protection. Then only a FLUSH makes them durable (media assumption 3).
+    pub volatile: bool,
+}
+
+/// What the host does next, in the order given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
+    /// order; fence once after the last and before the first `Write` or `Flush` is submitted.
+    Append(Ticket),
+    /// Submit the write or discard to the drive, then call [`Gate::written`].
+    Write(Ticket),
+    /// Submit a FLUSH to the entry's drive, then call [`Gate::flushed`].
+    Flush(Ticket),
+    /// Answer with success. The ticket is free.
+    Complete {
+        /// Whose.
+        ticket: Ticket,
+        /// Set the entry's persist word and fence before answering (T7).
+        persist: bool,
+    },
+    /// Answer with failure. The ticket is free.
+    Refuse {
+        /// Whose.
+        ticket: Ticket,
+        /// Why.
+        why: Cause,
+    },
+}
+
+/// What stopped a stream. The first cause stays (P6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Cause {
+    /// A write of the stream failed.
+    #[error("the write of entry {ordinal} on member {} failed", member.0)]
+    WriteFailed {
+        /// Where.
+        member: Member,
+        /// Which entry.
+        ordinal: u32,
+    },
+    /// A FLUSH failed on a drive where the stream had unflushed writes: they may be lost, even
+    /// if a later FLUSH succeeds (T22).
+    #[error("a FLUSH of member {} failed while the stream had unflushed writes there", member.0)]
+    FlushFailed {
+        /// Where.
+        member: Member,
+    },
+    /// The ordering log has no room: the initiator exceeded its credits (T13).
+    #[error("the ordering log is full")]
+    LogFull,
+    /// The log region failed.
+    #[error("the log region failed")]
+    LogFailed,
+    /// The connection is gone or its owner was fenced (T8).
+    #[error("the connection was closed or its owner replaced")]
+    Closed,
+}
+
+/// Why an arrival was not taken. The peer broke the protocol: close its connection (T18).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GateError {
+    /// The ordinal was seen before.
+    #[error("entry {ordinal} arrived twice or too late: entry {expected} is next")]
+    Duplicate {
+        /// What came.
+        ordinal: u32,
+        /// What is next.
+        expected: u32,
+    },
+    /// The ordinal is further ahead than there can be entries.
+    #[error("entry {ordinal} is too far ahead: entry {expected} is next, the window is {window}")]
+    TooFar {
+        /// What came.
+        ordinal: u32,
+        /// What is next.
+        expected: u32,
+        /// Entries that may be at the gate at once.
+        window: u32,
+    },
+    /// The volume has no such member here.
+    #[error("entry {ordinal} is for member {}, which is not on this server", member.0)]
+    UnknownMember {
+        /// What came.
+        ordinal: u32,
+        /// For which member.
+        member: Member,
+    },
+}

@@ -1,0 +1,132 @@
+//! Why a log region was not made, opened or changed.
+
+use super::{MEMBERS_MAX, VERSION, VOLUMES_MAX};
+use crate::attribute::VolumeId;
+use crate::ordering_log::{SLOTS_MAX, SLOTS_MIN};
+use crate::region::RegionError;
+
+/// Why a log region was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CreateError {
+    /// Not enough bytes for the header and one page of partitions.
+    #[error("log region of {have} bytes is too small: at least {need} bytes are needed")]
+    TooSmall {
+        /// Size in bytes.
+        have: usize,
+        /// Smallest size in bytes.
+        need: usize,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a log region was not opened (T19). It is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Nothing was ever written there.
+    #[error("log region is blank: create it, or, if it should have held a log, restore it")]
+    Blank,
+    /// Something else is there.
+    #[error("this is not a log region: it holds other data; check the path")]
+    NotALog,
+    /// Written by a later version.
+    #[error(
+        "log region has format version {version}, this program knows {VERSION}: use the newer \
+         program that made it"
+    )]
+    Newer {
+        /// Its version.
+        version: u32,
+    },
+    /// Header lost.
+    #[error(
+        "log region is damaged: {what}; restore it, or give up what it knew with \
+         --accept-lost-log"
+    )]
+    Damaged {
+        /// How.
+        what: &'static str,
+    },
+    /// A `file:` log of another boot, still needed.
+    #[error(
+        "log region was last used before this system booted, and volume {volume} was not closed: \
+         a file: log does not survive the power, so nothing may be undone from it; check the \
+         volume's content and give up the log with --accept-lost-log"
+    )]
+    StaleBoot {
+        /// A volume that was not closed.
+        volume: VolumeId,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a volume was not given a place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// It has one.
+    #[error("volume {volume} is in the log region already")]
+    AlreadyThere {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// The directory has no room.
+    #[error("log region holds {VOLUMES_MAX} volumes, which is all it can: remove one first")]
+    DirectoryFull,
+    /// No gap is large enough.
+    #[error(
+        "log region is too small: the volume's partitions need {need} bytes, the largest gap has \
+         {have}; use fewer streams, fewer slots or a larger region"
+    )]
+    TooSmall {
+        /// Bytes needed in one piece.
+        need: usize,
+        /// Bytes of the largest gap.
+        have: usize,
+    },
+    /// Counts out of range.
+    #[error(
+        "volume with {streams} streams, {slots} slots per stream and {members} members on this \
+         server cannot be logged: at least 1 stream, {SLOTS_MIN} to {SLOTS_MAX} slots, and 1 to \
+         {MEMBERS_MAX} distinct members are possible"
+    )]
+    Shape {
+        /// Streams asked for.
+        streams: u16,
+        /// Slots per stream asked for.
+        slots: u32,
+        /// Members given.
+        members: usize,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a volume's record was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// Not in the directory.
+    #[error("volume {volume} is not in the log region")]
+    NoSuchVolume {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// Generations only rise (T8).
+    #[error(
+        "generation {given} of volume {volume} is not above {current}: another owner came first"
+    )]
+    Generation {
+        /// Which volume.
+        volume: VolumeId,
+        /// What was asked for.
+        given: u32,
+        /// What is current.
+        current: u32,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}

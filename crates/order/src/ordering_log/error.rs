@@ -1,0 +1,197 @@
+//! Why a partition was not made, opened, bound or appended to.
+
+use super::mark::VERSION;
+use crate::attribute::{Seq, StreamId, VolumeId};
+use crate::entry::{PartitionId, Position};
+use crate::region::RegionError;
+
+/// Why a partition cannot be used. Never to be taken for "nothing to undo" (T19).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// The byte range cannot hold a partition.
+    #[error("log partition of {have} bytes is too small: {need} bytes are needed at least")]
+    TooSmall {
+        /// Size in bytes.
+        have: usize,
+        /// Smallest usable size in bytes.
+        need: usize,
+    },
+    /// There is nothing where the directory says a partition is.
+    #[error(
+        "log partition of volume {} stream {} is blank though its volume is listed: the log was \
+         erased or replaced; restore it, or give up what it knew with --accept-lost-log",
+        id.volume, id.stream
+    )]
+    Blank {
+        /// Whose partition was expected.
+        id: PartitionId,
+    },
+    /// It belongs to somebody else.
+    #[error(
+        "log partition belongs to volume {} stream {}, not to volume {} stream {}: the log region \
+         was swapped; serve the right one, or give up what it knew with --accept-lost-log",
+        found.volume, found.stream, expected.volume, expected.stream
+    )]
+    Foreign {
+        /// Whose it is.
+        found: PartitionId,
+        /// Whose was expected.
+        expected: PartitionId,
+    },
+    /// It has another number of slots than the byte range.
+    #[error(
+        "log partition says {found} slots, but its place has room for {expected}: the log region \
+         was moved or resized; serve the original one, or give up what it knew with \
+         --accept-lost-log"
+    )]
+    Resized {
+        /// Slots according to the mark.
+        found: u32,
+        /// Slots according to the byte range.
+        expected: u32,
+    },
+    /// Written by a later version.
+    #[error(
+        "log partition has format version {version}, this program knows {VERSION}: use the newer \
+         program that wrote it"
+    )]
+    Newer {
+        /// Its version.
+        version: u16,
+    },
+    /// An entry of a kind or with a flag that only a later version knows.
+    #[error(
+        "log entry {} has kind {kind} and flags {flags:#04x}, which this program does not know: \
+         use the newer program that wrote it", position.0
+    )]
+    NewerEntry {
+        /// Where.
+        position: Position,
+        /// Its kind code.
+        kind: u8,
+        /// Its flags.
+        flags: u8,
+    },
+    /// Something is unreadable that was durable once.
+    #[error(
+        "log partition of volume {volume} stream {stream} is damaged: {what}; restore the log \
+         region, or give up what it knew with --accept-lost-log"
+    )]
+    Damaged {
+        /// The volume.
+        volume: VolumeId,
+        /// The stream.
+        stream: StreamId,
+        /// What is wrong.
+        what: Damage,
+    },
+}
+
+/// What is unreadable in a partition although it was durable once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// Neither copy of the mark is whole.
+    #[error("neither copy of its mark is readable")]
+    NoMark,
+    /// An entry proves that a later mark had been durable.
+    #[error("entry {} is newer than the mark allows, so the last mark is lost", .0.0)]
+    MarkLost(Position),
+    /// An entry that later ones prove durable is not readable.
+    #[error("entry {} is unreadable, though later ones prove that it was durable", .0.0)]
+    EntryLost(Position),
+    /// The persist word of an entry that later ones prove durable is neither unset nor its own.
+    #[error("the persist word of entry {} is none that was ever stored", .0.0)]
+    PersistWord(Position),
+}
+
+/// Why a partition was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Not enough bytes.
+    #[error("log partition of {have} bytes is too small: {need} bytes are needed at least")]
+    TooSmall {
+        /// Size in bytes.
+        have: usize,
+        /// Smallest usable size in bytes.
+        need: usize,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+pub(super) struct TooSmall {
+    pub(super) have: usize,
+    pub(super) need: usize,
+}
+
+impl From<TooSmall> for FormatError {
+    fn from(TooSmall { have, need }: TooSmall) -> Self {
+        Self::TooSmall { have, need }
+    }
+}
+
+impl From<TooSmall> for LogError {
+    fn from(TooSmall { have, need }: TooSmall) -> Self {
+        Self::TooSmall { have, need }
+    }
+}
+
+/// Why an attribute was not appended. Nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// No slot is free, even with all that the initiator has released (T13). It appended more
+    /// than its credits allow.
+    #[error(
+        "ordering log is full: all {slots} slots hold entries beyond the released group \
+         {released}; release (flush) before appending"
+    )]
+    Full {
+        /// Slots in the partition.
+        slots: u32,
+        /// The released mark.
+        released: Seq,
+    },
+    /// The attribute does not fit the entry's fields; see [`loggable`].
+    #[error("attribute of group {seq} cannot be logged: a field is out of range")]
+    Unloggable {
+        /// Its group.
+        seq: Seq,
+    },
+    /// Opened, but neither [`start`](StreamLog::start) nor [`resume`](StreamLog::resume) came.
+    #[error("ordering log is not bound to an owner: start or resume it first")]
+    Unbound,
+    /// The region failed, now or before: nothing more is appended.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a binding was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// Its owner's generation is over.
+    #[error(
+        "generation {given} is not current: the log is at generation {current}; another owner has \
+         taken the volume over"
+    )]
+    Generation {
+        /// What was asked for.
+        given: u32,
+        /// What the log says.
+        current: u32,
+    },
+    /// Incarnations never go back.
+    #[error(
+        "incarnation {given} is older than {current}, the log's last one: the log region's \
+         header was replaced by an older one"
+    )]
+    Incarnation {
+        /// What was asked for.
+        given: u32,
+        /// What the log says.
+        current: u32,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}

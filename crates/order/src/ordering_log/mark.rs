@@ -1,0 +1,83 @@
+//! The mark: the 64 bytes that say which part of a partition is alive (`docs/log-format.md`,
+//! "Mark area").
+//!
+//! Two copies are written alternately, so that a crash in the middle of one leaves the other.
+
+use crate::attribute::{Seq, StreamId, VolumeId};
+use crate::entry::{Life, PartitionId, u16_at, u32_at, u64_at};
+use crate::region::Crc32c;
+
+/// Size of one copy of the mark in bytes.
+pub(crate) const MARK_BYTES: usize = 64;
+/// Version of the partition's layout (mark and entries).
+pub(crate) const VERSION: u16 = 1;
+const MAGIC: u32 = u32::from_le_bytes(*b"RIOm");
+
+/// What the mark says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// How often a mark was written; the copy is `number % 2`.
+    pub(crate) number: u64,
+    /// Groups up to here need nothing any more (T1).
+    pub(crate) released: Seq,
+    /// The first position that may be alive. Slots of older ones may be reused (T1).
+    pub(crate) head: u64,
+    /// Entries of a smaller generation are dead (T7); the incarnation last bound.
+    pub(crate) life: Life,
+    /// Whose partition.
+    pub(crate) id: PartitionId,
+    /// How many slots follow.
+    pub(crate) slots: u32,
+}
+
+/// What a copy's 64 bytes hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkCopy {
+    Blank,
+    Torn,
+    Newer { version: u16 },
+    Whole(Mark),
+}
+
+impl Mark {
+    pub(crate) fn encode(&self, crc: Crc32c) -> [u8; MARK_BYTES] {
+        let mut bytes = [0; MARK_BYTES];
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.id.stream.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.released.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.head.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.life.generation.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.life.incarnation.to_le_bytes());
+        bytes[40..56].copy_from_slice(&self.id.volume.0);
+        bytes[56..60].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[60..64].copy_from_slice(&MAGIC.to_le_bytes());
+        let check = crc(0, &bytes[4..]);
+        bytes[..4].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; MARK_BYTES], crc: Crc32c) -> MarkCopy {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return MarkCopy::Blank;
+        }
+        if u32_at(bytes, 60) != MAGIC || crc(0, &bytes[4..]) != u32_at(bytes, 0) {
+            return MarkCopy::Torn;
+        }
+        let version = u16_at(bytes, 4);
+        if version != VERSION {
+            return MarkCopy::Newer { version };
+        }
+        MarkCopy::Whole(Self {
+            number: u64_at(bytes, 8),
+            released: Seq(u64_at(bytes, 16)),
+            head: u64_at(bytes, 24),
+            life: Life { generation: u32_at(bytes, 32), incarnation: u32_at(bytes, 36) },
+            id: PartitionId {
+                volume: VolumeId(bytes[40..56].try_into().expect("16 bytes were sliced")),
+                stream: StreamId(u16_at(bytes, 6)),
+            },
+            slots: u32_at(bytes, 56),
+        })
+    }
+}

@@ -1,0 +1,182 @@
+//! Reading a partition after a crash: which entries are alive, and whether any is missing that
+//! must be there (T7, T19).
+
+use alloc::vec::Vec;
+
+use super::error::{Damage, LogError};
+use super::mark::{MARK_BYTES, Mark, MarkCopy};
+use crate::attribute::{Attribute, Seq};
+use crate::entry::{Decoded, ENTRY_BYTES, Life, PartitionId, Persist, Position, decode};
+use crate::region::{Crc32c, Region};
+
+/// Where the entries begin in a partition.
+pub(crate) const SLOTS_AT: usize = 2 * MARK_BYTES;
+
+/// No count of a real log comes near: 2⁶² appends take 10⁵ years.
+const COUNT_MAX: u64 = 1 << 62;
+
+/// One live entry as found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedEntry {
+    /// Where it was appended; positions give the stream's order on this server.
+    pub position: Position,
+    /// What it describes.
+    pub attribute: Attribute,
+    /// By which owner and in which life of the target it was appended (T4, T8).
+    pub life: Life,
+    /// Whether its persist word was set: the data is durable; for a flushed entry also that of
+    /// earlier ones (T4).
+    pub persisted: bool,
+}
+
+/// What a partition holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Groups up to here are released: no entry of theirs is listed (T1).
+    pub released: Seq,
+    /// The generation and incarnation of the last binding. Older generations are dead.
+    pub life: Life,
+    /// The live entries, in position order.
+    pub entries: Vec<LoggedEntry>,
+    /// Slots with bytes that are no whole entry: appends torn by the crash, before anything was
+    /// submitted for them.
+    pub torn: u32,
+    /// Slots with whole entries of an older lap or a dead generation.
+    pub stale: u32,
+}
+
+impl Scan {
+    /// Whether there is nothing to recover: no live entry, and no trace of a torn one.
+    #[must_use]
+    pub const fn is_clean(&self) -> bool {
+        self.entries.is_empty() && self.torn == 0
+    }
+}
+
+/// Reads both copies of the mark and takes the newer.
+pub(crate) fn read_mark<R: Region>(
+    region: &R,
+    id: PartitionId,
+    slots: u32,
+    crc: Crc32c,
+) -> Result<Mark, LogError> {
+    let copies = [0, MARK_BYTES].map(|at| {
+        let mut bytes = [0; MARK_BYTES];
+        region.read(at, &mut bytes);
+        Mark::decode(&bytes, crc)
+    });
+    let mut newest: Option<Mark> = None;
+    for copy in copies {
+        match copy {
+            MarkCopy::Newer { version } => return Err(LogError::Newer { version }),
+            MarkCopy::Whole(mark) if mark.head.max(mark.number) >= COUNT_MAX => {}
+            MarkCopy::Whole(mark) if newest.is_none_or(|n| n.number < mark.number) => {
+                newest = Some(mark);
+            }
+            MarkCopy::Whole(_) | MarkCopy::Blank | MarkCopy::Torn => {}
+        }
+    }
+    let Some(mark) = newest else {
+        if copies == [MarkCopy::Blank; 2] {
+            return Err(LogError::Blank { id });
+        }
+        return Err(damaged(id, Damage::NoMark));
+    };
+    if mark.id != id {
+        return Err(LogError::Foreign { found: mark.id, expected: id });
+    }
+    if mark.slots != slots {
+        return Err(LogError::Resized { found: mark.slots, expected: slots });
+    }
+    Ok(mark)
+}
+
+fn damaged(id: PartitionId, what: Damage) -> LogError {
+    LogError::Damaged { volume: id.volume, stream: id.stream, what }
+}
+
+/// What [`scan`] found besides the list.
+pub(crate) struct Slots {
+    /// For each position from the mark's head up to the last whole entry, the last group of that
+    /// entry; `None` where a torn append left a hole.
+    pub(crate) seqs: Vec<Option<Seq>>,
+    /// Slots with bytes that are no whole entry.
+    pub(crate) torn: Vec<u32>,
+}
+
+/// Reads all slots and tells live, stale, torn and damaged apart.
+///
+/// Slot by slot, exactly one position from `head` to `head + slots` may live there, because a
+/// slot was reused only after the mark that freed it had become durable (T1).
+pub(crate) fn scan<R: Region>(
+    region: &R,
+    mark: &Mark,
+    crc: Crc32c,
+) -> Result<(Scan, Slots), LogError> {
+    let seed = mark.id.seed(crc);
+    let slots = u64::from(mark.slots);
+    let mut found = Scan { released: mark.released, life: mark.life, ..Scan::default() };
+    let mut seqs = Vec::new();
+    let mut torn = Vec::new();
+    let mut settled = Position(mark.head);
+    let mut alien = None;
+    for position in (mark.head..mark.head + slots).map(Position) {
+        let slot = (position.0 % slots) as u32;
+        let mut bytes = [0; ENTRY_BYTES];
+        region.read(SLOTS_AT + slot as usize * ENTRY_BYTES, &mut bytes);
+        let (entry, persist) = match decode(&bytes, seed, crc) {
+            Decoded::Blank => continue,
+            Decoded::Whole { entry, persist } if entry.position.0 % slots == u64::from(slot) => {
+                (entry, persist)
+            }
+            Decoded::Newer { position, .. } if position.0 < mark.head => {
+                found.stale += 1;
+                continue;
+            }
+            Decoded::Newer { position, kind, flags } => {
+                return Err(LogError::NewerEntry { position, kind, flags });
+            }
+            Decoded::Torn | Decoded::Whole { .. } => {
+                found.torn += 1;
+                torn.push(slot);
+                continue;
+            }
+        };
+        if entry.position < position || entry.life.generation < mark.life.generation {
+            found.stale += 1;
+            continue;
+        }
+        if entry.position > position
+            || entry.life.generation > mark.life.generation
+            || entry.life.incarnation > mark.life.incarnation
+        {
+            return Err(damaged(mark.id, Damage::MarkLost(entry.position)));
+        }
+        settled = settled.max(entry.settled_before());
+        match persist {
+            Persist::Yes => settled = settled.max(Position(position.0 + 1)),
+            Persist::Alien => alien = alien.or(Some(position)),
+            Persist::No => {}
+        }
+        seqs.resize((position.0 - mark.head) as usize, None);
+        seqs.push(Some(entry.attribute.map_or(Seq::ZERO, |a| a.seq_end())));
+        if let Some(attribute) = entry.attribute
+            && attribute.seq_end() > mark.released
+        {
+            found.entries.push(LoggedEntry {
+                position,
+                attribute,
+                life: entry.life,
+                persisted: persist == Persist::Yes,
+            });
+        }
+    }
+    let holes = (mark.head..settled.0).zip(seqs.iter().chain(core::iter::repeat(&None)));
+    if let Some((hole, _)) = holes.into_iter().find(|(_, seq)| seq.is_none()) {
+        return Err(damaged(mark.id, Damage::EntryLost(Position(hole))));
+    }
+    if let Some(position) = alien.filter(|&position| position < settled) {
+        return Err(damaged(mark.id, Damage::PersistWord(position)));
+    }
+    Ok((found, Slots { seqs, torn }))
+}
