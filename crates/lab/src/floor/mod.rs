@@ -1,0 +1,272 @@
+//! The floor: the same bytes between the same threads, with nothing of Rio between.
+//!
+//! One writer thread sends a 72-byte header with its payload (what an NVMe/TCP command capsule with
+//! in-capsule data takes), the server copies the payload into the same drive that a target would
+//! use, and answers with 24 bytes (a response capsule). No session, no log, no checks beyond those
+//! that keep a broken peer from crashing it. By the best method known: many messages per system
+//! call, large receives, all that one receive brought answered with one send, looking before
+//! sleeping on both sides.
+//!
+//! It shows what the machine can do at all; an engine is held against it as a ratio.
+
+mod message;
+mod server;
+mod writer;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use riopipe_media::Drive;
+use riopipe_net::{
+    AcceptError, ConnectError, CpuClock, LinkError, ListenError, Listener, PinError, PollerError,
+    SocketOptions, SpinPolicy,
+};
+
+use crate::{
+    harness::{self, Window},
+    sample::Sample,
+    workload::{Shape, Workload, WorkloadError},
+};
+
+pub use message::{ANSWER_LEN, HEADER_LEN};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct FloorOptions {
+    /// What to write. Of a batch or a journal transaction each write is a message of its own, as
+    /// for an engine that doesn't merge.
+    pub workload: Workload,
+    /// How long.
+    pub window: Window,
+    /// Writer `i` runs on core `i mod n` of these; empty: anywhere.
+    pub writer_cores: Vec<usize>,
+    /// One server thread on each of these, at most one per writer; empty: one, anywhere.
+    pub server_cores: Vec<usize>,
+    /// How both sides wait.
+    pub spin: SpinPolicy,
+    /// How both sides' sockets are set up.
+    pub socket: SocketOptions,
+}
+
+/// Why the floor could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum FloorError {
+    /// The workload makes no sense, or not on this drive.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// A core is missing.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// No port to listen on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Loopback refused.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// No descriptors left.
+    #[error(transparent)]
+    Accept(#[from] AcceptError),
+    /// The connection broke.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// No descriptors left.
+    #[error(transparent)]
+    Poller(#[from] PollerError),
+    /// The drive did not take a write at once, so it is no memory.
+    #[error(
+        "the floor needs a drive that finishes a write within the call (mem:), not {drive}: {why}"
+    )]
+    Drive {
+        /// Which drive.
+        drive: String,
+        /// What it said.
+        why: String,
+    },
+    /// The other side broke the protocol: a bug here.
+    #[error("the raw exchange broke down: {0}")]
+    Protocol(&'static str),
+}
+
+/// Runs the exchange once, writing to `drive` (`mem:…`).
+///
+/// # Errors
+/// [`FloorError`].
+pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, FloorError> {
+    let workload = &options.workload;
+    workload.check()?;
+    for thread in 0..workload.threads {
+        workload.area(thread, drive.geometry().blocks)?;
+    }
+    let servers = options.server_cores.len().clamp(1, workload.threads as usize);
+    let mut listeners = Vec::new();
+    for _ in 0..servers {
+        let mut listener = Listener::bind("127.0.0.1:0")?;
+        listener.set_options(options.socket.clone());
+        listeners.push(listener);
+    }
+    let addresses: Vec<_> = listeners.iter().map(Listener::local_addr).collect();
+    let stop = AtomicBool::new(false);
+    let (clock_sender, clock_receiver) = std::sync::mpsc::channel::<CpuClock>();
+
+    thread::scope(|scope| {
+        let servers: Vec<_> = listeners
+            .into_iter()
+            .enumerate()
+            .map(|(i, listener)| {
+                let core = options.server_cores.get(i).copied();
+                let expected = (workload.threads as usize - i).div_ceil(servers);
+                let clocks = clock_sender.clone();
+                let stop = &stop;
+                thread::Builder::new()
+                    .name(format!("floor server {i}"))
+                    .spawn_scoped(scope, move || {
+                        // An unknown clock only leaves a figure out.
+                        if let Ok(clock) = CpuClock::of_this_thread() {
+                            let _ = clocks.send(clock);
+                        }
+                        drop(clocks);
+                        server::serve(&listener, expected, drive, core, options.spin, stop)
+                    })
+                    // Out of threads: nothing sensible can be measured here.
+                    .expect("start a thread")
+            })
+            .collect();
+        drop(clock_sender);
+        // Ends when every server has sent its clock or given up.
+        let clocks: Vec<CpuClock> = clock_receiver.iter().collect();
+        let target_cpu = || clocks.iter().map(CpuClock::used_ns).sum::<Option<u64>>();
+
+        let sample =
+            harness::run(options.window, workload.threads, target_cpu, |number, worker| {
+                let address = addresses[number as usize % addresses.len()];
+                writer::write(number, options, drive.geometry().blocks, address, worker)
+            });
+        stop.store(true, Ordering::Relaxed);
+        let mut sample = sample;
+        for server in servers {
+            match server.join() {
+                Ok(Ok(())) => {}
+                // The server's error is the cause, the writers' (a reset) the consequence.
+                Ok(Err(error)) => sample = Err(error),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        sample
+    })
+}
+
+/// Whether a write of this workload ends its group: in a raw exchange only for counting.
+fn writes_per_group(workload: &Workload) -> u64 {
+    match workload.shape {
+        Shape::Uniform { group, .. } => u64::from(group),
+        Shape::Journal => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::workload::Pattern;
+
+    fn options(workload: Workload) -> FloorOptions {
+        FloorOptions {
+            workload,
+            window: Window {
+                warm_up: Duration::from_millis(10),
+                duration: Duration::from_millis(50),
+            },
+            writer_cores: Vec::new(),
+            server_cores: Vec::new(),
+            spin: SpinPolicy::HYBRID,
+            socket: SocketOptions::default(),
+        }
+    }
+
+    fn drive(spec: &str) -> Arc<dyn Drive> {
+        riopipe_media::open_drive(spec).unwrap()
+    }
+
+    #[test]
+    fn every_depth_size_and_way_of_waiting_gets_through() {
+        let drive = drive("mem:64M");
+        for (queue_depth, size) in [(1, 4096), (7, 4096), (128, 4096), (32, 65536)] {
+            for spin in [SpinPolicy::HYBRID, SpinPolicy::BLOCK] {
+                let sample = run(
+                    &FloorOptions {
+                        spin,
+                        ..options(Workload {
+                            shape: Shape::Uniform {
+                                pattern: Pattern::Random,
+                                size,
+                                batch: 1,
+                                group: 1,
+                            },
+                            queue_depth,
+                            threads: 1,
+                            seed: 3,
+                        })
+                    },
+                    &drive,
+                )
+                .unwrap();
+                assert!(sample.writes > 0, "depth {queue_depth}, {size} bytes");
+                assert_eq!(sample.bytes, sample.writes * u64::from(size));
+                assert_eq!(sample.groups, sample.writes);
+                assert!(sample.latencies.summary().count > 0);
+                assert!(sample.target_cpu_ns.is_some_and(|ns| ns > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn more_writers_than_cores_and_servers() {
+        let drive = drive("mem:64M");
+        let cores = riopipe_net::allowed_cores();
+        let sample = run(
+            &FloorOptions {
+                writer_cores: cores.clone(),
+                server_cores: cores,
+                ..options(Workload::journal(5, 4))
+            },
+            &drive,
+        )
+        .unwrap();
+        assert!(sample.writes > 0);
+    }
+
+    #[test]
+    fn the_payload_is_really_there() {
+        // One lap over a small area; then every block must carry its own address.
+        let drive = drive("mem:64K");
+        let workload = Workload::random_4k(1, 4);
+        let sample = run(&options(workload), &drive).unwrap();
+        assert!(sample.writes >= 16, "not even one lap: {}", sample.writes);
+        let mut queue = drive.open_queue(1).unwrap();
+        for lba in 0..16 {
+            let riopipe_media::Submitted::Done(Ok(Some(block))) = queue.read(0, lba, 1) else {
+                panic!("memory answers at once");
+            };
+            assert_eq!(message::stamped_lba(&block), lba);
+        }
+    }
+
+    #[test]
+    fn a_drive_too_small_or_a_core_too_far_is_said() {
+        let drive = drive("mem:64K");
+        let error = run(&options(Workload::random_4k(2, 8)), &drive).unwrap_err();
+        assert!(matches!(error, FloorError::Workload(_)), "{error}");
+        let error = run(
+            &FloorOptions { server_cores: vec![1023], ..options(Workload::random_4k(1, 8)) },
+            &drive,
+        )
+        .unwrap_err();
+        assert!(matches!(error, FloorError::Pin(_)), "{error}");
+    }
+}

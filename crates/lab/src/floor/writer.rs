@@ -1,0 +1,218 @@
+//! The side that writes.
+
+use std::{collections::VecDeque, net::SocketAddr, os::fd::AsFd, time::Duration};
+
+use riopipe_net::{
+    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, wait_readable,
+    wait_writable,
+};
+
+use super::{
+    FloorError, FloorOptions,
+    message::{ANSWER_LEN, HEADER_LEN, Header, answers, stamp},
+    writes_per_group,
+};
+use crate::{
+    generator::{Extent, Generator},
+    harness::{Phase, Worker},
+    latency::Latencies,
+    workload::BLOCK,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sleeps end after this long to look at the phase.
+const NAP: Duration = Duration::from_millis(20);
+
+/// How long the server may take over the last answers.
+const DRAIN_NS_MAX: u64 = 10_000_000_000;
+
+/// One write under way, with the memory it uses again and again.
+struct Slot {
+    header: [u8; HEADER_LEN],
+    payload: Vec<u8>,
+    len: usize,
+    sent_at: u64,
+}
+
+struct Writer {
+    socket: Socket,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Slots being sent, in order.
+    outgoing: VecDeque<u32>,
+    /// Bytes of the first of these that are sent already.
+    sent: usize,
+}
+
+/// Writes until the worker is told to stop, then waits for the last answers.
+pub(super) fn write(
+    number: u32,
+    options: &FloorOptions,
+    volume_blocks: u64,
+    address: SocketAddr,
+    worker: &Worker<'_>,
+) -> Result<Latencies, FloorError> {
+    let workload = &options.workload;
+    if !options.writer_cores.is_empty() {
+        pin_to_core(options.writer_cores[number as usize % options.writer_cores.len()])?;
+    }
+    let area = workload.area(number, volume_blocks)?;
+    let mut generator = Generator::new(workload, number, area);
+    let mut writer = Writer::new(options, address)?;
+    let mut input = RecvBuf::new(0);
+    let mut group = Vec::new();
+    let mut staged: VecDeque<Extent> = VecDeque::new();
+    let mut latencies = Latencies::new();
+    let mut waiter = Waiter::new(options.spin);
+    let mut answered = 0;
+    let send_min = send_min(workload.queue_depth);
+    let mut drain_until = None;
+    worker.ready();
+    loop {
+        let phase = worker.phase();
+        if phase == Phase::Stop {
+            let until = *drain_until.get_or_insert_with(|| now_ns() + DRAIN_NS_MAX);
+            if writer.in_flight() == 0 {
+                return Ok(latencies);
+            }
+            if now_ns() > until {
+                return Err(FloorError::Protocol("answers are missing"));
+            }
+        } else if writer.free.len() >= send_min {
+            let now = now_ns();
+            while !writer.free.is_empty() {
+                if staged.is_empty() {
+                    generator.next_group(&mut group);
+                    staged.extend(&group);
+                }
+                // Just filled: a group is never empty.
+                if let Some(extent) = staged.pop_front() {
+                    writer.stage(extent, now);
+                }
+            }
+        }
+        let sent = writer.send()?;
+
+        let received = match input.fill(&writer.socket)? {
+            Received::Bytes(n) => n,
+            Received::WouldBlock => 0,
+            Received::Closed => return Err(FloorError::Protocol("the server has gone")),
+        };
+        if received > 0 {
+            let now = now_ns();
+            let whole = input.len() / ANSWER_LEN;
+            let mut bytes = 0;
+            for slot in answers(input.data()) {
+                let slot_state = writer
+                    .slots
+                    .get(slot as usize)
+                    .ok_or(FloorError::Protocol("an answer to nothing"))?;
+                bytes += (slot_state.len - HEADER_LEN) as u64;
+                if phase == Phase::Measure {
+                    latencies.record(now - slot_state.sent_at);
+                }
+                writer.free.push(slot);
+            }
+            input.consume(whole * ANSWER_LEN);
+            answered += whole as u64;
+            let groups = answered / writes_per_group(workload);
+            answered %= writes_per_group(workload);
+            worker.completed(whole as u64, groups, bytes);
+        }
+        if sent + received > 0 {
+            waiter.worked();
+            continue;
+        }
+        match waiter.idle(now_ns()) {
+            Next::Look => std::hint::spin_loop(),
+            Next::Sleep => writer.sleep()?,
+        }
+    }
+}
+
+/// How many places must be free before more is sent: half the depth at once, so that one half is
+/// under way while the other is dealt with. Sending a write as soon as there is room for one would
+/// mean a system call per write on both sides.
+fn send_min(queue_depth: u32) -> usize {
+    (queue_depth as usize / 2).max(1)
+}
+
+impl Writer {
+    fn new(options: &FloorOptions, address: SocketAddr) -> Result<Self, FloorError> {
+        let payload_len = (options.workload.write_blocks_max() * BLOCK) as usize;
+        let depth = options.workload.queue_depth;
+        Ok(Self {
+            socket: connect(&address.to_string(), CONNECT_TIMEOUT, &options.socket)?,
+            slots: (0..depth)
+                .map(|_| Slot {
+                    header: [0; HEADER_LEN],
+                    payload: vec![0xa5; payload_len],
+                    len: 0,
+                    sent_at: 0,
+                })
+                .collect(),
+            free: (0..depth).rev().collect(),
+            outgoing: VecDeque::with_capacity(depth as usize),
+            sent: 0,
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes a free slot, of which there must be one.
+    fn stage(&mut self, extent: Extent, now: u64) {
+        let Some(number) = self.free.pop() else {
+            debug_assert!(false, "no free slot");
+            return;
+        };
+        let slot = &mut self.slots[number as usize];
+        slot.len = HEADER_LEN + (extent.blocks * BLOCK) as usize;
+        slot.sent_at = now;
+        Header { len: slot.len as u32, slot: number, lba: extent.lba }.put(&mut slot.header);
+        stamp(&mut slot.payload, extent.lba);
+        self.outgoing.push_back(number);
+    }
+
+    /// Sends what can be sent; returns how many bytes that was.
+    fn send(&mut self) -> Result<usize, FloorError> {
+        if self.outgoing.is_empty() {
+            return Ok(0);
+        }
+        let mut skip = self.sent;
+        let slots = &self.slots;
+        let slices = self.outgoing.iter().flat_map(|&number| {
+            let slot = &slots[number as usize];
+            [&slot.header[..], &slot.payload[..slot.len - HEADER_LEN]]
+        });
+        let taken = self.socket.send(slices.map(|slice| {
+            let skipped = skip.min(slice.len());
+            skip -= skipped;
+            &slice[skipped..]
+        }))?;
+        self.sent += taken;
+        while let Some(&number) = self.outgoing.front() {
+            let len = self.slots[number as usize].len;
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            self.outgoing.pop_front();
+        }
+        Ok(taken)
+    }
+
+    /// Until there is something to receive, or room to send what waits.
+    fn sleep(&self) -> Result<(), FloorError> {
+        let fd = self.socket.as_fd();
+        let slept = if self.outgoing.is_empty() {
+            wait_readable(fd, NAP)
+        } else {
+            // The server reads on whatever we do, so room comes without our reading.
+            wait_writable(fd, NAP)
+        };
+        slept.map(drop).map_err(|_| FloorError::Protocol("waiting failed"))
+    }
+}

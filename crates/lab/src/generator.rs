@@ -1,0 +1,252 @@
+//! A workload's writes for one thread, one group after another, for ever.
+
+use std::ops::Range;
+
+use crate::{
+    permutation::{Permutation, mix},
+    workload::{BLOCK, Pattern, Shape, Workload},
+};
+
+/// One write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First block on the volume.
+    pub lba: u64,
+    /// How many blocks.
+    pub blocks: u32,
+}
+
+/// The groups of one thread. Pure: the same workload, thread and area give the same groups.
+#[derive(Clone, Debug)]
+pub struct Generator {
+    area: Range<u64>,
+    writes: Writes,
+    /// Index of the next write.
+    next: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Writes {
+    Uniform {
+        blocks: u32,
+        batch: u64,
+        group: u32,
+        /// Batches that the area holds.
+        places: u64,
+        /// `None`: in order.
+        walk: Option<Permutation>,
+    },
+    Journal {
+        transactions: u64,
+    },
+}
+
+impl Generator {
+    /// For a workload that passed [`Workload::check`], thread `thread`, and the area that
+    /// [`Workload::area`] gave it.
+    ///
+    /// # Panics
+    /// If the area holds not even one batch, which `Workload::area` never gives.
+    #[must_use]
+    pub fn new(workload: &Workload, thread: u32, area: Range<u64>) -> Self {
+        let places = (area.end - area.start) / workload.unit_blocks();
+        assert!(places > 0, "an area of {area:?} holds nothing");
+        let writes = match workload.shape {
+            Shape::Journal => Writes::Journal { transactions: places },
+            Shape::Uniform { pattern, size, batch, group } => Writes::Uniform {
+                blocks: size / BLOCK,
+                batch: u64::from(batch),
+                group,
+                places,
+                walk: (pattern == Pattern::Random)
+                    .then(|| Permutation::new(places, mix(workload.seed) ^ u64::from(thread))),
+            },
+        };
+        Self { area, writes, next: 0 }
+    }
+
+    /// The writes of the next group, into `group` (cleared first); never none.
+    pub fn next_group(&mut self, group: &mut Vec<Extent>) {
+        group.clear();
+        for _ in 0..self.writes_in_next_group() {
+            group.push(self.next_write());
+        }
+    }
+
+    /// How many writes [`next_group`](Generator::next_group) would give.
+    #[must_use]
+    pub fn writes_in_next_group(&self) -> u32 {
+        match self.writes {
+            Writes::Uniform { group, .. } => group,
+            Writes::Journal { .. } => 1,
+        }
+    }
+
+    /// Whether the group just given ended a batch: nothing that follows can be merged with it, so
+    /// now is the time to let everything go.
+    #[must_use]
+    pub fn at_batch_end(&self) -> bool {
+        match &self.writes {
+            Writes::Uniform { batch, .. } => self.next.is_multiple_of(*batch),
+            Writes::Journal { .. } => self.next.is_multiple_of(2),
+        }
+    }
+
+    fn next_write(&mut self) -> Extent {
+        let i = self.next;
+        self.next += 1;
+        match &self.writes {
+            Writes::Uniform { blocks, batch, places, walk, .. } => {
+                let place = (i / batch) % places;
+                let place = walk.as_ref().map_or(place, |walk| walk.at(place));
+                let write = place * batch + i % batch;
+                Extent { lba: self.area.start + write * u64::from(*blocks), blocks: *blocks }
+            }
+            Writes::Journal { transactions } => {
+                let start = self.area.start + i / 2 % transactions * 3;
+                if i.is_multiple_of(2) {
+                    Extent { lba: start, blocks: 2 }
+                } else {
+                    Extent { lba: start + 2, blocks: 1 }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn groups(workload: &Workload, thread: u32, blocks: u64, count: usize) -> Vec<Vec<Extent>> {
+        workload.check().unwrap();
+        let area = workload.area(thread, blocks).unwrap();
+        let mut generator = Generator::new(workload, thread, area);
+        (0..count)
+            .map(|_| {
+                let mut group = Vec::new();
+                generator.next_group(&mut group);
+                group
+            })
+            .collect()
+    }
+
+    fn uniform(pattern: Pattern, size: u32, batch: u32, group: u32) -> Workload {
+        Workload {
+            shape: Shape::Uniform { pattern, size, batch, group },
+            queue_depth: group.max(4),
+            threads: 2,
+            seed: 42,
+        }
+    }
+
+    #[test]
+    fn the_papers_journal() {
+        let workload = Workload::journal(2, 1);
+        let extent = |lba, blocks| vec![Extent { lba, blocks }];
+        // 13 blocks per thread hold four transactions.
+        assert_eq!(
+            groups(&workload, 1, 26, 9),
+            [
+                extent(13, 2),
+                extent(15, 1),
+                extent(16, 2),
+                extent(18, 1),
+                extent(19, 2),
+                extent(21, 1),
+                extent(22, 2),
+                extent(24, 1),
+                extent(13, 2),
+            ]
+        );
+    }
+
+    #[test]
+    fn sequential_writes_touch_and_wrap() {
+        let workload = uniform(Pattern::Sequential, 8192, 1, 2);
+        let writes: Vec<_> = groups(&workload, 0, 20, 4).concat();
+        let lbas: Vec<_> = writes.iter().map(|e| e.lba).collect();
+        assert_eq!(lbas, [0, 2, 4, 6, 8, 0, 2, 4]);
+        assert!(writes.iter().all(|e| e.blocks == 2));
+    }
+
+    #[test]
+    fn batches_are_adjacent_inside_and_scattered_outside() {
+        let workload = uniform(Pattern::Random, 4096, 4, 1);
+        let writes: Vec<_> = groups(&workload, 0, 8000, 400).concat();
+        for batch in writes.chunks(4) {
+            assert!(batch.windows(2).all(|w| w[1].lba == w[0].lba + 1));
+        }
+        let touching = writes
+            .chunks(4)
+            .collect::<Vec<_>>()
+            .windows(2)
+            .filter(|w| w[1][0].lba == w[0][3].lba + 1)
+            .count();
+        assert!(touching < 5, "{touching} of 99 batches follow one another");
+    }
+
+    #[test]
+    fn batch_ends_are_known() {
+        let ends = |workload: &Workload| {
+            let mut generator = Generator::new(workload, 0, workload.area(0, 6000).unwrap());
+            let mut group = Vec::new();
+            (0..4)
+                .map(|_| {
+                    generator.next_group(&mut group);
+                    generator.at_batch_end()
+                })
+                .collect::<Vec<_>>()
+        };
+        let batches = uniform(Pattern::Random, 4096, 4, 2);
+        assert_eq!(ends(&batches), [false, true, false, true]);
+        let larger = uniform(Pattern::Random, 4096, 2, 4);
+        assert_eq!(ends(&larger), [true; 4]);
+        assert_eq!(ends(&Workload::journal(2, 1)), [false, true, false, true]);
+    }
+
+    #[test]
+    fn seeds_and_threads_differ_and_repeat() {
+        let one = uniform(Pattern::Random, 4096, 1, 1);
+        let two = Workload { seed: 43, ..one };
+        let of = |w, t| groups(w, t, 20_000, 50);
+        assert_eq!(of(&one, 0), of(&one, 0));
+        assert_ne!(of(&one, 0), of(&two, 0));
+        let shifted: Vec<_> =
+            of(&one, 1).concat().iter().map(|e| Extent { lba: e.lba - 10_000, ..*e }).collect();
+        assert_ne!(of(&one, 0).concat(), shifted);
+    }
+
+    proptest! {
+        /// Every write of every workload stays in its thread's area, and none comes near one that
+        /// may still be under way (T12 is for tests of its own).
+        #[test]
+        fn in_bounds_and_never_overlapping_in_flight(
+            random in any::<bool>(),
+            blocks in 1u32..5,
+            batch_bits in 0u32..4,
+            group_bits in 0u32..4,
+            thread in 0u32..2,
+            seed in any::<u64>(),
+            volume in 2_000u64..4_000,
+        ) {
+            let pattern = if random { Pattern::Random } else { Pattern::Sequential };
+            let mut workload =
+                uniform(pattern, blocks * BLOCK, 1 << batch_bits, 1 << group_bits);
+            workload.seed = seed;
+            let area = workload.area(thread, volume).unwrap();
+            let lap = (area.end - area.start) / u64::from(blocks);
+            let writes: Vec<_> = groups(&workload, thread, volume, 300).concat();
+            for write in &writes {
+                prop_assert!(write.lba >= area.start);
+                prop_assert!(write.lba + u64::from(write.blocks) <= area.end);
+            }
+            let window = (lap as usize).min(writes.len());
+            let mut lbas: Vec<_> = writes[..window].iter().map(|w| w.lba).collect();
+            lbas.sort_unstable();
+            prop_assert!(lbas.windows(2).all(|w| w[1] >= w[0] + u64::from(blocks)));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Running worker threads through a warm-up and a measured window.
+//!
+//! The workers only count; the window is cut by a third thread that reads their counters and CPU
+//! clocks at its two ends. So a worker's loop has no notion of time, and all threads are measured
+//! over the same stretch of it.
+
+use std::{
+    sync::{
+        atomic::{AtomicU8, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use riopipe_net::{CpuClock, now_ns};
+
+use crate::{latency::Latencies, sample::Sample};
+
+/// How long to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Not counted: connections, caches and congestion windows settle.
+    pub warm_up: Duration,
+    /// Counted.
+    pub duration: Duration,
+}
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Work, record no latencies.
+    WarmUp,
+    /// Work and record.
+    Measure,
+    /// Begin nothing; let what is under way end, and return.
+    Stop,
+}
+
+/// A worker's side of the harness.
+#[derive(Debug)]
+pub struct Worker<'a> {
+    shared: &'a Shared,
+    counters: &'a Counters,
+    events: mpsc::Sender<Event>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    phase: AtomicU8,
+}
+
+/// On a cache line of its own (two, for the prefetcher), so that workers don't slow one another.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counters {
+    writes: AtomicU64,
+    groups: AtomicU64,
+    bytes: AtomicU64,
+}
+
+enum Event {
+    Ready(Option<CpuClock>),
+    Ended,
+}
+
+impl Worker<'_> {
+    /// Set-up is over; the warm-up begins when all workers are. Call it once.
+    pub fn ready(&self) {
+        // The receiver outlives the workers.
+        let _ = self.events.send(Event::Ready(CpuClock::of_this_thread().ok()));
+    }
+
+    /// Where the run stands. One load: ask as often as you like.
+    #[inline]
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.shared.phase.load(Ordering::Relaxed) {
+            0 => Phase::WarmUp,
+            1 => Phase::Measure,
+            _ => Phase::Stop,
+        }
+    }
+
+    /// Counts what has completed.
+    #[inline]
+    pub fn completed(&self, writes: u64, groups: u64, bytes: u64) {
+        // Only this thread writes them, so plain additions do.
+        let add = |counter: &AtomicU64, n| {
+            counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        };
+        add(&self.counters.writes, writes);
+        add(&self.counters.groups, groups);
+        add(&self.counters.bytes, bytes);
+    }
+}
+
+impl Drop for Worker<'_> {
+    /// Also when the worker panics: the harness must not wait for it.
+    fn drop(&mut self) {
+        // The receiver outlives the workers.
+        let _ = self.events.send(Event::Ended);
+    }
+}
+
+/// Runs `threads` workers; `body` is told its number and returns the latencies it recorded while
+/// measuring. `target_cpu_ns` reads the CPU time of the target's threads, where that is known.
+///
+/// # Errors
+/// The first worker's error; the others are stopped. A worker that returns early, without error,
+/// ends the run: the sample then covers less than the window.
+pub fn run<E: Send>(
+    window: Window,
+    threads: u32,
+    target_cpu_ns: impl Fn() -> Option<u64>,
+    body: impl Fn(u32, &Worker<'_>) -> Result<Latencies, E> + Sync,
+) -> Result<Sample, E> {
+    let shared = Shared::default();
+    let counters: Vec<Counters> = (0..threads).map(|_| Counters::default()).collect();
+    let (sender, events) = mpsc::channel();
+    thread::scope(|scope| {
+        let workers: Vec<_> = counters
+            .iter()
+            .zip(0..)
+            .map(|(counters, number)| {
+                let worker = Worker { shared: &shared, counters, events: sender.clone() };
+                let body = &body;
+                thread::Builder::new()
+                    .name(format!("writer {number}"))
+                    .spawn_scoped(scope, move || body(number, &worker))
+                    // Out of threads: nothing sensible can be measured here.
+                    .expect("start a thread")
+            })
+            .collect();
+        drop(sender);
+
+        let read = |clocks: &[CpuClock]| Reading {
+            at: now_ns(),
+            writes: sum(&counters, |c| &c.writes),
+            groups: sum(&counters, |c| &c.groups),
+            bytes: sum(&counters, |c| &c.bytes),
+            cpu: clocks.iter().filter_map(CpuClock::used_ns).sum(),
+            target_cpu: target_cpu_ns(),
+        };
+        let clocks = wait_ready(&events, threads);
+        let go_on = clocks.is_some() && pause(&events, window.warm_up);
+        let clocks = clocks.unwrap_or_default();
+        let start = read(&clocks);
+        if go_on {
+            shared.phase.store(1, Ordering::Relaxed);
+            pause(&events, window.duration);
+        }
+        let end = read(&clocks);
+        shared.phase.store(2, Ordering::Relaxed);
+
+        let mut sample = end.since(&start);
+        let mut first_error = None;
+        for worker in workers {
+            match worker.join() {
+                Ok(Ok(latencies)) => sample.latencies.add(&latencies),
+                Ok(Err(error)) => first_error = first_error.or(Some(error)),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        first_error.map_or(Ok(sample), Err)
+    })
+}
+
+struct Reading {
+    at: u64,
+    writes: u64,
+    groups: u64,
+    bytes: u64,
+    cpu: u64,
+    target_cpu: Option<u64>,
+}
+
+impl Reading {
+    fn since(&self, start: &Self) -> Sample {
+        Sample {
+            writes: self.writes - start.writes,
+            groups: self.groups - start.groups,
+            bytes: self.bytes - start.bytes,
+            wall_ns: self.at - start.at,
+            initiator_cpu_ns: self.cpu.saturating_sub(start.cpu),
+            target_cpu_ns: self
+                .target_cpu
+                .zip(start.target_cpu)
+                .map(|(end, start)| end.saturating_sub(start)),
+            latencies: Latencies::new(),
+        }
+    }
+}
+
+fn sum(counters: &[Counters], which: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+    counters.iter().map(|c| which(c).load(Ordering::Relaxed)).sum()
+}
+
+/// The workers' clocks once all are ready; `None` when one has ended before.
+fn wait_ready(events: &mpsc::Receiver<Event>, threads: u32) -> Option<Vec<CpuClock>> {
+    let mut clocks = Vec::new();
+    for _ in 0..threads {
+        match events.recv() {
+            Ok(Event::Ready(clock)) => clocks.extend(clock),
+            Ok(Event::Ended) | Err(_) => return None,
+        }
+    }
+    Some(clocks)
+}
+
+/// Lets the workers work; false when one has ended.
+fn pause(events: &mpsc::Receiver<Event>, time: Duration) -> bool {
+    matches!(events.recv_timeout(time), Err(mpsc::RecvTimeoutError::Timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Window =
+        Window { warm_up: Duration::from_millis(5), duration: Duration::from_millis(20) };
+
+    #[test]
+    fn counts_what_the_window_saw() {
+        let total = AtomicU64::new(0);
+        let sample = run::<()>(
+            SHORT,
+            2,
+            || None,
+            |_, worker| {
+                let mut latencies = Latencies::new();
+                worker.ready();
+                while worker.phase() != Phase::Stop {
+                    if worker.phase() == Phase::Measure {
+                        latencies.record(1_000);
+                    }
+                    worker.completed(2, 1, 8192);
+                    total.fetch_add(2, Ordering::Relaxed);
+                    thread::sleep(Duration::from_micros(100));
+                }
+                Ok(latencies)
+            },
+        )
+        .unwrap();
+        assert!(sample.writes > 0);
+        assert!(sample.writes < total.load(Ordering::Relaxed), "warm-up was counted");
+        assert_eq!(sample.groups * 2, sample.writes);
+        assert_eq!(sample.bytes, sample.writes * 4096);
+        assert!(sample.wall_ns >= 20_000_000);
+        assert!(sample.latencies.summary().count > 0);
+        assert!(sample.initiator_cpu_ns > 0);
+        // The workers slept nearly all the time; both threads' CPU clocks must show it.
+        assert!(sample.initiator_cpu_ns < 2 * sample.wall_ns);
+        assert_eq!(sample.target_cpu_ns, None);
+    }
+
+    #[test]
+    fn the_targets_time_is_its_share_of_the_window() {
+        let clock = AtomicU64::new(1_000);
+        let read = || Some(clock.fetch_add(500, Ordering::Relaxed));
+        let sample = run::<()>(SHORT, 1, read, |_, worker| {
+            worker.ready();
+            while worker.phase() != Phase::Stop {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Latencies::new())
+        })
+        .unwrap();
+        assert_eq!(sample.target_cpu_ns, Some(500));
+    }
+
+    #[test]
+    fn one_workers_error_stops_all() {
+        for early in [true, false] {
+            let result = run(
+                Window { warm_up: Duration::from_secs(60), duration: Duration::from_secs(60) },
+                3,
+                || None,
+                |number, worker| {
+                    if number == 1 && early {
+                        return Err("no connection");
+                    }
+                    worker.ready();
+                    while worker.phase() != Phase::Stop {
+                        if number == 1 {
+                            return Err("connection lost");
+                        }
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    Ok(Latencies::new())
+                },
+            );
+            // Without the stop this would take a minute.
+            assert!(result.is_err());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a bug")]
+    fn a_panic_is_passed_on_and_hangs_nothing() {
+        let _ = run::<()>(
+            SHORT,
+            2,
+            || None,
+            |number, worker| {
+                worker.ready();
+                if number == 0 {
+                    panic!("a bug");
+                }
+                while worker.phase() != Phase::Stop {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Ok(Latencies::new())
+            },
+        );
+    }
+}

@@ -1,0 +1,423 @@
+//! Results of comparisons: the machine, the points, each engine's figures and their ratios; as JSON
+//! and as text.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bars::{self, Bar},
+    latency::{Latencies, LatencySummary},
+    machine::Machine,
+    rounds::Rounds,
+    sample::Sample,
+    stats::Estimate,
+    table::{Align, Table},
+    terminal::{Colour, Terminal},
+    units,
+    workload::{Pattern, Shape, Workload},
+};
+
+/// The JSON's version: readers should check it.
+pub const SCHEMA: &str = "rio-bench/1";
+
+/// A whole comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// What it was measured on.
+    pub machine: Machine,
+    /// One per set of parameters.
+    pub points: Vec<Point>,
+}
+
+/// All contenders at one set of parameters, interleaved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// What it was, in words.
+    pub workload: String,
+    /// Writing threads.
+    pub threads: u32,
+    /// Bytes per write; of a journal, its largest.
+    pub size: u32,
+    /// Adjacent writes made in one go.
+    pub batch: u32,
+    /// Writes per group.
+    pub group: u32,
+    /// Writes under way per thread.
+    pub queue_depth: u32,
+    /// `seq`, `rand` or `journal`.
+    pub pattern: String,
+    /// More threads than cores: figures show sharing, not speed.
+    pub beyond_cores: bool,
+    /// How often each contender ran.
+    pub rounds: usize,
+    /// Figures by contender.
+    pub engines: BTreeMap<String, EngineFigures>,
+    /// Medians of round-by-round ratios.
+    pub ratios: BTreeMap<String, f64>,
+    /// 95 % confidence intervals of the ratios (wider claims need six rounds or more).
+    pub ratio_intervals: BTreeMap<String, [f64; 2]>,
+}
+
+/// One contender's figures: medians over the rounds; latencies over all rounds together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineFigures {
+    /// Writes per second.
+    pub writes_per_s: f64,
+    /// Its 95 % confidence interval.
+    pub writes_per_s_interval: [f64; 2],
+    /// Groups per second.
+    pub groups_per_s: f64,
+    /// Payload bytes per second.
+    pub bytes_per_s: f64,
+    /// CPU time per write on both sides together, ns; the initiator's alone where the target's is
+    /// not known.
+    pub cpu_ns_per_write: f64,
+    /// The initiator's part.
+    pub initiator_cpu_ns_per_write: f64,
+    /// The target's part, where known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub target_cpu_ns_per_write: Option<f64>,
+    /// From submission to completion.
+    pub latency: LatencySummary,
+}
+
+/// What a ratio is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Writes per second.
+    Speed,
+    /// Groups per second.
+    Groups,
+    /// CPU time per write, both sides.
+    Cpu,
+}
+
+impl Figure {
+    fn of(self, sample: &Sample) -> f64 {
+        match self {
+            Self::Speed => sample.writes_per_s(),
+            Self::Groups => sample.groups_per_s(),
+            Self::Cpu => {
+                sample.initiator_cpu_ns_per_write()
+                    + sample.target_cpu_ns_per_write().unwrap_or(0.0)
+            }
+        }
+    }
+}
+
+/// A ratio to report: its name, and the contenders over and under the line.
+#[derive(Clone, Copy, Debug)]
+pub struct Ratio {
+    /// Name in the report.
+    pub name: &'static str,
+    /// Over the line.
+    pub over: &'static str,
+    /// Under the line.
+    pub under: &'static str,
+    /// Of what.
+    pub figure: Figure,
+}
+
+/// The ratios of interest; those whose contenders both ran are reported.
+pub const RATIOS: [Ratio; 7] = [
+    ratio("none_over_floor", "none", "floor", Figure::Speed),
+    ratio("rio_over_none", "rio", "none", Figure::Speed),
+    ratio("rio_over_sync", "rio", "sync", Figure::Speed),
+    ratio("rio_cpu_over_none", "rio", "none", Figure::Cpu),
+    ratio("rio_merged_over_none", "rio_merged", "none", Figure::Speed),
+    ratio("rio_dax_over_none", "rio_dax", "none", Figure::Speed),
+    ratio("rio_block_over_none", "rio_block", "none", Figure::Speed),
+];
+
+const fn ratio(
+    name: &'static str,
+    over: &'static str,
+    under: &'static str,
+    figure: Figure,
+) -> Ratio {
+    Ratio { name, over, under, figure }
+}
+
+impl Report {
+    /// Of these points, on this machine (asked before the run, for its load).
+    #[must_use]
+    pub fn new(machine: Machine, points: Vec<Point>) -> Self {
+        Self { schema: SCHEMA.to_owned(), machine, points }
+    }
+
+    /// The text: machine, then per point a table and bars.
+    #[must_use]
+    pub fn render(&self, terminal: &Terminal) -> String {
+        let mut text = terminal.paint(Colour::Grey, &self.machine.line()) + "\n";
+        for point in &self.points {
+            text += "\n";
+            text += &point.render(terminal);
+        }
+        if let Some(warning) = self.machine.warning() {
+            text += &format!("\n{}\n", terminal.paint(Colour::Red, &warning));
+        }
+        text
+    }
+}
+
+impl Point {
+    /// From interleaved rounds.
+    #[must_use]
+    pub fn new(
+        workload: &Workload,
+        cores: usize,
+        rounds: &Rounds<Sample>,
+        ratios: &[Ratio],
+    ) -> Self {
+        let (pattern, size, batch, group) = match workload.shape {
+            Shape::Journal => ("journal".to_owned(), 8192, 1, 1),
+            Shape::Uniform { pattern, size, batch, group } => {
+                (Pattern::to_string(&pattern), size, batch, group)
+            }
+        };
+        let (ratios, ratio_intervals) = ratios_of(rounds, ratios);
+        Self {
+            workload: workload.to_string(),
+            threads: workload.threads,
+            size,
+            batch,
+            group,
+            queue_depth: workload.queue_depth,
+            pattern,
+            beyond_cores: workload.threads as usize > cores,
+            rounds: rounds.iter().map(|(_, s)| s.len()).max().unwrap_or(0),
+            engines: rounds
+                .iter()
+                .map(|(name, samples)| (name.to_owned(), EngineFigures::of(samples)))
+                .collect(),
+            ratios,
+            ratio_intervals,
+        }
+    }
+
+    fn render(&self, terminal: &Terminal) -> String {
+        let mut text = terminal.paint(Colour::Bold, &self.workload);
+        if self.beyond_cores {
+            text += " (more threads than cores)";
+        }
+        text += "\n\n";
+        let mut table = Table::new(&[
+            ("", Align::Left),
+            ("writes/s", Align::Right),
+            ("±", Align::Right),
+            ("p50", Align::Right),
+            ("p99", Align::Right),
+            ("p99.9", Align::Right),
+            ("CPU/write", Align::Right),
+        ]);
+        for (name, figures) in &self.engines {
+            table.row([
+                terminal.paint(colour_of(name), name),
+                units::count(figures.writes_per_s),
+                plus_minus(figures.writes_per_s, figures.writes_per_s_interval),
+                units::time(figures.latency.p50_ns as f64),
+                units::time(figures.latency.p99_ns as f64),
+                units::time(figures.latency.p999_ns as f64),
+                units::time(figures.cpu_ns_per_write),
+            ]);
+        }
+        text += &table.render(terminal);
+        text += "\n";
+        let bars: Vec<Bar> = self
+            .engines
+            .iter()
+            .map(|(name, figures)| Bar {
+                name: name.clone(),
+                value: figures.writes_per_s,
+                label: units::per_second(figures.writes_per_s),
+                colour: colour_of(name),
+            })
+            .collect();
+        text += &bars::render(&bars, terminal);
+        text += &render_ratios(&self.ratios, &self.ratio_intervals);
+        text
+    }
+}
+
+impl EngineFigures {
+    fn of(samples: &[Sample]) -> Self {
+        let estimate = |figure: &dyn Fn(&Sample) -> f64| {
+            let values: Vec<f64> = samples.iter().map(figure).collect();
+            Estimate::of(&values)
+        };
+        let median = |figure: &dyn Fn(&Sample) -> f64| estimate(figure).map_or(0.0, |e| e.value);
+        let mut latencies = Latencies::new();
+        for sample in samples {
+            latencies.add(&sample.latencies);
+        }
+        let known = samples.iter().all(|s| s.target_cpu_ns.is_some());
+        let speed = estimate(&Sample::writes_per_s);
+        Self {
+            writes_per_s: speed.map_or(0.0, |e| e.value),
+            writes_per_s_interval: speed.map_or([0.0; 2], |e| [e.low, e.high]),
+            groups_per_s: median(&Sample::groups_per_s),
+            bytes_per_s: median(&Sample::bytes_per_s),
+            cpu_ns_per_write: median(&|s| Figure::Cpu.of(s)),
+            initiator_cpu_ns_per_write: median(&Sample::initiator_cpu_ns_per_write),
+            target_cpu_ns_per_write: known
+                .then(|| median(&|s| s.target_cpu_ns_per_write().unwrap_or(0.0))),
+            latency: latencies.summary(),
+        }
+    }
+}
+
+/// Those of `ratios` whose contenders both ran: medians, and intervals.
+pub(crate) fn ratios_of(
+    rounds: &Rounds<Sample>,
+    ratios: &[Ratio],
+) -> (BTreeMap<String, f64>, BTreeMap<String, [f64; 2]>) {
+    let mut medians = BTreeMap::new();
+    let mut intervals = BTreeMap::new();
+    for ratio in ratios {
+        let over = rounds.values(ratio.over, |s| ratio.figure.of(s));
+        let under = rounds.values(ratio.under, |s| ratio.figure.of(s));
+        if let Some(estimate) = Estimate::of_ratio(&over, &under) {
+            medians.insert(ratio.name.to_owned(), estimate.value);
+            intervals.insert(ratio.name.to_owned(), [estimate.low, estimate.high]);
+        }
+    }
+    (medians, intervals)
+}
+
+pub(crate) fn render_ratios(
+    ratios: &BTreeMap<String, f64>,
+    intervals: &BTreeMap<String, [f64; 2]>,
+) -> String {
+    let mut text = String::new();
+    for (name, ratio) in ratios {
+        let interval = intervals.get(name).map_or(String::new(), |[low, high]| {
+            format!("  ({} to {})", units::ratio(*low), units::ratio(*high))
+        });
+        let name = name.replace("_over_", " / ").replace('_', " ");
+        text += &format!("  {name} = {}{interval}\n", units::ratio(*ratio));
+    }
+    if !text.is_empty() {
+        text.insert(0, '\n');
+    }
+    text
+}
+
+pub(crate) fn plus_minus(value: f64, [low, high]: [f64; 2]) -> String {
+    if value == 0.0 {
+        return String::new();
+    }
+    format!("{:.0} %", (high - low) / 2.0 / value * 100.0)
+}
+
+pub(crate) fn colour_of(engine: &str) -> Colour {
+    match engine {
+        "none" => Colour::Blue,
+        "floor" => Colour::Grey,
+        rio if rio.starts_with("rio") => Colour::Green,
+        _ => Colour::Red,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A run of one second at this speed.
+    pub(crate) fn sample(writes: u64, cpu_ns_per_write: u64) -> Sample {
+        let mut sample = Sample {
+            writes,
+            groups: writes / 2,
+            bytes: writes * 4096,
+            wall_ns: 1_000_000_000,
+            initiator_cpu_ns: writes * cpu_ns_per_write,
+            target_cpu_ns: Some(writes * cpu_ns_per_write),
+            ..Sample::default()
+        };
+        sample.latencies.record_n(1_000_000_000 / writes, writes);
+        sample
+    }
+
+    pub(crate) fn rounds() -> Rounds<Sample> {
+        let speeds = [("none", 200_000), ("rio", 190_000), ("sync", 500)];
+        let names = speeds.map(|(name, _)| name);
+        Rounds::run::<()>(&names, 7, |index, round| {
+            // The machine gets slower and slower: ratios must not care.
+            let slower = 10 - round as u64;
+            Ok(sample(speeds[index].1 * slower / 10, 500 + 10 * index as u64))
+        })
+        .unwrap()
+    }
+
+    fn report() -> Report {
+        let workload = Workload::random_4k(2, 32);
+        let machine = Machine {
+            cpu: "Test CPU".to_owned(),
+            cores: 2,
+            memory_bytes: 8 << 30,
+            kernel: "6.1".to_owned(),
+            congestion: "cubic".to_owned(),
+            load: 0.0,
+        };
+        Report::new(machine, vec![Point::new(&workload, 2, &rounds(), &RATIOS)])
+    }
+
+    #[test]
+    fn medians_and_ratios_by_round() {
+        let report = report();
+        let point = &report.points[0];
+        assert_eq!(point.engines["none"].writes_per_s, 140_000.0);
+        assert_eq!(point.engines["none"].writes_per_s_interval, [80_000.0, 200_000.0]);
+        assert!((point.ratios["rio_over_none"] - 0.95).abs() < 1e-9);
+        assert!((point.ratio_intervals["rio_over_none"][1] - 0.95).abs() < 1e-9);
+        assert!((point.ratios["rio_over_sync"] - 380.0).abs() < 1e-9);
+        assert!((point.ratios["rio_cpu_over_none"] - 1.02).abs() < 1e-9);
+        assert!(!point.ratios.contains_key("none_over_floor"), "no floor was run");
+        assert_eq!(point.engines["rio"].cpu_ns_per_write, 1020.0);
+        assert_eq!(point.engines["rio"].target_cpu_ns_per_write, Some(510.0));
+    }
+
+    #[test]
+    fn json_has_what_readers_look_for_and_comes_back() {
+        let report = report();
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["schema"], "rio-bench/1");
+        assert_eq!(json["machine"]["cores"], 2);
+        let point = &json["points"][0];
+        for name in ["threads", "size", "batch", "queue_depth"] {
+            assert!(point[name].is_u64(), "{name}");
+        }
+        for name in ["writes_per_s", "cpu_ns_per_write"] {
+            assert!(point["engines"]["rio"][name].is_f64(), "{name}");
+        }
+        for name in ["p50_ns", "p99_ns", "p999_ns"] {
+            assert!(point["engines"]["rio"]["latency"][name].is_u64(), "{name}");
+        }
+        assert!(point["ratios"]["rio_over_none"].is_f64());
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn text_shows_it_all_within_the_width() {
+        let text = report().render(&Terminal::PLAIN);
+        for part in [
+            "Test CPU, 2 cores, 8 GiB, Linux 6.1, TCP cubic",
+            "rand 4 KiB, queue depth 32, 2 threads",
+            "none     140 k  43 %",
+            "rio / none = 0.95  (0.95 to 0.95)",
+            "####",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn threads_beyond_cores_are_marked() {
+        let point = Point::new(&Workload::random_4k(12, 1), 2, &rounds(), &[]);
+        assert!(point.beyond_cores);
+        assert!(point.render(&Terminal::PLAIN).contains("more threads than cores"));
+    }
+}

@@ -1,0 +1,115 @@
+//! What one run of one contender brought.
+
+use crate::latency::Latencies;
+
+/// One run, measured between the end of its warm-up and its last counted completion.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Writes completed.
+    pub writes: u64,
+    /// Groups completed.
+    pub groups: u64,
+    /// Payload bytes of these writes.
+    pub bytes: u64,
+    /// Wall time, ns.
+    pub wall_ns: u64,
+    /// CPU time of the writing threads in that time, ns.
+    pub initiator_cpu_ns: u64,
+    /// CPU time of the target's threads in that time, ns, where it is known.
+    pub target_cpu_ns: Option<u64>,
+    /// From submission to completion, per write.
+    pub latencies: Latencies,
+}
+
+impl Sample {
+    /// Adds what another thread of the same run did in the same time.
+    pub fn add_thread(&mut self, other: &Self) {
+        self.writes += other.writes;
+        self.groups += other.groups;
+        self.bytes += other.bytes;
+        self.wall_ns = self.wall_ns.max(other.wall_ns);
+        self.initiator_cpu_ns += other.initiator_cpu_ns;
+        self.target_cpu_ns = match (self.target_cpu_ns, other.target_cpu_ns) {
+            (Some(a), Some(b)) => Some(a + b),
+            (one, other) => one.or(other),
+        };
+        self.latencies.add(&other.latencies);
+    }
+
+    /// Writes per second.
+    #[must_use]
+    pub fn writes_per_s(&self) -> f64 {
+        per_second(self.writes, self.wall_ns)
+    }
+
+    /// Groups per second.
+    #[must_use]
+    pub fn groups_per_s(&self) -> f64 {
+        per_second(self.groups, self.wall_ns)
+    }
+
+    /// Payload bytes per second.
+    #[must_use]
+    pub fn bytes_per_s(&self) -> f64 {
+        per_second(self.bytes, self.wall_ns)
+    }
+
+    /// CPU time per write on the initiator's side, ns.
+    #[must_use]
+    pub fn initiator_cpu_ns_per_write(&self) -> f64 {
+        per_write(self.initiator_cpu_ns, self.writes)
+    }
+
+    /// CPU time per write on the target's side, ns.
+    #[must_use]
+    pub fn target_cpu_ns_per_write(&self) -> Option<f64> {
+        Some(per_write(self.target_cpu_ns?, self.writes))
+    }
+}
+
+fn per_second(count: u64, wall_ns: u64) -> f64 {
+    if wall_ns == 0 {
+        return 0.0;
+    }
+    count as f64 * 1e9 / wall_ns as f64
+}
+
+fn per_write(cpu_ns: u64, writes: u64) -> f64 {
+    if writes == 0 {
+        return 0.0;
+    }
+    cpu_ns as f64 / writes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_add_up_over_one_wall_time() {
+        let thread = |writes, wall_ns, target_cpu_ns| Sample {
+            writes,
+            groups: writes / 2,
+            bytes: writes * 4096,
+            wall_ns,
+            initiator_cpu_ns: 1000 * writes,
+            target_cpu_ns,
+            latencies: Latencies::new(),
+        };
+        let mut run = thread(600, 1_000_000_000, Some(60_000));
+        run.add_thread(&thread(400, 999_000_000, None));
+        assert_eq!(run.writes_per_s(), 1000.0);
+        assert_eq!(run.groups_per_s(), 500.0);
+        assert_eq!(run.bytes_per_s(), 4_096_000.0);
+        assert_eq!(run.initiator_cpu_ns_per_write(), 1000.0);
+        assert_eq!(run.target_cpu_ns_per_write(), Some(60.0));
+    }
+
+    #[test]
+    fn an_empty_run_is_zero_not_infinite() {
+        let none = Sample::default();
+        assert_eq!(none.writes_per_s(), 0.0);
+        assert_eq!(none.initiator_cpu_ns_per_write(), 0.0);
+        assert_eq!(none.target_cpu_ns_per_write(), None);
+    }
+}
