@@ -1,3 +1,24 @@
+//! The initiator's and the target's sessions: what is said when, as pure state machines.
+//!
+//! A session is fed the bytes that came and the events that happened, and leaves what is to be sent
+//! in an [`outbox::Outbox`]. It opens no socket, reads no clock (`now` is an argument) and starts no
+//! thread; payloads are ranges of the receive buffer or buffers passed through, never copied.
+//!
+//! - [`initiator`]: a queue pair, bringing up a controller, discovery, an ordered stream;
+//! - [`target`]: the other end of the same connections;
+//! - [`wire`]: Rio's own commands and the ordering attribute on the wire.
+
 #![no_std]
-//! TBD
+#![forbid(unsafe_code)]
+
 extern crate alloc;
+
+#[cfg(test)]
+extern crate std;
+
+pub mod claim;
+pub mod initiator;
+pub mod label;
+pub mod outbox;
+pub mod target;
+pub mod wire;

@@ -1,0 +1,329 @@
+//! Attaching to a controller: everything between a fresh connection and knowing its namespaces.
+//!
+//! ```text
+//! ICReq, Connect → CAP, VS → CC.EN=1 → CSTS.RDY → Identify Controller → Number of Queues
+//!   → active namespaces → each one's Identify and identifiers → attached
+//! ```
+//!
+//! The admin queue that comes out of it serves for keep alive, events and Rio's admin commands.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::identify::{self, cns};
+use riopipe_nvme::{fabrics, feature};
+
+pub use super::bring_up::AttachError;
+use super::bring_up::{BringUp, Reply};
+use super::queue_pair::{QpConfig, QueuePair};
+use crate::outbox::Outbox;
+use crate::wire::Extension;
+
+/// Namespaces that one controller may have for us.
+pub const NAMESPACES_MAX: usize = 1024;
+
+/// A controller, and what matters about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    /// Its identifier, for the I/O queues' Connect.
+    pub cntlid: u16,
+    /// NVMe version, as the VS property has it.
+    pub version: u32,
+    /// Its subsystem's name.
+    pub subnqn: String,
+    /// Serial number.
+    pub serial: String,
+    /// Model.
+    pub model: String,
+    /// Firmware revision.
+    pub firmware: String,
+    /// Most data of one command in bytes; `u32::MAX` if it states no limit.
+    pub mdts_bytes: u32,
+    /// Data that may go in an I/O command's capsule, in bytes.
+    pub in_capsule_bytes: u32,
+    /// Whether there is a volatile write cache: FLUSH means something.
+    pub vwc: bool,
+    /// Granularity of the keep alive timer in 100 ms; 0: it has none.
+    pub kas: u16,
+    /// Most entries of an I/O queue.
+    pub sqsize_max: u16,
+    /// I/O queues that were granted.
+    pub queues: u16,
+    /// Largest namespace identifier.
+    pub nn: u32,
+    /// Whether it has Write Zeroes.
+    pub write_zeroes: bool,
+    /// Whether it has Dataset Management.
+    pub deallocate: bool,
+    /// The Rio extension, if it speaks the version that we do (T17).
+    pub extension: Option<Extension>,
+    /// Its active namespaces.
+    pub namespaces: Vec<Namespace>,
+}
+
+/// A namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its identifier on this controller.
+    pub nsid: u32,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Bytes of metadata with each block; what has any cannot be used here.
+    pub metadata: u16,
+    /// Whether it is write protected.
+    pub read_only: bool,
+    /// Globally unique identifier; zero: none.
+    pub nguid: [u8; 16],
+    /// UUID, if it states one.
+    pub uuid: Option<[u8; 16]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The bring-up is under way.
+    Enable,
+    Queues,
+    List,
+    Namespace(usize),
+    Descriptors(usize),
+    Attached,
+}
+
+/// The way to a [`Controller`]. Feed it what comes and what time it is; send its outbox.
+#[derive(Debug)]
+pub struct Attach<P> {
+    up: BringUp<P>,
+    step: Step,
+    io_queues: u16,
+    nsids: Vec<u32>,
+    controller: Option<Controller>,
+}
+
+impl<P: AsRef<[u8]> + Clone> Attach<P> {
+    /// Attaches to the subsystem of `config` (an admin queue's) and asks for `io_queues` queues.
+    #[must_use]
+    pub fn new(config: QpConfig, io_queues: u16) -> Self {
+        debug_assert_eq!(config.qid, 0);
+        Self {
+            up: BringUp::new(config),
+            step: Step::Enable,
+            io_queues: io_queues.max(1),
+            nsids: Vec::new(),
+            controller: None,
+        }
+    }
+
+    /// Begins.
+    pub fn start(&mut self, out: &mut Outbox<P>) {
+        self.up.start(out);
+    }
+
+    /// When [`Attach::tick`] has something to do, in nanoseconds of the caller's clock.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.up.next_deadline()
+    }
+
+    /// Time went by.
+    pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
+        self.up.tick(now, out);
+    }
+
+    /// Takes the whole PDUs at the start of `buf`; says how many bytes they were.
+    ///
+    /// # Errors
+    /// The controller cannot be used; the outbox may hold a last word to it.
+    pub fn receive(
+        &mut self,
+        now: u64,
+        buf: &[u8],
+        out: &mut Outbox<P>,
+    ) -> Result<usize, AttachError> {
+        let (used, reply) = self.up.receive(now, buf, out)?;
+        if let Some(Reply::Done(cqe)) = reply {
+            self.step(&cqe, out)?;
+        }
+        Ok(used)
+    }
+
+    /// Whether the controller is attached.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.step == Step::Attached
+    }
+
+    /// The admin queue and the controller; `None` if it is not attached (yet).
+    #[must_use]
+    pub fn finish(self) -> Option<(QueuePair<P>, Controller)> {
+        if !self.is_attached() {
+            return None;
+        }
+        Some((self.up.exchange.qp, self.controller?))
+    }
+
+    fn step(&mut self, cqe: &Cqe, out: &mut Outbox<P>) -> Result<(), AttachError> {
+        match self.step {
+            Step::Enable => {
+                self.controller = Some(self.identified()?);
+                self.step = Step::Queues;
+                let wanted = feature::queues(self.io_queues, self.io_queues);
+                let sqe = Sqe::set_features(feature::NUMBER_OF_QUEUES, wanted);
+                self.up.exchange.ask("asking for I/O queues", sqe, 0, out);
+            }
+            Step::Queues => {
+                self.up.exchange.succeeded(cqe)?;
+                let (sq, cq) = feature::queues_of(cqe.result() as u32);
+                let granted = sq.min(cq).min(u32::from(self.io_queues)) as u16;
+                if let Some(controller) = &mut self.controller {
+                    controller.queues = granted;
+                }
+                self.list(0, out);
+            }
+            Step::List => {
+                self.up.exchange.succeeded(cqe)?;
+                let found = identify::namespaces_of(&self.up.exchange.page)?;
+                let more = found.len() == identify::LEN / 4;
+                if self.nsids.last().zip(found.first()).is_some_and(|(last, first)| first <= last) {
+                    return Err(AttachError::Unusable("its namespace list does not ascend"));
+                }
+                self.nsids.extend(found);
+                if self.nsids.len() > NAMESPACES_MAX {
+                    return Err(AttachError::Unusable("it has more than 1024 namespaces"));
+                }
+                match self.nsids.last() {
+                    Some(&last) if more => self.list(last, out),
+                    _ => self.identify_namespace(0, out),
+                }
+            }
+            Step::Namespace(i) => {
+                self.up.exchange.succeeded(cqe)?;
+                let namespace = self.namespace(i)?;
+                if let Some(controller) = &mut self.controller {
+                    controller.namespaces.push(namespace);
+                }
+                // The identifiers came with NVMe 1.3.
+                if self.up.version < 0x0001_0300 {
+                    self.identify_namespace(i + 1, out);
+                } else {
+                    self.step = Step::Descriptors(i);
+                    let sqe = Sqe::identify(cns::NAMESPACE_DESCRIPTORS, self.nsids[i]);
+                    self.identify("identifying a namespace's names", sqe, out);
+                }
+            }
+            Step::Descriptors(i) => {
+                // Not every controller has them; a namespace without UUID can be used.
+                if cqe.status().is_ok() {
+                    let names = identify::Descriptors::decode(&self.up.exchange.page)?;
+                    let namespaces = self.controller.as_mut().map(|c| &mut c.namespaces);
+                    if let Some(namespace) = namespaces.and_then(|n| n.last_mut()) {
+                        namespace.uuid = names.uuid;
+                        namespace.nguid = names.nguid.unwrap_or(namespace.nguid);
+                    }
+                }
+                self.identify_namespace(i + 1, out);
+            }
+            Step::Attached => {}
+        }
+        Ok(())
+    }
+
+    fn identify(&mut self, what: &'static str, sqe: Sqe, out: &mut Outbox<P>) {
+        self.up.exchange.ask(what, sqe, identify::LEN as u32, out);
+    }
+
+    fn list(&mut self, after: u32, out: &mut Outbox<P>) {
+        self.step = Step::List;
+        let sqe = Sqe::identify(cns::ACTIVE_NAMESPACES, after);
+        self.identify("listing the namespaces", sqe, out);
+    }
+
+    fn identify_namespace(&mut self, i: usize, out: &mut Outbox<P>) {
+        match self.nsids.get(i) {
+            Some(&nsid) => {
+                self.step = Step::Namespace(i);
+                let sqe = Sqe::identify(cns::NAMESPACE, nsid);
+                self.identify("identify namespace", sqe, out);
+            }
+            None => self.step = Step::Attached,
+        }
+    }
+
+    /// The controller that was identified, if it can be used over TCP.
+    fn identified(&self) -> Result<Controller, AttachError> {
+        let page = &self.up.exchange.page;
+        let id = identify::Controller::decode(page)?;
+        let qp = &self.up.exchange.qp;
+        if id.cntlid != qp.cntlid() {
+            return Err(AttachError::Unusable("it states another controller id than on connect"));
+        }
+        if id.cntrltype == identify::CNTRLTYPE_DISCOVERY
+            || qp.config().subnqn == fabrics::DISCOVERY_NQN
+        {
+            return Err(AttachError::Unusable("it is a discovery controller, without namespaces"));
+        }
+        // What Linux refuses, too: nothing can be written over TCP without these.
+        if id.sgls & 3 == 0 {
+            return Err(AttachError::Unusable("it does not take SGLs"));
+        }
+        if id.ioccsz < 4 || id.iorcsz < 1 {
+            return Err(AttachError::Unusable("its capsules are too small for an entry"));
+        }
+        if id.icdoff != 0 {
+            return Err(AttachError::Unusable("its in-capsule data does not begin at 0"));
+        }
+        let entries = u32::from(self.up.cap.mqes) + 1;
+        // One entry stays free, so a queue of n + 1 entries has n commands in flight.
+        let useful = match id.maxcmd {
+            0 => u32::MAX,
+            max => u32::from(max) + 1,
+        };
+        Ok(Controller {
+            cntlid: id.cntlid,
+            version: self.up.version,
+            mdts_bytes: id.mdts_bytes(self.up.cap.mpsmin).unwrap_or(u32::MAX),
+            in_capsule_bytes: id.in_capsule_bytes(),
+            vwc: id.vwc & identify::VWC_PRESENT != 0,
+            kas: id.kas,
+            sqsize_max: entries.min(useful).min(u32::from(u16::MAX)) as u16,
+            queues: 0,
+            nn: id.nn,
+            write_zeroes: id.oncs & identify::ONCS_WRITE_ZEROES != 0,
+            deallocate: id.oncs & identify::ONCS_DSM != 0,
+            extension: Extension::find(page),
+            namespaces: Vec::new(),
+            subnqn: id.subnqn,
+            serial: id.serial,
+            model: id.model,
+            firmware: id.firmware,
+        })
+    }
+
+    fn namespace(&self, i: usize) -> Result<Namespace, AttachError> {
+        let nsid = self.nsids[i];
+        let id = identify::Namespace::decode(&self.up.exchange.page)?;
+        let unusable = |why| AttachError::Namespace { nsid, why };
+        let block_size =
+            id.block_size().ok_or(unusable("its block size is below 512 bytes or beyond 2 GiB"))?;
+        if id.nsze == 0 {
+            return Err(unusable("it has no blocks"));
+        }
+        if id.nsze.checked_mul(u64::from(block_size)).is_none() {
+            return Err(unusable("it claims more than 2^64 bytes"));
+        }
+        Ok(Namespace {
+            nsid,
+            blocks: id.nsze,
+            block_size,
+            metadata: id.metadata,
+            read_only: id.nsattr & 1 != 0,
+            nguid: id.nguid,
+            uuid: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Asking a discovery service what there is (Base §5.16.1.23).
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Sqe;
+use riopipe_nvme::discovery::{self, Entry, Header};
+use riopipe_nvme::log_page;
+
+pub use super::bring_up::AttachError;
+use super::bring_up::{BringUp, Reply};
+use super::queue_pair::QpConfig;
+use crate::outbox::Outbox;
+
+/// Records that a log may have for us.
+pub const RECORDS_MAX: u64 = 4096;
+/// Records read by one command: what fits into a memory page.
+const CHUNK: u64 = 4;
+/// How often the log is read again because it changed meanwhile.
+const RETRIES: u32 = 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Enable,
+    Header,
+    Records,
+    /// The header again: if the generation is the same, the records belong together.
+    Check,
+    Done,
+}
+
+/// The way to a discovery log. Feed it what comes and what time it is; send its outbox.
+#[derive(Debug)]
+pub struct Discover<P> {
+    up: BringUp<P>,
+    step: Step,
+    header: Header,
+    entries: Vec<Entry>,
+    retries: u32,
+}
+
+impl<P: AsRef<[u8]> + Clone> Discover<P> {
+    /// Reads the log of the discovery subsystem that `config` (an admin queue's) names: commonly
+    /// [`DISCOVERY_NQN`](riopipe_nvme::fabrics::DISCOVERY_NQN).
+    #[must_use]
+    pub fn new(config: QpConfig) -> Self {
+        Self {
+            up: BringUp::new(config),
+            step: Step::Enable,
+            header: Header { genctr: 0, numrec: 0, recfmt: 0 },
+            entries: Vec::new(),
+            retries: 0,
+        }
+    }
+
+    /// Begins.
+    pub fn start(&mut self, out: &mut Outbox<P>) {
+        self.up.start(out);
+    }
+
+    /// When [`Discover::tick`] has something to do, in nanoseconds of the caller's clock.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.up.next_deadline()
+    }
+
+    /// Time went by.
+    pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
+        self.up.tick(now, out);
+    }
+
+    /// Takes the whole PDUs at the start of `buf`; says how many bytes they were.
+    ///
+    /// # Errors
+    /// The log cannot be had; the outbox may hold a last word to the service.
+    pub fn receive(
+        &mut self,
+        now: u64,
+        buf: &[u8],
+        out: &mut Outbox<P>,
+    ) -> Result<usize, AttachError> {
+        let (used, reply) = self.up.receive(now, buf, out)?;
+        let Some(Reply::Done(cqe)) = reply else { return Ok(used) };
+        self.up.exchange.succeeded(&cqe)?;
+        match self.step {
+            Step::Enable => self.read_header(Step::Header, out),
+            Step::Header => {
+                self.header = self.decode_header()?;
+                self.entries.clear();
+                self.read_records(out);
+            }
+            Step::Records => {
+                for record in self.up.exchange.page.chunks_exact(discovery::ENTRY_LEN) {
+                    self.entries.push(Entry::decode(record)?);
+                }
+                self.read_records(out);
+            }
+            Step::Check => {
+                let header = self.decode_header()?;
+                if header == self.header {
+                    self.step = Step::Done;
+                } else if self.retries == RETRIES {
+                    return Err(AttachError::Unstable(RETRIES + 1));
+                } else {
+                    self.retries += 1;
+                    self.header = header;
+                    self.entries.clear();
+                    self.read_records(out);
+                }
+            }
+            Step::Done => {}
+        }
+        Ok(used)
+    }
+
+    /// The log's records, once all are read.
+    #[must_use]
+    pub fn entries(&self) -> Option<&[Entry]> {
+        (self.step == Step::Done).then_some(&self.entries[..])
+    }
+
+    fn decode_header(&self) -> Result<Header, AttachError> {
+        let header = Header::decode(&self.up.exchange.page)?;
+        if header.recfmt != 0 {
+            return Err(AttachError::Unusable("its discovery log has an unknown format"));
+        }
+        if header.numrec > RECORDS_MAX {
+            return Err(AttachError::Unusable("its discovery log has more than 4096 records"));
+        }
+        Ok(header)
+    }
+
+    fn read_header(&mut self, step: Step, out: &mut Outbox<P>) {
+        self.step = step;
+        self.read(0, discovery::HEADER_LEN as u32, out);
+    }
+
+    /// Reads the next records, or the header again after the last.
+    fn read_records(&mut self, out: &mut Outbox<P>) {
+        let have = self.entries.len() as u64;
+        let want = (self.header.numrec - have).min(CHUNK);
+        if want == 0 {
+            self.read_header(Step::Check, out);
+            return;
+        }
+        self.step = Step::Records;
+        let at = discovery::HEADER_LEN as u64 + have * discovery::ENTRY_LEN as u64;
+        self.read(at, want as u32 * discovery::ENTRY_LEN as u32, out);
+    }
+
+    fn read(&mut self, offset: u64, len: u32, out: &mut Outbox<P>) {
+        let sqe = Sqe::get_log_page(log_page::DISCOVERY, 0, offset, len);
+        self.up.exchange.ask("reading the discovery log", sqe, len, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,6 @@
+//! The initiator's side of a connection.
+
+pub mod attach;
+mod bring_up;
+pub mod discover;
+pub mod queue_pair;

@@ -1,0 +1,764 @@
+//! One connection to a target: a submission and a completion queue over TCP.
+//!
+//! [`QueuePair`] initializes the connection, creates the queue (Fabrics Connect), sends commands
+//! and takes completions. It answers R2Ts by itself. Whatever the target sends is checked against
+//! what was asked of it (T18): a target that lies loses the connection, with the termination
+//! request that the specification gives for it already in the outbox.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
+use riopipe_nvme::digest::Crc32c;
+use riopipe_nvme::fabrics::{CNTLID_ANY, Connect, ConnectData};
+use riopipe_nvme::pdu::{
+    ADMIN_IN_CAPSULE, DataHdr, Fes, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx, TermReq, Tx,
+};
+
+use crate::outbox::Outbox;
+
+/// What a connection is to be.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// The host's NQN.
+    pub hostnqn: String,
+    /// The host's identifier.
+    pub hostid: [u8; 16],
+    /// The subsystem to connect to.
+    pub subnqn: String,
+    /// The queue to create; 0 is the admin queue.
+    pub qid: u16,
+    /// The controller that the queue belongs to; [`CNTLID_ANY`] for the admin queue.
+    pub cntlid: u16,
+    /// Entries of the queue, 2 to 4096; one fewer commands may be in flight.
+    pub sqsize: u16,
+    /// Keep Alive Timeout in milliseconds, 0 for none; of the admin queue.
+    pub kato_ms: u32,
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// CRC32C.
+    pub crc: Crc32c,
+    /// R2Ts that the target may have open for one command, at least 1.
+    pub maxr2t: u32,
+    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
+    pub data_max: u32,
+}
+
+impl QpConfig {
+    /// An admin queue of 32 entries, without digests.
+    #[must_use]
+    pub fn admin(hostnqn: String, hostid: [u8; 16], subnqn: String, crc: Crc32c) -> Self {
+        Self {
+            hostnqn,
+            hostid,
+            subnqn,
+            qid: 0,
+            cntlid: CNTLID_ANY,
+            sqsize: 32,
+            kato_ms: 0,
+            header_digest: false,
+            data_digest: false,
+            crc,
+            maxr2t: 1,
+            data_max: 1 << 20,
+        }
+    }
+
+    /// I/O queue `qid` of `sqsize` entries of the controller `cntlid`, else as `self`.
+    #[must_use]
+    pub fn io_queue(&self, cntlid: u16, qid: u16, sqsize: u16) -> Self {
+        Self { qid, cntlid, sqsize, kato_ms: 0, ..self.clone() }
+    }
+}
+
+/// A command's name while it is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cid(pub u16);
+
+/// The data of a command.
+#[derive(Debug)]
+pub enum Data<'a, P> {
+    /// No data.
+    None,
+    /// Host to controller: pieces, in order. Cheap to clone (counted references): the connection
+    /// keeps a clone until the piece is sent.
+    Write(&'a [P]),
+    /// Host to controller: a few bytes, copied. They must fit into the capsule.
+    Bytes(&'a [u8]),
+    /// Controller to host: so many bytes are expected.
+    Read(u32),
+}
+
+/// Why a command was not taken. Nothing of it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// All commands that the queue may have in flight are.
+    #[error("the queue is full")]
+    Full,
+    /// The connection is not set up yet, or gone.
+    #[error("the connection is not ready")]
+    NotReady,
+    /// [`Data::Bytes`] longer than a capsule takes, or a read beyond [`QpConfig::data_max`].
+    #[error("{len} bytes of data are more than the {max} that may go with this command")]
+    TooLong {
+        /// Bytes of data.
+        len: u64,
+        /// Most there may be.
+        max: u32,
+    },
+}
+
+/// What came.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The queue exists; commands may be submitted.
+    Ready {
+        /// The controller.
+        cntlid: u16,
+    },
+    /// Data of a read.
+    Data {
+        /// As given with the command.
+        user: u64,
+        /// Where it belongs in the command's data, in bytes.
+        offset: u32,
+        /// The data.
+        bytes: &'a [u8],
+    },
+    /// A command is done.
+    Done {
+        /// As given with the command.
+        user: u64,
+        /// Its completion.
+        cqe: Cqe,
+    },
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The target broke the protocol; the termination request that says so is in the outbox.
+    #[error("the target broke the protocol: {0}")]
+    Protocol(#[from] PduError),
+    /// The target ended the connection.
+    #[error("the target ended the connection: {} (FES {fes:#x}, FEI {fei:#x})", fes_name(*.fes))]
+    Terminated {
+        /// Its Fatal Error Status.
+        fes: u16,
+        /// Its Fatal Error Information.
+        fei: u32,
+    },
+    /// The target refused to create the queue.
+    #[error("the target refused queue {qid} of {subnqn}: {status}{}", connect_detail(*.status, *.result))]
+    Refused {
+        /// The queue.
+        qid: u16,
+        /// The subsystem.
+        subnqn: String,
+        /// Why.
+        status: Status,
+        /// The completion's result; names the field after *invalid parameters*.
+        result: u64,
+    },
+    /// The target wants in-band authentication, which is not supported.
+    #[error("{subnqn} wants the host to authenticate, which is not supported")]
+    Authentication {
+        /// The subsystem.
+        subnqn: String,
+    },
+    /// Digests were asked for and not granted.
+    #[error("the target does not do the {0} digests that were asked for")]
+    NoDigests(&'static str),
+    /// The connection ended before.
+    #[error("the connection has ended")]
+    Closed,
+}
+
+fn fes_name(code: u16) -> &'static str {
+    Fes::from_code(code).map_or("unknown reason", Fes::name)
+}
+
+/// Says which field a Connect was refused for.
+struct ConnectDetail(Option<(bool, u16)>);
+
+fn connect_detail(status: Status, result: u64) -> ConnectDetail {
+    ConnectDetail(
+        status.is(Status::CONNECT_INVALID).then_some((result & 1 << 16 != 0, result as u16)),
+    )
+}
+
+impl core::fmt::Display for ConnectDetail {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            None => Ok(()),
+            Some((true, 16)) => f.write_str(": the controller id"),
+            Some((true, 256)) => f.write_str(": no such subsystem"),
+            Some((true, 512)) => f.write_str(": the host NQN"),
+            Some((true, at)) => write!(f, ": byte {at} of the connect data"),
+            Some((false, 42)) => f.write_str(": the queue id"),
+            Some((false, 44)) => f.write_str(": the queue size"),
+            Some((false, at)) => write!(f, ": byte {at} of the connect command"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// ICReq sent.
+    Initializing,
+    /// Connect sent.
+    Connecting,
+    Ready,
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    None,
+    /// All data went with the capsule.
+    Sent,
+    /// Data goes as the target asks for it.
+    Out,
+    In,
+}
+
+#[derive(Debug)]
+struct Slot<P> {
+    user: u64,
+    /// The whole identifier: slot number below, how often the slot was used above, so that a
+    /// completion that comes twice is not taken for the next command's.
+    cid: u16,
+    busy: bool,
+    /// Some of its data did not match its digest.
+    spoiled: bool,
+    direction: Direction,
+    /// Bytes of data.
+    len: u32,
+    /// Bytes asked for by R2Ts (`Out`), or received (`In`): both go strictly upwards.
+    moved: u32,
+    /// What R2Ts will ask for. The vector is kept for the next command.
+    pieces: Vec<P>,
+}
+
+/// One connection to a target. See [the module](self).
+#[derive(Debug)]
+pub struct QueuePair<P> {
+    config: QpConfig,
+    state: State,
+    rx: Rx,
+    tx: Tx,
+    maxh2cdata: u32,
+    in_capsule: u32,
+    slots: Vec<Slot<P>>,
+    free: Vec<u16>,
+    slot_bits: u32,
+    cntlid: u16,
+}
+
+/// `user` of the Connect command; commands of the caller are told apart by state, not by this.
+const CONNECT: u64 = 0;
+/// Connections per queue are bounded so that a generation of some bits is left in the identifier.
+const SQSIZE_MAX: u16 = 4096;
+
+impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
+    /// A connection that has not begun.
+    #[must_use]
+    pub fn new(config: QpConfig) -> Self {
+        let depth = config.sqsize.clamp(2, SQSIZE_MAX) - 1;
+        let mut rx = Rx::new(Role::Host, config.crc);
+        rx.data_max = config.data_max;
+        Self {
+            state: State::Idle,
+            rx,
+            tx: Tx::new(config.crc),
+            maxh2cdata: 0,
+            in_capsule: if config.qid == 0 { ADMIN_IN_CAPSULE } else { 0 },
+            slots: (0..depth)
+                .map(|cid| Slot {
+                    user: 0,
+                    cid,
+                    busy: false,
+                    spoiled: false,
+                    direction: Direction::None,
+                    len: 0,
+                    moved: 0,
+                    pieces: Vec::new(),
+                })
+                .collect(),
+            free: (0..depth).rev().collect(),
+            slot_bits: depth.next_power_of_two().trailing_zeros(),
+            cntlid: config.cntlid,
+            config,
+        }
+    }
+
+    /// Begins: sends ICReq. Connect follows by itself; [`Event::Ready`] says that it is done.
+    pub fn start(&mut self, out: &mut Outbox<P>) {
+        if self.state != State::Idle {
+            return;
+        }
+        self.state = State::Initializing;
+        let ic = IcReq {
+            pfv: 0,
+            hpda: 0,
+            header_digest: self.config.header_digest,
+            data_digest: self.config.data_digest,
+            maxr2t: self.config.maxr2t.max(1) - 1,
+        };
+        out.push_bytes(|b| ic.encode(b));
+    }
+
+    /// Whether commands may be submitted.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.state == State::Dead
+    }
+
+    /// Commands that may be submitted now.
+    #[must_use]
+    #[inline]
+    pub fn room(&self) -> usize {
+        if self.state == State::Ready { self.free.len() } else { 0 }
+    }
+
+    /// Commands in flight.
+    #[must_use]
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// What was given with each command in flight, in no order: what is to be replayed or failed
+    /// when the connection has ended.
+    pub fn outstanding(&self) -> impl Iterator<Item = u64> {
+        let connecting = self.state == State::Connecting;
+        self.slots.iter().filter(move |s| s.busy && !connecting).map(|s| s.user)
+    }
+
+    /// The connection is gone. Commands in flight stay [outstanding](Self::outstanding); what
+    /// their R2Ts would have asked for is let go.
+    pub fn close(&mut self) {
+        let connecting = self.state == State::Connecting;
+        self.state = State::Dead;
+        for slot in &mut self.slots {
+            slot.pieces.clear();
+            slot.busy &= !connecting;
+        }
+    }
+
+    /// The controller's identifier, once ready.
+    #[must_use]
+    pub const fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// What the connection was asked to be.
+    #[must_use]
+    pub const fn config(&self) -> &QpConfig {
+        &self.config
+    }
+
+    /// States how much data an I/O command capsule takes (IOCCSZ of Identify Controller). Before,
+    /// it is nothing on I/O queues and 8 KiB on the admin queue.
+    pub fn set_in_capsule(&mut self, bytes: u32) {
+        self.in_capsule = bytes;
+    }
+
+    /// Bytes that the next PDU in `buf` needs; see [`Rx::need`].
+    #[must_use]
+    pub fn need(&self, buf: &[u8]) -> usize {
+        self.rx.need(buf)
+    }
+
+    /// Sends a command; its identifier and data pointer are set here. `user` comes back with its
+    /// events.
+    ///
+    /// # Errors
+    /// The queue is full or not ready, or the data is too long: then nothing was sent.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        user: u64,
+        data: Data<'_, P>,
+        out: &mut Outbox<P>,
+    ) -> Result<Cid, SubmitError> {
+        if self.state != State::Ready {
+            return Err(SubmitError::NotReady);
+        }
+        self.send(sqe, user, data, out)
+    }
+
+    fn send(
+        &mut self,
+        mut sqe: Sqe,
+        user: u64,
+        data: Data<'_, P>,
+        out: &mut Outbox<P>,
+    ) -> Result<Cid, SubmitError> {
+        let (direction, len) = match &data {
+            Data::None => (Direction::None, 0),
+            Data::Bytes(bytes) => (Direction::Sent, bytes.len() as u64),
+            Data::Write(pieces) => {
+                let len = pieces.iter().map(|p| p.as_ref().len() as u64).sum();
+                let fits = len <= u64::from(self.in_capsule);
+                (if fits { Direction::Sent } else { Direction::Out }, len)
+            }
+            Data::Read(len) => (Direction::In, u64::from(*len)),
+        };
+        let max = match data {
+            Data::Bytes(_) => self.in_capsule,
+            Data::Read(_) => self.config.data_max,
+            _ => u32::MAX,
+        };
+        if len > u64::from(max) {
+            return Err(SubmitError::TooLong { len, max });
+        }
+        let len = len as u32;
+        let index = self.free.pop().ok_or(SubmitError::Full)?;
+        let slot = &mut self.slots[usize::from(index)];
+        debug_assert!(!slot.busy && slot.pieces.is_empty());
+        slot.busy = true;
+        slot.user = user;
+        slot.spoiled = false;
+        slot.direction = direction;
+        slot.len = len;
+        slot.moved = 0;
+        let cid = slot.cid;
+
+        sqe.set_cid(cid);
+        let in_capsule = direction == Direction::Sent && len > 0;
+        sqe.set_sgl(if in_capsule {
+            Sgl::InCapsule { offset: 0, len }
+        } else {
+            Sgl::Transport { len }
+        });
+        let tx = &self.tx;
+        out.push_bytes(|b| tx.capsule_cmd(&sqe, if in_capsule { len } else { 0 }, b));
+        if let Data::Bytes(bytes) = data {
+            out.push_bytes(|b| {
+                b.extend_from_slice(bytes);
+                if in_capsule {
+                    tx.data_digest([bytes], b);
+                }
+            });
+        } else if let Data::Write(pieces) = data {
+            if in_capsule {
+                for piece in pieces {
+                    out.push_payload(piece.clone());
+                }
+                if tx.data_digest {
+                    out.push_bytes(|b| tx.data_digest(pieces.iter().map(AsRef::as_ref), b));
+                }
+            } else {
+                slot.pieces.extend_from_slice(pieces);
+            }
+        }
+        Ok(Cid(cid))
+    }
+
+    /// Takes the whole PDUs at the start of `buf` and says how many bytes they were. The rest is
+    /// the beginning of a PDU that must be offered again with more behind it.
+    ///
+    /// # Errors
+    /// The connection has ended. What the outbox holds then is to be sent before it is closed.
+    #[inline]
+    pub fn receive(
+        &mut self,
+        buf: &[u8],
+        out: &mut Outbox<P>,
+        mut on: impl FnMut(Event<'_>),
+    ) -> Result<usize, SessionError> {
+        if self.state == State::Dead {
+            return Err(SessionError::Closed);
+        }
+        let mut used = 0;
+        loop {
+            let rest = &buf[used..];
+            let end = match self.rx.parse(rest) {
+                Ok(None) => return Ok(used),
+                Ok(Some(parsed)) => {
+                    let data = &rest[parsed.data.clone()];
+                    self.take(&parsed.pdu, data, parsed.data_digest_ok, out, &mut on)
+                        .map(|()| parsed.len)
+                }
+                Err(e) => Err(e.into()),
+            };
+            match end {
+                Ok(len) => used += len,
+                Err(e) => return Err(self.end(e, rest, out)),
+            }
+        }
+    }
+
+    /// The connection ends with `error`, about the PDU at the start of `pdu`.
+    #[cold]
+    fn end(&mut self, error: SessionError, pdu: &[u8], out: &mut Outbox<P>) -> SessionError {
+        self.close();
+        if let SessionError::Protocol(e) = &error {
+            out.push_bytes(|b| e.term_req().encode(Role::Controller, pdu, b));
+        }
+        error
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        pdu: &Pdu,
+        data: &[u8],
+        digest_ok: bool,
+        out: &mut Outbox<P>,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), SessionError> {
+        match pdu {
+            Pdu::CapsuleResp { cqe } => self.completion(cqe, on),
+            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, on),
+            Pdu::R2t(r2t) => self.data_out(r2t, out).map_err(Into::into),
+            Pdu::IcResp(ic) => self.initialized(ic, out),
+            Pdu::C2hTermReq(TermReq { fes, fei }) => {
+                Err(SessionError::Terminated { fes: *fes, fei: *fei })
+            }
+            // `Rx` lets no other PDU through to a host.
+            _ => Err(PduError::sequence("a PDU that only a controller may get").into()),
+        }
+    }
+
+    fn initialized(&mut self, ic: &IcResp, out: &mut Outbox<P>) -> Result<(), SessionError> {
+        if self.state != State::Initializing {
+            return Err(PduError::sequence("an ICResp that was not asked for").into());
+        }
+        if ic.header_digest && !self.config.header_digest
+            || ic.data_digest && !self.config.data_digest
+        {
+            return Err(PduError::unsupported(11, "digests that were not asked for").into());
+        }
+        if self.config.header_digest && !ic.header_digest {
+            return Err(SessionError::NoDigests("header"));
+        }
+        if self.config.data_digest && !ic.data_digest {
+            return Err(SessionError::NoDigests("data"));
+        }
+        self.rx.connected = true;
+        self.rx.header_digest = ic.header_digest;
+        self.rx.data_digest = ic.data_digest;
+        self.tx.header_digest = ic.header_digest;
+        self.tx.data_digest = ic.data_digest;
+        self.tx.align = (u32::from(ic.cpda) + 1) * 4;
+        self.maxh2cdata = ic.maxh2cdata;
+
+        self.state = State::Connecting;
+        let sqe = Sqe::connect(&Connect {
+            recfmt: 0,
+            qid: self.config.qid,
+            sqsize: self.slots.len() as u16,
+            // In flight is always less than the queue has entries: flow control costs nothing.
+            cattr: 0,
+            kato_ms: self.config.kato_ms,
+        });
+        let data = ConnectData {
+            hostid: self.config.hostid,
+            cntlid: self.config.cntlid,
+            subnqn: self.config.subnqn.clone(),
+            hostnqn: self.config.hostnqn.clone(),
+        }
+        .encode();
+        // Connect is always in the capsule (Base §6.3), whatever I/O commands may do later.
+        let in_capsule = core::mem::replace(&mut self.in_capsule, ADMIN_IN_CAPSULE);
+        let sent = self.send(sqe, CONNECT, Data::Bytes(&data), out);
+        self.in_capsule = in_capsule;
+        debug_assert!(sent.is_ok(), "the queue was empty");
+        Ok(())
+    }
+
+    /// The slot of the command in flight that has this identifier.
+    #[inline]
+    fn slot(&mut self, cid: u16) -> Option<&mut Slot<P>> {
+        let index = usize::from(cid & ((1 << self.slot_bits) - 1));
+        self.slots.get_mut(index).filter(|slot| slot.busy && slot.cid == cid)
+    }
+
+    fn release(&mut self, cid: u16) {
+        let bits = self.slot_bits;
+        if let Some(slot) = self.slot(cid) {
+            slot.busy = false;
+            slot.pieces.clear();
+            slot.cid = cid.wrapping_add(1 << bits);
+            self.free.push(cid & ((1 << bits) - 1));
+        }
+    }
+
+    #[inline]
+    fn completion(
+        &mut self,
+        cqe: &Cqe,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), SessionError> {
+        let cid = cqe.cid();
+        let Some(slot) = self.slot(cid) else {
+            // The identifier is at byte 12 of the entry, which is at byte 8 of the PDU.
+            return Err(PduError::header(20, "a completion of no command in flight").into());
+        };
+        let mut cqe = *cqe;
+        if cqe.status().is_ok() {
+            // A success that skipped data would be believed: the caller's buffer would hold old
+            // bytes, or the drive none of the new ones.
+            match slot.direction {
+                Direction::In if slot.moved < slot.len => {
+                    return Err(PduError::sequence("a read completed before its data").into());
+                }
+                Direction::Out if slot.moved < slot.len => {
+                    return Err(PduError::sequence("a write completed before its data").into());
+                }
+                _ => {}
+            }
+            if slot.spoiled {
+                cqe = with_status(&cqe, Status::TRANSIENT_TRANSPORT);
+            }
+        }
+        let user = slot.user;
+        self.release(cid);
+        if self.state == State::Connecting {
+            return self.queue_created(&cqe, on);
+        }
+        on(Event::Done { user, cqe });
+        Ok(())
+    }
+
+    #[cold]
+    fn queue_created(
+        &mut self,
+        cqe: &Cqe,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), SessionError> {
+        let subnqn = || self.config.subnqn.clone();
+        if !cqe.status().is_ok() {
+            return Err(SessionError::Refused {
+                qid: self.config.qid,
+                subnqn: subnqn(),
+                status: cqe.status(),
+                result: cqe.result(),
+            });
+        }
+        // AUTHREQ, bits 18:17 of the result.
+        if cqe.result() >> 16 & 0b110 != 0 {
+            return Err(SessionError::Authentication { subnqn: subnqn() });
+        }
+        self.cntlid = cqe.result() as u16;
+        self.state = State::Ready;
+        on(Event::Ready { cntlid: self.cntlid });
+        Ok(())
+    }
+
+    fn data_in(
+        &mut self,
+        hdr: &DataHdr,
+        data: &[u8],
+        digest_ok: bool,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), SessionError> {
+        let slot = self.slot(hdr.cccid).filter(|slot| slot.direction == Direction::In);
+        let Some(slot) = slot else {
+            return Err(PduError::header(8, "data for no read in flight").into());
+        };
+        if hdr.datao != slot.moved {
+            return Err(PduError::header(12, "data that does not follow what came before").into());
+        }
+        if hdr.datal > slot.len - slot.moved {
+            return Err(PduError::out_of_range("data beyond what the read asked for").into());
+        }
+        slot.moved += hdr.datal;
+        if hdr.success && slot.moved < slot.len {
+            return Err(PduError::sequence("a read completed before its data").into());
+        }
+        slot.spoiled |= !digest_ok;
+        let (user, spoiled) = (slot.user, slot.spoiled);
+        if !spoiled {
+            on(Event::Data { user, offset: hdr.datao, bytes: data });
+        }
+        if hdr.success {
+            let status = if spoiled { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
+            self.release(hdr.cccid);
+            let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
+            on(Event::Done { user, cqe });
+        }
+        Ok(())
+    }
+
+    fn data_out(&mut self, r2t: &R2t, out: &mut Outbox<P>) -> Result<(), PduError> {
+        let maxh2cdata = self.maxh2cdata as usize;
+        let index = usize::from(r2t.cccid & ((1 << self.slot_bits) - 1));
+        let slot = self
+            .slots
+            .get_mut(index)
+            .filter(|s| s.busy && s.cid == r2t.cccid && s.direction == Direction::Out)
+            .ok_or(PduError::header(8, "an R2T for no write in flight"))?;
+        if r2t.r2to != slot.moved {
+            return Err(PduError::header(12, "an R2T that does not follow the one before"));
+        }
+        if r2t.r2tl > slot.len - slot.moved {
+            return Err(PduError::out_of_range("an R2T beyond the data of the write"));
+        }
+        slot.moved += r2t.r2tl;
+        let mut at = r2t.r2to as usize;
+        let end = at + r2t.r2tl as usize;
+        while at < end {
+            let len = maxh2cdata.min(end - at);
+            let hdr = DataHdr {
+                cccid: r2t.cccid,
+                ttag: r2t.ttag,
+                datao: at as u32,
+                datal: len as u32,
+                last: at + len == end,
+                success: false,
+            };
+            let tx = &self.tx;
+            out.push_bytes(|b| tx.h2c_data(&hdr, b));
+            let pieces = &slot.pieces;
+            for (piece, range) in cut(pieces, at, len) {
+                out.push_slice(piece.clone(), range);
+            }
+            if tx.data_digest {
+                let slices = cut(pieces, at, len).map(|(piece, range)| &piece.as_ref()[range]);
+                out.push_bytes(|b| tx.data_digest(slices, b));
+            }
+            at += len;
+        }
+        if slot.moved == slot.len {
+            // All is in the outbox, which has its own references.
+            slot.pieces.clear();
+        }
+        Ok(())
+    }
+}
+
+/// The parts of `pieces` that bytes `at..at + len` of all of them together lie in.
+fn cut<P: AsRef<[u8]>>(
+    pieces: &[P],
+    at: usize,
+    len: usize,
+) -> impl Iterator<Item = (&P, core::ops::Range<usize>)> {
+    let mut start = 0;
+    pieces.iter().filter_map(move |piece| {
+        let size = piece.as_ref().len();
+        let from = at.saturating_sub(start).min(size);
+        let to = (at + len).saturating_sub(start).min(size);
+        start += size;
+        (from < to).then_some((piece, from..to))
+    })
+}
+
+fn with_status(cqe: &Cqe, status: Status) -> Cqe {
+    Cqe::new(cqe.cid(), cqe.sqhd(), cqe.sqid(), status, cqe.result())
+}
+
+#[cfg(test)]
+mod tests;

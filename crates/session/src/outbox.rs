@@ -1,0 +1,245 @@
+//! What a session has to send, in order: bytes that it wrote itself and payloads passed through.
+//!
+//! Payloads are never copied: the host gathers the slices into one `sendmsg`. Headers share one
+//! growing buffer, which is reused; in steady state nothing is allocated.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Bytes sent out of the header buffer before its rest is moved to the front.
+const COMPACT_BYTES: usize = 64 * 1024;
+
+/// A piece of what is to be sent.
+#[derive(Debug)]
+enum Seg<P> {
+    /// A range of the header buffer.
+    Bytes(Range<usize>),
+    /// A range of a payload; the payload is dropped once all of it is sent.
+    Payload(P, Range<usize>),
+}
+
+impl<P> Seg<P> {
+    fn range(&mut self) -> &mut Range<usize> {
+        match self {
+            Self::Bytes(range) | Self::Payload(_, range) => range,
+        }
+    }
+}
+
+/// Bytes and payloads to be sent, in order.
+#[derive(Debug)]
+pub struct Outbox<P> {
+    bytes: Vec<u8>,
+    segs: VecDeque<Seg<P>>,
+    len: usize,
+}
+
+impl<P> Default for Outbox<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<P> Outbox<P> {
+    /// An empty outbox.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: Vec::new(), segs: VecDeque::new(), len: 0 }
+    }
+
+    /// Whether nothing is left to send.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segs.is_empty()
+    }
+
+    /// Bytes left to send, payloads included.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Slices that [`Outbox::slices`] yields.
+    #[must_use]
+    pub fn len_slices(&self) -> usize {
+        self.segs.len()
+    }
+
+    /// Appends what `write` appends to the vector. It must not touch what is there already.
+    #[inline]
+    pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let start = self.bytes.len();
+        let result = write(&mut self.bytes);
+        let end = self.bytes.len();
+        debug_assert!(start <= end);
+        if start < end {
+            self.len += end - start;
+            match self.segs.back_mut() {
+                Some(Seg::Bytes(range)) if range.end == start => range.end = end,
+                _ => self.segs.push_back(Seg::Bytes(start..end)),
+            }
+        }
+        result
+    }
+
+    /// Forgets everything; payloads are dropped, memory is kept.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.segs.clear();
+        self.len = 0;
+    }
+
+    /// Takes the first `n` bytes off, after they were sent: payloads that are wholly sent are
+    /// dropped.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn consume(&mut self, mut n: usize) {
+        assert!(n <= self.len, "{n} bytes sent of {}", self.len);
+        self.len -= n;
+        while n > 0 {
+            // `len` is the sum of all ranges, so as long as bytes are left there is a segment.
+            let Some(seg) = self.segs.front_mut() else { break };
+            let range = seg.range();
+            let take = n.min(range.len());
+            range.start += take;
+            n -= take;
+            if range.start == range.end {
+                self.segs.pop_front();
+            }
+        }
+        if self.segs.is_empty() {
+            self.bytes.clear();
+        } else {
+            self.compact();
+        }
+    }
+
+    /// Under steady load the outbox may never be quite empty: the header buffer must not grow for
+    /// ever. Moving at least as many bytes as were freed keeps the cost per byte constant.
+    fn compact(&mut self) {
+        let sent = self
+            .segs
+            .iter()
+            .find_map(|seg| match seg {
+                Seg::Bytes(range) => Some(range.start),
+                Seg::Payload(..) => None,
+            })
+            .unwrap_or(self.bytes.len());
+        if sent < COMPACT_BYTES || sent < self.bytes.len() / 2 {
+            return;
+        }
+        self.bytes.drain(..sent);
+        for seg in &mut self.segs {
+            if let Seg::Bytes(range) = seg {
+                range.start -= sent;
+                range.end -= sent;
+            }
+        }
+    }
+}
+
+impl<P: AsRef<[u8]>> Outbox<P> {
+    /// Appends a whole payload.
+    #[inline]
+    pub fn push_payload(&mut self, payload: P) {
+        let len = payload.as_ref().len();
+        self.push_slice(payload, 0..len);
+    }
+
+    /// Appends the `range` of a payload.
+    ///
+    /// # Panics
+    /// When it is sent, if the range is not inside the payload.
+    #[inline]
+    pub fn push_slice(&mut self, payload: P, range: Range<usize>) {
+        if !range.is_empty() {
+            self.len += range.len();
+            self.segs.push_back(Seg::Payload(payload, range));
+        }
+    }
+
+    /// What is to be sent, in order.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.segs.iter().map(|seg| match seg {
+            Seg::Bytes(range) => &self.bytes[range.clone()],
+            Seg::Payload(payload, range) => &payload.as_ref()[range.clone()],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::rc::Rc;
+    use alloc::vec;
+
+    fn all<P: AsRef<[u8]>>(out: &Outbox<P>) -> Vec<u8> {
+        out.slices().flatten().copied().collect()
+    }
+
+    #[test]
+    fn neighbouring_bytes_become_one_slice() {
+        let mut out: Outbox<Vec<u8>> = Outbox::new();
+        out.push_bytes(|b| b.extend(b"ab"));
+        out.push_bytes(|b| b.extend(b"cd"));
+        out.push_bytes(|_| ());
+        assert_eq!(out.len_slices(), 1);
+        out.push_payload(vec![1, 2, 3]);
+        out.push_payload(vec![]);
+        out.push_bytes(|b| b.extend(b"ef"));
+        assert_eq!(out.len_slices(), 3);
+        assert_eq!(out.len_bytes(), 9);
+        assert_eq!(all(&out), b"abcd\x01\x02\x03ef");
+    }
+
+    #[test]
+    fn any_partial_send_leaves_the_rest_and_drops_what_is_done() {
+        for n in 0..=9 {
+            let payload = Rc::new([1u8, 2, 3, 4]);
+            let mut out: Outbox<RcBuf> = Outbox::new();
+            out.push_bytes(|b| b.extend(b"ab"));
+            out.push_slice(RcBuf(payload.clone()), 1..4);
+            out.push_bytes(|b| b.extend(b"cdef"));
+            out.consume(n);
+            assert_eq!(all(&out), b"ab\x02\x03\x04cdef"[n..]);
+            assert_eq!(out.len_bytes(), 9 - n);
+            assert_eq!(Rc::strong_count(&payload), if n < 5 { 2 } else { 1 });
+            out.push_bytes(|b| b.extend(b"z"));
+            assert_eq!(all(&out).last(), Some(&b'z'));
+        }
+    }
+
+    struct RcBuf(Rc<[u8; 4]>);
+    impl AsRef<[u8]> for RcBuf {
+        fn as_ref(&self) -> &[u8] {
+            &self.0[..]
+        }
+    }
+
+    #[test]
+    fn the_header_buffer_stays_small_although_never_empty() {
+        let mut out: Outbox<Vec<u8>> = Outbox::new();
+        let mut next_in = 0u32;
+        let mut next_out = 0u32;
+        for round in 0..40_000u32 {
+            for _ in 0..3 {
+                out.push_bytes(|b| b.extend(next_in.to_le_bytes()));
+                next_in += 1;
+                if round % 7 == 0 {
+                    out.push_payload(next_in.to_le_bytes().to_vec());
+                    next_in += 1;
+                }
+            }
+            while out.len_bytes() > 40 {
+                let got: Vec<u8> = out.slices().flatten().take(4).copied().collect();
+                assert_eq!(got, next_out.to_le_bytes());
+                next_out += 1;
+                out.consume(4);
+            }
+        }
+        assert!(next_out > 100_000);
+        assert!(out.bytes.capacity() < 8 * COMPACT_BYTES, "{}", out.bytes.capacity());
+    }
+}
