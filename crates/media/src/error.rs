@@ -204,7 +204,7 @@ pub enum OpenError {
     #[error("can't get {bytes} bytes of memory for {what}: {source}: choose a smaller size")]
     Memory {
         /// What for.
-        what: String,
+        what: &'static str,
         /// How much.
         bytes: u64,
         /// The system's answer.

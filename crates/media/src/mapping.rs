@@ -10,12 +10,13 @@ use crate::drive::BLOCK_SIZE;
 /// A huge page on x86-64 and on arm64 with 4 KiB pages.
 const HUGE: usize = 2 << 20;
 
+const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
 /// A mapping that stays until it is dropped. It hands out raw pointers only: who shares it says
 /// how access is kept apart.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    huge: bool,
 }
 
 // SAFETY: a mapping is plain memory, valid on every thread until the drop.
@@ -24,28 +25,23 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of at least `len` bytes on huge pages where they can be had (reserved ones,
-    /// else transparent ones). With `prefault` every page is there before this returns: a page
-    /// fault costs 9 µs, thirty times a copy of the page.
-    pub(crate) fn anonymous(len: usize, prefault: bool) -> io::Result<Mapping> {
+    /// Zeroed memory of at least `len` bytes on reserved huge pages, all of it there. Fails where
+    /// none (or too few) are reserved, which is usual.
+    pub(crate) fn huge(len: usize) -> io::Result<Mapping> {
+        let len = len.next_multiple_of(HUGE);
+        let flags = libc::MAP_HUGETLB | libc::MAP_POPULATE;
+        let start = map(len, PRIVATE | flags, -1)?;
+        Ok(Mapping { start, len })
+    }
+
+    /// Zeroed memory of at least `len` bytes, taken as it is first used (or by
+    /// [`Mapping::prefault`]), on transparent huge pages where the kernel gives them.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
         assert!(len > 0);
-        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        if prefault && len >= HUGE {
-            let rounded = len.next_multiple_of(HUGE);
-            let flags = private | libc::MAP_HUGETLB | libc::MAP_POPULATE;
-            if let Ok(start) = map(rounded, flags, -1) {
-                return Ok(Mapping { start, len: rounded, huge: true });
-            }
-        }
-        let available = memory_available();
-        if prefault && available.is_some_and(|available| len as u64 > available) {
-            // Better refused now than killed for lack of memory later.
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
-        }
-        // Transparent huge pages need aligned addresses: map a huge page more and cut both ends.
+        // Huge pages need aligned addresses: map one more and cut both ends.
         let len = len.next_multiple_of(BLOCK_SIZE);
         let slack = if len >= HUGE { HUGE } else { 0 };
-        let start = map(len + slack, private | libc::MAP_NORESERVE, -1)?;
+        let start = map(len + slack, PRIVATE | libc::MAP_NORESERVE, -1)?;
         let lead = start.as_ptr().align_offset(HUGE).min(slack);
         // SAFETY: `lead <= slack` bytes at the start and the rest of the slack at the end are part
         // of the mapping just made, and nobody uses them.
@@ -59,14 +55,38 @@ impl Mapping {
             }
             kept
         };
-        let mapping = Mapping { start, len, huge: false };
         // SAFETY: the range is the mapping. Advice only: a kernel without it says no, and that is
         // fine.
         unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        if prefault {
-            mapping.prefault();
+        Ok(Mapping { start, len })
+    }
+
+    /// Takes the memory for the first `len` bytes now: a page fault costs 9 µs, fifty times a copy
+    /// of the page. More than the machine has left is refused: better now than killed for lack
+    /// of memory later.
+    pub(crate) fn prefault(&self, len: usize) -> io::Result<()> {
+        assert!(len <= self.len);
+        if len == 0 {
+            return Ok(());
         }
-        Ok(mapping)
+        if memory_available().is_some_and(|available| len as u64 > available) {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        // SAFETY: the range is inside the mapping.
+        let code =
+            unsafe { libc::madvise(self.start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
+        if code != 0 {
+            // Before Linux 5.14: touch every page.
+            for offset in (0..len).step_by(BLOCK_SIZE) {
+                // SAFETY: inside the mapping, which its maker has not shared yet; the value is
+                // written back unchanged.
+                unsafe {
+                    let byte = self.start.as_ptr().add(offset);
+                    byte.write_volatile(byte.read_volatile());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The first `len` bytes of `file`, shared with it. `sync` asks for MAP_SYNC: only a DAX file
@@ -78,7 +98,7 @@ impl Mapping {
             false => libc::MAP_SHARED,
         };
         let start = map(len, flags | libc::MAP_POPULATE, file.as_raw_fd())?;
-        Ok(Mapping { start, len, huge: false })
+        Ok(Mapping { start, len })
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
@@ -89,40 +109,11 @@ impl Mapping {
         self.len
     }
 
-    /// On reserved huge pages (transparent ones come as the kernel sees fit).
-    pub(crate) fn is_huge(&self) -> bool {
-        self.huge
-    }
-
-    /// Gives the pages of a private mapping back: they read as zeroes afterwards.
-    pub(crate) fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
-        assert!(offset + len <= self.len);
-        // SAFETY: the range is inside the mapping; the caller keeps others away from it.
-        let code = unsafe {
-            libc::madvise(self.start.as_ptr().add(offset).cast(), len, libc::MADV_DONTNEED)
-        };
-        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-
     /// Writes a shared mapping back to its file and waits.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // SAFETY: the range is the mapping.
         let code = unsafe { libc::msync(self.start.as_ptr().cast(), self.len, libc::MS_SYNC) };
         if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-
-    fn prefault(&self) {
-        // SAFETY: the range is the mapping.
-        let code = unsafe {
-            libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_POPULATE_WRITE)
-        };
-        if code != 0 {
-            // Before Linux 5.14: touch every page.
-            for offset in (0..self.len).step_by(BLOCK_SIZE) {
-                // SAFETY: inside the mapping, which nobody else knows yet and which is all zero.
-                unsafe { self.start.as_ptr().add(offset).write_volatile(0) };
-            }
-        }
     }
 }
 
@@ -158,25 +149,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anonymous_memory_is_zero_whole_and_discardable() {
+    fn anonymous_memory_is_zero_and_whole() {
         for len in [BLOCK_SIZE, HUGE - BLOCK_SIZE, 3 * HUGE + BLOCK_SIZE] {
-            let mapping = Mapping::anonymous(len, true).unwrap();
-            assert!(mapping.len() >= len);
+            let mapping = Mapping::anonymous(len).unwrap();
+            mapping.prefault(len).unwrap();
+            assert_eq!(mapping.len(), len);
             // SAFETY: first and last byte of the mapping, one thread.
             unsafe {
-                let last = mapping.start().add(mapping.len() - 1);
+                let last = mapping.start().add(len - 1);
                 assert_eq!((*mapping.start(), *last), (0, 0));
                 *last = 1;
-                if !mapping.is_huge() {
-                    mapping.discard(0, mapping.len()).unwrap();
-                    assert_eq!(*last, 0);
-                }
+                mapping.prefault(len).unwrap();
+                assert_eq!(*last, 1, "prefaulting changes nothing");
             }
         }
     }
 
     #[test]
     fn more_than_the_machine_has_is_refused() {
-        assert!(Mapping::anonymous(1 << 46, true).is_err());
+        let mapping = Mapping::anonymous(1 << 45).unwrap();
+        assert!(mapping.prefault(1 << 45).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! `mem:` drives: blocks in this process's memory. For tests, floors and scratch space.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,6 @@ use crate::survival::{Kept, Survival};
 
 /// Locks for blocks: one serves each block whose number is the same modulo this.
 const STRIPES: usize = 4096;
-/// Write zeroes from this many bytes on give memory back instead of filling it.
-const DISCARD_BYTES_MIN: usize = 1 << 20;
 
 /// A drive in memory: every operation finishes within its call.
 pub(crate) struct Mem {
@@ -34,14 +33,11 @@ struct Shared {
 impl Mem {
     /// A drive of `bytes` (whole blocks), all zero. `prefault`: take the memory now.
     pub(crate) fn new(bytes: u64, prefault: bool) -> Result<Mem, OpenError> {
-        let memory = usize::try_from(bytes)
-            .map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))
-            .and_then(|bytes| Mapping::anonymous(bytes, prefault))
-            .map_err(|source| OpenError::Memory { what: format!("mem:{bytes}"), bytes, source })?;
-        let pages = match memory.is_huge() {
-            true => " on huge pages",
-            false => "",
-        };
+        let (memory, pages) = memory(bytes, prefault).map_err(|source| OpenError::Memory {
+            what: "a drive in memory",
+            bytes,
+            source,
+        })?;
         let describe = format!("memory, {} MiB{pages}", bytes >> 20);
         Ok(Mem {
             shared: Arc::new(Shared {
@@ -74,7 +70,7 @@ impl Drive for Mem {
     }
 
     fn survives(&self) -> Survival {
-        Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing }
+        Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" }
     }
 }
 
@@ -167,4 +163,17 @@ impl Shared {
         access(self.memory.start().wrapping_add(lba as usize * BLOCK_SIZE));
         lock.store(false, Ordering::Release);
     }
+}
+
+/// The memory, and what to say of its pages.
+fn memory(bytes: u64, prefault: bool) -> io::Result<(Mapping, &'static str)> {
+    let len = usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    if prefault && let Ok(memory) = Mapping::huge(len) {
+        return Ok((memory, " on huge pages"));
+    }
+    let memory = Mapping::anonymous(len)?;
+    if prefault {
+        memory.prefault(len)?;
+    }
+    Ok((memory, ""))
 }

@@ -30,6 +30,8 @@ pub struct Survival {
     pub process_kill: Kept,
     /// After the machine lost power (or its kernel crashed).
     pub power_cut: Kept,
+    /// What must be known beside that; empty if nothing.
+    pub note: &'static str,
 }
 
 /// A drive and a log together: one row of the table printed at start-up.
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     fn survival(process_kill: Kept, power_cut: Kept) -> Survival {
-        Survival { process_kill, power_cut }
+        Survival { process_kill, power_cut, note: "" }
     }
 
     #[test]
