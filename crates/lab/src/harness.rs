@@ -229,6 +229,9 @@ mod tests {
             || None,
             |_, worker| {
                 let mut latencies = Latencies::new();
+                // Before the window, for certain.
+                worker.completed(2, 1, 8192);
+                total.fetch_add(2, Ordering::Relaxed);
                 worker.ready();
                 while worker.phase() != Phase::Stop {
                     if worker.phase() == Phase::Measure {

@@ -131,11 +131,12 @@ pub(super) fn write(
     }
 }
 
-/// How many places must be free before more is sent: half the depth at once, so that one half is
-/// under way while the other is dealt with. Sending a write as soon as there is room for one would
-/// mean a system call per write on both sides.
+/// How many places must be free before more is sent: a quarter of the depth. Sending a write as soon
+/// as there is room for one would mean a system call per write on both sides; waiting for more would
+/// leave the server without work. (Measured at depths 32 and 128: a quarter is as good as any, half
+/// loses a tenth at 32.)
 fn send_min(queue_depth: u32) -> usize {
-    (queue_depth as usize / 2).max(1)
+    (queue_depth as usize / 4).max(1)
 }
 
 impl Writer {
