@@ -28,4 +28,4 @@ pub use listener::{AcceptError, ListenError, Listener};
 pub use poller::{Event, Interest, Poller, PollerError, Waker, wait_readable, wait_writable};
 pub use recv_buf::{BufFull, RecvBuf};
 pub use socket::{LinkError, Received, SetCongestionError, Socket, SocketOptions};
-pub use waiter::{Next, SpinPolicy, Waiter};
+pub use waiter::{Next, SpinPolicy, Waiter, relax};

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::SocketAddr, os::fd::AsFd, time::Duration};
 
 use riopipe_net::{
-    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, wait_readable,
+    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, relax, wait_readable,
     wait_writable,
 };
 
@@ -125,7 +125,7 @@ pub(super) fn write(
             continue;
         }
         match waiter.idle(now_ns()) {
-            Next::Look => std::hint::spin_loop(),
+            Next::Look => relax(),
             Next::Sleep => writer.sleep()?,
         }
     }
