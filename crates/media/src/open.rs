@@ -2,21 +2,33 @@
 
 use std::sync::Arc;
 
+use crate::disk::DiskDrive;
 use crate::drive::{BLOCK_SIZE, Drive};
 use crate::error::OpenError;
+use crate::mapping::Mapping;
+use crate::medium::{Medium, Reserve};
 use crate::mem::Mem;
 use crate::spec::Spec;
 use crate::ssd::{Model, Profile, Ssd};
 
 /// The kinds of drive and their options, as shown with every complaint about a specification.
 pub const DRIVE_HELP: &str = "drives are:
-  mem:SIZE[,lazy]                     this process's memory (gone with it); lazy: taken on first use
-  ssd:flash,size=SIZE[,seed=N][,lazy]
-  ssd:optane,size=SIZE[,seed=N][,lazy]
-                                      a modelled drive in memory: flash without power-loss
-                                      protection, or Optane";
+  mem:SIZE[,lazy]
+      this process's memory, gone with it; lazy: taken on first use
+  file:PATH[,size=SIZE][,sparse][,io=threads]
+      a file; size= creates it if need be and reserves its space, sparse doesn't reserve;
+      io=threads does without io_uring
+  block:PATH[,plp][,io=threads]
+      a block device, all of it; plp: its completed writes survive a power cut although it
+      reports a volatile cache
+  ssd:flash,size=SIZE[,file=PATH][,seed=N][,lazy]
+  ssd:optane,size=SIZE[,file=PATH][,seed=N][,lazy]
+      a modelled drive, flash without power-loss protection or Optane; in memory, or in a file
+sizes are whole numbers of 4096-byte blocks, written like 64M or 10G";
 
 /// Opens (or creates) the drive that `spec` names; [`DRIVE_HELP`] lists the kinds.
+///
+/// A file or device is locked: who else opens it is refused (T8).
 pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;
     match spec.kind {
@@ -26,23 +38,58 @@ pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
             spec.finish()?;
             Ok(Arc::new(Mem::new(bytes, !lazy)?))
         }
-        "ssd" => {
-            let profile = Profile::named(spec.what).ok_or_else(|| {
-                spec.wrong(format!("no modelled drive {:?}: flash or optane", spec.what))
-            })?;
-            let bytes = spec.size("size")?;
-            let seed = match spec.option("seed") {
-                None => 0,
-                Some(text) => text
-                    .parse()
-                    .map_err(|_| spec.wrong(format!("seed {text:?} is not a number")))?,
-            };
-            let lazy = spec.switch("lazy")?;
+        "file" => {
+            let size = spec.size("size")?;
+            let sparse = spec.switch("sparse")?;
+            let threads = threads(&mut spec)?;
+            let path = spec.path()?;
             spec.finish()?;
-            let bytes = bytes.ok_or_else(|| spec.wrong("a modelled drive needs size="))?;
-            let model = Model::new(profile, bytes / BLOCK_SIZE as u64, seed, !lazy)?;
-            Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
+            let reserve = if sparse { Reserve::No } else { Reserve::Try };
+            let medium = Medium::file(path, size, reserve, true)?;
+            Ok(Arc::new(DiskDrive::new(medium, None, threads)))
         }
+        "block" => {
+            let plp = spec.switch("plp")?;
+            let threads = threads(&mut spec)?;
+            let path = spec.path()?;
+            spec.finish()?;
+            let medium = Medium::device(path)?;
+            Ok(Arc::new(DiskDrive::new(medium, plp.then_some(false), threads)))
+        }
+        "ssd" => ssd(spec),
         kind => Err(spec.wrong(format!("unknown kind of drive {kind:?}"))),
+    }
+}
+
+fn ssd(mut spec: Spec<'_>) -> Result<Arc<dyn Drive>, OpenError> {
+    let profile = Profile::named(spec.what)
+        .ok_or_else(|| spec.wrong(format!("no modelled drive {:?}: flash or optane", spec.what)))?;
+    let size = spec.size("size")?;
+    let file = spec.option("file");
+    let seed = match spec.option("seed") {
+        None => 0,
+        Some(text) => {
+            text.parse().map_err(|_| spec.wrong(format!("seed {text:?} is not a number")))?
+        }
+    };
+    let lazy = spec.switch("lazy")?;
+    spec.finish()?;
+    if let Some(path) = file {
+        let medium = Medium::file(path, size, Reserve::Must, false)?;
+        let map = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
+        let mapping = Mapping::shared(&medium.file, medium.len as usize, false).map_err(map)?;
+        let model = Model::in_file(profile, mapping, seed)?;
+        return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(medium.file))));
+    }
+    let bytes = size.ok_or_else(|| spec.wrong("a modelled drive in memory needs size="))?;
+    let model = Model::new(profile, bytes / BLOCK_SIZE as u64, seed, !lazy)?;
+    Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
+}
+
+fn threads(spec: &mut Spec<'_>) -> Result<bool, OpenError> {
+    match spec.option("io") {
+        None | Some("uring") => Ok(false),
+        Some("threads") => Ok(true),
+        Some(other) => Err(spec.wrong(format!("io={other:?} is neither uring nor threads"))),
     }
 }

@@ -61,6 +61,14 @@ impl<'a> Spec<'a> {
         }
     }
 
+    /// What stands before the options as a path: not empty.
+    pub(crate) fn path(&self) -> Result<&'a str, OpenError> {
+        match self.what {
+            "" => Err(self.wrong(format!("no path: write {}:/path/to/it", self.kind))),
+            path => Ok(path),
+        }
+    }
+
     /// `text` as a size: positive, a whole number of blocks.
     pub(crate) fn blocks(&self, text: &str) -> Result<u64, OpenError> {
         let bytes = parse_size(text).map_err(|problem| self.wrong(problem))?;

@@ -1,0 +1,234 @@
+//! `file:` and `block:` drives.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::buf::AlignedBuf;
+use crate::check::Limits;
+use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::{Cause, OpenError, Operation};
+use crate::medium::Medium;
+use crate::request::{Disk, Request};
+use crate::survival::{Kept, Survival};
+use crate::threads::Threads;
+use crate::uring::Uring;
+
+/// How often a busy queue looks whether its file is still there (ns).
+const CHECK_EVERY_NS: u64 = 100_000_000;
+
+/// How requests get to the kernel and back.
+pub(crate) trait Engine: Send {
+    /// Takes a request; the caller sees to it that there are at most as many as the engine was
+    /// made for.
+    fn push(&mut self, request: Request);
+    fn kick(&mut self);
+    fn poll(&mut self, done: &mut Vec<Done>);
+    fn event_fd(&self) -> RawFd;
+    fn in_flight(&self) -> usize;
+}
+
+/// A drive on a file or a block device.
+pub(crate) struct DiskDrive {
+    disk: Arc<Disk>,
+    geometry: Geometry,
+    threads: bool,
+}
+
+impl DiskDrive {
+    /// A drive on an opened medium. `volatile_cache` where the specification overrides what the
+    /// medium says; `threads` keeps away from io_uring.
+    pub(crate) fn new(medium: Medium, volatile_cache: Option<bool>, threads: bool) -> DiskDrive {
+        let kind = if medium.device { "block" } else { "file" };
+        let name: Arc<str> = Arc::from(format!("{kind}:{}", medium.path));
+        let volatile_cache = volatile_cache.unwrap_or_else(|| match medium.device {
+            true => medium.device_has_volatile_cache(),
+            // The host's page cache and disk stand behind it.
+            false => true,
+        });
+        let mut geometry = Geometry {
+            block_size: BLOCK_SIZE as u32,
+            blocks: medium.len / BLOCK_SIZE as u64,
+            volatile_cache,
+            atomic_block: medium.device,
+            describe: String::new(),
+        };
+        let disk = Disk::new(medium, Limits::new(&geometry, &name));
+        // Tried once here, so that a system that forbids io_uring is told of once per drive.
+        let threads = threads
+            || match Uring::new(Arc::clone(&disk), 1) {
+                Ok(_) => false,
+                Err(error) => {
+                    tracing::warn!(
+                        drive = &*name,
+                        "no io_uring here ({error}): using threads, which is slower; containers \
+                         often forbid it by seccomp"
+                    );
+                    true
+                }
+            };
+        let medium = &disk.medium;
+        geometry.describe = format!(
+            "{} {}, {} MiB, {}{}{}{}",
+            if medium.device { "block device" } else { "file" },
+            medium.path,
+            medium.len >> 20,
+            if threads { "threads" } else { "io_uring" },
+            if medium.direct { ", direct I/O" } else { ", page cache" },
+            if volatile_cache { ", volatile cache" } else { ", power-loss protection" },
+            if medium.reserved { "" } else { ", space not reserved" },
+        );
+        DiskDrive { disk, geometry, threads }
+    }
+}
+
+impl Drive for DiskDrive {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
+        let depth = depth.max(1);
+        let disk = Arc::clone(&self.disk);
+        let failed = |source| OpenError::Os {
+            path: self.disk.medium.path.clone(),
+            doing: "start a queue for it",
+            source,
+        };
+        Ok(match self.threads {
+            true => Box::new(DiskQueue {
+                engine: Threads::new(Arc::clone(&disk), depth).map_err(failed)?,
+                disk,
+                depth,
+                checked: 0,
+            }),
+            false => Box::new(DiskQueue {
+                engine: Uring::new(Arc::clone(&disk), depth).map_err(failed)?,
+                disk,
+                depth,
+                checked: 0,
+            }),
+        })
+    }
+
+    fn survives(&self) -> Survival {
+        Survival {
+            process_kill: Kept::Completed,
+            power_cut: match self.geometry.volatile_cache {
+                true => Kept::Flushed,
+                false => Kept::Completed,
+            },
+            note: match self.geometry.atomic_block {
+                true => "",
+                false => "the host's file system may tear a block that was not flushed",
+            },
+        }
+    }
+}
+
+struct DiskQueue<E> {
+    engine: E,
+    disk: Arc<Disk>,
+    depth: usize,
+    /// When the medium was last looked at.
+    checked: u64,
+}
+
+impl<E: Engine> DiskQueue<E> {
+    /// Whether one more request may go in; if not, why.
+    fn admit(&self, what: Operation, lba: u64, blocks: u64) -> Result<(), Submitted> {
+        let cause = if self.engine.in_flight() >= self.depth {
+            Cause::QueueFull { depth: self.depth }
+        } else if let Some(gone) = self.disk.gone() {
+            Cause::Vanished(gone)
+        } else {
+            return Ok(());
+        };
+        Err(Submitted::Done(Err(self.disk.limits.error(what, lba, blocks, cause))))
+    }
+
+    fn submit(
+        &mut self,
+        what: Operation,
+        lba: u64,
+        blocks: u64,
+        request: impl FnOnce(&Disk) -> Request,
+    ) -> Submitted {
+        if let Err(refused) = self.admit(what, lba, blocks) {
+            return refused;
+        }
+        self.engine.push(request(&self.disk));
+        Submitted::Pending
+    }
+}
+
+impl<E: Engine> Queue for DiskQueue<E> {
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        let len = data.bytes().len();
+        if let Err(error) = self.disk.limits.data(Operation::Write, lba, len) {
+            return Submitted::Done(Err(error));
+        }
+        self.submit(Operation::Write, lba, (len / BLOCK_SIZE) as u64, |_| {
+            let buf = match data {
+                Data::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
+                Data::Owned(buf) => buf,
+            };
+            Request::write(op, lba, buf)
+        })
+    }
+
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        if let Err(error) = self.disk.limits.blocks(Operation::Read, lba, blocks) {
+            return Submitted::Done(Err(error));
+        }
+        self.submit(Operation::Read, lba, blocks, |_| Request::read(op, lba, blocks))
+    }
+
+    fn flush(&mut self, op: u64) -> Submitted {
+        self.submit(Operation::Flush, 0, 0, |_| Request::flush(op))
+    }
+
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.zero(Operation::WriteZeroes, op, lba, blocks)
+    }
+
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.zero(Operation::Deallocate, op, lba, blocks)
+    }
+
+    fn kick(&mut self) {
+        self.engine.kick();
+    }
+
+    fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
+        if self.engine.in_flight() == 0 {
+            return;
+        }
+        self.engine.poll(done);
+        if now.saturating_sub(self.checked) >= CHECK_EVERY_NS {
+            self.checked = now;
+            // The result is kept in the disk; it fails whatever comes next.
+            let _ = self.disk.check();
+        }
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.engine.event_fd())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+}
+
+impl<E: Engine> DiskQueue<E> {
+    fn zero(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
+        if let Err(error) = self.disk.limits.extent(what, lba, blocks) {
+            return Submitted::Done(Err(error));
+        }
+        self.submit(what, lba, blocks, |disk| Request::zero(op, what, lba, blocks, disk))
+    }
+}

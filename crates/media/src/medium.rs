@@ -1,0 +1,271 @@
+//! Opening what bytes rest on: files and block devices, locked and with their space reserved.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::drive::BLOCK_SIZE;
+use crate::error::{Gone, OpenError};
+
+/// How often, and with which pause, a busy lock is tried.
+const LOCK_ATTEMPTS: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A file or device that this process has locked and will serve.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    pub(crate) file: File,
+    pub(crate) path: String,
+    /// Bytes: whole blocks, at least one.
+    pub(crate) len: u64,
+    /// Reads and writes bypass the page cache.
+    pub(crate) direct: bool,
+    /// All its space was reserved when it was opened (files) or is its own (devices).
+    pub(crate) reserved: bool,
+    pub(crate) device: bool,
+}
+
+/// What to do about the space of a file before it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    /// Leave holes: a full disk fails writes later.
+    No,
+    /// Reserve it when a size is given and the file system can.
+    Try,
+    /// Without it there is no opening: through a mapping, a hole that can't be filled is SIGBUS.
+    Must,
+}
+
+impl Medium {
+    /// Opens the file at `path`, or creates it if it isn't there and `size` (bytes) is given.
+    ///
+    /// A file that is there must have that very size: one cut short, or another drive's, is not
+    /// taken for this one.
+    pub(crate) fn file(
+        path: &str,
+        size: Option<u64>,
+        reserve: Reserve,
+        direct: bool,
+    ) -> Result<Medium, OpenError> {
+        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+        let (file, direct, created) = open_or_create(path, size.is_some(), direct)?;
+        let medium =
+            Medium { file, path: path.to_owned(), len: 0, direct, reserved: false, device: false };
+        let prepared = medium.prepare_file(size, reserve, os("look at it"));
+        if created && prepared.is_err() {
+            // Half a file would be in the way of the next attempt.
+            let _ = std::fs::remove_file(path);
+        }
+        let medium = prepared?;
+        if created {
+            // A file that loses its name in a power cut loses its bytes with it.
+            let parent = Path::new(path).parent().filter(|p| !p.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))
+                .and_then(|parent| parent.sync_all())
+                .map_err(os("make its name durable in its directory"))?;
+        }
+        Ok(medium)
+    }
+
+    fn prepare_file(
+        mut self,
+        size: Option<u64>,
+        reserve: Reserve,
+        os: impl FnOnce(io::Error) -> OpenError,
+    ) -> Result<Medium, OpenError> {
+        let metadata = self.file.metadata().map_err(os)?;
+        if !metadata.is_file() {
+            let problem = match metadata.file_type().is_block_device() {
+                true => format!("a block device, not a file: write block:{}", self.path),
+                false => "not a regular file".to_owned(),
+            };
+            return Err(OpenError::Kind { path: self.path, problem });
+        }
+        self.lock()?;
+        let problem = match (metadata.len(), size) {
+            (0, None) => Some("the file is empty: add ,size= to give it a size".to_owned()),
+            (len, None) if !len.is_multiple_of(BLOCK_SIZE as u64) => Some(format!(
+                "the file has {len} bytes, which is not a whole number of 4096-byte blocks: it was \
+                 cut short, or is something else (truncate -s %4096 would round its size up)"
+            )),
+            (len, Some(size)) if len != 0 && len != size => Some(format!(
+                "the file has {len} bytes, but size={size}: leave size= out to use it as it is, or \
+                 remove it to start afresh"
+            )),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(OpenError::Size { path: self.path, problem });
+        }
+        self.len = size.unwrap_or(metadata.len());
+        let reserve = match (reserve, size) {
+            (Reserve::Try, None) => Reserve::No,
+            (reserve, _) => reserve,
+        };
+        self.reserve(reserve)?;
+        Ok(self)
+    }
+
+    /// Opens the block device at `path` for this process alone.
+    pub(crate) fn device(path: &str) -> Result<Medium, OpenError> {
+        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+        // O_EXCL on a block device refuses one that is mounted or otherwise in use.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_DIRECT | libc::O_EXCL)
+            .open(path)
+            .map_err(|source| match source.raw_os_error() {
+                Some(libc::EBUSY) => OpenError::Locked { path: path.to_owned() },
+                _ => OpenError::Os { path: path.to_owned(), doing: "open it", source },
+            })?;
+        let metadata = file.metadata().map_err(os("look at it"))?;
+        if !metadata.file_type().is_block_device() {
+            return Err(OpenError::Kind {
+                path: path.to_owned(),
+                problem: format!("not a block device: for a file write file:{path}"),
+            });
+        }
+        let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
+        let len = len / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        if len == 0 {
+            return Err(OpenError::Size {
+                path: path.to_owned(),
+                problem: "the device has no room for a single 4096-byte block".to_owned(),
+            });
+        }
+        let medium =
+            Medium { file, path: path.to_owned(), len, direct: true, reserved: true, device: true };
+        medium.lock()?;
+        Ok(medium)
+    }
+
+    /// Whether a device says that completed writes may be lost in a power cut: what its queue's
+    /// `write_cache` says. Unknown counts as yes.
+    pub(crate) fn device_has_volatile_cache(&self) -> bool {
+        let Ok(metadata) = self.file.metadata() else {
+            return true;
+        };
+        let device = metadata.rdev();
+        let directory = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        // A partition's queue is its disk's.
+        ["queue/write_cache", "../queue/write_cache"]
+            .iter()
+            .find_map(|file| std::fs::read_to_string(format!("{directory}/{file}")).ok())
+            .is_none_or(|cache| cache.trim() != "write through")
+    }
+
+    /// Whether the file is still there in full. Errors of the check itself say nothing.
+    pub(crate) fn check(&self) -> Result<(), Gone> {
+        if self.device {
+            return Ok(());
+        }
+        match self.file.metadata() {
+            Ok(metadata) if metadata.nlink() == 0 => Err(Gone::Deleted),
+            Ok(metadata) if metadata.len() < self.len => {
+                Err(Gone::Truncated { bytes: metadata.len() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One server per medium (T8); the lock goes with the process.
+    ///
+    /// The kernel keeps the lock a little longer than the process if writes of it are still under
+    /// way; that is as it should be (they may land yet), so a busy lock is tried again for a
+    /// moment.
+    fn lock(&self) -> Result<(), OpenError> {
+        for _ in 0..LOCK_ATTEMPTS {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::Error(source)) => {
+                    let path = self.path.clone();
+                    return Err(OpenError::Os { path, doing: "lock it", source });
+                }
+            }
+        }
+        Err(OpenError::Locked { path: self.path.clone() })
+    }
+
+    fn reserve(&mut self, reserve: Reserve) -> Result<(), OpenError> {
+        let os = |doing, source| OpenError::Os { path: self.path.clone(), doing, source };
+        if reserve != Reserve::No {
+            match allocate(&self.file, 0, 0, self.len) {
+                Ok(()) => {
+                    self.reserved = true;
+                    return Ok(());
+                }
+                Err(error) if is_unsupported(&error) && reserve == Reserve::Try => tracing::warn!(
+                    path = self.path,
+                    "this file system can't reserve space: a full disk will fail writes later"
+                ),
+                Err(error) if is_unsupported(&error) => {
+                    return Err(OpenError::Kind {
+                        path: self.path.clone(),
+                        problem: "this file system can't reserve space (fallocate), and a mapped \
+                                  file needs it: put it on ext4, XFS or tmpfs"
+                            .to_owned(),
+                    });
+                }
+                Err(error) => return Err(os("reserve its space", error)),
+            }
+        }
+        self.file.set_len(self.len).map_err(|error| os("set its size", error))
+    }
+}
+
+/// `fallocate(2)`.
+pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+    // Files longer than i64::MAX don't exist; the sum is checked by the kernel.
+    let (offset, len) = (offset as libc::off64_t, len as libc::off64_t);
+    // SAFETY: no pointers; the descriptor is open.
+    match unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The file system (or the device) doesn't have this operation.
+pub(crate) fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+/// Opens `path`: the file, whether it bypasses the page cache, and whether it is new.
+fn open_or_create(path: &str, create: bool, direct: bool) -> Result<(File, bool, bool), OpenError> {
+    let open = |direct: bool, new: bool| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(new)
+            .mode(0o600)
+            .custom_flags(if direct { libc::O_DIRECT } else { 0 })
+            .open(path)
+    };
+    let attempt = |direct: bool| match open(direct, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && create => {
+            open(direct, true).map(|file| (file, true))
+        }
+        other => other.map(|file| (file, false)),
+    };
+    let (mut result, mut direct) = (attempt(direct), direct);
+    if direct && matches!(&result, Err(error) if error.raw_os_error() == Some(libc::EINVAL)) {
+        tracing::warn!(path, "this file system has no direct I/O: using the page cache");
+        direct = false;
+        result = attempt(false);
+    }
+    match result {
+        Ok((file, created)) => Ok((file, direct, created)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
+            Err(OpenError::NoSuchFile { path: path.to_owned() })
+        }
+        Err(source) => Err(OpenError::Os {
+            path: path.to_owned(),
+            doing: if create { "open or create it" } else { "open it" },
+            source,
+        }),
+    }
+}

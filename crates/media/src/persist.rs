@@ -1,0 +1,110 @@
+//! Getting stores out of the CPU's caches, with the best instructions that it has.
+
+/// How stores to a mapping are made durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Persist {
+    /// Not at all: the mapping is as durable as a completed store can make it.
+    Stores,
+    /// By writing the cache lines back; on persistent memory that is durable (assumption 5).
+    #[cfg(target_arch = "x86_64")]
+    Lines(LineFlush),
+    /// By `msync`: for CPUs without an instruction for it that we know.
+    #[cfg(not(target_arch = "x86_64"))]
+    Sync,
+}
+
+/// The instruction that writes a cache line back.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LineFlush {
+    /// `clwb`: keeps the line in the cache. Ordered by `sfence`.
+    WriteBack,
+    /// `clflushopt`: evicts the line. Ordered by `sfence`.
+    FlushOpt,
+    /// `clflush`: evicts the line, one after the other. Every x86-64 has it.
+    Flush,
+}
+
+/// Bytes in a cache line.
+pub(crate) const LINE: usize = 64;
+
+impl Persist {
+    /// The best way on this CPU to write lines back.
+    pub(crate) fn lines() -> Persist {
+        #[cfg(target_arch = "x86_64")]
+        {
+            // CPUID leaf 7 EBX: bit 24 CLWB, bit 23 CLFLUSHOPT (Intel SDM vol. 2A; AMD APM vol.
+            // 3). Leaf 0 says whether leaf 7 is there.
+            use std::arch::x86_64::{__cpuid, __cpuid_count};
+            let features = match __cpuid(0).eax {
+                7.. => __cpuid_count(7, 0).ebx,
+                _ => 0,
+            };
+            Persist::Lines(match features {
+                f if f & 1 << 24 != 0 => LineFlush::WriteBack,
+                f if f & 1 << 23 != 0 => LineFlush::FlushOpt,
+                _ => LineFlush::Flush,
+            })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Persist::Sync
+    }
+
+    /// What it does, for people.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Persist::Stores => "plain stores",
+            #[cfg(target_arch = "x86_64")]
+            Persist::Lines(LineFlush::WriteBack) => "clwb and sfence",
+            #[cfg(target_arch = "x86_64")]
+            Persist::Lines(LineFlush::FlushOpt) => "clflushopt and sfence",
+            #[cfg(target_arch = "x86_64")]
+            Persist::Lines(LineFlush::Flush) => "clflush and sfence",
+            #[cfg(not(target_arch = "x86_64"))]
+            Persist::Sync => "msync",
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl LineFlush {
+    /// Starts writing back the lines of `len` bytes from `start` on; done after [`fence`].
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be mapped.
+    #[inline]
+    pub(crate) unsafe fn write_back(self, start: *const u8, len: usize) {
+        use std::arch::asm;
+        let end = start.wrapping_add(len);
+        let mut line = start.map_addr(|address| address & !(LINE - 1)).cast_mut();
+        while line.cast_const() < end {
+            // SAFETY: the instructions change no memory, registers or flags that the compiler
+            // knows of, and the address is mapped (a line never crosses a page). CPUID said that
+            // the chosen one exists.
+            unsafe {
+                match self {
+                    LineFlush::WriteBack => {
+                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                    LineFlush::FlushOpt => {
+                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                    LineFlush::Flush => {
+                        asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                }
+            }
+            line = line.wrapping_add(LINE);
+        }
+    }
+}
+
+/// Waits until the lines whose writing back has been started are out of the caches, and orders
+/// later stores after them.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn fence() {
+    // SAFETY: SSE is part of x86-64.
+    unsafe { std::arch::x86_64::_mm_sfence() }
+}

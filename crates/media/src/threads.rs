@@ -1,0 +1,171 @@
+//! A queue over threads that block in the kernel: for systems that forbid io_uring.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crate::disk::Engine;
+use crate::drive::Done;
+use crate::eventfd;
+use crate::medium;
+use crate::request::{Disk, Request, Step};
+
+/// Most threads per queue: what a drive needs to show its parallelism, and no more.
+const THREADS_MAX: usize = 16;
+
+/// Threads with their requests.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    waiting: Vec<Request>,
+    in_flight: usize,
+}
+
+struct Shared {
+    disk: Arc<Disk>,
+    jobs: Mutex<Jobs>,
+    wake: Condvar,
+    done: Mutex<Vec<Done>>,
+    eventfd: OwnedFd,
+}
+
+struct Jobs {
+    queue: VecDeque<Request>,
+    stop: bool,
+}
+
+impl Threads {
+    /// Starts the threads.
+    pub(crate) fn new(disk: Arc<Disk>, depth: usize) -> io::Result<Threads> {
+        let shared = Arc::new(Shared {
+            disk,
+            jobs: Mutex::new(Jobs { queue: VecDeque::new(), stop: false }),
+            wake: Condvar::new(),
+            done: Mutex::new(Vec::new()),
+            eventfd: eventfd::new()?,
+        });
+        let mut threads = Threads {
+            shared: Arc::clone(&shared),
+            threads: Vec::new(),
+            waiting: Vec::new(),
+            in_flight: 0,
+        };
+        for index in 0..depth.min(THREADS_MAX) {
+            let shared = Arc::clone(&shared);
+            let thread = thread::Builder::new()
+                .name(format!("rio-io-{index}"))
+                .spawn(move || shared.work())?;
+            threads.threads.push(thread);
+        }
+        Ok(threads)
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        loop {
+            let mut jobs = lock(&self.jobs);
+            let mut request = loop {
+                if let Some(request) = jobs.queue.pop_front() {
+                    break request;
+                }
+                if jobs.stop {
+                    return;
+                }
+                jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(jobs);
+            let result = loop {
+                let answer = self.run(request.step(&self.disk));
+                if let Some(result) = request.advance(&self.disk, answer) {
+                    break result;
+                }
+            };
+            lock(&self.done).push(Done { op: request.op, result });
+            eventfd::signal(&self.eventfd);
+        }
+    }
+
+    /// The step's answer, as io_uring would give it.
+    fn run(&self, step: Step) -> i32 {
+        let file = &self.disk.medium.file;
+        let fd = file.as_raw_fd();
+        let answer = match step {
+            // SAFETY: `Step` promises `len` readable bytes until the step has ended.
+            Step::Write { from, len, offset } => unsafe {
+                libc::pwrite64(fd, from.cast(), len as usize, offset as libc::off64_t)
+            },
+            // SAFETY: and writable ones, which nobody else uses meanwhile.
+            Step::Read { to, len, offset } => unsafe {
+                libc::pread64(fd, to.cast(), len as usize, offset as libc::off64_t)
+            },
+            Step::Sync => return errno(file.sync_data()),
+            Step::Allocate { mode, offset, len } => {
+                return errno(medium::allocate(file, mode, offset, len));
+            }
+        };
+        match answer {
+            // One step asks for at most 8 MiB.
+            0.. => answer as i32,
+            _ => errno(Err(io::Error::last_os_error())),
+        }
+    }
+}
+
+impl Engine for Threads {
+    fn push(&mut self, request: Request) {
+        self.waiting.push(request);
+        self.in_flight += 1;
+    }
+
+    fn kick(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        lock(&self.shared.jobs).queue.extend(self.waiting.drain(..));
+        self.shared.wake.notify_all();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        if self.in_flight == 0 {
+            return;
+        }
+        let mut ready = lock(&self.shared.done);
+        self.in_flight -= ready.len();
+        done.append(&mut ready);
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.shared.eventfd.as_raw_fd()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.kick();
+        lock(&self.shared.jobs).stop = true;
+        self.shared.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panicked thread has said so itself; its request ends with it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn errno(result: io::Result<()>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes guard is whole after each statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,244 @@
+//! A queue over io_uring: one ring per queue, submissions batched, completions without a system
+//! call where possible.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, Probe, opcode, squeue};
+
+use crate::disk::Engine;
+use crate::drive::Done;
+use crate::eventfd;
+use crate::request::{Disk, Request, Step};
+
+/// A ring with its requests.
+pub(crate) struct Uring {
+    // Dropped before `requests`, whose buffers the kernel uses until the ring is gone; `Drop`
+    // has waited for them anyway.
+    ring: IoUring,
+    requests: Vec<Option<Request>>,
+    free: Vec<u32>,
+    disk: Arc<Disk>,
+    eventfd: OwnedFd,
+    /// The ring belongs to the thread that submits first.
+    enabled: bool,
+    /// Requests that must go in (again) with the next kick.
+    waiting: Vec<u32>,
+    /// The kernel took nothing for now: `waiting` must go in with the next poll.
+    stalled: bool,
+    in_flight: usize,
+}
+
+/// What became of a system call.
+enum Entered {
+    Done,
+    /// The kernel took nothing for now; the entries stay in the ring.
+    Later,
+    /// The ring is another thread's.
+    NotOurs,
+}
+
+impl Uring {
+    /// A ring for `depth` requests. Fails where io_uring is missing, too old or forbidden.
+    pub(crate) fn new(disk: Arc<Disk>, depth: usize) -> io::Result<Uring> {
+        let entries = depth.next_power_of_two().clamp(1, 4096) as u32;
+        let ring = ring(entries)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed =
+            [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
+        if !needed.iter().all(|code| probe.is_supported(*code)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let eventfd = eventfd::new()?;
+        ring.submitter().register_eventfd(eventfd.as_raw_fd())?;
+        Ok(Uring {
+            ring,
+            requests: (0..depth).map(|_| None).collect(),
+            free: (0..depth as u32).rev().collect(),
+            disk,
+            eventfd,
+            enabled: false,
+            waiting: Vec::with_capacity(depth),
+            stalled: false,
+            in_flight: 0,
+        })
+    }
+
+    /// Puts all waiting requests into the ring and tells the kernel.
+    fn submit(&mut self) {
+        self.stalled = false;
+        if !self.enabled {
+            match self.ring.submitter().register_enable_rings() {
+                Ok(()) => self.enabled = true,
+                // A ring that was not created disabled says EBADFD.
+                Err(error) if error.raw_os_error() == Some(libc::EBADFD) => self.enabled = true,
+                Err(error) => {
+                    tracing::error!(%error, "can't enable the io_uring, will try again");
+                    self.stalled = true;
+                    return;
+                }
+            }
+        }
+        // Not a registered file: the ring's end is asynchronous, and would keep the file's lock.
+        let file = Fd(self.disk.medium.file.as_raw_fd());
+        while !self.waiting.is_empty() {
+            let mut ring = self.ring.submission();
+            while let Some(slot) = self.waiting.last().copied() {
+                let Some(request) = self.requests[slot as usize].as_mut() else {
+                    unreachable!("slot {slot} waits without a request");
+                };
+                let entry = entry(file, request.step(&self.disk)).user_data(u64::from(slot));
+                // SAFETY: the memory that the entry names lives in the request (or the disk's
+                // zeroes) and stays there, unmoved, until its completion has been seen.
+                if unsafe { ring.push(&entry) }.is_err() {
+                    break;
+                }
+                self.waiting.pop();
+            }
+            drop(ring);
+            match self.enter(0) {
+                Entered::Done => {}
+                Entered::Later => {
+                    self.stalled = true;
+                    return;
+                }
+                Entered::NotOurs => panic!("a queue belongs to the thread that used it first"),
+            }
+        }
+    }
+
+    /// One system call: submits, runs what the kernel has deferred to this thread, and waits for
+    /// `want` completions.
+    fn enter(&mut self, want: usize) -> Entered {
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Entered::Done,
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Entered::NotOurs,
+            Err(error) => {
+                let usual = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+                if !error.raw_os_error().is_some_and(|code| usual.contains(&code)) {
+                    tracing::error!(%error, "io_uring_enter failed, will try again");
+                }
+                Entered::Later
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        let mut again = false;
+        for completion in self.ring.completion() {
+            let slot = completion.user_data() as u32;
+            let place = &mut self.requests[slot as usize];
+            let Some(request) = place.as_mut() else {
+                unreachable!("a completion for slot {slot}, which has no request");
+            };
+            match request.advance(&self.disk, completion.result()) {
+                None => {
+                    self.waiting.push(slot);
+                    again = true;
+                }
+                Some(result) => {
+                    done.push(Done { op: request.op, result });
+                    *place = None;
+                    self.free.push(slot);
+                    self.in_flight -= 1;
+                }
+            }
+        }
+        if again {
+            self.submit();
+        }
+    }
+}
+
+impl Engine for Uring {
+    fn push(&mut self, request: Request) {
+        // `DiskQueue` lets at most `depth` in.
+        let slot = self.free.pop().expect("a free slot");
+        self.requests[slot as usize] = Some(request);
+        self.waiting.push(slot);
+        self.in_flight += 1;
+    }
+
+    fn kick(&mut self) {
+        if !self.waiting.is_empty() {
+            // Taken from the end: keep the order of submission.
+            self.waiting.reverse();
+            self.submit();
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        if self.stalled {
+            self.submit();
+        }
+        if !self.enabled || self.in_flight == 0 {
+            return;
+        }
+        let (tasks, left) = {
+            let ring = self.ring.submission();
+            (ring.taskrun() || ring.cq_overflow(), !ring.is_empty())
+        };
+        if (tasks || left) && matches!(self.enter(0), Entered::NotOurs) {
+            panic!("a queue belongs to the thread that used it first");
+        }
+        self.reap(done);
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.eventfd.as_raw_fd()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        self.kick();
+        while self.in_flight > 0 {
+            if matches!(self.enter(1), Entered::NotOurs) {
+                // Only the ring's own thread could wait. The kernel still uses the buffers.
+                tracing::error!("a queue with operations in flight ended on a foreign thread");
+                std::mem::forget(std::mem::take(&mut self.requests));
+                return;
+            }
+            self.poll(&mut done);
+        }
+    }
+}
+
+/// A ring with the best settings that this kernel takes.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    let best = IoUring::builder()
+        .setup_clamp()
+        .setup_r_disabled()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .build(entries);
+    match best {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            // Before Linux 6.1.
+            IoUring::builder().setup_clamp().build(entries)
+        }
+        other => other,
+    }
+}
+
+fn entry(file: Fd, step: Step) -> squeue::Entry {
+    match step {
+        Step::Write { from, len, offset } => {
+            opcode::Write::new(file, from, len).offset(offset).build()
+        }
+        Step::Read { to, len, offset } => opcode::Read::new(file, to, len).offset(offset).build(),
+        Step::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        Step::Allocate { mode, offset, len } => {
+            opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()
+        }
+    }
+}
