@@ -1,0 +1,280 @@
+//! Identify and log pages: what the subsystem, its namespaces and its ports look like to a host.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::discovery::{self, Entry, Header};
+use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
+use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
+use riopipe_nvme::log_page;
+
+use super::conn::{Closed, TargetConn};
+use super::host::Host;
+use super::limits::{
+    ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
+    QUEUE_ENTRIES_MAX,
+};
+use super::namespace::{NSID_MAX, NamespaceConfig};
+use super::shared::{DiscoveryPort, Identity};
+use crate::outbox::Outbox;
+
+/// NMIC bit 0: several controllers may have the namespace.
+const SHARED_NAMESPACE: u8 = 1;
+/// CMIC bit 1: the subsystem has several controllers.
+const SEVERAL_CONTROLLERS: u8 = 1 << 1;
+/// 300 K: a target has no thermometer, and hosts print a temperature of 0 as −273 °C.
+const TEMPERATURE: u16 = 300;
+
+impl<H: Host> TargetConn<H> {
+    /// Identify.
+    pub(super) fn identify(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        match self.identify_page(sqe, host) {
+            Ok(page) => self.send_page(sqe, &page, out),
+            Err(status) => self.respond(sqe.cid(), status.with_dnr(), 0, out),
+        }
+        Ok(())
+    }
+
+    fn identify_page(&self, sqe: &Sqe, host: &mut H) -> Result<[u8; identify::LEN], Status> {
+        let (Some(queue), Some(admin)) = (&self.queue, &self.admin) else {
+            return Err(Status::INTERNAL);
+        };
+        let nsid = sqe.nsid();
+        if admin.discovery {
+            return match sqe.cns() {
+                cns::CONTROLLER => {
+                    let identity = host.with_shared(|s| s.identity().clone());
+                    Ok(discovery_controller(&identity, queue.cntlid).encode())
+                }
+                _ => Err(Status::INVALID_FIELD),
+            };
+        }
+        let namespace = || -> Result<&NamespaceConfig, Status> {
+            let (_, namespace) = self.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+            Ok(&namespace.config)
+        };
+        // An id that could be a namespace, but is none: the structure is all zeroes.
+        let inactive = (1..=NSID_MAX).contains(&nsid) && self.namespaces.find(nsid).is_none();
+        let after = || match nsid {
+            0xffff_fffe.. => Err(Status::INVALID_NAMESPACE),
+            nsid => Ok(nsid),
+        };
+        match (sqe.cns(), sqe.identify_csi()) {
+            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) if inactive => Ok([0; identify::LEN]),
+            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) => {
+                Ok(namespace_page(namespace()?).encode())
+            }
+            (cns::CONTROLLER, _) => {
+                let volatile = self.namespaces.any_volatile();
+                let highest = self.namespaces.highest_id();
+                let (identity, extension) =
+                    host.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
+                let page = io_controller(&identity, queue.cntlid, highest, volatile);
+                let mut page = page.encode();
+                extension.put(&mut page);
+                Ok(page)
+            }
+            (cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES, _)
+            | (cns::COMMAND_SET_ACTIVE_NAMESPACES, identify::CSI_NVM) => {
+                Ok(identify::namespace_list(self.namespaces.ids(), after()?))
+            }
+            (cns::NAMESPACE_DESCRIPTORS, _) => {
+                let config = namespace()?;
+                let descriptors = Descriptors {
+                    nguid: (config.nguid != [0; 16]).then_some(config.nguid),
+                    uuid: Some(config.uuid),
+                    csi: Some(identify::CSI_NVM),
+                    ..Descriptors::default()
+                };
+                Ok(descriptors.encode())
+            }
+            (cns::COMMAND_SET_NAMESPACE, identify::CSI_NVM) => {
+                namespace()?;
+                Ok(identify::nvm_namespace())
+            }
+            (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => {
+                Ok(NvmController::default().encode())
+            }
+            (cns::COMMON_NAMESPACE, _) if inactive => Ok([0; identify::LEN]),
+            (cns::COMMON_NAMESPACE, _) => {
+                namespace()?;
+                Ok(identify::common_namespace(0, SHARED_NAMESPACE, 0))
+            }
+            (cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS, _) => {
+                if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
+                    namespace()?;
+                }
+                let ids: Vec<u16> = host.with_shared(|s| {
+                    s.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
+                });
+                Ok(identify::controller_list(ids, sqe.identify_cntid()))
+            }
+            (cns::COMMAND_SETS, _) => Ok(identify::command_sets()),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Get Log Page.
+    pub(super) fn log_page(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let cid = sqe.cid();
+        let len = sqe.log_len();
+        if len > Self::page_bytes_max() || !sqe.log_offset().is_multiple_of(4) {
+            self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return Ok(());
+        }
+        let Some(page) = self.whole_log_page(sqe.lid(), host) else {
+            self.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
+            return Ok(());
+        };
+        match log_page::slice(&page, sqe.log_offset(), len as u32) {
+            Ok(part) => self.send_page(sqe, &part, out),
+            Err(_) => self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out),
+        }
+        Ok(())
+    }
+
+    fn whole_log_page(&self, lid: u8, host: &mut H) -> Option<Vec<u8>> {
+        let discovery = self.admin.as_ref().is_some_and(|a| a.discovery);
+        Some(match lid {
+            log_page::SUPPORTED if discovery => {
+                log_page::supported(&[log_page::SUPPORTED, log_page::DISCOVERY]).to_vec()
+            }
+            log_page::DISCOVERY if discovery => {
+                let hostnqn = self.queue.as_ref().map_or("", |q| &q.hostnqn);
+                let (identity, generation, allowed) = host.with_shared(|s| {
+                    (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
+                });
+                discovery_page(&identity, generation, allowed)
+            }
+            _ if discovery => return None,
+            log_page::SUPPORTED => log_page::supported(&[
+                log_page::SUPPORTED,
+                log_page::ERROR,
+                log_page::SMART,
+                log_page::FIRMWARE,
+                log_page::CHANGED_NAMESPACES,
+                log_page::EFFECTS,
+            ])
+            .to_vec(),
+            // No entries are kept: each command says itself what was wrong with it.
+            log_page::ERROR => alloc::vec![0; log_page::ErrorEntry::LEN],
+            log_page::SMART => log_page::Smart {
+                temperature: TEMPERATURE,
+                spare: 100,
+                spare_threshold: 10,
+                ..log_page::Smart::default()
+            }
+            .encode()
+            .to_vec(),
+            log_page::FIRMWARE => {
+                let identity = host.with_shared(|s| s.identity().clone());
+                log_page::firmware(&identity.firmware).to_vec()
+            },
+            log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),
+            log_page::EFFECTS => log_page::effects(true).to_vec(),
+            _ => return None,
+        })
+    }
+}
+
+/// What both kinds of controller say.
+fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
+    Controller {
+        serial: identity.serial.clone(),
+        model: identity.model.clone(),
+        firmware: identity.firmware.clone(),
+        cntlid,
+        version: VERSION_2_0,
+        aerl: (ASYNC_EVENTS_MAX - 1) as u8,
+        kas: (KEEP_ALIVE_STEP_MS / 100) as u16,
+        sgls: identify::SGLS_TCP,
+        maxcmd: ADMIN_ENTRIES_MAX,
+        lpa: identify::LPA_EXTENDED,
+        ..Controller::default()
+    }
+}
+
+fn io_controller(identity: &Identity, cntlid: u16, highest: u32, volatile: bool) -> Controller {
+    let mut page = Controller {
+        cmic: SEVERAL_CONTROLLERS,
+        mdts: MDTS,
+        ctratt: identify::CTRATT_HOSTID_128 | identify::CTRATT_TBKAS,
+        cntrltype: identify::CNTRLTYPE_IO,
+        frmw: 1 << 1 | 1,
+        lpa: identify::LPA_EFFECTS | identify::LPA_EXTENDED,
+        sqes: 0x66,
+        cqes: 0x44,
+        maxcmd: QUEUE_ENTRIES_MAX,
+        nn: highest.max(1),
+        mnan: highest.max(1),
+        oncs: identify::ONCS_DSM | identify::ONCS_WRITE_ZEROES,
+        vwc: if volatile {
+            identify::VWC_PRESENT | identify::VWC_FLUSH_ONE
+        } else {
+            identify::VWC_FLUSH_ONE
+        },
+        subnqn: identity.subnqn.clone(),
+        iorcsz: 1,
+        msdbd: 1,
+        ofcs: identify::OFCS_DISCONNECT,
+        ..any_controller(identity, cntlid)
+    };
+    page.set_in_capsule_bytes(IN_CAPSULE_BYTES);
+    page
+}
+
+fn discovery_controller(identity: &Identity, cntlid: u16) -> Controller {
+    Controller {
+        cntrltype: identify::CNTRLTYPE_DISCOVERY,
+        subnqn: DISCOVERY_NQN.into(),
+        ..any_controller(identity, cntlid)
+    }
+}
+
+fn namespace_page(config: &NamespaceConfig) -> Namespace {
+    Namespace {
+        nsze: config.blocks,
+        ncap: config.blocks,
+        nuse: config.blocks,
+        nmic: SHARED_NAMESPACE,
+        // T10: deallocated blocks read as zeroes.
+        dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
+        nguid: config.nguid,
+        lbads: 12,
+        ..Namespace::default()
+    }
+}
+
+/// The discovery log: every port of the subsystem, to hosts that may use it.
+fn discovery_page(identity: &Identity, generation: u64, allowed: bool) -> Vec<u8> {
+    let ports: Vec<&DiscoveryPort> =
+        identity.ports.iter().filter(|port| allowed && !port.discovery_only).collect();
+    let header = Header { genctr: generation, numrec: ports.len() as u64, recfmt: 0 };
+    let mut page = header.encode().to_vec();
+    for port in ports {
+        let entry = Entry {
+            trtype: discovery::TRTYPE_TCP,
+            adrfam: if port.ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
+            subtype: discovery::SUBTYPE_NVM,
+            treq: discovery::TREQ_NOT_REQUIRED | discovery::TREQ_NO_SQ_FLOW,
+            portid: port.portid,
+            cntlid: CNTLID_ANY,
+            asqsz: 32,
+            trsvcid: port.trsvcid.clone(),
+            subnqn: identity.subnqn.clone(),
+            traddr: port.traddr.clone(),
+        };
+        page.extend_from_slice(&entry.encode());
+    }
+    page
+}

@@ -1,0 +1,435 @@
+//! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
+
+use core::ops::Range;
+
+use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status, admin, opcode};
+use riopipe_nvme::pdu::{DataHdr, PduError};
+
+use super::conn::{Closed, TargetConn};
+use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
+use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::slots::Stage;
+use crate::outbox::Outbox;
+use crate::wire;
+
+impl<H: Host> TargetConn<H> {
+    /// A command on an I/O queue, with its in-capsule data at `data` in `buf`.
+    #[inline]
+    pub(super) fn io_command(
+        &mut self,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let code = sqe.opcode();
+        // Of the dword that says "ordered", other opcodes know nothing.
+        if wire::is_ordered(sqe)
+            && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
+        {
+            return self.ordered(sqe, buf, data, digest_ok, host, out);
+        }
+        let cid = sqe.cid();
+        if !digest_ok {
+            self.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+            return Ok(());
+        }
+        if sqe.fuse() != 0 {
+            self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return Ok(());
+        }
+        match code {
+            opcode::WRITE => self.write(sqe, &buf[data], host, out),
+            opcode::READ => self.read(sqe, host, out),
+            opcode::FLUSH => self.flush(sqe, host, out),
+            opcode::WRITE_ZEROES => self.write_zeroes(sqe, host, out),
+            opcode::DATASET_MANAGEMENT => self.dataset(sqe, &buf[data], host, out),
+            wire::IO_BIND => {
+                self.bind(sqe, host, out);
+                Ok(())
+            }
+            wire::IO_MARK => {
+                self.mark(sqe, out);
+                Ok(())
+            }
+            admin::FABRICS => self.fabrics(sqe, host, out),
+            _ => {
+                self.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds the namespace of a block command and checks its blocks: the namespace's index.
+    #[inline]
+    pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
+        let (index, ns) = self
+            .namespaces
+            .find(sqe.nsid())
+            .ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        match sqe.slba().checked_add(u64::from(sqe.nlb())) {
+            Some(end) if end <= ns.config.blocks => Ok(index),
+            _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
+        }
+    }
+
+    /// Whether plain writes of this association to the namespace are welcome (T21).
+    #[inline]
+    pub(super) fn guard(&self, ns: usize) -> Result<(), Status> {
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        if self.namespaces.at(ns).state.may_write(assoc) {
+            Ok(())
+        } else {
+            Err(wire::status::GUARDED.with_dnr())
+        }
+    }
+
+    /// Checks where a command's `want` bytes of data are: in the capsule (`true`) or to be asked
+    /// for.
+    #[inline]
+    pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
+        match sqe.sgl() {
+            Ok(Sgl::InCapsule { offset, len }) => {
+                if offset != 0 {
+                    Err(Status::SGL_OFFSET_INVALID.with_dnr())
+                } else if len != want || data.len() != want as usize {
+                    Err(Status::SGL_LENGTH_INVALID.with_dnr())
+                } else {
+                    Ok(true)
+                }
+            }
+            Ok(Sgl::Transport { len }) if len == want && data.is_empty() => Ok(false),
+            Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+            Err(error) => Err(error.status()),
+        }
+    }
+
+    #[inline]
+    fn check_write(&self, sqe: &Sqe, data: &[u8]) -> Result<(usize, u32, bool), Status> {
+        let ns = self.extent(sqe)?;
+        self.guard(ns)?;
+        // No directives but Rio's own are supported.
+        if sqe.dword(12) >> 20 & 0xf != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        let want = sqe.nlb() * BLOCK_SIZE;
+        if want > TRANSFER_BYTES_MAX {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok((ns, want, Self::in_capsule(sqe, want, data)?))
+    }
+
+    #[inline]
+    fn write(
+        &mut self,
+        sqe: &Sqe,
+        data: &[u8],
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let (ns, want, inline) = match self.check_write(sqe, data) {
+            Ok(checked) => checked,
+            Err(status) => {
+                self.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        if !inline {
+            return self.ask_for_data(sqe, ns, want, host, out).map(|_| ());
+        }
+        let index = self.next_slot()?;
+        let op = OpId::new(self.key, index);
+        match host.write(ns, op, sqe.slba(), WriteData::Borrowed(data)) {
+            Submitted::Done(Ok(_)) if !self.must_flush(sqe, ns) => {
+                self.respond(sqe.cid(), Status::SUCCESS, 0, out);
+            }
+            Submitted::Done(result) => {
+                self.slots.take(sqe, Stage::Device, ns);
+                self.device_result(index, result, host, out);
+            }
+            Submitted::Pending => {
+                self.slots.take(sqe, Stage::Device, ns);
+            }
+        }
+        Ok(())
+    }
+
+    /// The data of a plain write has come in by R2T.
+    pub(super) fn write_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let slot = &self.slots[index];
+        let (ns, lba) = (usize::from(slot.ns), slot.sqe.slba());
+        // The volume may have found an owner while the data was under way (T21).
+        if let Err(status) = self.guard(ns) {
+            return self.answer(index, status, 0, out);
+        }
+        let slot = &mut self.slots[index];
+        let Some(buf) = slot.buf.take() else {
+            debug_assert!(false, "gathered data without a buffer");
+            return self.answer(index, Status::INTERNAL, 0, out);
+        };
+        slot.stage = Stage::Device;
+        let op = OpId::new(self.key, index);
+        if let Submitted::Done(result) = host.write(ns, op, lba, WriteData::Owned(buf)) {
+            self.device_result(index, result, host, out);
+        }
+    }
+
+    #[inline]
+    fn read(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let want = sqe.nlb() * BLOCK_SIZE;
+        let checked = self.extent(sqe).and_then(|ns| match sqe.sgl() {
+            _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
+            Ok(Sgl::Transport { len }) if len == want => Ok(ns),
+            Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+            Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
+            Err(error) => Err(error.status()),
+        });
+        let ns = match checked {
+            Ok(ns) => ns,
+            Err(status) => {
+                self.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        let index = self.next_slot()?;
+        self.slots.take(sqe, Stage::Budget, ns);
+        self.slots[index].want = want;
+        self.when_affordable(index, host, out);
+        Ok(())
+    }
+
+    /// The connection may hold the read's buffer.
+    pub(super) fn start_read(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let slot = &mut self.slots[index];
+        slot.stage = Stage::Device;
+        let (ns, lba, blocks) = (usize::from(slot.ns), slot.sqe.slba(), slot.sqe.nlb());
+        let op = OpId::new(self.key, index);
+        if let Submitted::Done(result) = host.read(ns, op, lba, blocks) {
+            self.device_result(index, result, host, out);
+        }
+    }
+
+    fn flush(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let Some((ns, _)) = self.namespaces.find(sqe.nsid()) else {
+            self.respond(sqe.cid(), Status::INVALID_NAMESPACE.with_dnr(), 0, out);
+            return Ok(());
+        };
+        let index = self.next_slot()?;
+        self.slots.take(sqe, Stage::Device, ns);
+        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+            self.device_result(index, result, host, out);
+        }
+        Ok(())
+    }
+
+    fn write_zeroes(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let checked = self.extent(sqe).and_then(|ns| self.guard(ns).map(|()| ns));
+        let ns = match checked {
+            Ok(ns) => ns,
+            Err(status) => {
+                self.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        let index = self.next_slot()?;
+        self.slots.take(sqe, Stage::Device, ns);
+        let op = OpId::new(self.key, index);
+        let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
+        if let Submitted::Done(result) = host.zero(ns, op, lba, blocks, sqe.deac()) {
+            self.device_result(index, result, host, out);
+        }
+        Ok(())
+    }
+
+    fn dataset(
+        &mut self,
+        sqe: &Sqe,
+        data: &[u8],
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let want = sqe.dsm_ranges() * DsmRange::LEN as u32;
+        let checked = match self.namespaces.find(sqe.nsid()) {
+            None => Err(Status::INVALID_NAMESPACE.with_dnr()),
+            Some((ns, _)) => Self::in_capsule(sqe, want, data).map(|inline| (ns, inline)),
+        };
+        match checked {
+            Err(status) => {
+                self.respond(sqe.cid(), status, 0, out);
+                Ok(())
+            }
+            Ok((ns, false)) => self.ask_for_data(sqe, ns, want, host, out).map(|_| ()),
+            Ok((ns, true)) => {
+                let index = self.next_slot()?;
+                self.slots.take(sqe, Stage::Device, ns);
+                let Some(mut buf) = host.alloc(want as usize) else {
+                    self.answer(index, Status::INTERNAL, 0, out);
+                    return Ok(());
+                };
+                buf.as_mut().copy_from_slice(data);
+                self.slots[index].buf = Some(buf);
+                self.dataset_gathered(index, host, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// The ranges of a Dataset Management command are there; checks them all before the first
+    /// is begun.
+    pub(super) fn dataset_gathered(
+        &mut self,
+        index: u16,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        let slot = &self.slots[index];
+        // Other attributes are hints about use.
+        if !slot.sqe.dsm_deallocates() {
+            return self.answer(index, Status::SUCCESS, 0, out);
+        }
+        let ns = usize::from(slot.ns);
+        let blocks = self.namespaces.at(ns).config.blocks;
+        let inside = (0..slot.sqe.dsm_ranges()).all(|i| {
+            Self::range(slot.buf.as_ref(), i as usize)
+                .is_some_and(|r| r.lba.checked_add(r.blocks.into()).is_some_and(|e| e <= blocks))
+        });
+        if !inside {
+            return self.answer(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, out);
+        }
+        if let Err(status) = self.guard(ns) {
+            return self.answer(index, status, 0, out);
+        }
+        self.slots[index].step = 0;
+        self.next_range(index, host, out);
+    }
+
+    fn range(buf: Option<&H::Buf>, i: usize) -> Option<DsmRange> {
+        let bytes = buf?.as_ref().get(i * DsmRange::LEN..(i + 1) * DsmRange::LEN)?;
+        bytes.first_chunk().map(DsmRange::decode)
+    }
+
+    fn next_range(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+        loop {
+            let slot = &mut self.slots[index];
+            let step = slot.step;
+            if u32::from(step) >= slot.sqe.dsm_ranges() {
+                return self.answer(index, Status::SUCCESS, 0, out);
+            }
+            slot.step += 1;
+            slot.stage = Stage::Device;
+            let (ns, op) = (usize::from(slot.ns), OpId::new(self.key, index));
+            let Some(range) = Self::range(slot.buf.as_ref(), usize::from(step)) else {
+                return self.answer(index, Status::INTERNAL, 0, out);
+            };
+            if range.blocks == 0 {
+                continue;
+            }
+            match host.zero(ns, op, range.lba, range.blocks.into(), true) {
+                Submitted::Pending => return,
+                Submitted::Done(Ok(_)) => {}
+                Submitted::Done(Err(error)) => {
+                    return self.answer(index, error.status(false), 0, out);
+                }
+            }
+        }
+    }
+
+    /// The device operation of the command in a slot has ended.
+    pub(super) fn device_result(
+        &mut self,
+        index: u16,
+        result: Result<Option<H::Buf>, DeviceError>,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        let slot = &self.slots[index];
+        if slot.ordered {
+            return self.ordered_device_result(index, result, out);
+        }
+        let (ns, stage, code) = (usize::from(slot.ns), slot.stage, slot.sqe.opcode());
+        let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
+        if flushed && result.is_err() {
+            self.namespaces.at(ns).state.flush_failed();
+        }
+        let status = match result {
+            Err(error) => error.status(code == opcode::READ),
+            Ok(buf) => match (code, buf) {
+                _ if self.is_closing() => Status::SUCCESS,
+                (opcode::READ, Some(buf)) => return self.send_read(index, buf, out),
+                (opcode::READ, None) => {
+                    debug_assert!(false, "a read without a buffer");
+                    Status::INTERNAL
+                }
+                (opcode::DATASET_MANAGEMENT, _) => return self.next_range(index, host, out),
+                _ if !flushed && self.must_flush(&self.slots[index].sqe, ns) => {
+                    return self.start_flush(index, ns, host, out);
+                }
+                _ => Status::SUCCESS,
+            },
+        };
+        self.answer(index, status, 0, out);
+    }
+
+    /// FUA on a drive with a volatile cache: the write is followed by a FLUSH.
+    #[inline]
+    fn must_flush(&self, sqe: &Sqe, ns: usize) -> bool {
+        sqe.fua() && self.namespaces.at(ns).config.volatile
+    }
+
+    fn start_flush(&mut self, index: u16, ns: usize, host: &mut H, out: &mut Outbox<H::Buf>) {
+        self.slots[index].stage = Stage::DeviceFlush;
+        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+            self.device_result(index, result, host, out);
+        }
+    }
+
+    fn send_read(&mut self, index: u16, buf: H::Buf, out: &mut Outbox<H::Buf>) {
+        let cid = self.slots[index].sqe.cid();
+        let want = self.slots[index].want;
+        debug_assert_eq!(buf.as_ref().len(), want as usize, "a read of another length");
+        let (_, charged) = self.slots.release(index);
+        self.held -= charged;
+        // SUCCESS stands for a response capsule, but carries no SQHD (TCP §3.3.2.2).
+        let success = self.queue.as_ref().is_some_and(|q| q.no_sq_flow);
+        let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: want, last: true, success };
+        let tx = &self.tx;
+        out.push_bytes(|v| tx.c2h_data(&header, v));
+        if tx.data_digest {
+            let mut digest = alloc::vec::Vec::with_capacity(4);
+            tx.data_digest([buf.as_ref()], &mut digest);
+            out.push_payload(buf);
+            out.push_bytes(|v| v.extend_from_slice(&digest));
+        } else {
+            out.push_payload(buf);
+        }
+        if !success {
+            self.respond(cid, Status::SUCCESS, 0, out);
+        }
+    }
+
+    /// The slot that the next command gets.
+    #[inline]
+    pub(super) fn next_slot(&self) -> Result<u16, Closed> {
+        self.slots.next().ok_or_else(|| {
+            PduError::sequence("more commands outstanding than the submission queue has entries")
+                .into()
+        })
+    }
+}

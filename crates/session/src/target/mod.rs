@@ -1,0 +1,31 @@
+//! The target's end of a connection, as a pure state machine.
+//!
+//! A [`TargetConn`] takes bytes and finished device operations and gives device operations and
+//! bytes; everything outside it, drives and clock included, is a [`Host`]. What connections have
+//! in common is [`Shared`], which the host keeps behind a lock that the hot path never takes.
+//!
+//! The same code serves real sockets and drives (crate `riopipe-target`) and, later, simulated
+//! ones.
+
+mod admin;
+mod claims;
+mod conn;
+mod fabrics;
+mod host;
+mod identify;
+mod io;
+pub mod limits;
+mod namespace;
+mod ordered;
+mod shared;
+mod slots;
+mod stream;
+mod transfer;
+
+pub use claims::{Owner, Split, Volumes};
+pub use conn::{Closed, TargetConn};
+pub use host::{DeviceError, Event, Host, OpId, Submitted, WriteData};
+pub use namespace::{
+    NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
+};
+pub use shared::{AttachError, ConnId, Controller, DiscoveryPort, Identity, Notice, Shared};

@@ -1,0 +1,163 @@
+//! Namespaces as connections see them: geometry, names, and the few words that all cores share.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// What a namespace is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceConfig {
+    /// Namespace id, 1 to [`NSID_MAX`].
+    pub nsid: u32,
+    /// Blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Globally unique id; all zero if it has none.
+    pub nguid: [u8; 16],
+    /// UUID; stable over restarts.
+    pub uuid: [u8; 16],
+    /// The drive has a volatile write cache: only what has been flushed is durable.
+    pub volatile: bool,
+}
+
+/// Largest namespace id.
+pub const NSID_MAX: u32 = 1024;
+
+/// A namespace and its shared words.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    /// What it is.
+    pub config: NamespaceConfig,
+    /// What all connections share of it.
+    pub state: Arc<NamespaceState>,
+}
+
+/// Words that every core reads on the hot path; the first is written by claims and releases
+/// only, the second when a FLUSH fails.
+#[derive(Debug, Default)]
+pub struct NamespaceState {
+    guard: AtomicU64,
+    flush_failures: AtomicU64,
+}
+
+/// Guard value of a namespace that belongs to a volume with an unrecovered log and no owner.
+const GUARDED_FOR_NOBODY: u64 = u64::MAX;
+
+impl NamespaceState {
+    /// Whether association `assoc` may write here outside of ordered streams (T21).
+    #[inline]
+    #[must_use]
+    pub fn may_write(&self, assoc: u64) -> bool {
+        let guard = self.guard.load(Ordering::Acquire);
+        guard == 0 || guard == assoc
+    }
+
+    /// Whether it belongs to a volume that has an owner or an unrecovered log.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.guard.load(Ordering::Acquire) != 0
+    }
+
+    pub(super) fn guard_for(&self, owner: Option<u64>) {
+        self.guard.store(owner.unwrap_or(GUARDED_FOR_NOBODY), Ordering::SeqCst);
+    }
+
+    pub(super) fn open_to_all(&self) {
+        self.guard.store(0, Ordering::SeqCst);
+    }
+
+    /// How often a FLUSH of this drive has failed (T22).
+    #[inline]
+    #[must_use]
+    pub fn flush_failures(&self) -> u64 {
+        self.flush_failures.load(Ordering::Acquire)
+    }
+
+    pub(super) fn flush_failed(&self) {
+        self.flush_failures.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// All namespaces of the subsystem, found by id without a search.
+#[derive(Debug, Default)]
+pub struct Namespaces {
+    list: Vec<Namespace>,
+    /// Index + 1 by nsid; 0 for none.
+    by_nsid: Vec<u16>,
+}
+
+impl Namespaces {
+    /// The namespaces, in the order in which the host counts them.
+    ///
+    /// # Errors
+    /// The id that is used twice, or is 0 or above [`NSID_MAX`].
+    pub fn new(configs: Vec<NamespaceConfig>) -> Result<Self, NamespaceIdError> {
+        let mut namespaces = Self::default();
+        for config in configs {
+            let nsid = config.nsid;
+            if nsid == 0 || nsid > NSID_MAX {
+                return Err(NamespaceIdError::OutOfRange(nsid));
+            }
+            let at = nsid as usize;
+            if namespaces.by_nsid.len() <= at {
+                namespaces.by_nsid.resize(at + 1, 0);
+            }
+            if namespaces.by_nsid[at] != 0 {
+                return Err(NamespaceIdError::Twice(nsid));
+            }
+            namespaces.list.push(Namespace { config, state: Arc::default() });
+            namespaces.by_nsid[at] = namespaces.list.len() as u16;
+        }
+        Ok(namespaces)
+    }
+
+    /// The namespace with this id, and its index.
+    #[inline]
+    #[must_use]
+    pub fn find(&self, nsid: u32) -> Option<(usize, &Namespace)> {
+        let index = usize::from(*self.by_nsid.get(nsid as usize)?).checked_sub(1)?;
+        Some((index, &self.list[index]))
+    }
+
+    /// The namespace that the host counts as `index`.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    #[must_use]
+    pub fn at(&self, index: usize) -> &Namespace {
+        &self.list[index]
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Namespace> {
+        self.list.iter()
+    }
+
+    /// Ids in ascending order.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.by_nsid.iter().enumerate().filter(|(_, index)| **index != 0).map(|(id, _)| id as u32)
+    }
+
+    /// The highest id, 0 if there are none.
+    #[must_use]
+    pub fn highest_id(&self) -> u32 {
+        self.ids().last().unwrap_or(0)
+    }
+
+    /// Whether any drive has a volatile write cache.
+    #[must_use]
+    pub fn any_volatile(&self) -> bool {
+        self.list.iter().any(|ns| ns.config.volatile)
+    }
+}
+
+/// A namespace id that cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NamespaceIdError {
+    /// Not 1 to [`NSID_MAX`].
+    #[error("namespace id {0} is out of range: choose 1 to {NSID_MAX}")]
+    OutOfRange(u32),
+    /// Two namespaces have it.
+    #[error("namespace id {0} is used twice: give each namespace its own")]
+    Twice(u32),
+}

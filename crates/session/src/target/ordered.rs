@@ -1,0 +1,632 @@
+//! Ordered requests: the gate and the ordering log of the stream that a connection is bound to.
+//!
+//! The discipline of a batch, which is what arrives in one receive or comes back from the drives
+//! in one poll: append all attributes, **one** fence, submit the writes; set all persist words,
+//! **one** fence, send the responses (paper §4.3.2 steps 5 to 7; T7).
+
+use alloc::vec::Vec;
+use core::mem;
+use core::ops::Range;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Attribute, Kind, Member, Seq, VolumeId};
+use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
+use riopipe_order::ordering_log::{AppendError, StreamLog};
+use riopipe_order::entry::Position;
+
+use super::conn::{Closed, TargetConn};
+use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
+use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::namespace::Namespaces;
+use super::slots::Stage;
+use crate::outbox::Outbox;
+use crate::wire;
+
+/// The stream that a connection carries.
+pub(super) struct Stream<H: Host> {
+    pub(super) volume: VolumeId,
+    pub(super) log: StreamLog<H::Region>,
+    /// A new owner has fenced this one: nothing more goes to the drives (T8).
+    pub(super) fenced: bool,
+    gate: Gate,
+    drives: Vec<DriveOfStream>,
+    /// Index into `drives` by namespace index, or [`NO_DRIVE`].
+    drive_of: Vec<u8>,
+    /// By slot of the connection, which is the gate's ticket.
+    entries: Vec<Entry>,
+    /// The highest seq seen: wire numbers are widened next to it (T5).
+    near: Seq,
+    /// What the gate wants done, in its order.
+    steps: Vec<Step>,
+    doing: Vec<Step>,
+    /// Completions and refusals, answered after the batch's last fence.
+    done: Vec<Step>,
+    /// Slots whose data is still in the receive buffer.
+    inline: Vec<u16>,
+    /// Attributes have been appended since the last fence.
+    appended: bool,
+}
+
+/// No drive of the stream.
+const NO_DRIVE: u8 = u8::MAX;
+
+#[derive(Debug)]
+struct DriveOfStream {
+    ns: usize,
+    /// The volume's number of the drive, learnt from the first request.
+    member: Option<Member>,
+    /// Failed FLUSHes of the drive when last looked at (T22).
+    flush_failures: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    attribute: Attribute,
+    position: Position,
+    data: Data,
+    /// The gate lets it go, but its data is not there yet.
+    may_write: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Data {
+    /// Asked for by R2T.
+    Awaited,
+    /// In the slot or the receive buffer, or none needed.
+    Ready,
+    /// Damaged on the way.
+    Bad,
+}
+
+impl<H: Host> Stream<H> {
+    /// A newly bound stream over the namespaces `members` of the volume; at most `entries`
+    /// requests are under way at once.
+    pub(super) fn new(
+        volume: VolumeId,
+        log: StreamLog<H::Region>,
+        members: &[usize],
+        namespaces: &Namespaces,
+        released: Seq,
+        entries: u16,
+    ) -> Self {
+        let mut drive_of = Vec::new();
+        let mut drives = Vec::new();
+        let mut caches = Vec::new();
+        for &ns in members.iter().take(usize::from(NO_DRIVE)) {
+            if drive_of.len() <= ns {
+                drive_of.resize(ns + 1, NO_DRIVE);
+            }
+            let local = drives.len() as u8;
+            drive_of[ns] = local;
+            let namespace = namespaces.at(ns);
+            let flush_failures = namespace.state.flush_failures();
+            drives.push(DriveOfStream { ns, member: None, flush_failures });
+            caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
+        }
+        let blank = Entry {
+            attribute: Attribute {
+                seq: Seq::ZERO,
+                span: 1,
+                num: 1,
+                index: 0,
+                ordinal: 0,
+                member: Member(0),
+                kind: Kind::Flush,
+                flags: riopipe_order::attribute::Flags(0),
+                lba: 0,
+                blocks: 0,
+                tag: 0,
+            },
+            position: Position(0),
+            data: Data::Ready,
+            may_write: false,
+        };
+        let room = usize::from(entries);
+        Self {
+            volume,
+            log,
+            fenced: false,
+            gate: Gate::new(&caches, u32::from(entries.max(1))),
+            drives,
+            drive_of,
+            entries: alloc::vec![blank; room],
+            near: released,
+            steps: Vec::with_capacity(4 * room),
+            doing: Vec::with_capacity(4 * room),
+            done: Vec::with_capacity(room),
+            inline: Vec::with_capacity(room),
+            appended: false,
+        }
+    }
+
+    /// The gate's name of the drive that a request goes to, if the request's member number and
+    /// namespace belong together as they have so far.
+    fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
+        let local = *self.drive_of.get(ns)?;
+        let known = self.drives.get(usize::from(local))?.member;
+        match known {
+            Some(known) if known == member => {}
+            Some(_) => return None,
+            None => {
+                if self.drives.iter().any(|d| d.member == Some(member)) {
+                    return None;
+                }
+                self.drives[usize::from(local)].member = Some(member);
+            }
+        }
+        Some(Member(local))
+    }
+
+    /// Carries out the `Append`s among the steps from `from` on.
+    fn append(&mut self, from: usize) {
+        let mut at = from;
+        while let Some(step) = self.steps.get(at) {
+            if let Step::Append(Ticket(ticket)) = *step {
+                let entry = &mut self.entries[ticket as usize];
+                match self.log.append(&entry.attribute) {
+                    Ok(position) => {
+                        entry.position = position;
+                        self.appended = true;
+                    }
+                    Err(error) => {
+                        let cause = match error {
+                            AppendError::Full { .. } => Cause::LogFull,
+                            AppendError::Unloggable { .. }
+                            | AppendError::Unbound
+                            | AppendError::Region(_) => Cause::LogFailed,
+                        };
+                        self.gate.append_failed(at, cause, &mut self.steps);
+                        return;
+                    }
+                }
+            }
+            at += 1;
+        }
+    }
+
+    /// Notices FLUSHes of its drives that failed on any connection (T22).
+    fn see_flush_failures(&mut self, namespaces: &Namespaces) {
+        for (local, drive) in self.drives.iter_mut().enumerate() {
+            let failures = namespaces.at(drive.ns).state.flush_failures();
+            if failures != drive.flush_failures {
+                drive.flush_failures = failures;
+                self.gate.flush_failed_on(Member(local as u8), &mut self.steps);
+            }
+        }
+    }
+
+    /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.
+    pub(super) fn shut(&mut self) {
+        self.fenced = true;
+        self.gate.poison(Cause::Closed, &mut self.steps);
+    }
+
+    /// Stops the stream because of a request that never reached the gate: what follows it has
+    /// lost its predecessor (P6).
+    fn stop(&mut self, member: Member, ordinal: u32) {
+        self.gate.poison(Cause::WriteFailed { member, ordinal }, &mut self.steps);
+    }
+
+    fn refusal(&self, why: Cause) -> Status {
+        let status = match why {
+            Cause::LogFull => wire::status::LOG_FULL,
+            Cause::LogFailed => wire::status::LOG_FAILED,
+            Cause::Closed if self.fenced => wire::status::STALE_GENERATION,
+            Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
+                wire::status::POISONED
+            }
+        };
+        status.with_dnr()
+    }
+}
+
+impl<H: Host> TargetConn<H> {
+    /// A Write, Write Zeroes or Flush with an ordering attribute.
+    #[inline]
+    pub(super) fn ordered(
+        &mut self,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let Some(mut stream) = self.stream.take() else {
+            // T17: without a binding the fields mean nothing, and a host that sets them must not
+            // believe they do.
+            let status = if self.was_fenced {
+                wire::status::STALE_GENERATION
+            } else {
+                wire::status::NOT_BOUND
+            };
+            self.respond(sqe.cid(), status.with_dnr(), 0, out);
+            return Ok(());
+        };
+        let result = self.enter(&mut stream, sqe, buf, data, digest_ok, host, out);
+        self.stream = Some(stream);
+        result
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn enter(
+        &mut self,
+        stream: &mut Stream<H>,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let cid = sqe.cid();
+        if let Some(cause) = stream.gate.poisoned() {
+            self.respond(cid, stream.refusal(cause), 0, out);
+            return Ok(());
+        }
+        let (attribute, ns, inline) =
+            match self.check_ordered(stream, sqe, &buf[data.clone()], digest_ok) {
+                Ok(checked) => checked,
+                Err(status) => {
+                    stream.stop(Member(0), sqe.dword(3));
+                    self.trouble("an ordered request made no sense; its stream is stopped", host);
+                    self.respond(cid, status, 0, out);
+                    return Ok(());
+                }
+            };
+        let index = self.next_slot()?;
+        let stage = if inline { Stage::Gate } else { Stage::Budget };
+        self.slots.take(sqe, stage, ns);
+        self.slots[index].ordered = true;
+        let entry = &mut stream.entries[usize::from(index)];
+        entry.data = if inline { Data::Ready } else { Data::Awaited };
+        entry.may_write = false;
+        entry.attribute = attribute;
+        // The gate knows drives by their place in this volume on this server.
+        let mut at_gate = attribute;
+        at_gate.member = Member(stream.drive_of[ns]);
+        let from = stream.steps.len();
+        if stream.gate.arrive(Ticket(u32::from(index)), &at_gate, &mut stream.steps).is_err() {
+            stream.stop(at_gate.member, attribute.ordinal);
+            self.trouble("an ordered request came twice or too far ahead; its stream is stopped", host);
+            self.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
+            return Ok(());
+        }
+        stream.append(from);
+        if !inline {
+            self.slots[index].want = attribute.blocks * BLOCK_SIZE;
+            self.when_affordable(index, host, out);
+            if self.slots[index].stage == Stage::Gate {
+                // No memory for it.
+                self.data_ready(stream, index);
+            }
+        } else if !data.is_empty() {
+            self.slots[index].inline = (data.start as u32, data.end as u32);
+            stream.inline.push(index);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_ordered(
+        &mut self,
+        stream: &mut Stream<H>,
+        sqe: &Sqe,
+        data: &[u8],
+        digest_ok: bool,
+    ) -> Result<(Attribute, usize, bool), Status> {
+        if !digest_ok {
+            return Err(Status::TRANSIENT_TRANSPORT);
+        }
+        let (attribute, released) = wire::attribute(sqe, stream.near)
+            .map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        // Durability is asked for by the FLUSH flag; FUA would be silently weaker.
+        if sqe.fua() || sqe.fuse() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        let ns = match attribute.kind {
+            Kind::Flush => match self.namespaces.find(sqe.nsid()) {
+                Some((ns, _)) => ns,
+                None => return Err(Status::INVALID_NAMESPACE.with_dnr()),
+            },
+            Kind::Write | Kind::Discard => self.extent(sqe)?,
+        };
+        stream
+            .drive(ns, attribute.member)
+            .ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        let inline = match attribute.kind {
+            Kind::Write => {
+                let want = attribute.blocks * BLOCK_SIZE;
+                if want > TRANSFER_BYTES_MAX {
+                    return Err(Status::INVALID_FIELD.with_dnr());
+                }
+                Self::in_capsule(sqe, want, data)?
+            }
+            Kind::Discard | Kind::Flush if data.is_empty() => true,
+            Kind::Discard | Kind::Flush => return Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+        };
+        if attribute.seq_end() > stream.near {
+            stream.near = attribute.seq_end();
+        }
+        stream.log.release(released);
+        Ok((attribute, ns, inline))
+    }
+
+    /// All data of an ordered request has come in by R2T.
+    pub(super) fn ordered_gathered(&mut self, index: u16, out: &mut Outbox<H::Buf>) {
+        self.slots[index].stage = Stage::Gate;
+        let Some(mut stream) = self.stream.take() else {
+            // Fenced and given back while the data was under way.
+            return self.answer(index, wire::status::STALE_GENERATION.with_dnr(), 0, out);
+        };
+        if self.slots[index].refused {
+            let status = self.slots[index].verdict.unwrap_or(wire::status::POISONED.with_dnr());
+            self.answer(index, status, 0, out);
+        } else {
+            self.data_ready(&mut stream, index);
+        }
+        self.stream = Some(stream);
+    }
+
+    /// There is no memory for the data of an ordered request.
+    pub(super) fn ordered_data_failed(&mut self, index: u16) {
+        let slot = &mut self.slots[index];
+        slot.verdict = Some(Status::INTERNAL);
+        slot.stage = Stage::Gate;
+        if let Some(mut stream) = self.stream.take() {
+            self.data_ready(&mut stream, index);
+            self.stream = Some(stream);
+        }
+    }
+
+    fn data_ready(&mut self, stream: &mut Stream<H>, index: u16) {
+        let entry = &mut stream.entries[usize::from(index)];
+        let bad = self.slots[index].verdict.is_some();
+        entry.data = if bad { Data::Bad } else { Data::Ready };
+        if mem::take(&mut entry.may_write) {
+            stream.steps.push(Step::Write(Ticket(u32::from(index))));
+        }
+    }
+
+    /// Ends a batch: does what the gate wants done, in order, and answers what is complete.
+    /// `buf` is the receive buffer of the batch.
+    pub(super) fn settle(&mut self, buf: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
+        let Some(mut stream) = self.stream.take() else {
+            return;
+        };
+        stream.see_flush_failures(&self.namespaces);
+        let mut persisted = false;
+        while !stream.steps.is_empty() {
+            if mem::take(&mut stream.appended) && stream.log.fence().is_err() {
+                stream.gate.fence_failed(&mut stream.steps);
+                self.trouble("the ordering log failed; its stream is stopped", host);
+            }
+            let mut doing = mem::take(&mut stream.doing);
+            mem::swap(&mut doing, &mut stream.steps);
+            for &step in &doing {
+                match step {
+                    // Carried out when it came.
+                    Step::Append(_) => {}
+                    Step::Write(ticket) => self.submit(&mut stream, ticket.0 as u16, buf, host),
+                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
+                    Step::Complete { ticket, persist } => {
+                        if persist {
+                            let position = stream.entries[ticket.0 as usize].position;
+                            stream.log.persist(position);
+                            persisted = true;
+                        }
+                        stream.done.push(step);
+                    }
+                    Step::Refuse { .. } => stream.done.push(step),
+                }
+            }
+            doing.clear();
+            stream.doing = doing;
+        }
+        if persisted && stream.log.fence().is_err() {
+            stream.gate.fence_failed(&mut stream.done);
+            self.trouble("the ordering log failed; its stream is stopped", host);
+        }
+        let mut done = mem::take(&mut stream.done);
+        for step in done.drain(..) {
+            match step {
+                Step::Complete { ticket, .. } => {
+                    self.answer(ticket.0 as u16, Status::SUCCESS, 0, out);
+                }
+                Step::Refuse { ticket, why } => {
+                    self.refuse(&stream, ticket.0 as u16, why, out);
+                }
+                Step::Append(_) | Step::Write(_) | Step::Flush(_) => {}
+            }
+        }
+        stream.done = done;
+        self.keep_inline(&mut stream, buf, host);
+        self.stream = Some(stream);
+    }
+
+    /// Answers a refused request, or, if its data is still to come, as soon as it has.
+    fn refuse(&mut self, stream: &Stream<H>, index: u16, why: Cause, out: &mut Outbox<H::Buf>) {
+        let status = stream.refusal(why);
+        let Some(slot) = self.slots.used(index) else {
+            return;
+        };
+        let status = *slot.verdict.get_or_insert(status);
+        match slot.stage {
+            Stage::Receiving => slot.refused = true,
+            Stage::Budget => {
+                self.waiting.retain(|waiting| *waiting != index);
+                self.answer(index, status, 0, out);
+            }
+            _ => self.answer(index, status, 0, out),
+        }
+    }
+
+    /// Data that the gate still holds leaves the receive buffer.
+    fn keep_inline(&mut self, stream: &mut Stream<H>, buf: &[u8], host: &mut H) {
+        let mut lost = false;
+        for index in stream.inline.drain(..) {
+            let slot = &mut self.slots[index];
+            let (start, end) = mem::take(&mut slot.inline);
+            if slot.stage != Stage::Gate || end == 0 {
+                continue;
+            }
+            let bytes = &buf[start as usize..end as usize];
+            match host.alloc(bytes.len()) {
+                Some(mut copy) => {
+                    copy.as_mut().copy_from_slice(bytes);
+                    slot.buf = Some(copy);
+                }
+                None => {
+                    slot.verdict = Some(Status::INTERNAL);
+                    stream.entries[usize::from(index)].data = Data::Bad;
+                    lost = true;
+                }
+            }
+        }
+        if lost {
+            self.trouble("no memory for a held write; it will fail and stop its stream", host);
+        }
+    }
+
+    /// The gate lets a write or discard go.
+    #[inline]
+    fn submit(&mut self, stream: &mut Stream<H>, index: u16, buf: &[u8], host: &mut H) {
+        let entry = &mut stream.entries[usize::from(index)];
+        let attribute = entry.attribute;
+        let slot = &mut self.slots[index];
+        if entry.data == Data::Awaited {
+            entry.may_write = true;
+            return;
+        }
+        let hopeless = stream.fenced
+            || matches!(stream.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
+        if entry.data == Data::Bad || hopeless {
+            // Nothing goes to the drives after the stream has changed hands (T8), or without its
+            // attribute in the log.
+            return Self::written(stream, index, false);
+        }
+        let (ns, op) = (usize::from(slot.ns), OpId::new(self.key, index));
+        let (start, end) = mem::take(&mut slot.inline);
+        slot.stage = Stage::Device;
+        let submitted = match attribute.kind {
+            Kind::Write if end > 0 => {
+                let bytes = &buf[start as usize..end as usize];
+                host.write(ns, op, attribute.lba, WriteData::Borrowed(bytes))
+            }
+            Kind::Write => match slot.buf.take() {
+                Some(data) => host.write(ns, op, attribute.lba, WriteData::Owned(data)),
+                None => {
+                    debug_assert!(false, "a write without data");
+                    Submitted::Done(Err(DeviceError::Failed))
+                }
+            },
+            Kind::Discard => {
+                let deallocate = slot.sqe.deac();
+                host.zero(ns, op, attribute.lba, attribute.blocks.into(), deallocate)
+            }
+            Kind::Flush => {
+                debug_assert!(false, "the gate writes nothing for a flush entry");
+                Submitted::Done(Ok(None))
+            }
+        };
+        if let Submitted::Done(result) = submitted {
+            self.submitted(stream, index, result);
+        }
+    }
+
+    fn submit_flush(&mut self, stream: &mut Stream<H>, index: u16, host: &mut H) {
+        let slot = &mut self.slots[index];
+        slot.stage = Stage::DeviceFlush;
+        let ns = usize::from(slot.ns);
+        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+            self.submitted(stream, index, result);
+        }
+    }
+
+    /// A device operation of an ordered request has come back.
+    pub(super) fn ordered_device_result(
+        &mut self,
+        index: u16,
+        result: Result<Option<H::Buf>, DeviceError>,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        match self.stream.take() {
+            Some(mut stream) => {
+                self.submitted(&mut stream, index, result);
+                self.stream = Some(stream);
+            }
+            None => {
+                debug_assert!(false, "a stream was given back with operations under way (T8)");
+                self.answer(index, wire::status::STALE_GENERATION.with_dnr(), 0, out);
+            }
+        }
+    }
+
+    #[inline]
+    fn submitted(
+        &mut self,
+        stream: &mut Stream<H>,
+        index: u16,
+        result: Result<Option<H::Buf>, DeviceError>,
+    ) {
+        let slot = &mut self.slots[index];
+        let was_flush = slot.stage == Stage::DeviceFlush;
+        slot.stage = Stage::Gate;
+        let ok = match result {
+            Ok(_) => true,
+            Err(error) => {
+                slot.verdict = Some(error.status(false));
+                false
+            }
+        };
+        if was_flush {
+            if !ok {
+                self.namespaces.at(usize::from(slot.ns)).state.flush_failed();
+            }
+            // Whether another connection's FLUSH failed meanwhile counts before this one's
+            // success does (T22).
+            stream.see_flush_failures(&self.namespaces);
+            let from = stream.steps.len();
+            stream.gate.flushed(Ticket(u32::from(index)), ok, &mut stream.steps);
+            stream.append(from);
+        } else {
+            Self::written(stream, index, ok);
+        }
+    }
+
+    #[inline]
+    fn written(stream: &mut Stream<H>, index: u16, ok: bool) {
+        let from = stream.steps.len();
+        stream.gate.written(Ticket(u32::from(index)), ok, &mut stream.steps);
+        stream.append(from);
+    }
+
+    /// Takes note of a released mark (T1).
+    pub(super) fn mark(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+        let mark = wire::mark_of(sqe);
+        let durable = sqe.dword(10) & 1 != 0;
+        let status = match &mut self.stream {
+            None if self.was_fenced => wire::status::STALE_GENERATION.with_dnr(),
+            None => wire::status::NOT_BOUND.with_dnr(),
+            Some(stream) if stream.fenced => wire::status::STALE_GENERATION.with_dnr(),
+            Some(stream) => {
+                if mark > stream.near {
+                    stream.near = mark;
+                }
+                if !durable {
+                    stream.log.release(mark);
+                    Status::SUCCESS
+                } else if stream.log.release_now(mark).is_ok() {
+                    Status::SUCCESS
+                } else {
+                    let from = stream.steps.len();
+                    stream.gate.poison(Cause::LogFailed, &mut stream.steps);
+                    stream.append(from);
+                    wire::status::LOG_FAILED
+                }
+            }
+        };
+        self.respond(sqe.cid(), status, 0, out);
+    }
+}

@@ -1,0 +1,472 @@
+//! What all connections of a target share: the subsystem, its controllers, who is connected, and
+//! the notices that cross from one connection to another.
+//!
+//! It is touched when queues come and go and by admin commands, never on the hot path. The host
+//! keeps it behind a lock; whatever another connection must do about a change is left here as a
+//! [`Notice`], and the connection is woken ([`Host::notify`](super::Host::notify)), on whichever
+//! core it lives.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::region::Region;
+
+use super::claims::{Owner, Refusal, Volumes};
+use super::limits::CONTROLLERS_MAX;
+use super::namespace::Namespaces;
+use crate::wire::Claim;
+
+/// One connection, unique for the life of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);
+
+/// What the subsystem says of itself.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The subsystem's NQN.
+    pub subnqn: String,
+    /// Serial number, at most 20 ASCII characters.
+    pub serial: String,
+    /// Model, at most 40 ASCII characters.
+    pub model: String,
+    /// Firmware revision, at most 8 ASCII characters.
+    pub firmware: String,
+    /// Which hosts may connect; `None` for any.
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Refuse connections without header digests.
+    pub require_header_digest: bool,
+    /// Refuse connections without data digests.
+    pub require_data_digest: bool,
+    /// Where the subsystem can be found: the records of the discovery log.
+    pub ports: Vec<DiscoveryPort>,
+    /// I/O queues per controller at most.
+    pub io_queues: u16,
+}
+
+/// An address of the subsystem, as discovery tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryPort {
+    /// Port id.
+    pub portid: u16,
+    /// The address, as text.
+    pub traddr: String,
+    /// The TCP port, as text.
+    pub trsvcid: String,
+    /// Whether the address is IPv6.
+    pub ipv6: bool,
+    /// Only the discovery service answers there.
+    pub discovery_only: bool,
+}
+
+/// Something that a connection must do, because of what happened on another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The association ends.
+    Close(&'static str),
+    /// Give up the stream of this volume if bound to one, and say so once every device operation
+    /// that is under way now has come back (T8).
+    Fence {
+        /// The fence to acknowledge.
+        id: u64,
+        /// The volume that changes hands; `None` in a plain barrier.
+        volume: VolumeId,
+    },
+    /// Everything that a fence of this connection waited for has come back.
+    Fenced {
+        /// The fence.
+        id: u64,
+    },
+}
+
+/// One controller: an association of a host with the subsystem.
+#[derive(Debug)]
+pub struct Controller {
+    /// Unique for the life of the target, where controller ids are used again.
+    pub assoc: u64,
+    /// The host's name.
+    pub hostnqn: String,
+    /// The host's id.
+    pub hostid: [u8; 16],
+    /// A discovery controller has no I/O queues.
+    pub discovery: bool,
+    /// Enabled by CC.EN.
+    pub enabled: bool,
+    /// The admin queue's connection is gone: the association ends once all queues are drained.
+    pub dying: bool,
+    /// The admin queue's connection.
+    pub admin: ConnId,
+    /// When any of its queues last heard from the host, nanoseconds.
+    pub heard: Arc<AtomicU64>,
+    /// Connected I/O queues.
+    pub queues: BTreeMap<u16, ConnId>,
+}
+
+#[derive(Debug)]
+struct ConnEntry {
+    cntlid: u16,
+    qid: u16,
+    notices: Vec<Notice>,
+}
+
+#[derive(Debug)]
+struct Fence {
+    waiting: Vec<ConnId>,
+    claimant: ConnId,
+}
+
+/// See the [module](self).
+pub struct Shared<R: Region> {
+    identity: Arc<Identity>,
+    namespaces: Arc<Namespaces>,
+    controllers: BTreeMap<u16, Controller>,
+    conns: BTreeMap<ConnId, ConnEntry>,
+    fences: BTreeMap<u64, Fence>,
+    next_cntlid: u16,
+    next_assoc: u64,
+    next_fence: u64,
+    /// Connections to wake once the lock is released.
+    wake: Vec<ConnId>,
+    /// Volumes, their owners and logs.
+    pub(super) volumes: Volumes<R>,
+    discovery_generation: u64,
+}
+
+/// Why a queue cannot be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// Too many controllers.
+    #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
+    Full,
+    /// No such controller.
+    #[error("no controller with this id")]
+    NoController,
+    /// The controller belongs to another host.
+    #[error("the controller belongs to another host")]
+    OtherHost,
+    /// CC.EN is not set.
+    #[error("the controller is not enabled")]
+    NotEnabled,
+    /// A discovery controller has no I/O queues.
+    #[error("a discovery controller has no I/O queues")]
+    Discovery,
+    /// The queue id is beyond what was granted.
+    #[error("the queue id is 0 or beyond the number of queues granted")]
+    QueueId,
+    /// The queue is connected already.
+    #[error("the queue is connected already")]
+    Taken,
+}
+
+impl<R: Region> Shared<R> {
+    /// A target without connections.
+    #[must_use]
+    pub fn new(identity: Identity, namespaces: Namespaces, volumes: Volumes<R>) -> Self {
+        let namespaces = Arc::new(namespaces);
+        volumes.guard_unrecovered(&namespaces);
+        Self {
+            identity: Arc::new(identity),
+            namespaces,
+            controllers: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            fences: BTreeMap::new(),
+            next_cntlid: 1,
+            next_assoc: 1,
+            next_fence: 1,
+            wake: Vec::new(),
+            volumes,
+            discovery_generation: 1,
+        }
+    }
+
+    /// What the subsystem says of itself.
+    #[must_use]
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// Where the subsystem can be found, once the listeners know their ports.
+    pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) {
+        let mut identity = Identity::clone(&self.identity);
+        identity.ports = ports;
+        self.identity = Arc::new(identity);
+        self.discovery_generation += 1;
+    }
+
+    /// Changes whenever the discovery log does.
+    #[must_use]
+    pub const fn discovery_generation(&self) -> u64 {
+        self.discovery_generation
+    }
+
+    /// The namespaces.
+    #[must_use]
+    pub fn namespaces(&self) -> &Arc<Namespaces> {
+        &self.namespaces
+    }
+
+    /// The volumes and their logs.
+    #[must_use]
+    pub fn volumes(&self) -> &Volumes<R> {
+        &self.volumes
+    }
+
+    /// The volumes and their logs, to mark them clean at the end.
+    pub fn volumes_mut(&mut self) -> &mut Volumes<R> {
+        &mut self.volumes
+    }
+
+    /// Live controllers by id.
+    pub fn controllers(&self) -> impl Iterator<Item = (u16, &Controller)> {
+        self.controllers.iter().map(|(id, c)| (*id, c))
+    }
+
+    /// The controller with this id.
+    #[must_use]
+    pub fn controller(&self, cntlid: u16) -> Option<&Controller> {
+        self.controllers.get(&cntlid)
+    }
+
+    pub(super) fn controller_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
+        self.controllers.get_mut(&cntlid)
+    }
+
+    /// Whether the host may connect.
+    #[must_use]
+    pub fn allows(&self, hostnqn: &str) -> bool {
+        match &self.identity.allowed_hosts {
+            None => true,
+            Some(hosts) => hosts.iter().any(|h| h == hostnqn),
+        }
+    }
+
+    /// A new controller with `conn` as its admin queue; returns its id and association.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`].
+    pub(super) fn attach_admin(
+        &mut self,
+        conn: ConnId,
+        hostnqn: &str,
+        hostid: [u8; 16],
+        discovery: bool,
+        now: u64,
+    ) -> Result<(u16, u64, Arc<AtomicU64>), AttachError> {
+        if self.controllers.len() >= CONTROLLERS_MAX {
+            return Err(AttachError::Full);
+        }
+        // Ids FFF0h and up are reserved; a fresh id each time tells a late I/O connect of a dead
+        // association from one of its successor.
+        while self.controllers.contains_key(&self.next_cntlid) {
+            self.next_cntlid = next_id(self.next_cntlid);
+        }
+        let cntlid = self.next_cntlid;
+        self.next_cntlid = next_id(cntlid);
+        let assoc = self.next_assoc;
+        self.next_assoc += 1;
+        let heard = Arc::new(AtomicU64::new(now));
+        self.controllers.insert(
+            cntlid,
+            Controller {
+                assoc,
+                hostnqn: hostnqn.into(),
+                hostid,
+                discovery,
+                enabled: false,
+                dying: false,
+                admin: conn,
+                heard: Arc::clone(&heard),
+                queues: BTreeMap::new(),
+            },
+        );
+        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, notices: Vec::new() });
+        Ok((cntlid, assoc, heard))
+    }
+
+    /// Adds an I/O queue to a controller; returns the association.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub(super) fn attach_io(
+        &mut self,
+        conn: ConnId,
+        cntlid: u16,
+        qid: u16,
+        hostnqn: &str,
+        hostid: [u8; 16],
+    ) -> Result<(u64, Arc<AtomicU64>), AttachError> {
+        let io_queues = self.identity.io_queues;
+        let controller = self
+            .controllers
+            .get_mut(&cntlid)
+            .filter(|c| !c.dying)
+            .ok_or(AttachError::NoController)?;
+        if controller.hostnqn != hostnqn || controller.hostid != hostid {
+            return Err(AttachError::OtherHost);
+        }
+        if controller.discovery {
+            return Err(AttachError::Discovery);
+        }
+        if !controller.enabled {
+            return Err(AttachError::NotEnabled);
+        }
+        if qid == 0 || qid > io_queues {
+            return Err(AttachError::QueueId);
+        }
+        if controller.queues.contains_key(&qid) {
+            return Err(AttachError::Taken);
+        }
+        controller.queues.insert(qid, conn);
+        let result = (controller.assoc, Arc::clone(&controller.heard));
+        self.conns.insert(conn, ConnEntry { cntlid, qid, notices: Vec::new() });
+        Ok(result)
+    }
+
+    /// A connection will do nothing more. If it was an admin queue, its association ends with it.
+    pub(super) fn detach_begin(&mut self, conn: ConnId) {
+        let Some(entry) = self.conns.get(&conn) else {
+            return;
+        };
+        if entry.qid != 0 {
+            return;
+        }
+        let cntlid = entry.cntlid;
+        if let Some(controller) = self.controllers.get_mut(&cntlid) {
+            controller.dying = true;
+            let queues: Vec<ConnId> = controller.queues.values().copied().collect();
+            for queue in queues {
+                self.leave(queue, Notice::Close("its association has ended"));
+            }
+        }
+    }
+
+    /// A connection has been drained: none of its device operations is left.
+    pub(super) fn detach(&mut self, conn: ConnId) {
+        let Some(entry) = self.conns.remove(&conn) else {
+            return;
+        };
+        for id in self.fences_of(conn) {
+            self.acknowledge(id, conn);
+        }
+        self.fences.retain(|_, fence| fence.claimant != conn);
+        let cntlid = entry.cntlid;
+        let Some(controller) = self.controllers.get_mut(&cntlid) else {
+            return;
+        };
+        if entry.qid != 0 {
+            controller.queues.remove(&entry.qid);
+        }
+        let admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
+        if admin_gone && controller.queues.is_empty() {
+            let assoc = controller.assoc;
+            self.controllers.remove(&cntlid);
+            self.volumes.vacate(assoc, &self.namespaces);
+        }
+    }
+
+    /// Gives a volume to `who`; see [`Volumes`].
+    pub(super) fn claim(&mut self, claim: &Claim, who: Owner) -> Result<(), Refusal> {
+        let Self { volumes, namespaces, controllers, .. } = self;
+        let living = |assoc| controllers.values().any(|c| c.assoc == assoc && !c.dying);
+        volumes.claim(claim, who, namespaces, living)
+    }
+
+    /// Gives a volume back, if `assoc` may still do that.
+    pub(super) fn release(
+        &mut self,
+        volume: VolumeId,
+        assoc: u64,
+        forget: bool,
+    ) -> Result<(), Refusal> {
+        self.volumes.may_release(volume, assoc, forget)?;
+        self.volumes.release(volume, forget, &self.namespaces)
+    }
+
+    /// Leaves a notice for a connection.
+    pub(super) fn leave(&mut self, conn: ConnId, notice: Notice) {
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            entry.notices.push(notice);
+            self.wake.push(conn);
+        }
+    }
+
+    /// The notices left for a connection.
+    pub(super) fn take_notices(&mut self, conn: ConnId) -> Vec<Notice> {
+        self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
+    }
+
+    /// Has every I/O connection of `of` (all associations if `None`) drained, for `claimant`:
+    /// returns the fence, or `None` if there is nothing to wait for.
+    pub(super) fn raise_fence(
+        &mut self,
+        claimant: ConnId,
+        volume: VolumeId,
+        of: Option<u64>,
+    ) -> Option<u64> {
+        let waiting: Vec<ConnId> = self
+            .controllers
+            .values()
+            .filter(|c| of.is_none_or(|assoc| c.assoc == assoc))
+            .flat_map(|c| c.queues.values().copied())
+            .collect();
+        if waiting.is_empty() {
+            return None;
+        }
+        let id = self.next_fence;
+        self.next_fence += 1;
+        for conn in &waiting {
+            self.leave(*conn, Notice::Fence { id, volume });
+        }
+        self.fences.insert(id, Fence { waiting, claimant });
+        Some(id)
+    }
+
+    /// `conn` has nothing left that fence `id` waits for.
+    pub(super) fn acknowledge(&mut self, id: u64, conn: ConnId) {
+        let Some(fence) = self.fences.get_mut(&id) else {
+            return;
+        };
+        fence.waiting.retain(|c| *c != conn);
+        if fence.waiting.is_empty() {
+            let claimant = fence.claimant;
+            self.fences.remove(&id);
+            self.leave(claimant, Notice::Fenced { id });
+        }
+    }
+
+    fn fences_of(&self, conn: ConnId) -> Vec<u64> {
+        self.fences.iter().filter(|(_, f)| f.waiting.contains(&conn)).map(|(id, _)| *id).collect()
+    }
+
+    /// The connections to wake because of what was just done.
+    pub(super) fn take_wake(&mut self) -> Vec<ConnId> {
+        core::mem::take(&mut self.wake)
+    }
+
+    /// Every connection of every association, to end them all.
+    pub fn close_all(&mut self, why: &'static str) -> Vec<ConnId> {
+        let all: Vec<ConnId> = self.conns.keys().copied().collect();
+        for conn in all {
+            self.leave(conn, Notice::Close(why));
+        }
+        self.take_wake()
+    }
+
+    /// Connections that have not been drained.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+}
+
+/// Notes that a host has been heard from.
+pub(super) fn heard(at: &AtomicU64, now: u64) {
+    at.store(now, Ordering::Relaxed);
+}
+
+const fn next_id(cntlid: u16) -> u16 {
+    if cntlid >= 0xffef { 1 } else { cntlid + 1 }
+}

@@ -1,0 +1,263 @@
+//! Streams come and go: bind, claim, release, and the fence that makes a change of owner safe
+//! (T8).
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::entry::PartitionId;
+
+use super::claims::Owner;
+use super::conn::{Closed, TargetConn, shared};
+use super::host::{Event, Host};
+use super::ordered::Stream;
+use super::slots::Stage;
+use crate::outbox::Outbox;
+use crate::wire::{self, Claim};
+
+/// A command of this connection that waits until other connections have drained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    /// The fence.
+    pub(super) fence: u64,
+    /// The command's slot.
+    pub(super) slot: u16,
+    /// What to do then.
+    pub(super) then: Then,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Then {
+    /// The volume has changed hands.
+    Claimed,
+    /// Give the volume back; forget it if so asked.
+    Release {
+        /// The volume.
+        volume: VolumeId,
+        /// Whether its log goes, too.
+        forget: bool,
+    },
+}
+
+impl<H: Host> TargetConn<H> {
+    /// Bind: this queue carries a stream from now on.
+    pub(super) fn bind(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let cid = sqe.cid();
+        let Some(queue) = &self.queue else {
+            return;
+        };
+        if self.stream.is_some() {
+            return self.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
+        }
+        let Ok(stream) = u16::try_from(sqe.dword(10)) else {
+            return self.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
+        };
+        let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
+        let id = PartitionId { volume: wire::volume_of(sqe), stream: StreamId(stream) };
+        let (conn, assoc, entries) = (self.id, queue.assoc, queue.entries);
+        let bound = shared(host, |s| s.volumes.bind(conn, assoc, id, generation, released));
+        match bound {
+            Err((status, result)) => {
+                self.trouble_with("bind refused", status, host);
+                self.respond(cid, status, result, out);
+            }
+            Ok(bound) => {
+                let slots = bound.log.slots();
+                let members: alloc::vec::Vec<usize> = bound
+                    .nsids
+                    .iter()
+                    .filter_map(|nsid| self.namespaces.find(*nsid).map(|(ns, _)| ns))
+                    .collect();
+                self.was_fenced = false;
+                self.stream = Some(alloc::boxed::Box::new(Stream::new(
+                    id.volume,
+                    bound.log,
+                    &members,
+                    &self.namespaces,
+                    released,
+                    entries,
+                )));
+                let result = u64::from(slots) | u64::from(bound.incarnation) << 32;
+                self.respond(cid, Status::SUCCESS, result, out);
+            }
+        }
+    }
+
+    /// Claim, with its data at hand.
+    pub(super) fn claim(
+        &mut self,
+        index: u16,
+        data: &[u8],
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        let Some(claim) = Claim::decode(data) else {
+            return self.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+        };
+        let Some(queue) = &self.queue else {
+            return;
+        };
+        let conn = self.id;
+        let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
+        let granted = shared(host, |s| {
+            let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
+            let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
+            let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
+            s.claim(&claim, who)?;
+            // From here on the guard keeps plain writers out, and old bindings are refused. What
+            // of either is under way must come back before the owner may read a list or write
+            // anything: a ghost must not land over newer data (T8, T21).
+            Ok(s.raise_fence(conn, claim.volume, None))
+        });
+        match granted {
+            Err((status, result)) => {
+                self.trouble_with("claim refused", status, host);
+                self.answer(index, status, result, out);
+            }
+            Ok(fence) => {
+                let what = alloc::format!("volume {} generation {}", claim.volume, claim.generation);
+                host.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
+                self.wait_for(fence, index, Then::Claimed, host, out);
+            }
+        }
+    }
+
+    /// Status: what the target knows of a volume.
+    pub(super) fn volume_status(&mut self, sqe: &Sqe, host: &mut H) -> alloc::vec::Vec<u8> {
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let volume = wire::volume_of(sqe);
+        host.with_shared(|s| s.volumes.status(volume, assoc)).encode()
+    }
+
+    /// Release: gives a volume back.
+    pub(super) fn release(
+        &mut self,
+        sqe: &Sqe,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) -> Result<(), Closed> {
+        let volume = wire::volume_of(sqe);
+        let forget = sqe.dword(10) & 1 != 0;
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let conn = self.id;
+        let index = self.next_slot()?;
+        self.slots.take(sqe, Stage::Fence, 0);
+        let fence = shared(host, |s| {
+            s.volumes.may_release(volume, assoc, forget)?;
+            // Its own streams must have come home first.
+            Ok::<_, super::claims::Refusal>(s.raise_fence(conn, volume, Some(assoc)))
+        });
+        match fence {
+            Err((status, result)) => self.answer(index, status, result, out),
+            Ok(fence) => self.wait_for(fence, index, Then::Release { volume, forget }, host, out),
+        }
+        Ok(())
+    }
+
+    fn wait_for(
+        &mut self,
+        fence: Option<u64>,
+        slot: u16,
+        then: Then,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        match (fence, &mut self.admin) {
+            (Some(fence), Some(admin)) => {
+                self.slots[slot].stage = Stage::Fence;
+                admin.waiting.push(Waiting { fence, slot, then });
+            }
+            _ => self.finish(slot, then, host, out),
+        }
+    }
+
+    /// Everything that one of this connection's fences waited for has come back.
+    pub(super) fn fence_over(&mut self, fence: u64, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let Some(admin) = &mut self.admin else {
+            return;
+        };
+        if let Some(at) = admin.waiting.iter().position(|w| w.fence == fence) {
+            let Waiting { slot, then, .. } = admin.waiting.swap_remove(at);
+            if !self.is_closing() {
+                self.finish(slot, then, host, out);
+            }
+        }
+    }
+
+    fn finish(&mut self, slot: u16, then: Then, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let outcome = match then {
+            Then::Claimed => Ok(()),
+            Then::Release { volume, forget } => {
+                let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+                shared(host, |s| s.release(volume, assoc, forget))
+            }
+        };
+        match outcome {
+            Ok(()) => self.answer(slot, Status::SUCCESS, 0, out),
+            Err((status, result)) => self.answer(slot, status, result, out),
+        }
+    }
+
+    /// Another connection asks: give up the stream of `volume`, and say so once every device
+    /// operation that is under way now has come back.
+    pub(super) fn fence(
+        &mut self,
+        id: u64,
+        volume: VolumeId,
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        if let Some(stream) = &mut self.stream
+            && stream.volume == volume
+            && !stream.fenced
+        {
+            stream.shut();
+            self.settle(&[], host, out);
+            self.trouble("a new owner has taken the volume, or it was released", host);
+        }
+        for (_, slot) in self.slots.iter_mut() {
+            if slot.on_device() && !slot.fenced {
+                slot.fenced = true;
+                self.fence_left += 1;
+            }
+        }
+        self.fences.push(id);
+        self.fences_passed(host);
+    }
+
+    /// Acknowledges fences once nothing is left that they wait for.
+    pub(super) fn fences_passed(&mut self, host: &mut H) {
+        if self.fence_left > 0 || self.fences.is_empty() {
+            return;
+        }
+        if self.stream.as_ref().is_some_and(|s| s.fenced) {
+            self.give_back_stream(host);
+        }
+        let (conn, fences) = (self.id, core::mem::take(&mut self.fences));
+        shared(host, |s| {
+            for id in fences {
+                s.acknowledge(id, conn);
+            }
+        });
+    }
+
+    /// Takes the stream's log home: nothing of it is at the drives any more.
+    pub(super) fn give_back_stream(&mut self, host: &mut H) {
+        let Some(stream) = self.stream.take() else {
+            return;
+        };
+        self.was_fenced = stream.fenced;
+        let mut log = stream.log;
+        // Persist words of operations that came back last. If this fails, they are not durable,
+        // which recovery takes for "not done": safe.
+        let _ = log.fence();
+        let conn = self.id;
+        shared(host, |s| s.volumes.give_back(conn, log));
+    }
+
+    fn trouble_with(&self, what: &str, status: Status, host: &mut H) {
+        let meaning = wire::status::meaning(status).map_or_else(
+            || alloc::format!("{what}: {status}"),
+            |meaning| alloc::format!("{what}: {meaning}"),
+        );
+        self.trouble(&meaning, host);
+    }
+}
