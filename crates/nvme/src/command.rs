@@ -553,3 +553,6 @@ impl DsmRange {
         Self { blocks: u32_at(b, 4), lba: u64_at(b, 8) }
     }
 }
+
+#[cfg(test)]
+mod tests;

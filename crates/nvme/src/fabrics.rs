@@ -380,3 +380,6 @@ impl Csts {
         self.0 & 3 << 2 == Self::SHUTDOWN_DONE
     }
 }
+
+#[cfg(test)]
+mod tests;

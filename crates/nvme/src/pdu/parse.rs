@@ -89,7 +89,7 @@ impl Rx {
                     return Ok(None);
                 };
                 let pdu = Pdu::CapsuleResp { cqe: Cqe(crate::bytes::array(h, 8)) };
-                return Ok(Some(Parsed { pdu, data: 0..0, len: 24, data_digest_ok: true }));
+                return Ok(Some(Parsed { pdu, data: 24..24, len: 24, data_digest_ok: true }));
             }
             const CMD: [u8; 4] = [kind::CAPSULE_CMD, 0, CAPSULE_CMD_LEN as u8, 72];
             if self.role == Role::Controller && self.align <= 8 && common[..4] == CMD {
@@ -110,7 +110,8 @@ impl Rx {
         self.parse_checked(buf, common)
     }
 
-    fn parse_checked(
+    /// [`Rx::parse`] without the shortcut.
+    pub(super) fn parse_checked(
         &self,
         buf: &[u8],
         common: &[u8; COMMON_LEN],
@@ -243,7 +244,11 @@ impl Rx {
             return Err(PduError::header(4, "PDU length leaves no room for data"));
         };
         if len > shape.data_max as usize {
-            return Err(PduError::limit("more data in one PDU than was agreed"));
+            // A host states no limit of its own: what it has no room for, it did not ask for.
+            return Err(match self.role {
+                Role::Controller => PduError::limit("more data in one PDU than was agreed"),
+                Role::Host => PduError::out_of_range("more data than any read asked for"),
+            });
         }
         Ok(pdo..pdo + len)
     }

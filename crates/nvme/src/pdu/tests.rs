@@ -1,1 +1,512 @@
+//! PDUs byte by byte. The bytes are written down from the specification, never made by the
+//! encoders; digests were computed with an independent bitwise CRC32C.
 
+use super::*;
+use crate::command::Status;
+use crate::digest::soft;
+use std::vec;
+use std::vec::Vec;
+
+/// Bytes from hexadecimal text; blanks are ignored.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(core::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+fn rx(role: Role) -> Rx {
+    Rx { connected: true, data_max: 1 << 20, ..Rx::new(role, soft) }
+}
+
+fn with_digests(role: Role) -> Rx {
+    Rx { header_digest: true, data_digest: true, ..rx(role) }
+}
+
+fn one(rx: &Rx, bytes: &[u8]) -> Parsed {
+    let parsed = rx.parse(bytes).unwrap().expect("a whole PDU");
+    assert_eq!(parsed.len, bytes.len());
+    for cut in 0..bytes.len() {
+        assert_eq!(rx.parse(&bytes[..cut]), Ok(None), "cut at {cut}");
+        assert!(rx.need(&bytes[..cut]) > cut && rx.need(&bytes[..cut]) <= bytes.len());
+    }
+    parsed
+}
+
+/// TCP §3.6.2.2 and §3.6.2.3: 128 bytes, no digests, PDO reserved.
+fn ic(kind: u8, fields: &str) -> Vec<u8> {
+    let mut b = hex("00 00 80 00 80000000");
+    b[0] = kind;
+    b.extend(hex(fields));
+    b.resize(128, 0);
+    b
+}
+
+#[test]
+fn icreq() {
+    let bytes = ic(0x00, "0000 03 03 0f000000");
+    let want = IcReq { pfv: 0, hpda: 3, header_digest: true, data_digest: true, maxr2t: 15 };
+    let parsed = one(&Rx::new(Role::Controller, soft), &bytes);
+    assert_eq!(parsed.pdu, Pdu::IcReq(want));
+    let mut out = Vec::new();
+    want.encode(&mut out);
+    assert_eq!(out, bytes);
+}
+
+#[test]
+fn icresp() {
+    let bytes = ic(0x01, "0000 01 02 00000200");
+    let want =
+        IcResp { pfv: 0, cpda: 1, header_digest: false, data_digest: true, maxh2cdata: 0x20000 };
+    assert_eq!(one(&Rx::new(Role::Host, soft), &bytes).pdu, Pdu::IcResp(want));
+    let mut out = Vec::new();
+    want.encode(&mut out);
+    assert_eq!(out, bytes);
+}
+
+/// A write of one block at LBA 11223344h, command 5, namespace 1, 8 bytes in the capsule.
+const WRITE_SQE: &str = "01 40 0500 01000000 00000000 00000000 0000000000000000
+    0000000000000000 08000000 000000 01
+    44332211 00000000 00000000 00000000 00000000 00000000";
+
+fn write_sqe() -> Sqe {
+    let mut sqe = Sqe::write(1, 0x1122_3344, 1);
+    sqe.set_cid(5);
+    sqe.set_sgl(crate::command::Sgl::InCapsule { offset: 0, len: 8 });
+    sqe
+}
+
+#[test]
+fn a_command_capsule_with_data() {
+    let mut bytes = hex("04 00 48 48 50000000");
+    bytes.extend(hex(WRITE_SQE));
+    bytes.extend(b"abcdefgh");
+    let parsed = one(&rx(Role::Controller), &bytes);
+    assert_eq!(parsed.pdu, Pdu::CapsuleCmd { sqe: write_sqe() });
+    assert_eq!(&bytes[parsed.data], b"abcdefgh");
+    assert!(parsed.data_digest_ok);
+
+    let mut out = Vec::new();
+    Tx::new(soft).capsule_cmd(&write_sqe(), 8, &mut out);
+    assert_eq!(out, bytes[..72]);
+}
+
+#[test]
+fn a_command_capsule_with_digests_and_padding() {
+    // CPDA 3: data at multiples of 16 bytes. Header 72, digest 4, 4 of padding, data at 80.
+    let mut bytes = hex("04 03 48 50 5c000000");
+    bytes.extend(hex(WRITE_SQE));
+    bytes.extend(hex("c0baed25 00000000"));
+    bytes.extend(b"abcdefgh");
+    bytes.extend(hex("b721940a"));
+    let rx = Rx { align: 16, ..with_digests(Role::Controller) };
+    let parsed = one(&rx, &bytes);
+    assert_eq!(parsed.pdu, Pdu::CapsuleCmd { sqe: write_sqe() });
+    assert_eq!(&bytes[parsed.data], b"abcdefgh");
+    assert!(parsed.data_digest_ok);
+
+    let tx = Tx { header_digest: true, data_digest: true, align: 16, crc: soft };
+    let mut out = Vec::new();
+    tx.capsule_cmd(&write_sqe(), 8, &mut out);
+    assert_eq!(out, bytes[..80]);
+    out.extend(b"abcdefgh");
+    tx.data_digest([&b"abc"[..], b"defgh"], &mut out);
+    assert_eq!(out, bytes);
+
+    // A wrong data digest is not fatal (TCP §3.3.1.2).
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    assert!(!rx.parse(&bytes).unwrap().unwrap().data_digest_ok);
+    // A wrong header is; the information is the digest that came.
+    bytes[40] ^= 1;
+    let e = rx.parse(&bytes).unwrap_err();
+    assert_eq!((e.fes, e.fei), (Fes::HeaderDigest, 0x25ed_bac0));
+}
+
+#[test]
+fn a_command_capsule_without_data() {
+    // Flush, command 9, namespace 2, an empty transport SGL.
+    let mut bytes = hex("04 00 48 00 48000000 00 40 0900 02000000");
+    bytes.resize(72, 0);
+    bytes[8 + 39] = 0x5a;
+    let mut sqe = Sqe::flush(2);
+    sqe.set_cid(9);
+    sqe.set_sgl(crate::command::Sgl::Transport { len: 0 });
+    let parsed = one(&rx(Role::Controller), &bytes);
+    assert_eq!((parsed.pdu, parsed.data.len()), (Pdu::CapsuleCmd { sqe }, 0));
+    let mut out = Vec::new();
+    Tx::new(soft).capsule_cmd(&sqe, 0, &mut out);
+    assert_eq!(out, bytes);
+    // Some hosts state a data offset although there is no data; the field is reserved then.
+    bytes[3] = 72;
+    assert_eq!(one(&rx(Role::Controller), &bytes).data.len(), 0);
+}
+
+#[test]
+fn a_response_capsule() {
+    let cqe = Cqe::new(0x2a, 7, 1, Status::SUCCESS, 0x1234_5678);
+    let plain = hex("05 00 18 00 18000000 78563412 00000000 0700 0100 2a00 0000");
+    assert_eq!(one(&rx(Role::Host), &plain).pdu, Pdu::CapsuleResp { cqe });
+    let mut out = Vec::new();
+    Tx::new(soft).capsule_resp(&cqe, &mut out);
+    assert_eq!(out, plain);
+
+    let mut digested = hex("05 01 18 00 1c000000");
+    digested.extend(&plain[8..]);
+    digested.extend(hex("07e9fb8f"));
+    assert_eq!(one(&with_digests(Role::Host), &digested).pdu, Pdu::CapsuleResp { cqe });
+    let mut out = Vec::new();
+    Tx { header_digest: true, data_digest: true, ..Tx::new(soft) }.capsule_resp(&cqe, &mut out);
+    assert_eq!(out, digested);
+
+    // Status LBA out of range, do not retry: (4000h | 80h) << 1.
+    let failed = hex("05 00 18 00 18000000 00000000 00000000 0000 0000 0100 0081");
+    let Pdu::CapsuleResp { cqe } = one(&rx(Role::Host), &failed).pdu else { panic!() };
+    assert_eq!(cqe.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+}
+
+#[test]
+fn r2t() {
+    let bytes = hex("09 00 18 00 18000000 0300 0700 00200000 00100000 00000000");
+    let want = R2t { cccid: 3, ttag: 7, r2to: 0x2000, r2tl: 0x1000 };
+    assert_eq!(one(&rx(Role::Host), &bytes).pdu, Pdu::R2t(want));
+    let mut out = Vec::new();
+    Tx::new(soft).r2t(&want, &mut out);
+    assert_eq!(out, bytes);
+}
+
+#[test]
+fn h2c_data() {
+    // LAST_PDU; 4 bytes at offset 16 of command 3, transfer 7.
+    let mut bytes = hex("06 04 18 18 1c000000 0300 0700 10000000 04000000 00000000");
+    bytes.extend([1, 2, 3, 4]);
+    let want = DataHdr { cccid: 3, ttag: 7, datao: 16, datal: 4, last: true, success: false };
+    let parsed = one(&rx(Role::Controller), &bytes);
+    assert_eq!(parsed.pdu, Pdu::H2cData(want));
+    assert_eq!(bytes[parsed.data], [1, 2, 3, 4]);
+    let mut out = Vec::new();
+    Tx::new(soft).h2c_data(&want, &mut out);
+    assert_eq!(out, bytes[..24]);
+}
+
+#[test]
+fn c2h_data() {
+    // LAST_PDU, SUCCESS and both digests.
+    let mut bytes = hex("07 0f 18 1c 24000000 0900 0000 00100000 04000000 00000000 499c89db");
+    bytes.extend([1, 2, 3, 4]);
+    bytes.extend(hex("f48c3029"));
+    let want = DataHdr { cccid: 9, ttag: 0, datao: 4096, datal: 4, last: true, success: true };
+    let parsed = one(&with_digests(Role::Host), &bytes);
+    assert_eq!(parsed.pdu, Pdu::C2hData(want));
+    assert_eq!(bytes[parsed.data.clone()], [1, 2, 3, 4]);
+    assert!(parsed.data_digest_ok);
+    let tx = Tx { header_digest: true, data_digest: true, ..Tx::new(soft) };
+    let mut out = Vec::new();
+    tx.c2h_data(&want, &mut out);
+    assert_eq!(out, bytes[..28]);
+}
+
+#[test]
+fn termination_requests() {
+    // The header of an R2T with a wrong length, as FES 1 at offset 2.
+    let offending = hex("09 00 19 00 18000000 0300 0700 00200000 00100000 00000000 ff");
+    let e = rx(Role::Host).parse(&offending).unwrap_err();
+    assert_eq!((e.fes, e.fei), (Fes::InvalidHeader, 2));
+    let mut out = Vec::new();
+    e.term_req().encode(Role::Controller, &offending, &mut out);
+    let mut want = hex("02 00 18 00 31000000 0100 02000000 00000000000000000000");
+    want.extend(&offending);
+    assert_eq!(out, want);
+    let parsed = one(&Rx::new(Role::Controller, soft), &out);
+    assert_eq!(parsed.pdu, Pdu::H2cTermReq(TermReq { fes: 1, fei: 2 }));
+    assert_eq!(out[parsed.data], offending);
+
+    // Toward the host, of a PDU that is cut short; also while digests are on: it has none.
+    let mut out = Vec::new();
+    TermReq { fes: 3, fei: 0xdead_beef }.encode(Role::Host, &[4, 0, 72], &mut out);
+    assert_eq!(out, hex("03 00 18 00 1b000000 0300 efbeadde 00000000000000000000 04 00 48"));
+    let parsed = one(&with_digests(Role::Host), &out);
+    assert_eq!(parsed.pdu, Pdu::C2hTermReq(TermReq { fes: 3, fei: 0xdead_beef }));
+
+    // Never more than 152 bytes, however long the header claims to be.
+    let mut out = Vec::new();
+    TermReq { fes: 1, fei: 2 }.encode(Role::Host, &[0xff; 600], &mut out);
+    assert_eq!(out.len(), 152);
+}
+
+/// T18: each way in which a PDU can be malformed, and the answer to it.
+#[test]
+fn t18_malformed_pdus_get_the_status_of_the_specification() {
+    use Fes::{HeaderDigest, InvalidHeader, LimitExceeded, OutOfRange, Sequence, Unsupported};
+    let host = rx(Role::Host);
+    let ctrl = Rx { capsule_max: 8192, data_max: 8192, ..rx(Role::Controller) };
+    let fresh_host = Rx::new(Role::Host, soft);
+    let fresh_ctrl = Rx::new(Role::Controller, soft);
+    let ctrl_d = Rx { capsule_max: 8192, data_max: 8192, ..with_digests(Role::Controller) };
+    let host_d = with_digests(Role::Host);
+    let aligned = Rx { align: 16, ..ctrl.clone() };
+
+    // Name, receiver, bytes (zeroes behind as far as PLEN says), answer.
+    let cases: &[(&str, &Rx, &str, Fes, u32)] = &[
+        ("unknown type", &host, "08 00 18 00 18000000", InvalidHeader, 0),
+        ("unknown type", &ctrl, "ff 00 18 00 18000000", InvalidHeader, 0),
+        ("capsule before ICReq", &fresh_ctrl, "04 00 48 00 48000000", Sequence, 0),
+        ("response before ICResp", &fresh_host, "05 00 18 00 18000000", Sequence, 0),
+        ("second ICReq", &ctrl, "00 00 80 00 80000000", Sequence, 0),
+        ("second ICResp", &host, "01 00 80 00 80000000", Sequence, 0),
+        ("ICReq to a host", &fresh_host, "00 00 80 00 80000000", Sequence, 0),
+        ("ICResp to a controller", &fresh_ctrl, "01 00 80 00 80000000", Sequence, 0),
+        ("capsule to a host", &host, "04 00 48 00 48000000", Sequence, 0),
+        ("response to a controller", &ctrl, "05 00 18 00 18000000", Sequence, 0),
+        ("C2HData to a controller", &ctrl, "07 04 18 18 1c000000", Sequence, 0),
+        ("H2CData to a host", &host, "06 04 18 18 1c000000", Sequence, 0),
+        ("R2T to a controller", &ctrl, "09 00 18 00 18000000", Sequence, 0),
+        ("H2CTermReq to a host", &host, "02 00 18 00 18000000", Sequence, 0),
+        ("C2HTermReq to a controller", &ctrl, "03 00 18 00 18000000", Sequence, 0),
+        ("ICReq version 1", &fresh_ctrl, "00 00 80 00 80000000 0100", Unsupported, 8),
+        ("ICReq HPDA 32", &fresh_ctrl, "00 00 80 00 80000000 0000 20", InvalidHeader, 10),
+        ("ICReq HLEN", &fresh_ctrl, "00 00 7f 00 80000000", InvalidHeader, 2),
+        ("ICReq too short", &fresh_ctrl, "00 00 80 00 7f000000", InvalidHeader, 4),
+        ("ICReq too long", &fresh_ctrl, "00 00 80 00 81000000", InvalidHeader, 4),
+        (
+            "ICResp MAXH2CDATA below 4096",
+            &fresh_host,
+            "01 00 80 00 80000000 0000 00 00 ff0f0000",
+            InvalidHeader,
+            12,
+        ),
+        (
+            "ICResp MAXH2CDATA not in dwords",
+            &fresh_host,
+            "01 00 80 00 80000000 0000 00 00 02100000",
+            InvalidHeader,
+            12,
+        ),
+        ("ICResp version 1", &fresh_host, "01 00 80 00 80000000 0100", Unsupported, 8),
+        ("capsule HLEN", &ctrl, "04 00 47 48 50000000", InvalidHeader, 2),
+        ("capsule PLEN inside header", &ctrl, "04 00 48 48 47000000", InvalidHeader, 4),
+        ("capsule PLEN 0", &ctrl, "04 00 48 48 00000000", InvalidHeader, 4),
+        ("capsule PDO inside header", &ctrl, "04 00 48 44 50000000", InvalidHeader, 3),
+        ("capsule PDO 0 with data", &ctrl, "04 00 48 00 50000000", InvalidHeader, 3),
+        ("capsule PDO beyond 128", &ctrl, "04 00 48 84 90000000", InvalidHeader, 3),
+        ("capsule PDO misaligned", &ctrl, "04 00 48 49 50000000", InvalidHeader, 3),
+        ("capsule PDO against CPDA", &aligned, "04 00 48 48 50000000", InvalidHeader, 3),
+        ("capsule PDO at the end", &ctrl, "04 00 48 50 50000000", InvalidHeader, 4),
+        ("capsule PDO beyond the end", &ctrl, "04 00 48 54 50000000", InvalidHeader, 4),
+        ("capsule beyond 8 KiB", &ctrl, "04 00 48 48 49200000", LimitExceeded, 0),
+        ("capsule of 4 GiB", &ctrl, "04 00 48 48 ffffffff", LimitExceeded, 0),
+        ("header digest unasked for", &ctrl, "04 01 48 00 4c000000", InvalidHeader, 1),
+        ("data digest unasked for", &ctrl, "04 02 48 48 50000000", InvalidHeader, 1),
+        ("data digest without data", &ctrl, "04 02 48 00 48000000", InvalidHeader, 1),
+        ("header digest missing", &ctrl_d, "04 00 48 00 48000000", InvalidHeader, 1),
+        ("no room for the header digest", &ctrl_d, "04 01 48 00 48000000", InvalidHeader, 4),
+        ("data digest missing", &ctrl_d, "04 01 48 4c 54000000", InvalidHeader, 1),
+        ("PDO on the header digest", &ctrl_d, "04 03 48 48 58000000", InvalidHeader, 3),
+        ("no room for the data digest", &ctrl_d, "04 03 48 4c 50000000", InvalidHeader, 4),
+        ("half a data digest", &ctrl_d, "04 03 48 4c 4e000000", InvalidHeader, 4),
+        ("wrong header digest", &ctrl_d, "04 01 48 00 4c000000", HeaderDigest, 0),
+        ("wrong header digest", &host_d, "05 01 18 00 1c000000", HeaderDigest, 0),
+        ("response HLEN", &host, "05 00 17 00 18000000", InvalidHeader, 2),
+        ("response with data", &host, "05 00 18 18 1c000000", InvalidHeader, 4),
+        ("response of 4 GiB", &host, "05 00 18 18 ffffffff", InvalidHeader, 4),
+        ("R2T HLEN", &host, "09 00 00 00 18000000", InvalidHeader, 2),
+        ("R2T with data", &host, "09 00 18 18 1c000000", InvalidHeader, 4),
+        ("R2T of nothing", &host, "09 00 18 00 18000000 0000", InvalidHeader, 16),
+        (
+            "R2T beyond 4 GiB",
+            &host,
+            "09 00 18 00 18000000 0000 0000 fcffffff 08000000",
+            OutOfRange,
+            0,
+        ),
+        ("H2CData without data", &ctrl, "06 04 18 18 18000000", InvalidHeader, 16),
+        (
+            "H2CData DATAL too long",
+            &ctrl,
+            "06 04 18 18 1c000000 0000 0000 00000000 08000000",
+            InvalidHeader,
+            16,
+        ),
+        (
+            "H2CData DATAL too short",
+            &ctrl,
+            "06 04 18 18 1c000000 0000 0000 00000000 03000000",
+            InvalidHeader,
+            16,
+        ),
+        (
+            "H2CData beyond 4 GiB",
+            &ctrl,
+            "06 04 18 18 1c000000 0000 0000 ffffffff 04000000",
+            OutOfRange,
+            0,
+        ),
+        ("H2CData beyond MAXH2CDATA", &ctrl, "06 04 18 18 1c200000", LimitExceeded, 0),
+        ("C2HData beyond any read", &host, "07 04 18 18 1c001000", OutOfRange, 0),
+        ("C2HData SUCCESS without LAST", &host, "07 08 18 18 1c000000", InvalidHeader, 1),
+        ("termination request too long", &host, "03 00 18 00 99000000", InvalidHeader, 4),
+        ("termination request too short", &host, "03 00 18 00 17000000", InvalidHeader, 4),
+        ("termination request HLEN", &host, "03 00 10 00 18000000", InvalidHeader, 2),
+    ];
+    for (name, rx, bytes, fes, fei) in cases {
+        let mut bytes = hex(bytes);
+        let claimed = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+        bytes.resize(bytes.len().max(claimed.min(16384)), 0);
+        let e = rx.parse(&bytes).expect_err(name);
+        assert_eq!((e.fes, e.fei), (*fes, *fei), "{name}: {e}");
+    }
+}
+
+/// T18: nobody buffers for a PDU that will be refused: lengths are judged on the first 8 bytes.
+#[test]
+fn t18_lengths_are_judged_on_the_first_eight_bytes() {
+    for (rx, bytes) in [
+        (rx(Role::Host), "07 04 18 18 ffffff7f"),
+        (rx(Role::Controller), "04 00 48 48 ffffff7f"),
+        (rx(Role::Controller), "06 04 18 18 ffffff7f"),
+        (rx(Role::Host), "05 00 18 00 ffffff7f"),
+        (Rx::new(Role::Controller, soft), "00 00 80 00 ffffff7f"),
+    ] {
+        assert!(rx.parse(&hex(bytes)).is_err(), "{bytes}");
+    }
+}
+
+/// The fast way through `parse` and the careful one agree.
+#[test]
+fn the_hot_path_says_what_the_long_way_says() {
+    for (role, head) in [(Role::Controller, "04 00 48 48"), (Role::Host, "05 00 18 00")] {
+        let rx = Rx { capsule_max: 64, ..rx(role) };
+        for plen in 0..200u32 {
+            let mut bytes = hex(head);
+            bytes.extend(plen.to_le_bytes());
+            bytes.resize(200, 0x5a);
+            let common = bytes.first_chunk().unwrap();
+            assert_eq!(rx.parse(&bytes), rx.parse_checked(&bytes, common), "{plen}");
+        }
+    }
+}
+
+mod hostile {
+    //! T18 on stable: a seeded mutator over valid PDUs. The same properties are fuzzed in `fuzz/`.
+
+    use super::*;
+
+    pub(super) struct Rng(pub(super) u64);
+
+    impl Rng {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        fn below(&mut self, n: usize) -> usize {
+            (self.next() % n as u64) as usize
+        }
+    }
+
+    fn corpus() -> Vec<Vec<u8>> {
+        let mut write = hex("04 00 48 48 50000000");
+        write.extend(hex(WRITE_SQE));
+        write.extend(b"abcdefgh");
+        let mut digested = hex("04 03 48 4c 58000000");
+        digested.extend(hex(WRITE_SQE));
+        digested.extend([0; 16]);
+        vec![
+            ic(0, "0000 00 03 00000000"),
+            ic(1, "0000 00 03 00000200"),
+            hex("02 00 18 00 20000000 0100 02000000 00000000000000000000 0900180018000000"),
+            hex("03 00 18 00 18000000 0200 00000000 00000000000000000000"),
+            write,
+            digested,
+            hex("05 00 18 00 18000000 78563412 00000000 0700 0100 2a00 0000"),
+            hex("05 01 18 00 1c000000 78563412 00000000 0700 0100 2a00 0000 07e9fb8f"),
+            hex("06 04 18 18 1c000000 0300 0700 10000000 04000000 00000000 01020304"),
+            hex("07 0c 18 18 1c000000 0300 0000 10000000 04000000 00000000 01020304"),
+            hex("09 00 18 00 18000000 0300 0700 00200000 00100000 00000000"),
+        ]
+    }
+
+    fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
+        const ODD: [u8; 8] = [0x00, 0x01, 0x7f, 0x80, 0xff, 0x18, 0x48, 0x20];
+        for _ in 0..=rng.below(4) {
+            // Mostly in the common header, where the decisions are.
+            let range = if rng.below(3) > 0 { 8 } else { bytes.len() };
+            let at = rng.below(range);
+            match rng.below(5) {
+                0 => bytes[at] ^= 1 << rng.below(8),
+                1 => bytes[at] = ODD[rng.below(ODD.len())],
+                2 => bytes[at] = rng.next() as u8,
+                3 => bytes.truncate(8.max(rng.below(bytes.len() + 1))),
+                _ => bytes.resize(bytes.len() + rng.below(64), rng.next() as u8),
+            }
+        }
+    }
+
+    /// What must hold of every answer to every input.
+    fn judge(rx: &Rx, bytes: &[u8]) -> bool {
+        match rx.parse(bytes) {
+            Ok(Some(p)) => {
+                assert!(p.len >= 24 && p.len <= bytes.len());
+                assert!(p.data.start <= p.data.end && p.data.end <= p.len);
+                assert!(p.data.is_empty() || p.data.start >= 24);
+                if let Pdu::H2cData(h) | Pdu::C2hData(h) = p.pdu {
+                    assert_eq!(h.datal as usize, p.data.len());
+                    assert!(h.datao.checked_add(h.datal).is_some());
+                    assert!(h.datal <= rx.data_max);
+                    assert!(!h.success || h.last);
+                }
+                if let Pdu::CapsuleCmd { .. } = p.pdu {
+                    assert!(p.data.len() <= rx.capsule_max as usize);
+                }
+                // What follows a PDU does not change how it is read.
+                assert_eq!(rx.parse(&bytes[..p.len]).unwrap().unwrap(), p);
+                true
+            }
+            Ok(None) => {
+                let need = rx.need(bytes);
+                assert!(need > bytes.len(), "it would wait for ever");
+                let most = 128 + rx.capsule_max.max(rx.data_max) as usize + 4;
+                assert!(need <= most, "it would buffer {need} bytes");
+                false
+            }
+            Err(e) => {
+                assert!(e.fei < 128 || e.fes == Fes::HeaderDigest);
+                let mut out = Vec::new();
+                e.term_req().encode(Role::Host, bytes, &mut out);
+                assert!(out.len() <= TERM_MAX && out.len() >= TERM_LEN);
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn t18_a_hundred_thousand_damaged_pdus() {
+        let corpus = corpus();
+        let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+        let (mut passed, mut refused) = (0, 0);
+        for _ in 0..120_000 {
+            let mut bytes = corpus[rng.below(corpus.len())].clone();
+            mutate(&mut bytes, &mut rng);
+            let bits = rng.next();
+            let rx = Rx {
+                role: if bits & 1 == 0 { Role::Host } else { Role::Controller },
+                connected: bits & 6 != 0,
+                header_digest: bits & 8 != 0,
+                data_digest: bits & 16 != 0,
+                align: 4 << (bits >> 5 & 3),
+                capsule_max: 4096,
+                data_max: 8192,
+                crc: soft,
+            };
+            if judge(&rx, &bytes) {
+                passed += 1;
+            } else {
+                refused += 1;
+            }
+        }
+        assert!(passed > 3_000 && refused > 50_000, "{passed} passed, {refused} refused");
+    }
+}
