@@ -66,7 +66,9 @@ pub enum TopologyError {
         server: u16,
     },
     /// A member without room for a single stripe unit.
-    #[error("member {member} has {blocks} blocks of data area, less than one stripe unit of {unit}")]
+    #[error(
+        "member {member} has {blocks} blocks of data area, less than one stripe unit of {unit}"
+    )]
     TooSmall {
         /// The member.
         member: usize,
@@ -246,9 +248,6 @@ mod tests {
             Topology::new(vec![member(0, 8)], servers.clone(), 128),
             Err(TopologyError::TooSmall { .. })
         ));
-        assert!(matches!(
-            Topology::new(vec![member(0, 8)], servers, 0),
-            Err(TopologyError::Zero)
-        ));
+        assert!(matches!(Topology::new(vec![member(0, 8)], servers, 0), Err(TopologyError::Zero)));
     }
 }

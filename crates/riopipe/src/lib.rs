@@ -1,1 +1,87 @@
-//! TBD
+//! Ordered volumes over NVMe-oF: a write goes after another without anyone waiting.
+//!
+//! A [`Volume`] spans drives on one or several targets. A [`Stream`] of it takes *groups* of
+//! writes: groups are ordered, the writes inside one are not. After a crash the volume holds, for
+//! each stream, every group up to some point and no fresh block of a later one.
+//!
+//! ```no_run
+//! use riopipe::{OpenOptions, Place, StreamOptions, Until, Volume};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let members = ["10.0.0.1:4420".parse()?, "10.0.0.2:4420".parse()?];
+//! let (volume, _recovery) = Volume::open("logs", &members, &OpenOptions::default())?;
+//! let mut stream = volume.stream(0, &StreamOptions::default())?;
+//!
+//! let mut record = stream.buf(4096);
+//! record[..5].copy_from_slice(b"hello");
+//! stream.group().write(0, record, Place::Fresh).tag(1).submit()?; // returns at once
+//!
+//! let commit = stream.buf(4096);
+//! let seq = stream.group().write(1, commit, Place::Fresh).tag(2).submit_durable()?;
+//! stream.wait(Until::Durable(seq), None)?; // both are safe, in this order
+//!
+//! stream.close()?;
+//! volume.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The caller's thread builds, sends and reaps: nothing moves unless it calls
+//! [`Stream::poll`] or [`Stream::wait`], and there is no lock and no other thread on the way.
+
+mod addr;
+mod association;
+mod create;
+mod drive_io;
+mod error;
+mod group;
+mod identity;
+mod info;
+mod open;
+mod piece;
+mod stream;
+mod volume;
+
+pub use addr::{MemberAddr, ParseMemberError};
+pub use association::discover;
+pub use error::{
+    AttachError, CallError, CloseError, CreateError, OpenError, ReadError, StreamError,
+    StreamFailure, SubmitError, WaitError, Why,
+};
+pub use group::Group;
+pub use identity::ConnectOptions;
+pub use info::{MemberInfo, VolumeInfo};
+pub use piece::Buf;
+pub use riopipe_nvme::discovery;
+pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+pub use riopipe_order::engine::{EngineKind, Marks, Place};
+pub use riopipe_session::wire::LogKind;
+pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
+pub use volume::{CreateOptions, OpenOptions, Recovery, Volume};
+
+/// Bytes of a block: volumes are addressed in blocks of 4 KiB.
+pub const BLOCK_BYTES: usize = riopipe_session::wire::BLOCK_BYTES;
+
+/// The checksum of digests, labels and logs, with the processor's instructions.
+pub(crate) fn crc32c(running: u32, data: &[u8]) -> u32 {
+    use crc_fast::{CrcAlgorithm, Digest};
+    if running == 0 {
+        return crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
+    }
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!running));
+    digest.update(data);
+    digest.finalize() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn crc32c_appends() {
+        let soft = riopipe_nvme::digest::soft;
+        let data: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
+        for cut in [0, 1, 7, 64, 4096, 5000] {
+            let (a, b) = data.split_at(cut);
+            assert_eq!(super::crc32c(super::crc32c(0, a), b), soft(0, &data));
+        }
+    }
+}

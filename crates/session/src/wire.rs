@@ -20,6 +20,8 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 
+/// Bytes of a block: Rio's volumes are made of 4 KiB blocks (assumption M1).
+pub const BLOCK_BYTES: usize = 4096;
 /// The version of the extension that this code speaks.
 pub const EXTENSION_VERSION: u16 = 1;
 /// Where the extension's record starts in Identify Controller (its vendor area, bytes 3072–4095).
@@ -501,7 +503,7 @@ pub fn status_command(volume: VolumeId) -> Sqe {
 /// The claim command; its data is [`Claim::encode`].
 #[must_use]
 pub fn claim_command() -> Sqe {
-    let mut sqe = Sqe::zeroed(ADMIN_CLAIM);
+    let mut sqe = Sqe::new(ADMIN_CLAIM, 0);
     sqe.set_dword(10, CLAIM_LEN as u32);
     sqe
 }
@@ -527,7 +529,7 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
 /// The mark command: the stream is released up to `released`.
 #[must_use]
 pub fn mark_command(released: Seq, durable: bool) -> Sqe {
-    let mut sqe = Sqe::zeroed(IO_MARK);
+    let mut sqe = Sqe::new(IO_MARK, 0);
     put_mark(&mut sqe, released);
     sqe.set_dword(10, u32::from(durable));
     sqe
@@ -555,7 +557,7 @@ fn put_mark(sqe: &mut Sqe, mark: Seq) {
 }
 
 fn volume_command(opcode: u8, volume: VolumeId) -> Sqe {
-    let mut sqe = Sqe::zeroed(opcode);
+    let mut sqe = Sqe::new(opcode, 0);
     for i in 0..4 {
         sqe.set_dword(12 + i, u32_at(&volume.0, 4 * i));
     }

@@ -105,9 +105,9 @@ impl<P: Payload> Base<P> {
     }
 
     fn add(&mut self, write: &Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
-        let (kind, place, piece) = match write.op {
+        let (kind, place, piece) = match &write.op {
             Op::Write(place, payload) => {
-                (Kind::Write, place, Some(payload.part(extent.offset, extent.blocks)))
+                (Kind::Write, *place, Some(payload.part(extent.offset, extent.blocks)))
             }
             Op::Discard => (Kind::Discard, Place::Fresh, None),
         };
@@ -175,7 +175,8 @@ impl<P: Payload> Base<P> {
             if !self.topology.member(member).volatile {
                 continue;
             }
-            let last = self.shaped.iter().rev().copied().find(|id| self.request(*id).member == member);
+            let last =
+                self.shaped.iter().rev().copied().find(|id| self.request(*id).member == member);
             if let Some(id) = last {
                 let request = self.request_mut(id);
                 request.flags = request.flags.with(Flags::FLUSH);

@@ -25,11 +25,12 @@ use core::fmt;
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
 use crate::topology::Topology;
 
-/// A handle on payload bytes that stay where they are. Cutting a write in two cuts its handle.
-pub trait Payload: Copy + fmt::Debug {
+/// A handle on payload bytes that stay where they are (cheap to clone: a counted reference).
+/// Cutting a write in two cuts its handle.
+pub trait Payload: Clone + fmt::Debug {
     /// The part that starts `first_block` blocks in and has `blocks` blocks.
     #[must_use]
-    fn part(self, first_block: u32, blocks: u32) -> Self;
+    fn part(&self, first_block: u32, blocks: u32) -> Self;
 }
 
 /// Whether the blocks written hold something that recovery may still need (T11). No default: only
@@ -44,7 +45,7 @@ pub enum Place {
 }
 
 /// What a write of a group does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op<P> {
     /// Writes the payload.
     Write(Place, P),
@@ -54,7 +55,7 @@ pub enum Op<P> {
 }
 
 /// One write of a group, in volume blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write<P> {
     /// First block on the volume.
     pub lba: u64,

@@ -3,7 +3,8 @@
 
 use super::base::Base;
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId, Write,
+    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
+    Write,
 };
 use crate::attribute::{Member, Seq};
 use crate::topology::Topology;

@@ -4,7 +4,8 @@
 use super::base::Base;
 use super::credits::Credits;
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId, Write,
+    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
+    Write,
 };
 use crate::attribute::{Member, Seq};
 use crate::topology::Topology;
@@ -21,6 +22,8 @@ pub struct Rio<P> {
     /// A flush that the engine itself put in, until it is released: it alone may use the slots
     /// reserved for flushes, so there is one at a time (T13).
     forced: Option<Seq>,
+    /// Up to here somebody waits for durability.
+    wanted: Seq,
     /// The last tag seen: a forced flush repeats it, so that recovery never loses it.
     tag: u64,
     /// How many flushes were forced, for the curious.
@@ -37,6 +40,7 @@ impl<P: Payload> Rio<P> {
             ordinals: alloc::vec![0; servers],
             flushed: limits.start,
             forced: None,
+            wanted: limits.start,
             tag: 0,
             forced_count: 0,
             base: Base::new(topology, limits),
@@ -101,6 +105,10 @@ impl<P: Payload> Rio<P> {
         self.base.window.forget(released);
         if self.forced.is_some_and(|seq| seq <= released) {
             self.forced = None;
+        }
+        if self.wanted > self.flushed {
+            // Asked for while another forced flush had the reserve.
+            self.force_flush();
         }
     }
 
@@ -188,7 +196,8 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
     }
 
     fn ask_durable(&mut self, seq: Seq) {
-        if seq > self.flushed {
+        self.wanted = self.wanted.max(seq.min(self.base.window.last()));
+        if self.wanted > self.flushed {
             self.force_flush();
         }
     }

@@ -5,7 +5,8 @@ use alloc::collections::VecDeque;
 
 use super::base::Base;
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId, Write,
+    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
+    Write,
 };
 use crate::attribute::{Kind, Member, Seq};
 use crate::topology::Topology;

@@ -14,7 +14,7 @@ use crate::topology::{MemberInfo, ServerInfo};
 struct Piece(u32, u32);
 
 impl Payload for Piece {
-    fn part(self, first: u32, blocks: u32) -> Self {
+    fn part(&self, first: u32, blocks: u32) -> Self {
         assert!(first + blocks <= self.1);
         Self(self.0 + first, blocks)
     }
@@ -108,7 +108,8 @@ fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
 
 #[test]
 fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
-    let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), Limits { merge: false, ..Limits::default() });
+    let mut engine =
+        rio::Rio::new(topology(&[true], 1, 9, 64), Limits { merge: false, ..Limits::default() });
     let mut admitted = 0;
     while engine.admit(&[write(admitted, 1)], 7, false).is_ok() {
         admitted += 1;
@@ -121,8 +122,8 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
     let sent = drain(&mut engine, 1);
     assert!(sent.len() <= 9, "never more entries than slots");
     assert!(
-        sent.iter().any(|d| engine.request(d.id).kind == Kind::Flush
-            && engine.request(d.id).tag == 7),
+        sent.iter()
+            .any(|d| engine.request(d.id).kind == Kind::Flush && engine.request(d.id).tag == 7),
         "a flush was put in, with the caller's last tag"
     );
     for d in sent {
@@ -135,6 +136,22 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
         Err(Refusal::TooLarge(Bound::Log { server: 0 })),
         "a group that can never fit is told so at submit"
     );
+}
+
+#[test]
+fn p8_durability_asked_for_during_a_forced_flush_comes_too() {
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.ask_durable(Seq(1));
+    engine.admit(&[write(9, 1)], 0, false).unwrap(); // behind the forced flush, group 2
+    engine.ask_durable(Seq(3));
+    for _ in 0..4 {
+        for d in drain(&mut engine, 1) {
+            engine.done(d.id, Ok(()));
+        }
+        engine.poll();
+    }
+    assert!(engine.poll().durable >= Seq(3));
 }
 
 #[test]

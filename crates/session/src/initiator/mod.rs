@@ -4,3 +4,4 @@ pub mod attach;
 mod bring_up;
 pub mod discover;
 pub mod queue_pair;
+pub mod stream;

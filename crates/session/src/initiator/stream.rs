@@ -435,6 +435,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.mark_refused.map_or(Ok(self.marks_out == 0), Err)
     }
 
+    /// Bytes that the next PDU at the start of `buf` needs in all.
+    #[must_use]
+    pub fn need(&self, server: u16, buf: &[u8]) -> usize {
+        self.links[usize::from(server)].queue.need(buf)
+    }
+
     /// What is to be sent to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
         &mut self.links[usize::from(server)].out
@@ -476,7 +482,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-fn send_reads<P: AsRef<[u8]>>(reading: &mut Reading, server: u16, link: &mut Link<P>) {
+fn send_reads<P: AsRef<[u8]> + Clone>(reading: &mut Reading, server: u16, link: &mut Link<P>) {
     for (index, part) in reading.parts.iter_mut().enumerate() {
         if part.sent || part.server != server {
             continue;

@@ -1,0 +1,62 @@
+//! Writes a small log to an ordered volume: records go out without waiting, every hundredth is a
+//! commit point that is waited for, and reading it back shows what is there.
+//!
+//! ```text
+//! rio target serve --listen 127.0.0.1:4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
+//! rio volume create logs --member 127.0.0.1:4420
+//! cargo run --release --example write_a_log -- logs 127.0.0.1:4420
+//! ```
+
+use std::error::Error;
+
+use riopipe::{OpenOptions, Place, StreamOptions, SubmitError, Until, Volume, Why};
+
+const RECORDS: u64 = 1000;
+const BLOCK: usize = 4096;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let name = args.next().ok_or("usage: write_a_log VOLUME MEMBER...")?;
+    let members = args.map(|m| m.parse()).collect::<Result<Vec<_>, _>>()?;
+
+    let (volume, recovery) = Volume::open(&name, &members, &OpenOptions::default())?;
+    println!("opened {name} with engine {}: {recovery:?}", volume.engine());
+    let mut stream = volume.stream(0, &StreamOptions::default())?;
+
+    for number in 0..RECORDS {
+        let mut record = stream.buf(BLOCK);
+        record.fill(0);
+        record[..8].copy_from_slice(&number.to_le_bytes());
+        // Blocks of a log that only grows are fresh: nothing needs what they held before.
+        let commit = number % 100 == 99;
+        loop {
+            let group = stream.group().write(number, record, Place::Fresh).tag(number);
+            let submitted = if commit { group.submit_durable() } else { group.submit() };
+            match submitted {
+                Ok(seq) if commit => {
+                    let marks = stream.wait(Until::Durable(seq), None)?;
+                    println!("record {number} and all before it are durable (group {})", marks.durable);
+                }
+                Ok(_) => {}
+                // The log or the memory for replay is full: nothing was taken, try again.
+                Err(SubmitError { why: Why::Full(_), mut bufs }) => {
+                    record = bufs.pop().ok_or("the buffer is handed back")?;
+                    stream.wait(Until::Room, None)?;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            break;
+        }
+    }
+
+    let mut block = [0; BLOCK];
+    for number in 0..RECORDS {
+        stream.read(number, &mut block)?;
+        assert_eq!(block[..8], number.to_le_bytes(), "record {number}");
+    }
+    println!("{RECORDS} records read back");
+    stream.close()?;
+    volume.close()?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Where a member of a volume is.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The port that NVMe/TCP targets listen on unless told otherwise.
+const PORT: u16 = 4420;
+
+/// A drive of a volume: a namespace of a target.
+///
+/// Written `ADDR[:PORT][,nqn=NQN][,ns=N]`: port 4420 and namespace 1 unless said otherwise; without
+/// an NQN the target is asked for its only subsystem.
+///
+/// ```
+/// let m: riopipe::MemberAddr = "10.0.0.1:4421,ns=2".parse().unwrap();
+/// assert_eq!((m.port, m.nsid), (4421, 2));
+/// assert_eq!(m.to_string(), "10.0.0.1:4421,ns=2");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MemberAddr {
+    /// Host name or address.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// NQN of the subsystem; `None`: the only one that discovery lists.
+    pub nqn: Option<String>,
+    /// Namespace id.
+    pub nsid: u32,
+}
+
+impl MemberAddr {
+    /// The same target's address, as `host:port`.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        socket(&self.host, self.port)
+    }
+
+    /// Whether both are on one target.
+    pub(crate) fn same_target(&self, other: &Self) -> bool {
+        self.host == other.host && self.port == other.port && self.nqn == other.nqn
+    }
+}
+
+pub(crate) fn socket(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+impl fmt::Display for MemberAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.socket())?;
+        if let Some(nqn) = &self.nqn {
+            write!(f, ",nqn={nqn}")?;
+        }
+        write!(f, ",ns={}", self.nsid)
+    }
+}
+
+/// Why a member's address can't be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"{text}\" is no member address ({what}); write ADDR[:PORT][,nqn=NQN][,ns=N], as 10.0.0.1:4420,ns=1")]
+pub struct ParseMemberError {
+    text: String,
+    what: &'static str,
+}
+
+impl FromStr for MemberAddr {
+    type Err = ParseMemberError;
+
+    fn from_str(text: &str) -> Result<Self, ParseMemberError> {
+        let fail = |what| ParseMemberError { text: text.to_owned(), what };
+        let mut parts = text.split(',');
+        let place = parts.next().unwrap_or_default();
+        let (host, port) = match place.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']').ok_or_else(|| fail("a [ without ]"))?;
+                (host, rest.strip_prefix(':'))
+            }
+            None => match place.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        if host.is_empty() {
+            return Err(fail("no host"));
+        }
+        let port = match port {
+            None => PORT,
+            Some(port) => match port.parse() {
+                Ok(port) if port > 0 => port,
+                _ => return Err(fail("the port is not a number from 1 to 65535")),
+            },
+        };
+        let mut member = Self { host: host.to_owned(), port, nqn: None, nsid: 1 };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("nqn", nqn)) if !nqn.is_empty() => member.nqn = Some(nqn.to_owned()),
+                Some(("ns", ns)) => match ns.parse() {
+                    Ok(ns) if ns > 0 => member.nsid = ns,
+                    _ => return Err(fail("the namespace is not a number from 1 up")),
+                },
+                _ => return Err(fail("after the address come only nqn= and ns=")),
+            }
+        }
+        Ok(member)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written_back() {
+        for text in ["a:1,ns=1", "[::1]:4420,nqn=nqn.x:y,ns=7", "127.0.0.1:4420,ns=4294967295"] {
+            assert_eq!(text.parse::<MemberAddr>().unwrap().to_string(), text);
+        }
+        assert_eq!("host".parse::<MemberAddr>().unwrap().to_string(), "host:4420,ns=1");
+    }
+
+    #[test]
+    fn bad_addresses_say_what_is_wrong() {
+        for text in ["", ":4420", "a:0", "a:x", "a,ns=0", "a,foo=1", "[::1", "a,nqn="] {
+            let error = text.parse::<MemberAddr>().unwrap_err().to_string();
+            assert!(error.contains("ADDR[:PORT]"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! A conversation with a target, one question at a time: bringing it up, its admin queue, and
+//! discovery. Nothing here is on the way of a write.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use riopipe_net::{Received, RecvBuf, Socket, SocketOptions, connect, now_ns, wait_readable};
+use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::discovery::Entry;
+use riopipe_nvme::fabrics::DISCOVERY_NQN;
+use riopipe_session::initiator::attach::{self, Attach, Controller};
+use riopipe_session::initiator::discover::Discover;
+use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::outbox::Outbox;
+use riopipe_session::wire::{STATUS_LEN, VolumeStatus, status_command};
+
+use crate::addr::{MemberAddr, socket};
+use crate::error::{AttachError, CallError};
+use crate::identity::ConnectOptions;
+use crate::piece::Piece;
+
+/// Keep Alive Timeout asked of targets, ms: after this long without a word, the target takes the
+/// owner for dead.
+pub(crate) const KATO_MS: u32 = 15_000;
+/// I/O queues asked for: one for labels, the rest for streams.
+const IO_QUEUES: u16 = 128;
+
+/// A socket and what is on its way in and out.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) socket: Socket,
+    rx: RecvBuf,
+    out: Outbox<Piece>,
+}
+
+impl Lane {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, rx: RecvBuf::new(0), out: Outbox::new() }
+    }
+
+    /// Sends and receives until `step`, which is fed what arrived, has a result.
+    fn run<T>(
+        &mut self,
+        timeout: Duration,
+        mut step: impl FnMut(u64, &[u8], &mut Outbox<Piece>) -> Result<(usize, Option<T>), CallError>,
+    ) -> Result<T, CallError> {
+        let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
+        loop {
+            let stepped = step(now_ns(), self.rx.data(), &mut self.out);
+            while !self.out.is_empty() {
+                let sent = self.socket.send(self.out.slices())?;
+                self.out.consume(sent);
+                if sent == 0 {
+                    break;
+                }
+            }
+            let (used, result) = stepped?;
+            self.rx.consume(used);
+            if let Some(result) = result {
+                return Ok(result);
+            }
+            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+            if left.is_zero() {
+                return Err(CallError::TimedOut(timeout));
+            }
+            // A bring-up looks at the controller's state every millisecond.
+            let _ = wait_readable(self.socket.as_fd(), left.min(Duration::from_millis(1)));
+            if self.rx.fill(&self.socket)? == Received::Closed {
+                return Err(CallError::Closed);
+            }
+        }
+    }
+}
+
+/// The data of a command.
+pub(crate) enum CallData<'a> {
+    None,
+    Bytes(&'a [u8]),
+    Piece(Piece),
+    Read(u32),
+}
+
+/// A queue asked one command at a time.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    lane: Lane,
+    queue: QueuePair<Piece>,
+    timeout: Duration,
+}
+
+impl Caller {
+    /// Opens an I/O queue.
+    pub(crate) fn open(
+        socket: Socket,
+        queue: QueuePair<Piece>,
+        timeout: Duration,
+    ) -> Result<Self, CallError> {
+        let mut caller = Self { lane: Lane::new(socket), queue, timeout };
+        let Self { lane, queue, .. } = &mut caller;
+        queue.start(&mut lane.out);
+        lane.run(timeout, |_, data, out| {
+            let mut ready = None;
+            let used = queue.receive(data, out, |event| {
+                if matches!(event, Event::Ready { .. }) {
+                    ready = Some(());
+                }
+            })?;
+            Ok((used, ready))
+        })?;
+        Ok(caller)
+    }
+
+    /// Asks one command; returns its completion, whatever its status, and its data.
+    pub(crate) fn ask(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
+        let Self { lane, queue, timeout } = self;
+        let mut page = Vec::new();
+        let sent = match data {
+            CallData::None => queue.submit(sqe, 1, Data::None, &mut lane.out),
+            CallData::Bytes(bytes) => queue.submit(sqe, 1, Data::Bytes(bytes), &mut lane.out),
+            CallData::Piece(piece) => queue.submit(sqe, 1, Data::Write(&[piece]), &mut lane.out),
+            CallData::Read(len) => {
+                page.resize(len as usize, 0);
+                queue.submit(sqe, 1, Data::Read(len), &mut lane.out)
+            }
+        };
+        sent.map_err(|_| CallError::Closed)?;
+        let cqe = lane.run(*timeout, |_, bytes, out| {
+            let mut done = None;
+            let used = queue.receive(bytes, out, |event| match event {
+                Event::Data { offset, bytes, .. } => {
+                    let at = offset as usize;
+                    if let Some(part) = page.get_mut(at..at + bytes.len()) {
+                        part.copy_from_slice(bytes);
+                    }
+                }
+                Event::Done { cqe, .. } => done = Some(cqe),
+                Event::Ready { .. } => {}
+            })?;
+            Ok((used, done))
+        })?;
+        Ok((cqe, page))
+    }
+
+    /// Asks one command that has to succeed.
+    pub(crate) fn call(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
+        let (cqe, page) = self.ask(sqe, data)?;
+        if cqe.status().is_ok() { Ok((cqe, page)) } else { Err(CallError::Status(cqe.status())) }
+    }
+}
+
+/// An attached controller and its admin queue.
+#[derive(Debug)]
+pub(crate) struct Association {
+    pub(crate) addr: MemberAddr,
+    pub(crate) controller: Controller,
+    /// What its queues have in common.
+    pub(crate) config: QpConfig,
+    pub(crate) admin: Caller,
+}
+
+impl Association {
+    /// Attaches to the target of `member`.
+    pub(crate) fn attach(member: &MemberAddr, options: &ConnectOptions) -> Result<Self, AttachError> {
+        let nqn = match &member.nqn {
+            Some(nqn) => nqn.clone(),
+            None => only_subsystem(member, options)?,
+        };
+        let socket = open_socket(member, options)?;
+        let mut config = QpConfig::admin(
+            options.host_nqn.clone(),
+            options.host_id,
+            nqn.clone(),
+            crate::crc32c,
+        );
+        config.kato_ms = KATO_MS;
+        config.header_digest = options.header_digest;
+        config.data_digest =
+            options.data_digest.unwrap_or_else(|| !socket.peer().ip().is_loopback());
+        config.data_max = 4 << 20;
+        let mut lane = Lane::new(socket);
+        let mut attach = Attach::new(config.clone(), IO_QUEUES);
+        attach.start(&mut lane.out);
+        let attached = lane.run(options.timeout, |now, data, out| {
+            attach.tick(now, out);
+            let used = attach.receive(now, data, out).map_err(attach_error)?;
+            Ok((used, attach.is_attached().then_some(())))
+        });
+        let fault = |source| AttachError::Target {
+            target: member.socket(),
+            nqn: Some(nqn.clone()),
+            source,
+        };
+        attached.map_err(fault)?;
+        let (queue, controller) =
+            attach.finish().ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
+        let admin = Caller { lane, queue, timeout: options.timeout };
+        let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
+        Ok(Self { addr, controller, config, admin })
+    }
+
+    /// What the target knows of a volume.
+    pub(crate) fn volume_status(
+        &mut self,
+        volume: riopipe_order::attribute::VolumeId,
+    ) -> Result<VolumeStatus, CallError> {
+        let (_, page) =
+            self.admin.call(status_command(volume), CallData::Read(STATUS_LEN as u32))?;
+        VolumeStatus::decode(&page).ok_or(CallError::Nonsense("a volume status that can't be read"))
+    }
+
+    /// A fresh, not yet started I/O queue with room for `depth` commands.
+    pub(crate) fn io_queue(&self, qid: u16, depth: usize) -> QueuePair<Piece> {
+        let entries = (depth + 1).min(usize::from(self.controller.sqsize_max.max(2)));
+        let config = self.config.io_queue(self.controller.cntlid, qid, entries as u16);
+        let mut queue = QueuePair::new(config);
+        queue.set_in_capsule(self.controller.in_capsule_bytes);
+        queue
+    }
+
+    /// The target's address for error messages.
+    pub(crate) fn name(&self) -> String {
+        self.addr.socket()
+    }
+}
+
+pub(crate) fn open_socket(
+    member: &MemberAddr,
+    options: &ConnectOptions,
+) -> Result<Socket, riopipe_net::ConnectError> {
+    connect(&member.socket(), options.timeout, &SocketOptions::default())
+}
+
+fn attach_error(error: attach::AttachError) -> CallError {
+    match error {
+        attach::AttachError::Session(error) => error.into(),
+        other => CallError::Attach(other),
+    }
+}
+
+/// Lists what a discovery service at `host:port` knows.
+///
+/// # Errors
+/// No connection, or no discovery service there.
+pub fn discover(host: &str, port: u16, options: &ConnectOptions) -> Result<Vec<Entry>, AttachError> {
+    let address = socket(host, port);
+    let socket = connect(&address, options.timeout, &SocketOptions::default())?;
+    let mut config = QpConfig::admin(
+        options.host_nqn.clone(),
+        options.host_id,
+        DISCOVERY_NQN.into(),
+        crate::crc32c,
+    );
+    config.header_digest = options.header_digest;
+    let mut lane = Lane::new(socket);
+    let mut discover = Discover::new(config);
+    discover.start(&mut lane.out);
+    lane.run(options.timeout, |now, data, out| {
+        discover.tick(now, out);
+        let used = discover.receive(now, data, out).map_err(attach_error)?;
+        Ok((used, discover.entries().map(<[Entry]>::to_vec)))
+    })
+    .map_err(|source| AttachError::Target {
+        target: address,
+        nqn: Some(DISCOVERY_NQN.into()),
+        source,
+    })
+}
+
+fn only_subsystem(member: &MemberAddr, options: &ConnectOptions) -> Result<String, AttachError> {
+    let mut found: Vec<String> = discover(&member.host, member.port, options)?
+        .into_iter()
+        .filter(|e| e.subtype == riopipe_nvme::discovery::SUBTYPE_NVM)
+        .map(|e| e.subnqn)
+        .collect();
+    found.sort();
+    found.dedup();
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        _ => Err(AttachError::WhichSubsystem { target: member.socket(), found }),
+    }
+}

@@ -1,0 +1,441 @@
+//! What can go wrong, one type for each operation. Every message says what, where and what to do.
+
+use std::fmt;
+use std::time::Duration;
+
+use riopipe_net::{ConnectError, LinkError};
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::{Bound, Cause, EngineKind};
+use riopipe_order::handover::Breach;
+use riopipe_order::topology::TopologyError;
+use riopipe_session::claim::ClaimError;
+use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::label::AssembleError;
+
+use crate::piece::Buf;
+
+/// A status with its meaning, also of Rio's own codes.
+pub(crate) struct Said(pub(crate) Status);
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match riopipe_session::wire::status::meaning(self.0) {
+            Some(meaning) => f.write_str(meaning),
+            None => fmt::Display::fmt(&self.0, f),
+        }
+    }
+}
+
+/// Why a command got no good answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The connection broke.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The target broke the protocol, or refused the queue.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The target can't be brought up.
+    #[error(transparent)]
+    Attach(riopipe_session::initiator::attach::AttachError),
+    /// The target closed the connection.
+    #[error("the target closed the connection")]
+    Closed,
+    /// No answer in time.
+    #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
+    TimedOut(Duration),
+    /// The target answered with an error.
+    #[error("{}", Said(*.0))]
+    Status(Status),
+    /// The target's answer makes no sense.
+    #[error("the target's answer makes no sense: {0}")]
+    Nonsense(&'static str),
+}
+
+/// Why a target could not be attached to.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The conversation with the target failed.
+    #[error("target {target}{}: {source}", in_brackets(.nqn))]
+    Target {
+        /// Its address.
+        target: String,
+        /// The subsystem asked for.
+        nqn: Option<String>,
+        /// What went wrong.
+        source: CallError,
+    },
+    /// Discovery lists no subsystem, or several.
+    #[error(
+        "target {target} offers {} subsystems{}: say which one with nqn=…",
+        .found.len(),
+        list(.found)
+    )]
+    WhichSubsystem {
+        /// Its address.
+        target: String,
+        /// The NQNs it lists.
+        found: Vec<String>,
+    },
+}
+
+fn in_brackets(nqn: &Option<String>) -> String {
+    nqn.as_ref().map(|nqn| format!(" ({nqn})")).unwrap_or_default()
+}
+
+fn list(found: &[String]) -> String {
+    if found.is_empty() { String::new() } else { format!(" ({})", found.join(", ")) }
+}
+
+/// Why a volume could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A target can't be reached or used.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A bad name.
+    #[error("a volume's name has 1 to 64 bytes without control characters")]
+    Name,
+    /// Bad options.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The same namespace twice.
+    #[error("{0} is given twice")]
+    Twice(String),
+    /// No such namespace.
+    #[error("{member}: the target has no such namespace; it has {have:?}")]
+    NoNamespace {
+        /// The member.
+        member: String,
+        /// The namespaces that there are.
+        have: Vec<u32>,
+    },
+    /// Blocks of another size.
+    #[error("{member}: blocks of {size} bytes; Rio needs a namespace formatted with 4096")]
+    BlockSize {
+        /// The member.
+        member: String,
+        /// Its block size, bytes.
+        size: u32,
+    },
+    /// Too small.
+    #[error("{member}: {blocks} blocks are too few; a member needs at least {needed}")]
+    TooSmall {
+        /// The member.
+        member: String,
+        /// Blocks it has.
+        blocks: u64,
+        /// Blocks it needs.
+        needed: u64,
+    },
+    /// It belongs to a volume already.
+    #[error("{member} belongs to volume \"{volume}\" already; --force makes it forget that, and all its data")]
+    InUse {
+        /// The member.
+        member: String,
+        /// The volume.
+        volume: String,
+    },
+    /// The engine can't run on a target.
+    #[error("engine {engine} can't run on {target}: {why}")]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// The target.
+        target: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The target's log has no room.
+    #[error("the log region of {target} is too small: the volume needs {need} bytes, {free} are free; use fewer streams or a larger region")]
+    LogTooSmall {
+        /// The target.
+        target: String,
+        /// Bytes needed.
+        need: u32,
+        /// Bytes free.
+        free: u32,
+    },
+    /// The target refused or failed.
+    #[error("target {target}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        target: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallError,
+    },
+    /// The members make no volume.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// No random id from the kernel.
+    #[error("no random volume id from the kernel: {0}")]
+    Random(std::io::Error),
+    /// The volume that the members belong to now is in use.
+    #[error("volume \"{volume}\", which {member} belongs to, is owned by {owner}: stop that owner first")]
+    Owned {
+        /// The member.
+        member: String,
+        /// Its volume.
+        volume: String,
+        /// The owner's host NQN.
+        owner: String,
+    },
+}
+
+/// Why a volume could not be opened or looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A target can't be reached or used.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// No such namespace.
+    #[error("{member}: the target has no such namespace; it has {have:?}")]
+    NoNamespace {
+        /// The member.
+        member: String,
+        /// The namespaces that there are.
+        have: Vec<u32>,
+    },
+    /// The drives don't make the volume.
+    #[error("{error}{}", given(.members, .error))]
+    Assemble {
+        /// The members given, in order.
+        members: Vec<String>,
+        /// What is wrong.
+        error: AssembleError,
+    },
+    /// The volume can't be taken.
+    #[error("volume \"{volume}\" on {target}: {error}")]
+    Claim {
+        /// The volume.
+        volume: String,
+        /// The target that stands against it.
+        target: String,
+        /// Why.
+        error: ClaimError,
+    },
+    /// The engine can't run on this volume.
+    #[error("engine {engine} can't run on volume \"{volume}\": {why}")]
+    Engine {
+        /// The engine asked for.
+        engine: EngineKind,
+        /// The volume.
+        volume: String,
+        /// Why not.
+        why: String,
+    },
+    /// A target refused or failed.
+    #[error("target {target}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        target: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallError,
+    },
+    /// The labels describe no volume.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+}
+
+fn given(members: &[String], error: &AssembleError) -> String {
+    let at = match error {
+        AssembleError::Label { given, .. }
+        | AssembleError::Foreign { given, .. }
+        | AssembleError::Order { given, .. }
+        | AssembleError::Copied { given }
+        | AssembleError::Contradiction { given }
+        | AssembleError::LogDue { given, .. } => *given,
+        _ => return String::new(),
+    };
+    members.get(at).map(|member| format!(" (member {at} is {member})")).unwrap_or_default()
+}
+
+/// Why a stream could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// No such stream.
+    #[error("stream {id}: the volume has {streams} streams, numbered from 0")]
+    NoSuchStream {
+        /// The stream asked for.
+        id: u16,
+        /// Streams of the volume.
+        streams: u16,
+    },
+    /// It is open already.
+    #[error("stream {0} is open already")]
+    Open(StreamId),
+    /// No queue left at a target.
+    #[error("target {target} grants no more than {queues} I/O queues: open fewer streams")]
+    NoQueue {
+        /// The target.
+        target: String,
+        /// Queues it grants.
+        queues: u16,
+    },
+    /// Bad options.
+    #[error("{0}")]
+    Options(&'static str),
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A target refused or failed.
+    #[error("stream {stream}: target {target}: {source}")]
+    Target {
+        /// The stream.
+        stream: StreamId,
+        /// The target.
+        target: String,
+        /// What went wrong.
+        source: CallError,
+    },
+}
+
+/// The one clear error of a poisoned stream (P6): everything after `seq` stays unreported.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before it are as \
+     reported, nothing later will be: close the stream, and open the volume again to recover"
+)]
+pub struct StreamFailure {
+    /// The volume.
+    pub volume: String,
+    /// The stream.
+    pub stream: StreamId,
+    /// The first group that the failure touches.
+    pub seq: Seq,
+    /// The target and namespace.
+    pub target: String,
+    /// What happened.
+    pub cause: String,
+}
+
+pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
+    let what = if flush { "a FLUSH" } else { "a write" };
+    match cause {
+        Cause::Status(status) => format!("{what} ended with: {}", Said(Status(status))),
+        Cause::Disconnected => "the connection is gone".into(),
+        Cause::TimedOut => "the target stalls: no answer in time".into(),
+        Cause::SharedFlush => {
+            "another stream's FLUSH of the drive failed, so unflushed data there may be lost".into()
+        }
+    }
+}
+
+/// Why a group was refused. The buffers are handed back.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct SubmitError {
+    /// The reason.
+    pub why: Why,
+    /// The group's buffers, in the order of its writes.
+    pub bufs: Vec<Buf>,
+}
+
+/// Why a group was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Why {
+    /// No room right now: wait for [`Until::Room`](crate::Until::Room) and submit again.
+    #[error("no room for the group now ({}): wait for room and submit it again", bound(.0))]
+    Full(Bound),
+    /// It can never fit.
+    #[error("the group can never fit ({}): submit smaller groups", bound(.0))]
+    TooLarge(Bound),
+    /// More requests than a group can count.
+    #[error("the group makes more than 65535 requests: submit smaller groups")]
+    TooManyEntries,
+    /// A group without writes that is not durable.
+    #[error("a group without writes has no meaning unless it is durable")]
+    Empty,
+    /// A write of no blocks, or beyond the volume.
+    #[error("{blocks} blocks at {lba} do not lie within the volume's {volume} blocks")]
+    OutOfRange {
+        /// First block.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+        /// Blocks of the volume.
+        volume: u64,
+    },
+    /// A breach of the caller's duty (T11, T15).
+    #[error(transparent)]
+    Handover(#[from] Breach),
+    /// The stream has failed.
+    #[error(transparent)]
+    Poisoned(StreamFailure),
+}
+
+fn bound(bound: &Bound) -> String {
+    match bound {
+        Bound::Log { server } => format!("the ordering log of target {server} is full"),
+        Bound::Memory => "the bound on memory kept for replay is reached".into(),
+    }
+}
+
+/// Why a wait ended without what was waited for.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// The deadline passed; nothing else changed.
+    #[error("what was waited for did not come within {0:?}; it may still")]
+    Deadline(Duration),
+    /// A group that was never submitted.
+    #[error("group {seq} has not been submitted; the last one is {last}")]
+    NotSubmitted {
+        /// The group waited for.
+        seq: Seq,
+        /// The last one submitted.
+        last: Seq,
+    },
+    /// The stream has failed.
+    #[error(transparent)]
+    Failed(#[from] StreamFailure),
+}
+
+/// Why a read failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Beyond the volume, or not whole blocks.
+    #[error("{bytes} bytes at block {lba} are no whole blocks within the volume's {volume} blocks")]
+    OutOfRange {
+        /// First block.
+        lba: u64,
+        /// Bytes.
+        bytes: usize,
+        /// Blocks of the volume.
+        volume: u64,
+    },
+    /// The drive or target failed.
+    #[error("reading block {lba} failed: {}", Said(*.status))]
+    Status {
+        /// The block where it failed.
+        lba: u64,
+        /// The target's answer.
+        status: Status,
+    },
+    /// The stream has failed.
+    #[error(transparent)]
+    Failed(#[from] StreamFailure),
+}
+
+/// Why a volume could not be closed cleanly: its streams are as they were reported.
+#[derive(Debug, thiserror::Error)]
+pub enum CloseError {
+    /// Streams are still open.
+    #[error("{0} streams are still open: close them first")]
+    StreamsOpen(usize),
+    /// A target refused or failed.
+    #[error("target {target}: giving the volume back failed: {source}")]
+    Call {
+        /// The target.
+        target: String,
+        /// What went wrong.
+        source: CallError,
+    },
+}

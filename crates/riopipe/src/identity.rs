@@ -1,0 +1,87 @@
+//! Who connects, and how.
+
+use std::time::Duration;
+
+/// How to connect to targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// This host's NQN.
+    pub host_nqn: String,
+    /// This host's id.
+    pub host_id: [u8; 16],
+    /// CRC32C over every PDU's header.
+    pub header_digest: bool,
+    /// CRC32C over every PDU's data; `None`: on, except over loopback.
+    pub data_digest: Option<bool>,
+    /// How long a connection or an answer may take before it is given up.
+    pub timeout: Duration,
+    /// How long to look for an answer before going to sleep (hybrid waiting); zero: sleep at once.
+    pub spin: Duration,
+}
+
+impl Default for ConnectOptions {
+    /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
+    /// machine's id; header digests off, data digests on beyond loopback; 10 s; 200 µs.
+    fn default() -> Self {
+        let (host_nqn, host_id) = identity();
+        Self {
+            host_nqn,
+            host_id,
+            header_digest: false,
+            data_digest: None,
+            timeout: Duration::from_secs(10),
+            spin: Duration::from_micros(200),
+        }
+    }
+}
+
+fn identity() -> (String, [u8; 16]) {
+    let read = |path: &str| std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned());
+    let id = read("/etc/nvme/hostid")
+        .or_else(|| read("/etc/machine-id"))
+        .and_then(|text| parse_id(&text))
+        .unwrap_or([0x52; 16]);
+    let nqn = read("/etc/nvme/hostnqn").filter(|nqn| nqn.starts_with("nqn.")).unwrap_or_else(|| {
+        format!("nqn.2014-08.org.nvmexpress:uuid:{}", riopipe_order::attribute::VolumeId(id))
+    });
+    (nqn, id)
+}
+
+/// 32 hex digits, with or without dashes.
+fn parse_id(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> =
+        text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
+    let mut id = [0; 16];
+    if digits.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(id)
+}
+
+/// A fresh random id.
+pub(crate) fn random_id() -> std::io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    parse_id(text.trim()).ok_or_else(|| std::io::Error::other("the kernel's random uuid is no uuid"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_read_in_both_forms() {
+        let id = parse_id("01234567-89ab-cdef-0123-456789abcdef").unwrap();
+        assert_eq!(Some(id), parse_id("0123456789abcdef0123456789abcdef"));
+        assert_eq!(parse_id("xyz"), None);
+        assert_ne!(random_id().unwrap(), random_id().unwrap());
+    }
+
+    #[test]
+    fn this_host_has_an_identity() {
+        let options = ConnectOptions::default();
+        assert!(options.host_nqn.starts_with("nqn.") && options.host_nqn.len() <= 223);
+    }
+}

@@ -1,0 +1,205 @@
+//! Whether a volume may be taken, decided from what all its targets say (T8, T19, T20).
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::EngineKind;
+
+use crate::wire::VolumeStatus;
+
+/// How a volume is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// The engine that will run.
+    pub engine: EngineKind,
+    /// Whether a living owner is to be fenced (T8).
+    pub take_over: bool,
+    /// The generation on the labels.
+    pub label_generation: u32,
+    /// Streams of the volume.
+    pub streams: u16,
+}
+
+/// What taking the volume means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The new owner's generation: higher than any on record (T8).
+    pub generation: u32,
+    /// From where each stream goes on: the largest mark among the targets (T1).
+    pub released: Vec<Seq>,
+}
+
+/// Why a volume can't be taken. `target` counts the volume's targets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// It has a living owner (T8).
+    #[error("owned by {owner}; if that owner is gone for good, open with --take-over")]
+    Owned {
+        /// Which target says so.
+        target: usize,
+        /// The owner's host NQN.
+        owner: String,
+    },
+    /// A log holds what has not been recovered.
+    #[error(
+        "the ordering log holds {entries} entries that have not been recovered; this version \
+         can't recover yet, so the volume stays closed and nothing is lost"
+    )]
+    Unrecovered {
+        /// Which target says so.
+        target: usize,
+        /// Entries beyond the released marks.
+        entries: u32,
+    },
+    /// The log is of another boot and lost with it (T19).
+    #[error(
+        "the ordering log did not survive the target's last boot (a file: log does not survive \
+         power loss), so what was in flight is unknown; to accept that, open with --accept-lost-log"
+    )]
+    LogLost {
+        /// Which target says so.
+        target: usize,
+    },
+    /// The label says that the volume's partitions are due, and the target knows nothing of it.
+    #[error(
+        "the target's ordering log does not know the volume: a blank or replaced log is not \
+         taken for \"nothing to undo\"; to accept the loss, open with --accept-lost-log"
+    )]
+    LogMissing {
+        /// Which target.
+        target: usize,
+    },
+    /// The target knows the volume with another number of streams.
+    #[error("the target's ordering log has {have} streams for the volume, its labels say {want}")]
+    Streams {
+        /// Which target.
+        target: usize,
+        /// Streams in the log.
+        have: u16,
+        /// Streams on the labels.
+        want: u16,
+    },
+    /// Generations are used up.
+    #[error("the volume's generation counter is used up")]
+    Generations,
+}
+
+impl ClaimError {
+    /// Which of the volume's targets it is about.
+    #[must_use]
+    pub const fn target(&self) -> Option<usize> {
+        match self {
+            Self::Owned { target, .. }
+            | Self::Unrecovered { target, .. }
+            | Self::LogLost { target }
+            | Self::LogMissing { target }
+            | Self::Streams { target, .. } => Some(*target),
+            Self::Generations => None,
+        }
+    }
+}
+
+/// Decides whether the volume may be taken. `statuses` has one element for each target that
+/// speaks the extension; `logged` says for each whether a log is due there.
+///
+/// # Errors
+/// The first reason against it.
+pub fn plan(
+    intent: &Intent,
+    statuses: &[(usize, VolumeStatus)],
+    logged: impl Fn(usize) -> bool,
+) -> Result<Plan, ClaimError> {
+    let mut generation = intent.label_generation;
+    let mut released = alloc::vec![Seq::ZERO; usize::from(intent.streams)];
+    for (target, status) in statuses {
+        let target = *target;
+        generation = generation.max(status.generation);
+        if status.owned && !status.own && !intent.take_over {
+            return Err(ClaimError::Owned { target, owner: status.owner.clone() });
+        }
+        if !logged(target) {
+            continue;
+        }
+        if !status.known || status.unlogged {
+            return Err(ClaimError::LogMissing { target });
+        }
+        if status.log_lost {
+            return Err(ClaimError::LogLost { target });
+        }
+        // A living owner's log is not at rest; whether it holds anything is known once he is
+        // fenced.
+        if status.unrecovered && (!status.owned || status.own) {
+            return Err(ClaimError::Unrecovered { target, entries: status.live_entries });
+        }
+        if status.streams != intent.streams {
+            let (have, want) = (status.streams, intent.streams);
+            return Err(ClaimError::Streams { target, have, want });
+        }
+        for (mark, there) in released.iter_mut().zip(&status.released) {
+            *mark = (*mark).max(*there);
+        }
+    }
+    let generation = generation.checked_add(1).ok_or(ClaimError::Generations)?;
+    Ok(Plan { generation, released })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn intent() -> Intent {
+        Intent { engine: EngineKind::Rio, take_over: false, label_generation: 2, streams: 2 }
+    }
+
+    fn status(generation: u32, released: [u64; 2]) -> VolumeStatus {
+        VolumeStatus {
+            generation,
+            known: true,
+            streams: 2,
+            released: released.map(Seq).to_vec(),
+            ..VolumeStatus::default()
+        }
+    }
+
+    #[test]
+    fn t8_the_generation_is_above_all_and_marks_are_the_largest() {
+        let statuses = [(0, status(7, [5, 0])), (1, status(3, [4, 9]))];
+        let plan = plan(&intent(), &statuses, |_| true).unwrap();
+        assert_eq!(plan.generation, 8);
+        assert_eq!(plan.released, [Seq(5), Seq(9)]);
+    }
+
+    #[test]
+    fn t8_a_living_owner_is_not_displaced_by_accident() {
+        let mut owned = status(7, [0, 0]);
+        owned.owned = true;
+        owned.owner = "nqn.x".into();
+        let statuses = [(0, status(7, [0, 0])), (1, owned)];
+        assert!(matches!(
+            plan(&intent(), &statuses, |_| true),
+            Err(ClaimError::Owned { target: 1, .. })
+        ));
+        let take = Intent { take_over: true, ..intent() };
+        assert!(plan(&take, &statuses, |_| true).is_ok());
+    }
+
+    #[test]
+    fn t19_a_log_that_is_not_at_rest_is_never_taken_for_nothing_to_undo() {
+        let with = |change: fn(&mut VolumeStatus)| {
+            let mut s = status(1, [0, 0]);
+            change(&mut s);
+            plan(&intent(), &[(0, s)], |_| true).unwrap_err()
+        };
+        assert!(matches!(
+            with(|s| {
+                s.unrecovered = true;
+                s.live_entries = 3;
+            }),
+            ClaimError::Unrecovered { entries: 3, .. }
+        ));
+        assert_eq!(with(|s| s.log_lost = true), ClaimError::LogLost { target: 0 });
+        assert_eq!(with(|s| s.known = false), ClaimError::LogMissing { target: 0 });
+        assert!(matches!(with(|s| s.streams = 3), ClaimError::Streams { have: 3, want: 2, .. }));
+    }
+}

@@ -1,0 +1,430 @@
+//! The label on every drive of a volume: who belongs together, in which order, and which log is
+//! due (docs/log-format.md draws the bytes).
+//!
+//! Two copies lie in the drive's first two blocks and are written alternately, so that a torn
+//! write leaves the other; the one with the higher `sequence` counts. The data area starts at
+//! [`DATA_START`].
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::digest::Crc32c;
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::engine::EngineKind;
+
+/// Bytes of a label: one block.
+pub const LABEL_LEN: usize = 4096;
+/// The version that this code writes and reads.
+pub const LABEL_VERSION: u32 = 1;
+/// First block of the data area on every member.
+pub const DATA_START: u64 = 256;
+/// Members of a volume at most: what a label has room for.
+pub const MEMBERS_MAX: usize = 120;
+/// Bytes of a volume's name at most.
+pub const NAME_MAX: usize = 64;
+
+const MAGIC: [u8; 8] = *b"RIOLABEL";
+const MEMBERS_AT: usize = 256;
+const MEMBER_LEN: usize = 32;
+
+/// How a label knows a member again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberId {
+    /// The namespace's NGUID.
+    pub nguid: [u8; 16],
+    /// The log region of the target that serves it; zero if none is due.
+    pub region: [u8; 16],
+}
+
+/// A drive's label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its name, for people.
+    pub name: String,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks of a stripe unit.
+    pub unit_blocks: u32,
+    /// Blocks of this member's data area.
+    pub data_blocks: u64,
+    /// Streams.
+    pub streams: u16,
+    /// The engine that the volume was made for.
+    pub engine: EngineKind,
+    /// Which member this drive is.
+    pub index: u16,
+    /// The owner's generation when the label was written.
+    pub generation: u32,
+    /// Counts the label's own rewrites.
+    pub sequence: u32,
+    /// All members, in order.
+    pub members: Vec<MemberId>,
+}
+
+/// Why a block is no label to trust (T19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LabelError {
+    /// Neither copy has a label's magic number.
+    #[error("no Rio label: the drive belongs to no volume")]
+    Blank,
+    /// Made by a later version of Rio.
+    #[error("a label of version {0}, newer than this program reads: upgrade rio")]
+    Newer(u32),
+    /// A label whose checksum or fields are wrong, in both copies.
+    #[error("a damaged label: both copies fail their checks")]
+    Damaged,
+}
+
+impl Label {
+    /// The label as it lies in a block.
+    ///
+    /// A name longer than [`NAME_MAX`] bytes or more than [`MEMBERS_MAX`] members are the caller's
+    /// to refuse.
+    #[must_use]
+    pub fn encode(&self, crc32c: Crc32c) -> Vec<u8> {
+        debug_assert!(self.name.len() <= NAME_MAX && self.members.len() <= MEMBERS_MAX);
+        let mut b = alloc::vec![0; LABEL_LEN];
+        b[0..8].copy_from_slice(&MAGIC);
+        b[8..12].copy_from_slice(&LABEL_VERSION.to_le_bytes());
+        b[16..32].copy_from_slice(&self.volume.0);
+        b[32..32 + self.name.len()].copy_from_slice(self.name.as_bytes());
+        b[96..100].copy_from_slice(&self.block_size.to_le_bytes());
+        b[100..104].copy_from_slice(&self.unit_blocks.to_le_bytes());
+        b[104..112].copy_from_slice(&DATA_START.to_le_bytes());
+        b[112..120].copy_from_slice(&self.data_blocks.to_le_bytes());
+        b[120..122].copy_from_slice(&self.streams.to_le_bytes());
+        b[122] = engine_code(self.engine);
+        b[124..126].copy_from_slice(&self.index.to_le_bytes());
+        b[126..128].copy_from_slice(&(self.members.len() as u16).to_le_bytes());
+        b[128..132].copy_from_slice(&self.generation.to_le_bytes());
+        b[132..136].copy_from_slice(&self.sequence.to_le_bytes());
+        for (i, member) in self.members.iter().enumerate() {
+            let at = MEMBERS_AT + MEMBER_LEN * i;
+            b[at..at + 16].copy_from_slice(&member.nguid);
+            b[at + 16..at + 32].copy_from_slice(&member.region);
+        }
+        let crc = crc32c(0, &b[16..]);
+        b[12..16].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// Reads one copy.
+    ///
+    /// # Errors
+    /// [`LabelError`]; a copy that is no label at all is [`LabelError::Blank`].
+    pub fn decode(b: &[u8], crc32c: Crc32c) -> Result<Self, LabelError> {
+        if b.len() < LABEL_LEN || b[0..8] != MAGIC {
+            return Err(LabelError::Blank);
+        }
+        let u16_at = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
+        let u32_at = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let array_at = |at: usize| {
+            let mut a = [0; 16];
+            a.copy_from_slice(&b[at..at + 16]);
+            a
+        };
+        if u32_at(8) > LABEL_VERSION {
+            return Err(LabelError::Newer(u32_at(8)));
+        }
+        if crc32c(0, &b[16..LABEL_LEN]) != u32_at(12) {
+            return Err(LabelError::Damaged);
+        }
+        let name = &b[32..96];
+        let name = &name[..name.iter().position(|c| *c == 0).unwrap_or(NAME_MAX)];
+        let members = usize::from(u16_at(126));
+        let sane = u32_at(8) == LABEL_VERSION
+            && u64_at(104) == DATA_START
+            && u32_at(96) == 4096
+            && u32_at(100) > 0
+            && (1..=crate::wire::STREAMS_MAX).contains(&u16_at(120))
+            && (1..=MEMBERS_MAX).contains(&members)
+            && usize::from(u16_at(124)) < members;
+        let (true, Some(engine), Ok(name)) =
+            (sane, engine_of(b[122]), core::str::from_utf8(name))
+        else {
+            return Err(LabelError::Damaged);
+        };
+        Ok(Self {
+            volume: VolumeId(array_at(16)),
+            name: name.into(),
+            block_size: u32_at(96),
+            unit_blocks: u32_at(100),
+            data_blocks: u64_at(112),
+            streams: u16_at(120),
+            engine,
+            index: u16_at(124),
+            generation: u32_at(128),
+            sequence: u32_at(132),
+            members: (0..members)
+                .map(|i| MemberId {
+                    nguid: array_at(MEMBERS_AT + MEMBER_LEN * i),
+                    region: array_at(MEMBERS_AT + MEMBER_LEN * i + 16),
+                })
+                .collect(),
+        })
+    }
+
+    /// The label of a drive from its first two blocks: the newer good copy.
+    ///
+    /// # Errors
+    /// When neither copy is good; a newer version in either copy is refused as such.
+    pub fn newest(copies: [&[u8]; 2], crc32c: Crc32c) -> Result<Self, LabelError> {
+        match copies.map(|copy| Self::decode(copy, crc32c)) {
+            [Ok(a), Ok(b)] => Ok(if b.sequence > a.sequence { b } else { a }),
+            [Err(LabelError::Newer(v)), _] | [_, Err(LabelError::Newer(v))] => {
+                Err(LabelError::Newer(v))
+            }
+            [Ok(label), Err(_)] | [Err(_), Ok(label)] => Ok(label),
+            [Err(LabelError::Blank), Err(LabelError::Blank)] => Err(LabelError::Blank),
+            _ => Err(LabelError::Damaged),
+        }
+    }
+
+    /// The block that the next rewrite goes to: the copy that is older.
+    #[must_use]
+    pub const fn block_of(sequence: u32) -> u64 {
+        sequence as u64 % 2
+    }
+}
+
+const fn engine_code(engine: EngineKind) -> u8 {
+    match engine {
+        EngineKind::None => 1,
+        EngineKind::Sync => 2,
+        EngineKind::Rio => 3,
+    }
+}
+
+fn engine_of(code: u8) -> Option<EngineKind> {
+    EngineKind::ALL.into_iter().find(|kind| engine_code(*kind) == code)
+}
+
+/// What was found where a member was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The namespace's NGUID.
+    pub nguid: [u8; 16],
+    /// The log region of its target, if it has one.
+    pub region: Option<[u8; 16]>,
+    /// Its label.
+    pub label: Result<Label, LabelError>,
+}
+
+/// Why drives don't make the volume (T19, T20). Members are counted from 0, as given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssembleError {
+    /// No members given.
+    #[error("no members given")]
+    NoMembers,
+    /// A drive without a label to trust.
+    #[error("member {given}: {error}")]
+    Label {
+        /// Which of the given members.
+        given: usize,
+        /// What is wrong.
+        error: LabelError,
+    },
+    /// A drive of another volume.
+    #[error("member {given} belongs to volume \"{name}\" ({volume}), not to this one")]
+    Foreign {
+        /// Which of the given members.
+        given: usize,
+        /// The volume it belongs to.
+        name: String,
+        /// Its id.
+        volume: VolumeId,
+    },
+    /// The volume is not the one asked for.
+    #[error("these drives are volume \"{found}\", not \"{wanted}\"")]
+    OtherName {
+        /// The name asked for.
+        wanted: String,
+        /// The name on the labels.
+        found: String,
+    },
+    /// The right drives in another order.
+    #[error("member {given} is the volume's member {is}: give the members in the volume's order")]
+    Order {
+        /// Which of the given members.
+        given: usize,
+        /// Which one it really is.
+        is: u16,
+    },
+    /// Too few or too many drives.
+    #[error("the volume has {needed} members, {given} were given: all are needed")]
+    Count {
+        /// Members the volume has.
+        needed: usize,
+        /// Members given.
+        given: usize,
+    },
+    /// A label copied from another drive.
+    #[error("member {given}: the label is another drive's (its NGUID differs): was it copied?")]
+    Copied {
+        /// Which of the given members.
+        given: usize,
+    },
+    /// Labels that contradict each other.
+    #[error("member {given}: its label contradicts member 0's")]
+    Contradiction {
+        /// Which of the given members.
+        given: usize,
+    },
+    /// The target serves the drive with another log than the label says is due (T19).
+    #[error(
+        "member {given}: its target has {} where the label says another one is due; start the \
+         target with the volume's log, or open with the loss accepted (--accept-lost-log)",
+        if *.blank { "no ordering log" } else { "another ordering log" }
+    )]
+    LogDue {
+        /// Which of the given members.
+        given: usize,
+        /// Whether it has none at all.
+        blank: bool,
+    },
+}
+
+/// Checks that the drives found make the volume called `name` (or, without a name, any one
+/// volume), complete and in order, each served with the log that its label says is due.
+///
+/// # Errors
+/// The first thing that is wrong, by name.
+pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
+    let mut first: Option<&Label> = None;
+    for (given, drive) in found.iter().enumerate() {
+        let label = drive
+            .label
+            .as_ref()
+            .map_err(|error| AssembleError::Label { given, error: *error })?;
+        let head = *first.get_or_insert(label);
+        if label.volume != head.volume {
+            let (name, volume) = (label.name.clone(), label.volume);
+            return Err(AssembleError::Foreign { given, name, volume });
+        }
+        if label.members != head.members
+            || label.unit_blocks != head.unit_blocks
+            || label.streams != head.streams
+            || label.name != head.name
+        {
+            return Err(AssembleError::Contradiction { given });
+        }
+    }
+    let first = first.ok_or(AssembleError::NoMembers)?;
+    if let Some(wanted) = name.filter(|name| *name != first.name) {
+        return Err(AssembleError::OtherName { wanted: wanted.into(), found: first.name.clone() });
+    }
+    for (given, drive) in found.iter().enumerate() {
+        let Ok(label) = &drive.label else { continue };
+        if usize::from(label.index) != given {
+            return Err(AssembleError::Order { given, is: label.index });
+        }
+    }
+    if found.len() != first.members.len() {
+        return Err(AssembleError::Count { needed: first.members.len(), given: found.len() });
+    }
+    for (given, (drive, member)) in found.iter().zip(&first.members).enumerate() {
+        if drive.nguid != member.nguid {
+            return Err(AssembleError::Copied { given });
+        }
+        if member.region != [0; 16] && drive.region != Some(member.region) {
+            return Err(AssembleError::LogDue { given, blank: drive.region.is_none() });
+        }
+    }
+    Ok(first.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use riopipe_nvme::digest;
+
+    fn crc(a: u32, d: &[u8]) -> u32 {
+        digest::soft(a, d)
+    }
+
+    fn label(index: u16) -> Label {
+        Label {
+            volume: VolumeId([9; 16]),
+            name: "logs".into(),
+            block_size: 4096,
+            unit_blocks: 16,
+            data_blocks: 1000,
+            streams: 8,
+            engine: EngineKind::Rio,
+            index,
+            generation: 1,
+            sequence: 4,
+            members: (0..3).map(|i| MemberId { nguid: [i; 16], region: [i + 100; 16] }).collect(),
+        }
+    }
+
+    fn found(index: u16) -> Found {
+        Found {
+            nguid: [index as u8; 16],
+            region: Some([index as u8 + 100; 16]),
+            label: Ok(label(index)),
+        }
+    }
+
+    #[test]
+    fn t19_a_label_is_input_too() {
+        let good = label(1).encode(crc);
+        assert_eq!(Label::decode(&good, crc), Ok(label(1)));
+        for at in (8..LABEL_LEN).step_by(7) {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(Label::decode(&bad, crc).is_err(), "a flipped bit at {at}");
+        }
+        assert_eq!(Label::decode(&[0; LABEL_LEN], crc), Err(LabelError::Blank));
+        let mut newer = good.clone();
+        newer[8] = 2;
+        assert_eq!(Label::newest([&good, &newer], crc), Err(LabelError::Newer(2)));
+        let mut torn = good.clone();
+        torn[200] ^= 1;
+        assert_eq!(Label::newest([&torn, &good], crc), Ok(label(1)), "the other copy counts");
+        assert_eq!(Label::newest([&torn, &torn], crc), Err(LabelError::Damaged));
+        let mut later = label(1);
+        later.sequence = 5;
+        assert_eq!(Label::newest([&good, &later.encode(crc)], crc), Ok(later));
+    }
+
+    #[test]
+    fn t20_all_members_or_none() {
+        let all = [found(0), found(1), found(2)];
+        assert!(assemble(Some("logs"), &all).is_ok());
+        assert_eq!(
+            assemble(None, &all[..2]),
+            Err(AssembleError::Count { needed: 3, given: 2 })
+        );
+        let swapped = [found(0), found(2), found(1)];
+        assert_eq!(assemble(None, &swapped), Err(AssembleError::Order { given: 1, is: 2 }));
+        let mut foreign = all.clone();
+        foreign[2].label.as_mut().unwrap().volume = VolumeId([1; 16]);
+        assert!(matches!(assemble(None, &foreign), Err(AssembleError::Foreign { given: 2, .. })));
+        let mut copied = all.clone();
+        copied[1].nguid = [77; 16];
+        assert_eq!(assemble(None, &copied), Err(AssembleError::Copied { given: 1 }));
+        let mut blank = all.clone();
+        blank[0].label = Err(LabelError::Blank);
+        assert!(matches!(assemble(None, &blank), Err(AssembleError::Label { given: 0, .. })));
+        assert!(matches!(assemble(Some("x"), &all), Err(AssembleError::OtherName { .. })));
+    }
+
+    #[test]
+    fn t19_the_log_that_is_due_must_be_there() {
+        let mut all = [found(0), found(1), found(2)];
+        all[1].region = None;
+        assert_eq!(
+            assemble(None, &all),
+            Err(AssembleError::LogDue { given: 1, blank: true })
+        );
+        all[1].region = Some([1; 16]);
+        assert_eq!(
+            assemble(None, &all),
+            Err(AssembleError::LogDue { given: 1, blank: false })
+        );
+    }
+}
