@@ -4,4 +4,6 @@ pub mod attach;
 mod bring_up;
 pub mod discover;
 pub mod queue_pair;
+#[cfg(test)]
+mod script;
 pub mod stream;
