@@ -62,11 +62,6 @@ impl AlignedBuf {
         });
         AlignedBuf { start, len, capacity }
     }
-
-    /// The first byte's address: aligned to [`BLOCK_SIZE`].
-    pub(crate) fn as_raw(&self) -> *mut u8 {
-        self.start.as_ptr()
-    }
 }
 
 impl Drop for AlignedBuf {
@@ -155,12 +150,12 @@ mod tests {
     fn aligned_zeroed_and_reused() {
         let mut buf = AlignedBuf::zeroed(5000);
         assert_eq!(buf.len(), 5000);
-        assert_eq!(buf.as_raw() as usize % BLOCK_SIZE, 0);
+        assert_eq!(buf.as_ptr() as usize % BLOCK_SIZE, 0);
         buf.fill(7);
-        let address = buf.as_raw();
+        let address = buf.as_ptr();
         drop(buf);
         let again = AlignedBuf::zeroed(8192);
-        assert_eq!(again.as_raw(), address, "the pool hands out what it was given");
+        assert_eq!(again.as_ptr(), address, "the pool hands out what it was given");
         assert!(again.iter().all(|byte| *byte == 0), "and zeroes it");
     }
 

@@ -8,6 +8,7 @@
 //! drive's formulas and the source of each of its numbers. This crate knows nothing of order,
 //! streams or networks.
 
+mod blocking;
 mod buf;
 mod check;
 mod clock;
@@ -30,6 +31,7 @@ pub mod survival;
 mod threads;
 mod uring;
 
+pub use blocking::Blocking;
 pub use buf::AlignedBuf;
 pub use clock::now;
 pub use drive::{BLOCK_SIZE, BLOCKS_MAX, Data, Done, Drive, Geometry, Queue, Submitted};

@@ -112,6 +112,13 @@ impl Medium {
     /// Opens the block device at `path` for this process alone.
     pub(crate) fn device(path: &str) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+        let metadata = std::fs::metadata(path).map_err(os("look at it"))?;
+        if !metadata.file_type().is_block_device() {
+            return Err(OpenError::Kind {
+                path: path.to_owned(),
+                problem: format!("not a block device: for a file write file:{path}"),
+            });
+        }
         // O_EXCL on a block device refuses one that is mounted or otherwise in use.
         let file = OpenOptions::new()
             .read(true)
@@ -122,13 +129,6 @@ impl Medium {
                 Some(libc::EBUSY) => OpenError::Locked { path: path.to_owned() },
                 _ => OpenError::Os { path: path.to_owned(), doing: "open it", source },
             })?;
-        let metadata = file.metadata().map_err(os("look at it"))?;
-        if !metadata.file_type().is_block_device() {
-            return Err(OpenError::Kind {
-                path: path.to_owned(),
-                problem: format!("not a block device: for a file write file:{path}"),
-            });
-        }
         let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
         let len = len / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
         if len == 0 {

@@ -11,6 +11,8 @@ mod frames;
 mod model;
 mod profile;
 mod store;
+#[cfg(test)]
+mod tests;
 mod timing;
 
 pub(crate) use drive::Ssd;
