@@ -147,6 +147,9 @@ mod tests {
         let ratio = Estimate::of_ratio(&over, &under).unwrap();
         assert_eq!((ratio.value, ratio.low, ratio.high), (0.5, 0.5, 0.5));
         assert_eq!(ratio.relative_error(), 0.0);
+        // The median of ratios, not the ratio of medians (30 / 90).
+        let ratio = Estimate::of_ratio(&[10.0, 200.0, 30.0], &[20.0, 100.0, 90.0]).unwrap();
+        assert_eq!((ratio.value, ratio.high), (0.5, 2.0));
         assert_eq!(Estimate::of_ratio(&over, &[1.0]), None);
         assert_eq!(Estimate::of_ratio(&[1.0], &[0.0]), None);
     }

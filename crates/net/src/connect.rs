@@ -305,6 +305,19 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_connected_to_itself_is_no_target() {
+        // What happens by chance when the port tried is the one the kernel picks for our end.
+        let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
+        socket.bind(&any.into()).unwrap();
+        let own = socket.local_addr().unwrap();
+        socket.connect(&own).unwrap();
+        let connecting = Connecting { stream: socket.into(), peer: own.as_socket().unwrap() };
+        let error = connecting.check().unwrap_err();
+        assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    }
+
+    #[test]
     fn in_steps_without_blocking() {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let mut connecting =

@@ -418,6 +418,13 @@ mod tests {
     }
 
     #[test]
+    fn milliseconds_are_rounded_up() {
+        let ms = |ns| milliseconds(Duration::from_nanos(ns));
+        assert_eq!([ms(0), ms(1), ms(1_000_000), ms(1_000_001)], [0, 1, 1, 2]);
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX);
+    }
+
+    #[test]
     fn a_wake_before_the_wait_is_not_lost() {
         let poller = Poller::new().unwrap();
         let waker = poller.waker();

@@ -5,15 +5,19 @@
 //! them apart by what just happened, as KVM does when a guest halts: as long as answers come within
 //! the spin time, spin; when waits turn out long, spin less, down to nothing; when they turn short
 //! again, spin again.
+//!
+//! A thread that spins can keep from its core the very thread it waits for. So between two looks it
+//! yields, which is nearly free on a core of its own; and when a yield takes time, somebody else
+//! wants the core: then it sleeps instead, and doesn't try spinning again for a while. (Two writers
+//! and two servers on two cores, queue depth 1: 10 k writes/s with plain spinning, 82 k with
+//! yielding, 114 k asleep. One writer and one server: 101 k, 101 k, 12 k.)
 
 use std::{fmt, str::FromStr, thread};
 
-/// Between two looks: gives way to whoever else wants this core, and returns at once, after some
-/// 300 ns, when nobody does.
-///
-/// Without it a thread that looks for an answer can keep from its core the very thread that is to
-/// give it: two writers and two servers on two cores lose nine tenths of their speed. With a core
-/// for each thread it costs nothing that can be measured.
+use crate::clock::now_ns;
+
+/// Gives way to whoever else wants this core. Better: [`Waiter::relax`], which also notices if
+/// someone does.
 #[inline]
 pub fn relax() {
     thread::yield_now();
@@ -77,7 +81,7 @@ impl fmt::Display for SpinPolicy {
 /// What to do after a round that found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Look again, after [`relax`].
+    /// Look again, after [`Waiter::relax`].
     Look,
     /// Sleep until something happens.
     Sleep,
@@ -87,7 +91,7 @@ pub enum Next {
 /// [`idle`](Waiter::idle).
 ///
 /// ```
-/// use riopipe_net::{Next, SpinPolicy, Waiter, now_ns, relax};
+/// use riopipe_net::{Next, SpinPolicy, Waiter, now_ns};
 /// let mut waiter = Waiter::new(SpinPolicy::HYBRID);
 /// let mut todo = 3;
 /// loop {
@@ -97,7 +101,7 @@ pub enum Next {
 ///         continue;
 ///     }
 ///     match waiter.idle(now_ns()) {
-///         Next::Look => relax(),
+///         Next::Look => waiter.relax(),
 ///         Next::Sleep => break, // here: poller.wait(&mut events, until_next_deadline)
 ///     }
 /// }
@@ -108,6 +112,19 @@ pub struct Waiter {
     /// How long to spin now: between 0 and the policy's.
     spin_ns: u64,
     state: State,
+    core: Core,
+}
+
+/// What is known of others that want our core.
+#[derive(Clone, Debug, Default)]
+struct Core {
+    /// Yields of this spin, and how many of them somebody used.
+    yields: u32,
+    used: u32,
+    /// No spinning before this time.
+    shared_until: u64,
+    /// How long it will be taken for shared the next time.
+    backoff_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +132,8 @@ enum State {
     Working,
     Spinning {
         since: u64,
+        /// When last told to look.
+        at: u64,
     },
     /// Told to sleep; waiting since.
     Sleeping {
@@ -130,7 +149,7 @@ impl Waiter {
     /// A waiter that spins at first.
     #[must_use]
     pub fn new(policy: SpinPolicy) -> Self {
-        Self { policy, spin_ns: policy.spin_ns, state: State::Working }
+        Self { policy, spin_ns: policy.spin_ns, state: State::Working, core: Core::default() }
     }
 
     /// The policy it was made with.
@@ -142,6 +161,10 @@ impl Waiter {
     /// The last round did something.
     #[inline]
     pub fn worked(&mut self) {
+        if matches!(self.state, State::Spinning { .. }) && self.core.used == 0 {
+            // The spin paid, and nobody wanted the core.
+            self.core.backoff_ns = 0;
+        }
         self.state = match self.state {
             State::Working | State::Spinning { .. } => State::Working,
             State::Sleeping { since } | State::Woken { since } => State::Woken { since },
@@ -153,7 +176,7 @@ impl Waiter {
     pub fn idle(&mut self, now: u64) -> Next {
         match self.state {
             State::Working => self.begin(now),
-            State::Spinning { since } => self.go_on(now, since),
+            State::Spinning { since, .. } => self.go_on(now, since),
             State::Sleeping { since } => {
                 // Woken for nothing (a timer, a signal), perhaps long ago: still idle.
                 self.adapt(now.saturating_sub(since));
@@ -169,17 +192,49 @@ impl Waiter {
         }
     }
 
+    /// Between two looks: gives way to whoever else wants this core, and notices if someone does.
+    /// About 400 ns when nobody does.
+    #[inline]
+    pub fn relax(&mut self) {
+        thread::yield_now();
+        if let State::Spinning { at, .. } = self.state {
+            self.yielded(at, now_ns());
+        }
+    }
+
     fn begin(&mut self, now: u64) -> Next {
-        self.state = State::Spinning { since: now };
+        self.core.yields = 0;
+        self.core.used = 0;
         self.go_on(now, now)
     }
 
     fn go_on(&mut self, now: u64, since: u64) -> Next {
-        if now.saturating_sub(since) < self.spin_ns {
+        if now.saturating_sub(since) < self.spin_ns && self.may_spin(now) {
+            self.state = State::Spinning { since, at: now };
             return Next::Look;
         }
         self.state = State::Sleeping { since };
         Next::Sleep
+    }
+
+    /// A yield began at `at` and ended at `now`.
+    fn yielded(&mut self, at: u64, now: u64) {
+        let ns = now.saturating_sub(at);
+        self.core.yields += 1;
+        if ns > YIELD_NS_MAX {
+            self.core.used += 1;
+        }
+        // One long absence tells enough; short ones must be the rule, not an interrupt.
+        let shared = ns > ABSENCE_NS_MAX
+            || (self.core.yields >= YIELDS_MIN && self.core.used > self.core.yields / 2);
+        if shared && !self.policy.steady {
+            self.core.backoff_ns = (self.core.backoff_ns * 2).clamp(BACKOFF_NS_MIN, BACKOFF_NS_MAX);
+            self.core.shared_until = now + self.core.backoff_ns;
+        }
+    }
+
+    fn may_spin(&self, now: u64) -> bool {
+        self.policy.steady || now >= self.core.shared_until
     }
 
     /// A wait that had to sleep took `waited` in all, spinning included.
@@ -200,6 +255,20 @@ impl Waiter {
 
 /// Spinning less than this never pays.
 const SPIN_MIN_NS: u64 = 5_000;
+
+/// A yield that nobody uses takes less: a system call and two looks at the run queue.
+const YIELD_NS_MAX: u64 = 3_000;
+
+/// No peer's turn takes longer: who is away for so long has met a busy stranger.
+const ABSENCE_NS_MAX: u64 = 100_000;
+
+/// So many yields before their share counts.
+const YIELDS_MIN: u32 = 4;
+
+/// How long a core is taken for shared, at first and at most: trying costs a stranger's time slice,
+/// some milliseconds, not trying a wake-up per wait.
+const BACKOFF_NS_MIN: u64 = 1_000_000;
+const BACKOFF_NS_MAX: u64 = 100_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -266,6 +335,76 @@ mod tests {
         }
         assert_eq!(wait(&mut waiter, &mut now, 60_000), 0, "still asleep");
         assert_eq!(wait(&mut waiter, &mut now, 60_000), 60_000);
+    }
+
+    /// One wait with looks and yields of `yield_ns`; returns how many looks it took to give up, or
+    /// `None` when it was still looking after 200 µs.
+    fn looks_until_sleep(waiter: &mut Waiter, now: &mut u64, yield_ns: u64) -> Option<u32> {
+        let start = *now;
+        let mut looks = 0;
+        let slept = loop {
+            if *now - start >= 150_000 && yield_ns < 100_000 {
+                break None;
+            }
+            match waiter.idle(*now) {
+                Next::Sleep => break Some(looks),
+                Next::Look => {
+                    let at = *now;
+                    *now += yield_ns;
+                    waiter.yielded(at, *now);
+                    looks += 1;
+                }
+            }
+        };
+        waiter.worked();
+        slept
+    }
+
+    #[test]
+    fn a_shared_core_is_left_to_the_others() {
+        let mut waiter = Waiter::new(SpinPolicy::HYBRID);
+        let mut now = 0;
+        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), None, "alone");
+        // A peer takes its short turns, or a stranger a long one.
+        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 6_000), Some(4));
+        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), Some(0), "not yet again");
+        now += 2 * MS;
+        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 3 * MS), Some(1));
+        now += 5 * MS;
+        let looks = looks_until_sleep(&mut waiter, &mut now, 400);
+        assert!(looks.is_none_or(|looks| looks > 100), "alone again: {looks:?}");
+    }
+
+    #[test]
+    fn the_longer_a_core_is_shared_the_rarer_it_is_tried() {
+        let mut waiter = Waiter::new(SpinPolicy::HYBRID);
+        let mut now = 0;
+        let mut tries = Vec::new();
+        while now < 2_000 * MS {
+            if looks_until_sleep(&mut waiter, &mut now, 3 * MS) == Some(1) {
+                tries.push(now / MS);
+            }
+            now += MS / 10;
+        }
+        assert!(tries.len() < 30, "{tries:?}");
+        assert!(tries.windows(2).all(|w| w[1] - w[0] <= 105), "{tries:?}");
+    }
+
+    #[test]
+    fn an_interrupt_now_and_then_is_no_sharing() {
+        let mut waiter = Waiter::new(SpinPolicy::HYBRID);
+        let mut now = 0;
+        for i in 0..500 {
+            let Next::Look = waiter.idle(now) else {
+                panic!("slept at look {i}");
+            };
+            let at = now;
+            now += if i % 10 == 0 { 8_000 } else { 400 };
+            waiter.yielded(at, now);
+            if i % 100 == 99 {
+                waiter.worked();
+            }
+        }
     }
 
     #[test]

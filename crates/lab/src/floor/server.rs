@@ -11,7 +11,7 @@ use std::{
 use riopipe_media::{Data, Drive, Queue, Submitted};
 use riopipe_net::{
     Interest, Listener, Next, Poller, Received, RecvBuf, Socket, SpinPolicy, Waiter, now_ns,
-    pin_to_core, relax,
+    pin_to_core,
 };
 
 use super::{
@@ -85,7 +85,7 @@ pub(super) fn serve(
             continue;
         }
         match waiter.idle(now_ns()) {
-            Next::Look => relax(),
+            Next::Look => waiter.relax(),
             Next::Sleep => {
                 poller.wait(&mut events, Some(NAP))?;
             }

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::SocketAddr, os::fd::AsFd, time::Duration};
 
 use riopipe_net::{
-    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, relax, wait_readable,
+    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, wait_readable,
     wait_writable,
 };
 
@@ -125,7 +125,7 @@ pub(super) fn write(
             continue;
         }
         match waiter.idle(now_ns()) {
-            Next::Look => relax(),
+            Next::Look => waiter.relax(),
             Next::Sleep => writer.sleep()?,
         }
     }
@@ -215,5 +215,72 @@ impl Writer {
             wait_writable(fd, NAP)
         };
         slept.map(drop).map_err(|_| FloorError::Protocol("waiting failed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_net::{Listener, SocketOptions, SpinPolicy};
+
+    use super::*;
+    use crate::{
+        harness::Window,
+        workload::{Pattern, Shape, Workload},
+    };
+
+    #[test]
+    fn what_the_kernel_takes_in_parts_arrives_whole() {
+        const DEPTH: u32 = 256;
+        const SIZE: u32 = 64 << 10;
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let options = FloorOptions {
+            workload: Workload {
+                shape: Shape::Uniform {
+                    pattern: Pattern::Sequential,
+                    size: SIZE,
+                    batch: 1,
+                    group: 1,
+                },
+                queue_depth: DEPTH,
+                threads: 1,
+                seed: 0,
+            },
+            window: Window { warm_up: Duration::ZERO, duration: Duration::ZERO },
+            writer_cores: Vec::new(),
+            server_cores: Vec::new(),
+            spin: SpinPolicy::BLOCK,
+            socket: SocketOptions::default(),
+        };
+        let mut writer = Writer::new(&options, listener.local_addr()).unwrap();
+        for i in 0..DEPTH {
+            let lba = u64::from(i * (SIZE / BLOCK));
+            writer.stage(Extent { lba, blocks: SIZE / BLOCK }, 0);
+        }
+        assert!(writer.free.is_empty());
+        // 16 MiB at once: far more than the kernel takes while nobody reads.
+        while writer.send().unwrap() > 0 {}
+        assert!(!writer.outgoing.is_empty(), "no partial send");
+
+        let server = listener.accept().unwrap().unwrap();
+        let mut input = RecvBuf::new(0);
+        let mut next = 0;
+        while next < DEPTH {
+            writer.send().unwrap();
+            wait_readable(server.as_fd(), NAP).unwrap();
+            input.fill(&server).unwrap();
+            while let Some(header) = Header::parse(input.data()) {
+                let lba = u64::from(next * (SIZE / BLOCK));
+                assert_eq!(header.lba, lba, "message {next}");
+                assert_eq!(header.len, SIZE + HEADER_LEN as u32);
+                let Some(payload) = input.data().get(HEADER_LEN..header.len as usize) else {
+                    break;
+                };
+                assert_eq!(crate::floor::message::stamped_lba(payload), lba);
+                assert!(payload[8..].iter().all(|&b| b == 0xa5));
+                input.consume(header.len as usize);
+                next += 1;
+            }
+        }
+        assert!(writer.outgoing.is_empty() && input.is_empty());
     }
 }
