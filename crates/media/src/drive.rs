@@ -8,7 +8,7 @@ use crate::ssd::PowerCut;
 use crate::survival::Survival;
 
 /// Size of a logical block in bytes: the unit of every address and length here, and the largest
-/// piece that a drive is assumed to write atomically (media assumption 1).
+/// piece that a drive is assumed to write atomically (M1).
 pub const BLOCK_SIZE: usize = 4096;
 
 /// Most blocks that one operation may cover (8 MiB). A target splits or refuses larger ones by
@@ -26,7 +26,7 @@ pub struct Geometry {
     /// A completed write may be lost in a power cut until a later flush completes (what NVMe
     /// Identify reports as VWC).
     pub volatile_cache: bool,
-    /// A block is written wholly or not at all even if power fails (assumption 1). False for
+    /// A block is written wholly or not at all even if power fails (M1). False for
     /// files on a host file system, which may tear one.
     pub atomic_block: bool,
     /// One line for people: kind, size, where.
@@ -34,7 +34,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Power-loss protection: completed is durable (assumption 3).
+    /// Power-loss protection: completed is durable (M3).
     pub fn plp(&self) -> bool {
         !self.volatile_cache
     }
@@ -75,8 +75,8 @@ pub trait Drive: Send + Sync {
 ///
 /// `op` is the caller's name for an operation; it comes back in [`Done`] and need not be unique
 /// for the queue's sake. Operations in flight together may take effect in any order, also two on
-/// one block (assumption 4). A flush covers the writes that had completed before it was
-/// submitted (assumption 2).
+/// one block (M4). A flush covers the writes that had completed before it was
+/// submitted (M2).
 ///
 /// An operation is refused at once, as `Submitted::Done(Err(..))`, when its blocks are not all on
 /// the drive, its length is zero or not a whole number of blocks, or the queue is full.

@@ -4,8 +4,9 @@
 //! never blocks: operations go in, completions come out of [`Queue::poll`]. [`open_drive`] makes
 //! one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
 //!
-//! What the media are assumed to do is numbered in docs/media.md, together with the modelled
-//! drive's formulas and the source of each of its numbers. This crate knows nothing of order,
+//! What the media are assumed to do is numbered M1 to M5 in docs/ordering-contract.md;
+//! docs/media.md says which medium keeps what, and has the modelled drive's formulas with the
+//! source of each of its numbers. This crate knows nothing of order,
 //! streams or networks.
 
 mod blocking;

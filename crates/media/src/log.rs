@@ -278,7 +278,7 @@ impl Region for LogPart {
         for (i, word) in bytes.chunks_exact(8).enumerate() {
             let value = u64::from_ne_bytes(word.try_into().expect("chunks of eight bytes"));
             // SAFETY: inside the part, aligned, and only this owner writes it. Volatile, so that
-            // each word is one store: that is what "in units of 8 bytes" means (assumption 5).
+            // each word is one store: that is what "in units of 8 bytes" means (M5).
             unsafe { ptr::write_volatile(to.cast::<u64>().wrapping_add(i), value) };
         }
         self.write_back(to, bytes.len());

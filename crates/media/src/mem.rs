@@ -24,7 +24,7 @@ pub(crate) struct Mem {
 struct Shared {
     memory: Mapping,
     /// Readers and writers of one block exclude each other: that is what makes a block atomic
-    /// (assumption 1) and shared memory sound. An uncontended lock costs a few nanoseconds.
+    /// (M1) and shared memory sound. An uncontended lock costs a few nanoseconds.
     locks: Box<[AtomicBool]>,
     geometry: Geometry,
     name: Arc<str>,

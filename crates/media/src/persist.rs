@@ -5,7 +5,7 @@
 pub(crate) enum Persist {
     /// Not at all: the mapping is as durable as a completed store can make it.
     Stores,
-    /// By writing the cache lines back; on persistent memory that is durable (assumption 5).
+    /// By writing the cache lines back; on persistent memory that is durable (M5).
     #[cfg(target_arch = "x86_64")]
     Lines(LineFlush),
     /// By `msync`: for CPUs without an instruction for it that we know.

@@ -9,7 +9,7 @@ pub enum Kept {
     Nothing,
     /// What was flushed; of the rest, any subset of blocks.
     Flushed,
-    /// Whatever had completed (assumption 3, with power-loss protection).
+    /// Whatever had completed (M3, with power-loss protection).
     Completed,
 }
 

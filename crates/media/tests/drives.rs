@@ -221,22 +221,25 @@ fn a_dropped_queue_has_finished_what_was_in_flight() {
     // T8: no write may land after its file has been unlocked.
     let drives = Drives::open();
     for (name, drive) in &drives.all {
+        let per_op = BLOCKS / 16;
         let mut queue = drive.open_queue(16).unwrap();
         for op in 0..16 {
-            let _ = queue.write(op, op, Data::Owned(AlignedBuf::copy_of(&pattern(op, 1))));
+            let bytes = AlignedBuf::copy_of(&pattern(op, per_op));
+            let _ = queue.write(op, op * per_op, Data::Owned(bytes));
         }
         queue.kick();
         drop(queue);
         let mut drive = Blocking::new(&**drive).unwrap();
-        for lba in 0..16 {
-            assert_eq!(drive.read(lba, 1).unwrap()[..], pattern(lba, 1), "{name}");
+        for op in (0..16).rev() {
+            let there = drive.read(op * per_op, per_op).unwrap();
+            assert!(there[..] == pattern(op, per_op), "{name}: write {op}");
         }
     }
 }
 
 #[test]
 fn several_threads_share_a_drive_and_blocks_are_never_torn() {
-    // Media assumption 1, as far as a process can see it.
+    // M1, as far as a process can see it.
     let drives = Drives::open();
     for (name, drive) in &drives.all {
         if !drive.geometry().atomic_block {

@@ -205,7 +205,7 @@ impl Model {
         Ok(())
     }
 
-    /// Submits a flush: it covers the writes that have completed by `now` (assumption 2).
+    /// Submits a flush: it covers the writes that have completed by `now` (M2).
     pub fn flush(&mut self, now: u64, queue: QueueId, op: u64) {
         self.submit(now, queue, op, Command::Flush);
     }

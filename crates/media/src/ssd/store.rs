@@ -122,7 +122,7 @@ impl Store {
         }
     }
 
-    /// What a flush that is submitted now must cover: all writes completed so far (assumption 2).
+    /// What a flush that is submitted now must cover: all writes completed so far (M2).
     pub(crate) fn position(&self) -> Position {
         Position(self.settled + self.losable.len() as u64)
     }

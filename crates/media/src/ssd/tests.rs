@@ -274,7 +274,7 @@ fn a_power_cut_loses_keeps_and_lands() {
 
 #[test]
 fn writes_in_flight_to_one_block_land_in_either_order() {
-    // Media assumption 4.
+    // M4.
     let mut ends = BTreeSet::new();
     for seed in 0..200 {
         let mut drive = model(&OPTANE, false, seed);
@@ -290,7 +290,7 @@ fn writes_in_flight_to_one_block_land_in_either_order() {
 
 #[test]
 fn a_flush_covers_only_what_had_completed() {
-    // Media assumption 2: the write completes while the flush is at work, and may still be lost.
+    // M2: the write completes while the flush is at work, and may still be lost.
     let mut lost = 0;
     for seed in 0..50 {
         let mut drive = model(&FLASH, false, seed);

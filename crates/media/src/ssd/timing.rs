@@ -183,6 +183,22 @@ mod tests {
         assert!(drive.read(0, 0, 1) < flush);
     }
 
+    /// A stream that nobody asks to flush does so before its log fills (T1): twice per 2 MiB of
+    /// 64-byte entries. That must cost little.
+    #[test]
+    fn flushing_twice_per_log_leaves_most_of_the_rate() {
+        let every = (2 << 20) / 64 / 2;
+        let mut drive = Timing::new(&FLASH, 1);
+        let r = rate(128, 1_000_000, |now, i| {
+            if i % every == every - 1 {
+                drive.flush(now);
+            }
+            drive.write(now, 1)
+        });
+        // every × 2.222 µs of writing to 1.72 ms of FLUSH.
+        assert!(near(r, 450_000 * 955 / 1000), "{r}");
+    }
+
     #[test]
     fn same_seed_same_times() {
         let times = |seed| {
