@@ -1,1 +1,32 @@
-//! TBD
+//! The NVMe-oF target: listeners, reactors, namespaces over drives, the ordering log, access.
+//!
+//! Any NVMe/TCP host uses it as plain drives; a Rio initiator gets ordered writes from it. What is
+//! said on a connection is `riopipe_session::target`'s; this crate gives it sockets, drives, a
+//! clock and threads: one reactor per core, each with its own connections and its own queue to
+//! every drive.
+//!
+//! ```no_run
+//! use riopipe_target::{Config, Target};
+//! let target = Target::start(&Config::on_loopback(&["mem:64M"]))?;
+//! println!("{} at {:?}", target.subnqn(), target.addresses());
+//! target.stop()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod check;
+mod config;
+mod crc;
+mod devices;
+mod identity;
+mod link;
+mod log;
+mod mail;
+mod nvmetcli;
+mod reactor;
+mod target;
+
+pub use check::{Problem, Promise, Report, check};
+pub use config::{Config, DEFAULT_LISTEN, DEFAULT_SPIN_US, LoadError, NamespaceOptions};
+pub use log::LogOpenError;
+pub use nvmetcli::JsonError;
+pub use target::{Running, StartError, StopError, Target};

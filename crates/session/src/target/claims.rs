@@ -25,8 +25,9 @@ use crate::wire::{self, Claim, VolumeStatus};
 /// 1 MiB of log for each stream.
 const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
-/// Gives the part of the log region in a byte range, to be used apart from the rest.
-pub type Split<R> = Box<dyn FnMut(Range<usize>) -> R + Send>;
+/// Gives the part of the log region in a byte range, to be used apart from the rest. Fails while
+/// an earlier owner of some of it is still there.
+pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
 /// Who owns a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,13 +113,16 @@ impl<R: Region> Volumes<R> {
                     .filter_map(|stream| Some((stream, record.partition(stream)?)))
                     .map(|(stream, range)| {
                         let id = PartitionId { volume: record.id, stream };
-                        match StreamLog::open(split(range), id, crc) {
+                        let opened = split(range)
+                            .map_err(|error| error.to_string())
+                            .and_then(|r| StreamLog::open(r, id, crc).map_err(|e| e.to_string()));
+                        match opened {
                             Ok((log, scan)) => {
                                 let live = scan.entries.len() as u32 + scan.torn;
                                 Partition::Home { log, live }
                             }
-                            Err(error) => {
-                                problems.push(error.to_string());
+                            Err(problem) => {
+                                problems.push(problem);
                                 lost = true;
                                 Partition::Damaged
                             }
@@ -356,7 +360,7 @@ impl<R: Region> Volumes<R> {
         let crc = self.crc;
         let added = region.add_volume(new, |stream, range| {
             let id = PartitionId { volume: claim.volume, stream };
-            let log = StreamLog::format(split(range), id, 0, crc).map_err(|e| match e {
+            let log = StreamLog::format(split(range)?, id, 0, crc).map_err(|e| match e {
                 FormatError::Region(error) => error,
                 other => RegionError::new(other.to_string()),
             })?;

@@ -182,6 +182,33 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
+    /// Bytes that the PDU at the start of `buf` needs in all, as far as is known.
+    #[must_use]
+    pub fn need(&self, buf: &[u8]) -> usize {
+        self.rx.need(buf)
+    }
+
+    /// The queue that Connect made of the connection: 0 for the admin queue.
+    #[must_use]
+    pub fn qid(&self) -> Option<u16> {
+        self.queue.as_ref().map(|q| q.qid)
+    }
+
+    /// Whether no command is under way, held event requests apart.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.slots.in_use() == 0
+    }
+
+    /// Changes the key that the host knows the connection by.
+    ///
+    /// # Panics
+    /// If a device operation is under way with the old one.
+    pub fn set_key(&mut self, key: u64) {
+        assert!(self.is_quiet(), "device operations carry the old key");
+        self.key = key;
+    }
+
     /// Whether more may be received: not while too much waits to be sent (T18).
     #[must_use]
     pub fn wants_input(&self, out: &Outbox<H::Buf>) -> bool {

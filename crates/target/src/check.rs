@@ -1,0 +1,372 @@
+//! What is wrong with a configuration, and what its media promise.
+
+use std::fmt;
+use std::path::Path;
+
+use riopipe_media::survival::{Kept, Row, Survival, row};
+use riopipe_media::{boot_id, open_drive, open_log};
+use riopipe_net::{Listener, allowed_cores};
+use riopipe_nvme::fabrics::check_nqn;
+use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
+use riopipe_session::target::NSID_MAX;
+use riopipe_session::target::limits::IO_QUEUES_MAX;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::identity;
+
+/// One mistake: where, what, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Which part of the configuration, as its key.
+    pub place: String,
+    /// What is wrong with it.
+    pub what: String,
+    /// What to do; empty if `what` says it already.
+    pub advice: String,
+}
+
+impl Problem {
+    fn new(place: impl Into<String>, what: impl fmt::Display, advice: &str) -> Self {
+        Self { place: place.into(), what: what.to_string(), advice: advice.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)?;
+        if !self.advice.is_empty() {
+            write!(f, "; {}", self.advice)?;
+        }
+        Ok(())
+    }
+}
+
+/// What came of checking a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Every mistake found.
+    pub problems: Vec<Problem>,
+    /// What should be known although it is no mistake.
+    pub notes: Vec<Problem>,
+    /// What each namespace's drive and the log together promise.
+    pub promises: Vec<Promise>,
+    /// The subsystem's NQN.
+    pub subnqn: String,
+}
+
+/// A row of the table of media: data drive × log.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// The namespace.
+    pub nsid: u32,
+    /// Its drive, as given.
+    pub drive: String,
+    /// The log, as given; `none`.
+    pub log: String,
+    /// What survives what, and the gain to expect.
+    pub row: Row,
+}
+
+impl Report {
+    /// Whether a target would start.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(f, "error: {problem}")?;
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        for Promise { nsid, drive, log, row } in &self.promises {
+            writeln!(f, "namespace {nsid}: drive {drive}, log {log}")?;
+            writeln!(f, "  after a process kill: {}", row.process_kill)?;
+            writeln!(f, "  after a power cut:    {}", row.power_cut)?;
+            writeln!(f, "  gain to expect:       {}", row.gain)?;
+        }
+        if self.is_ok() {
+            writeln!(f, "{} would be served", self.subnqn)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks a configuration without serving it. Drives and log are opened if they exist, and left
+/// as they are; nothing is created.
+#[must_use]
+pub fn check(config: &Config) -> Report {
+    let mut report = Report::default();
+    let settled = match settle(config) {
+        Ok(settled) => settled,
+        Err(problems) => {
+            report.problems = problems;
+            // The rest is checked all the same: one run shows all mistakes.
+            Settled::rough(config)
+        }
+    };
+    report.subnqn = settled.subnqn;
+    for (key, addresses) in [("listen", &config.listen), ("discovery", &config.discovery)] {
+        for (i, address) in addresses.iter().enumerate() {
+            if let Err(error) = Listener::bind(address) {
+                report.problems.push(Problem::new(format!("{key}[{i}]"), error, ""));
+            }
+        }
+    }
+    let log = check_log(config, &mut report);
+    for (i, ns) in settled.namespaces.iter().enumerate() {
+        let place = format!("namespaces[{i}] (nsid {})", ns.nsid);
+        let Some((survival, volatile)) = check_drive(&place, &ns.drive, &mut report) else {
+            continue;
+        };
+        if !survival.note.is_empty() {
+            report.notes.push(Problem::new(&place, survival.note, ""));
+        }
+        report.promises.push(Promise {
+            nsid: ns.nsid,
+            drive: ns.drive.clone(),
+            log: config.log.clone().unwrap_or_else(|| "none".into()),
+            row: match log {
+                Some(log) => row(survival, volatile, log),
+                None => Row {
+                    process_kill: "blocks without order: there is no log",
+                    power_cut: "blocks without order: there is no log",
+                    gain: "none: engine rio needs a log; hosts fall back to sync",
+                },
+            },
+        });
+    }
+    report
+}
+
+/// A path that a specification would create.
+fn to_be_created(spec: &str) -> Option<&str> {
+    let (kind, rest) = spec.split_once(':')?;
+    let path = rest.split(',').next()?;
+    let creates = matches!(kind, "file" | "dax") && rest.split(',').any(|o| o.starts_with("size="));
+    (creates && !Path::new(path).exists()).then_some(path)
+}
+
+fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<(Survival, bool)> {
+    if let Some(path) = to_be_created(spec) {
+        if let Some(problem) = no_directory(place, path) {
+            report.problems.push(problem);
+            return None;
+        }
+        report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
+        let survival = Survival {
+            process_kill: Kept::Completed,
+            power_cut: Kept::Flushed,
+            note: "",
+        };
+        return Some((survival, true));
+    }
+    // Memory need not be had in full to know what it is like.
+    let lazy = matches!(spec.split(':').next(), Some("mem" | "ssd")) && !spec.contains(",lazy");
+    let opened = open_drive(&if lazy { format!("{spec},lazy") } else { spec.to_owned() });
+    match opened {
+        Ok(drive) => Some((drive.survives(), drive.geometry().volatile_cache)),
+        Err(error) => {
+            report.problems.push(Problem::new(place, error, ""));
+            None
+        }
+    }
+}
+
+fn no_directory(place: &str, path: &str) -> Option<Problem> {
+    let directory = Path::new(path).parent()?;
+    if directory.as_os_str().is_empty() || directory.is_dir() {
+        return None;
+    }
+    let what = format!("{path} can't be created: {} is no directory", directory.display());
+    Some(Problem::new(place, what, "make the directory first"))
+}
+
+fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
+    let spec = config.log.as_deref()?;
+    if let Some(path) = to_be_created(spec) {
+        if let Some(problem) = no_directory("log", path) {
+            report.problems.push(problem);
+            return None;
+        }
+        report.notes.push(Problem::new("log", format!("{path} will be created"), ""));
+        return Some(Survival {
+            process_kill: Kept::Completed,
+            // Whether the place is persistent memory is known once the file is there.
+            power_cut: if spec.starts_with("dax:") { Kept::Completed } else { Kept::Nothing },
+            note: "",
+        });
+    }
+    let store = match open_log(spec) {
+        Ok(store) => store,
+        Err(error) => {
+            report.problems.push(Problem::new("log", error, ""));
+            return None;
+        }
+    };
+    if !store.survives().note.is_empty() {
+        report.notes.push(Problem::new("log", store.survives().note, ""));
+    }
+    let refused = match (store.part(0..HEADER_BYTES.min(store.len())), boot_id()) {
+        (Ok(header), Ok(boot)) => {
+            let class = inspect(&header, store.len(), boot, crate::crc::crc32c);
+            explain(&class, store.len(), config.accept_lost_log)
+        }
+        (Err(error), _) => Some(Problem::new("log", error, "")),
+        (_, Err(error)) => Some(Problem::new("log", error, "")),
+    };
+    report.problems.extend(refused);
+    Some(store.survives())
+}
+
+fn explain(class: &Class, len: usize, accept: bool) -> Option<Problem> {
+    let problem = |what: String, advice| Some(Problem::new("log", what, advice));
+    match class {
+        Class::Blank if len < HEADER_BYTES + 4096 => problem(
+            format!("{len} bytes are too small for a log region"),
+            "give it 2M or more",
+        ),
+        Class::Blank | Class::Ours(_) => None,
+        Class::StaleBoot(_) | Class::Damaged { .. } if accept => None,
+        Class::StaleBoot(_) => problem(
+            "the log is of another boot, and volumes in it were not closed: they would be refused"
+                .into(),
+            "check their content, then start once with accept_lost_log (--accept-lost-log)",
+        ),
+        Class::Newer { version } => problem(
+            format!("a log region of format version {version}, written by a newer program"),
+            "use that program",
+        ),
+        Class::NotALog => problem("this is not a log region".into(), "check the path"),
+        Class::Damaged { what } => problem(
+            format!("the log region is damaged: {what}"),
+            "restore it, or give it up with accept_lost_log (--accept-lost-log)",
+        ),
+    }
+}
+
+/// The configuration with every default filled in.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) subnqn: String,
+    pub(crate) serial: String,
+    pub(crate) reactors: usize,
+    pub(crate) namespaces: Vec<SettledNamespace>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SettledNamespace {
+    pub(crate) nsid: u32,
+    pub(crate) drive: String,
+    pub(crate) uuid: Uuid,
+    pub(crate) nguid: [u8; 16],
+}
+
+impl Settled {
+    fn rough(config: &Config) -> Self {
+        let namespaces = config.namespaces.iter().zip(1..).map(|(ns, nsid)| SettledNamespace {
+            nsid: ns.nsid.unwrap_or(nsid),
+            drive: ns.drive.clone(),
+            uuid: Uuid::nil(),
+            nguid: [0; 16],
+        });
+        Self {
+            subnqn: config.subnqn.clone().unwrap_or_default(),
+            serial: String::new(),
+            reactors: 1,
+            namespaces: namespaces.collect(),
+        }
+    }
+}
+
+/// Checks what can be checked without opening anything, and fills in the defaults.
+pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let mut wrong = |place: &str, what: String, advice: &str| {
+        problems.push(Problem::new(place, what, advice));
+    };
+    if config.listen.is_empty() {
+        wrong("listen", "no address".into(), "give one, such as 0.0.0.0:4420");
+    }
+    if config.namespaces.is_empty() {
+        wrong("namespaces", "none".into(), "give at least one drive, such as mem:1G");
+    }
+    let listen = config.listen.first().map_or("", String::as_str);
+    let subnqn = config.subnqn.clone().unwrap_or_else(|| identity::default_subnqn(listen));
+    if let Err(error) = check_nqn(&subnqn) {
+        let advice = "write it like nqn.2026-01.io.example:name";
+        wrong("subnqn", format!("{subnqn:?}: {error}"), advice);
+    }
+    for (i, host) in config.hosts.iter().flatten().enumerate() {
+        if let Err(error) = check_nqn(host) {
+            let advice = "copy it from the host's /etc/nvme/hostnqn";
+            wrong(&format!("hosts[{i}]"), format!("{host:?}: {error}"), advice);
+        }
+    }
+    let serial = config.serial.clone().unwrap_or_else(|| identity::serial(&subnqn));
+    for (place, text, most) in [("serial", &serial, 20), ("model", &config.model, 40)] {
+        if text.len() > most || !text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+            wrong(place, format!("{text:?}"), &format!("at most {most} ASCII characters"));
+        }
+    }
+    let cores = allowed_cores();
+    let reactors = config.reactors.unwrap_or(match config.cores.len() {
+        0 => cores.len(),
+        pinned => pinned,
+    });
+    if !(1..=256).contains(&reactors) {
+        wrong("reactors", format!("{reactors}"), "give 1 to 256");
+    }
+    if let Some(core) = config.cores.iter().find(|core| !cores.contains(core)) {
+        wrong("cores", format!("core {core}"), &format!("this process may use {cores:?}"));
+    }
+    if !(1..=IO_QUEUES_MAX).contains(&config.io_queues) {
+        let advice = format!("give 1 to {IO_QUEUES_MAX}");
+        wrong("io_queues", config.io_queues.to_string(), &advice);
+    }
+    let mut namespaces: Vec<SettledNamespace> = Vec::new();
+    let given: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();
+    let mut free = (1..).filter(|nsid| !given.contains(nsid));
+    for (i, ns) in config.namespaces.iter().enumerate() {
+        let place = format!("namespaces[{i}]");
+        let Some(nsid) = ns.nsid.or_else(|| free.next()) else {
+            continue;
+        };
+        if nsid == 0 || nsid > NSID_MAX {
+            wrong(&place, format!("nsid {nsid}"), &format!("give 1 to {NSID_MAX}"));
+        }
+        if namespaces.iter().any(|other| other.nsid == nsid) {
+            wrong(&place, format!("nsid {nsid} is used twice"), "give each namespace its own");
+        }
+        if ns.drive.is_empty() {
+            wrong(&place, "no drive".into(), "give one, such as mem:1G");
+        }
+        let uuid = match ns.uuid.as_deref().map(Uuid::parse_str) {
+            None => identity::namespace_uuid(&subnqn, nsid),
+            Some(Ok(uuid)) => uuid,
+            Some(Err(error)) => {
+                wrong(&place, format!("uuid: {error}"), "leave it out to have one made");
+                Uuid::nil()
+            }
+        };
+        let nguid = match ns.nguid.as_deref().map(Uuid::parse_str) {
+            None => identity::namespace_nguid(&uuid),
+            Some(Ok(nguid)) => *nguid.as_bytes(),
+            Some(Err(error)) => {
+                wrong(&place, format!("nguid: {error}"), "leave it out to have one made");
+                [0; 16]
+            }
+        };
+        namespaces.push(SettledNamespace { nsid, drive: ns.drive.clone(), uuid, nguid });
+    }
+    if problems.is_empty() {
+        Ok(Settled { subnqn, serial, reactors, namespaces })
+    } else {
+        Err(problems)
+    }
+}

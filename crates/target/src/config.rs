@@ -1,0 +1,213 @@
+//! What a target serves, and to whom.
+
+use std::path::{Path, PathBuf};
+
+use riopipe_session::target::limits::IO_QUEUES_MAX;
+use serde::{Deserialize, Serialize};
+
+/// The configuration of a target, from options or a file.
+///
+/// As TOML:
+///
+/// ```toml
+/// listen = ["0.0.0.0:4420"]
+/// log = "file:/var/lib/rio/log,size=2M"
+///
+/// [[namespaces]]
+/// drive = "block:/dev/nvme0n1"
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Addresses with ports; port 0 takes a free one. Discovery is answered there, too.
+    pub listen: Vec<String>,
+    /// Further addresses where only discovery is expected, usually port 8009; they answer
+    /// everything all the same.
+    pub discovery: Vec<String>,
+    /// The subsystem's NQN; made from the machine and the first address if absent.
+    pub subnqn: Option<String>,
+    /// Serial number, at most 20 characters; made from the NQN if absent.
+    pub serial: Option<String>,
+    /// Model, at most 40 characters.
+    pub model: String,
+    /// The namespaces.
+    pub namespaces: Vec<NamespaceOptions>,
+    /// Where the ordering log is, such as `file:/var/lib/rio/log,size=2M`; without one, engine
+    /// `rio` cannot run here.
+    pub log: Option<String>,
+    /// Make the log anew although it belongs to another boot or is damaged: what it knew of
+    /// volumes that were not closed is given up (T19).
+    pub accept_lost_log: bool,
+    /// Host NQNs that may connect; anyone if absent.
+    pub hosts: Option<Vec<String>>,
+    /// Reactors, one thread each; one per core if absent.
+    pub reactors: Option<usize>,
+    /// Cores to pin the reactors to, in order; none are pinned if empty.
+    pub cores: Vec<usize>,
+    /// Microseconds to look for work before sleeping. 0 sleeps at once; 200 if absent.
+    pub spin_us: Option<u64>,
+    /// Refuse connections without header digests.
+    pub require_header_digest: bool,
+    /// Refuse connections without data digests.
+    pub require_data_digest: bool,
+    /// I/O queues per controller.
+    pub io_queues: u16,
+    /// Milliseconds that commands under way may take to finish when the target stops.
+    pub grace_ms: u64,
+}
+
+/// One namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceOptions {
+    /// The drive, such as `mem:1G`, `file:/srv/a.img,size=10G` or `block:/dev/nvme0n1`.
+    pub drive: String,
+    /// Namespace id; the lowest free one if absent.
+    #[serde(default)]
+    pub nsid: Option<u32>,
+    /// UUID; made from the subsystem's NQN and the id if absent.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// NGUID, 32 hexadecimal digits; made from the UUID if absent.
+    #[serde(default)]
+    pub nguid: Option<String>,
+}
+
+/// Where NVMe/TCP is listened for unless told otherwise.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
+/// How long to look for work before sleeping, microseconds, unless told otherwise.
+pub const DEFAULT_SPIN_US: u64 = 200;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: vec![DEFAULT_LISTEN.into()],
+            discovery: Vec::new(),
+            subnqn: None,
+            serial: None,
+            model: "Rio target".into(),
+            namespaces: Vec::new(),
+            log: None,
+            accept_lost_log: false,
+            hosts: None,
+            reactors: None,
+            cores: Vec::new(),
+            spin_us: None,
+            require_header_digest: false,
+            require_data_digest: false,
+            io_queues: IO_QUEUES_MAX,
+            grace_ms: 1000,
+        }
+    }
+}
+
+impl Config {
+    /// Namespaces over these drives on a free loopback port: for tests and demonstrations.
+    #[must_use]
+    pub fn on_loopback(drives: &[&str]) -> Self {
+        Self {
+            listen: vec!["127.0.0.1:0".into()],
+            namespaces: drives
+                .iter()
+                .map(|drive| NamespaceOptions { drive: (*drive).into(), ..Default::default() })
+                .collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Reads a configuration file: TOML, or nvmetcli's JSON if the name ends in `.json` or the
+    /// file begins with `{`.
+    ///
+    /// # Errors
+    /// The file can't be read, or makes no sense; says where.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        let is_json = path.extension().is_some_and(|e| e == "json");
+        if is_json || text.trim_start().starts_with('{') {
+            crate::nvmetcli::parse(&text)
+                .map_err(|problem| LoadError::Json { path: path.to_owned(), problem })
+        } else {
+            Self::from_toml(&text)
+                .map_err(|source| LoadError::Toml { path: path.to_owned(), source })
+        }
+    }
+
+    /// Reads TOML.
+    ///
+    /// # Errors
+    /// What is wrong, with line and column.
+    pub fn from_toml(text: &str) -> Result<Self, Box<toml::de::Error>> {
+        toml::from_str(text).map_err(Box::new)
+    }
+}
+
+/// Why a configuration file was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It can't be read.
+    #[error("{}: can't read the configuration: {source}", .path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// It is not TOML of the right shape.
+    #[error("{}: {source}", .path.display())]
+    Toml {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+    /// It is not nvmetcli's JSON, or asks for what a Rio target doesn't do.
+    #[error("{}: {problem}", .path.display())]
+    Json {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        problem: crate::nvmetcli::JsonError,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn toml_says_it_all() {
+        let config = Config::from_toml(
+            r#"
+            listen = ["0.0.0.0:4420", "[::]:4420"]
+            discovery = ["0.0.0.0:8009"]
+            subnqn = "nqn.2026-01.io.example:drives"
+            log = "file:/var/lib/rio/log,size=2M"
+            hosts = ["nqn.2014-08.org.nvmexpress:uuid:0"]
+            reactors = 2
+            cores = [0, 1]
+            spin_us = 50
+            require_header_digest = true
+
+            [[namespaces]]
+            drive = "mem:1G"
+
+            [[namespaces]]
+            nsid = 7
+            drive = "block:/dev/nvme0n1"
+            uuid = "01234567-89ab-cdef-0123-456789abcdef"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.namespaces[1].nsid, Some(7));
+        assert_eq!(config.spin_us, Some(50));
+        assert!(config.require_header_digest && !config.require_data_digest);
+        assert_eq!(Config::from_toml("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_wrong_key_is_named_with_its_line() {
+        let error = Config::from_toml("\nlisten = []\nlogs = \"x\"\n").unwrap_err().to_string();
+        assert!(error.contains("line 3") && error.contains("logs"), "{error}");
+    }
+}

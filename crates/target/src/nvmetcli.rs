@@ -1,0 +1,232 @@
+//! nvmetcli's JSON, the way the Linux kernel's target is configured.
+
+use serde::Deserialize;
+
+use crate::config::{Config, NamespaceOptions};
+
+/// Why such a file was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum JsonError {
+    /// Not JSON of this shape.
+    #[error("not nvmetcli's JSON: {0}")]
+    Shape(#[from] serde_json::Error),
+    /// There must be one subsystem.
+    #[error(
+        "{0} subsystems: a Rio target serves one; write a file for each and start a target for \
+         each"
+    )]
+    Subsystems(usize),
+    /// Another transport than TCP.
+    #[error("port {portid} has transport {trtype:?}: a Rio target speaks tcp only")]
+    Transport {
+        /// Which port.
+        portid: u16,
+        /// Its transport.
+        trtype: String,
+    },
+    /// No port offers the subsystem.
+    #[error("no port lists subsystem {0:?}: add it to a port's \"subsystems\"")]
+    NoPort(String),
+}
+
+/// The whole file. What the kernel's target has beyond it (ANA, passthrough, offload) is ignored
+/// where it changes nothing about the data.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    ports: Vec<Port>,
+    #[serde(default)]
+    subsystems: Vec<Subsystem>,
+}
+
+#[derive(Deserialize)]
+struct Port {
+    #[serde(default)]
+    portid: u16,
+    addr: Address,
+    #[serde(default)]
+    subsystems: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Address {
+    #[serde(default)]
+    adrfam: String,
+    traddr: String,
+    trsvcid: String,
+    trtype: String,
+}
+
+#[derive(Deserialize)]
+struct Subsystem {
+    nqn: String,
+    #[serde(default)]
+    attr: Attributes,
+    #[serde(default)]
+    allowed_hosts: Vec<String>,
+    #[serde(default)]
+    namespaces: Vec<Namespace>,
+}
+
+#[derive(Default, Deserialize)]
+struct Attributes {
+    #[serde(default)]
+    allow_any_host: Text,
+    serial: Option<String>,
+    model: Option<String>,
+}
+
+/// nvmetcli writes numbers as text, people as numbers.
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Text(String),
+    Number(u64),
+    Bool(bool),
+    #[default]
+    Nothing,
+}
+
+impl Text {
+    fn is_on(&self) -> bool {
+        match self {
+            Self::Text(text) => text == "1",
+            Self::Number(number) => *number == 1,
+            Self::Bool(on) => *on,
+            Self::Nothing => false,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Namespace {
+    nsid: u32,
+    #[serde(default = "enabled")]
+    enable: Text,
+    device: Device,
+}
+
+const fn enabled() -> Text {
+    Text::Bool(true)
+}
+
+#[derive(Deserialize)]
+struct Device {
+    path: String,
+    uuid: Option<String>,
+    nguid: Option<String>,
+}
+
+/// Reads a file's text.
+///
+/// # Errors
+/// See [`JsonError`].
+pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
+    let mut file: File = serde_json::from_str(text)?;
+    if file.subsystems.len() != 1 {
+        return Err(JsonError::Subsystems(file.subsystems.len()));
+    }
+    let subsystem = file.subsystems.remove(0);
+    let mut listen = Vec::new();
+    for port in file.ports.iter().filter(|port| port.subsystems.contains(&subsystem.nqn)) {
+        let Address { adrfam, traddr, trsvcid, trtype } = &port.addr;
+        if trtype != "tcp" {
+            return Err(JsonError::Transport { portid: port.portid, trtype: trtype.clone() });
+        }
+        listen.push(if adrfam == "ipv6" || traddr.contains(':') {
+            format!("[{traddr}]:{trsvcid}")
+        } else {
+            format!("{traddr}:{trsvcid}")
+        });
+    }
+    if listen.is_empty() {
+        return Err(JsonError::NoPort(subsystem.nqn));
+    }
+    let defaults = Config::default();
+    Ok(Config {
+        listen,
+        subnqn: Some(subsystem.nqn),
+        serial: subsystem.attr.serial,
+        model: subsystem.attr.model.unwrap_or(defaults.model),
+        hosts: (!subsystem.attr.allow_any_host.is_on()).then_some(subsystem.allowed_hosts),
+        namespaces: subsystem
+            .namespaces
+            .into_iter()
+            .filter(|namespace| namespace.enable.is_on())
+            .map(|Namespace { nsid, device, .. }| NamespaceOptions {
+                drive: drive(device.path),
+                nsid: Some(nsid),
+                uuid: real(device.uuid),
+                nguid: real(device.nguid),
+            })
+            .collect(),
+        ..Config::default()
+    })
+}
+
+/// A path as the kernel takes it, or a drive as Rio does.
+fn drive(path: String) -> String {
+    if path.starts_with("/dev/") {
+        format!("block:{path}")
+    } else if path.starts_with('/') {
+        format!("file:{path}")
+    } else {
+        path
+    }
+}
+
+/// nvmetcli writes all zeroes for "none".
+fn real(id: Option<String>) -> Option<String> {
+    id.filter(|id| id.chars().any(|c| c != '0' && c != '-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `nvmetcli save` writes it.
+    const SAVED: &str = r#"{
+      "hosts": [{"nqn": "nqn.2026-01.io.example:host"}],
+      "ports": [{
+        "addr": {"adrfam": "ipv4", "traddr": "10.0.0.3", "treq": "not specified",
+                 "trsvcid": "4420", "trtype": "tcp"},
+        "ana_groups": [{"ana": {"state": "optimized"}, "grpid": 1}],
+        "param": {"inline_data_size": "16384"},
+        "portid": 2, "referrals": [], "subsystems": ["testnqn"]}],
+      "subsystems": [{
+        "allowed_hosts": ["nqn.2026-01.io.example:host"],
+        "attr": {"allow_any_host": "0", "cntlid_max": "65519", "cntlid_min": "1",
+                 "model": "Linux", "serial": "9de9d31eea4fc34d4ff6", "version": "1.3"},
+        "namespaces": [
+          {"ana_grpid": 1, "device": {"nguid": "ef90689c-6c46-d44c-89c1-4067801309a8",
+             "path": "/dev/nvme0n1", "uuid": "00000000-0000-0000-0000-000000000000"},
+           "enable": 1, "nsid": 1},
+          {"device": {"path": "/srv/b.img"}, "enable": 0, "nsid": 2},
+          {"device": {"path": "mem:64M"}, "nsid": 3}],
+        "nqn": "testnqn"}]}"#;
+
+    #[test]
+    fn what_nvmetcli_saves_is_taken() {
+        let config = parse(SAVED).unwrap();
+        assert_eq!(config.listen, ["10.0.0.3:4420"]);
+        assert_eq!(config.subnqn.as_deref(), Some("testnqn"));
+        assert_eq!(config.hosts.as_deref().unwrap(), ["nqn.2026-01.io.example:host"]);
+        let drives: Vec<_> = config.namespaces.iter().map(|n| (n.nsid, &n.drive[..])).collect();
+        assert_eq!(drives, [(Some(1), "block:/dev/nvme0n1"), (Some(3), "mem:64M")]);
+        assert_eq!(config.namespaces[0].uuid, None, "all zeroes means none");
+        assert!(config.namespaces[0].nguid.is_some());
+        let open = SAVED.replace(r#""allow_any_host": "0""#, r#""allow_any_host": "1""#);
+        assert_eq!(parse(&open).unwrap().hosts, None);
+    }
+
+    #[test]
+    fn what_a_rio_target_is_not_is_said() {
+        let rdma = SAVED.replace(r#""trtype": "tcp""#, r#""trtype": "rdma""#);
+        let error = parse(&rdma).unwrap_err().to_string();
+        assert!(error.contains("port 2") && error.contains("rdma"), "{error}");
+        let nowhere = SAVED.replace(r#""subsystems": ["testnqn"]"#, r#""subsystems": []"#);
+        assert!(matches!(parse(&nowhere), Err(JsonError::NoPort(_))));
+        assert!(matches!(parse("{}"), Err(JsonError::Subsystems(0))));
+        assert!(matches!(parse("[1]"), Err(JsonError::Shape(_))));
+    }
+}

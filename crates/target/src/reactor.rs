@@ -1,0 +1,466 @@
+//! The loop of one core: sockets, drives, mail, time.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use riopipe_media::Queue;
+use riopipe_net::{
+    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, SpinPolicy, Waiter, relax,
+};
+use riopipe_session::target::ConnId;
+
+use crate::devices::{Devices, SharedState};
+use crate::link::Link;
+use crate::mail::{Mail, Mailboxes};
+
+/// Tokens of the poller: connections count from 0.
+const LISTENER: u64 = 1 << 62;
+const DRIVE: u64 = 1 << 61;
+
+/// Connections beyond this one are refused: their buffers are what a connection costs.
+const CONNECTIONS_MAX: usize = 4096;
+/// Sockets that were active so recently are looked at directly while spinning: an `epoll_wait`
+/// would only add a system call.
+const HOT_NS: u64 = 500_000;
+/// Hot sockets at most; with more, asking for all at once is cheaper.
+const HOT_MAX: usize = 8;
+/// Rounds over hot sockets between two looks at all the others.
+const ROUNDS_PER_LOOK: u32 = 16;
+/// How often every connection's clock is looked at while there is work.
+const TICK_NS: u64 = 100_000_000;
+/// When accepting fails for want of descriptors.
+const ACCEPT_PAUSE_NS: u64 = 100_000_000;
+
+/// What all reactors are told to do.
+#[derive(Debug)]
+pub(crate) struct Control(AtomicU8);
+
+/// Go on; finish what is under way and end; end as if killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+#[repr(u8)]
+pub(crate) enum Order {
+    Run = 0,
+    Finish = 1,
+    Die = 2,
+}
+
+impl Control {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU8::new(Order::Run as u8))
+    }
+
+    pub(crate) fn give(&self, order: Order) {
+        self.0.fetch_max(order as u8, Ordering::Release);
+    }
+
+    fn order(&self) -> Order {
+        match self.0.load(Ordering::Acquire) {
+            0 => Order::Run,
+            1 => Order::Finish,
+            _ => Order::Die,
+        }
+    }
+}
+
+/// What a reactor is made of.
+pub(crate) struct Parts {
+    pub(crate) index: usize,
+    pub(crate) poller: Poller,
+    pub(crate) queues: Vec<Box<dyn Queue>>,
+    /// The first reactor listens for all.
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) shared: SharedState,
+    pub(crate) mail: Arc<Mailboxes>,
+    pub(crate) control: Arc<Control>,
+    pub(crate) spin: SpinPolicy,
+    pub(crate) next_conn: Arc<AtomicU64>,
+    /// Commands may take so long to finish once the target stops.
+    pub(crate) grace_ns: u64,
+}
+
+pub(crate) struct Reactor {
+    index: usize,
+    poller: Poller,
+    devices: Devices,
+    listeners: Vec<Listener>,
+    accept_after: Option<u64>,
+    links: Vec<Option<Box<Link>>>,
+    /// Free places in `links`.
+    free: Vec<usize>,
+    /// Links that something was done to in this round.
+    touched: Vec<usize>,
+    hot: Vec<usize>,
+    mail: Arc<Mailboxes>,
+    control: Arc<Control>,
+    waiter: Waiter,
+    next_conn: Arc<AtomicU64>,
+    next_tick: u64,
+    grace_ns: u64,
+    /// Stopping: everything still there then is cut off.
+    stop_at: Option<u64>,
+}
+
+impl Reactor {
+    pub(crate) fn new(parts: Parts) -> Result<Self, PollerError> {
+        let devices = Devices::new(parts.queues, parts.shared, Arc::clone(&parts.mail));
+        for (i, listener) in parts.listeners.iter().enumerate() {
+            parts.poller.add(listener, LISTENER + i as u64, Interest::Read)?;
+        }
+        for (i, fd) in devices.event_fds().enumerate() {
+            // SAFETY: the queue owns the descriptor and lives as long as the reactor, whose
+            // poller only watches it.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            parts.poller.add_edge(fd, DRIVE + i as u64)?;
+        }
+        Ok(Self {
+            index: parts.index,
+            poller: parts.poller,
+            devices,
+            listeners: parts.listeners,
+            accept_after: None,
+            links: Vec::new(),
+            free: Vec::new(),
+            touched: Vec::new(),
+            hot: Vec::new(),
+            mail: parts.mail,
+            control: parts.control,
+            waiter: Waiter::new(parts.spin),
+            next_conn: parts.next_conn,
+            next_tick: 0,
+            grace_ns: parts.grace_ns,
+            stop_at: None,
+        })
+    }
+
+    /// Runs until told to end and everything is drained.
+    pub(crate) fn run(mut self) -> Result<(), PollerError> {
+        let mut events = Vec::new();
+        let mut rounds = 0;
+        loop {
+            self.devices.now = riopipe_media::now();
+            match self.control.order() {
+                Order::Run => {}
+                Order::Die => return Ok(()),
+                Order::Finish => {
+                    if self.wind_up() {
+                        return Ok(());
+                    }
+                }
+            }
+            let mut busy = false;
+            if self.poller.is_woken() {
+                // Takes the wake-up before the mail, so that none is slept over.
+                busy |= self.look(&mut events, Some(Duration::ZERO))?;
+                busy |= self.read_mail();
+            }
+            for i in 0..self.hot.len() {
+                busy |= self.receive(self.hot[i]);
+            }
+            rounds += 1;
+            if self.hot.is_empty() || rounds >= ROUNDS_PER_LOOK {
+                rounds = 0;
+                busy |= self.look(&mut events, Some(Duration::ZERO))?;
+            }
+            busy |= self.poll_drives();
+            self.finish_round();
+            if self.devices.now >= self.next_tick {
+                self.tick();
+            }
+            if busy {
+                self.waiter.worked();
+                continue;
+            }
+            match self.waiter.idle(self.devices.now) {
+                Next::Look => relax(),
+                Next::Sleep => {
+                    self.hot.clear();
+                    let timeout = self.until_next_deadline();
+                    if self.look(&mut events, timeout)? {
+                        self.waiter.worked();
+                    }
+                    self.read_mail();
+                    self.finish_round();
+                }
+            }
+        }
+    }
+
+    /// Asks which sockets have something; deals with it. Says whether there was anything.
+    fn look(
+        &mut self,
+        events: &mut Vec<Event>,
+        timeout: Option<Duration>,
+    ) -> Result<bool, PollerError> {
+        self.poller.wait(events, timeout)?;
+        if timeout != Some(Duration::ZERO) {
+            self.devices.now = riopipe_media::now();
+        }
+        let mut any = false;
+        for event in events.iter() {
+            if event.token >= LISTENER {
+                any |= self.accept((event.token - LISTENER) as usize);
+            } else if event.token >= DRIVE {
+                any = true;
+            } else {
+                let at = event.token as usize;
+                if event.writable {
+                    self.send(at);
+                }
+                if event.readable {
+                    any |= self.receive(at);
+                    self.warm(at);
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    fn warm(&mut self, at: usize) {
+        if !self.hot.contains(&at) && self.hot.len() < HOT_MAX {
+            self.hot.push(at);
+        }
+    }
+
+    fn accept(&mut self, listener: usize) -> bool {
+        if self.accept_after.is_some() {
+            return false;
+        }
+        let mut any = false;
+        loop {
+            let Some(listener) = self.listeners.get(listener) else {
+                return any;
+            };
+            match listener.accept() {
+                Ok(Some(socket)) => {
+                    any = true;
+                    self.add(socket);
+                }
+                Ok(None) => return any,
+                Err(error) => {
+                    tracing::error!(%error, "accept failed");
+                    if matches!(error, AcceptError::Exhausted { .. }) {
+                        self.accept_after = Some(self.devices.now + ACCEPT_PAUSE_NS);
+                        self.watch_listeners(false);
+                        return any;
+                    }
+                }
+            }
+        }
+    }
+
+    fn watch_listeners(&mut self, on: bool) {
+        for (i, listener) in self.listeners.iter().enumerate() {
+            let done = if on {
+                self.poller.add(listener, LISTENER + i as u64, Interest::Read)
+            } else {
+                self.poller.remove(listener)
+            };
+            if let Err(error) = done {
+                tracing::error!(%error, "a listener is no longer watched");
+            }
+        }
+    }
+
+    fn add(&mut self, socket: riopipe_net::Socket) {
+        let peer = socket.peer();
+        if self.links.len() - self.free.len() >= CONNECTIONS_MAX {
+            tracing::warn!(%peer, "connection refused: {CONNECTIONS_MAX} connections are open");
+            return;
+        }
+        let id = ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed));
+        tracing::debug!(%peer, conn = id.0, "accepted");
+        self.adopt(Box::new(Link::new(socket, id, 0, self.devices.now)));
+    }
+
+    fn adopt(&mut self, mut link: Box<Link>) {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.links.push(None);
+            self.links.len() - 1
+        });
+        link.conn.set_key(at as u64);
+        link.watching = false;
+        if let Err(error) = self.poller.add(link.socket(), at as u64, Interest::Read) {
+            tracing::error!(%error, "a connection cannot be watched and is dropped");
+            link.end("it cannot be watched", &mut self.devices);
+        }
+        self.links[at] = Some(link);
+        self.warm(at);
+        self.touched.push(at);
+    }
+
+    #[inline]
+    fn receive(&mut self, at: usize) -> bool {
+        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else {
+            return false;
+        };
+        let any = link.receive(&mut self.devices);
+        if any || link.blocked || link.is_ending() {
+            self.touched.push(at);
+        }
+        any
+    }
+
+    fn send(&mut self, at: usize) {
+        if let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) {
+            link.send(&mut self.devices);
+            self.touched.push(at);
+        }
+    }
+
+    fn read_mail(&mut self) -> bool {
+        let mail = self.mail.take(self.index);
+        let any = !mail.is_empty();
+        for mail in mail {
+            match mail {
+                Mail::Adopt(link) => self.adopt(link),
+                Mail::Notice(id) => {
+                    let at = self.links.iter().position(|link| {
+                        link.as_ref().is_some_and(|link| link.conn.id() == id)
+                    });
+                    if let Some(at) = at
+                        && let Some(link) = &mut self.links[at]
+                    {
+                        if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output)
+                        {
+                            link.end(&closed.to_string(), &mut self.devices);
+                        }
+                        link.send(&mut self.devices);
+                        self.touched.push(at);
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    fn poll_drives(&mut self) -> bool {
+        let (links, touched) = (&mut self.links, &mut self.touched);
+        let from = touched.len();
+        let count = self.devices.poll(|devices, op, result| {
+            let at = op.key() as usize;
+            if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
+                link.conn.device_done(op, result, devices, &mut link.output);
+                if touched[from..].last() != Some(&at) {
+                    touched.push(at);
+                }
+            }
+        });
+        if count == 0 {
+            return false;
+        }
+        for i in from..self.touched.len() {
+            let at = self.touched[i];
+            if let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) {
+                link.conn.settled(&mut self.devices, &mut link.output);
+                link.send(&mut self.devices);
+            }
+        }
+        true
+    }
+
+    /// Sees to the links that something was done to.
+    fn finish_round(&mut self) {
+        while let Some(at) = self.touched.pop() {
+            let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else {
+                continue;
+            };
+            if link.blocked != link.watching {
+                link.watching = link.blocked;
+                let interest = if link.blocked { Interest::Both } else { Interest::Read };
+                if let Err(error) = self.poller.modify(link.socket(), at as u64, interest) {
+                    tracing::error!(%error, "a connection is no longer watched");
+                }
+            }
+            if link.placed.is_none() && link.conn.qid().is_some_and(|qid| qid != 0) {
+                let reactor = self.mail.place_queue();
+                link.placed = Some(reactor);
+                if reactor != self.index && link.conn.is_quiet() && !link.is_ending() {
+                    self.move_to(at, reactor);
+                    continue;
+                }
+            }
+            self.drop_if_over(at);
+        }
+        let (links, now) = (&self.links, self.devices.now);
+        self.hot.retain(|at| {
+            links[*at].as_ref().is_some_and(|link| now.saturating_sub(link.active) < HOT_NS)
+        });
+    }
+
+    fn move_to(&mut self, at: usize, reactor: usize) {
+        if let Some(link) = self.links[at].take() {
+            self.free.push(at);
+            if let Err(error) = self.poller.remove(link.socket()) {
+                tracing::error!(%error, "a connection is watched twice");
+            }
+            self.mail.send(reactor, Mail::Adopt(link));
+        }
+    }
+
+    fn drop_if_over(&mut self, at: usize) {
+        let now = self.devices.now;
+        if let Some(link) = self.links[at].take_if(|link| link.is_over(now)) {
+            if let Some(reactor) = link.placed {
+                self.mail.queue_gone(reactor);
+            }
+            self.free.push(at);
+        }
+    }
+
+    /// Looks at every connection's clock.
+    fn tick(&mut self) {
+        self.next_tick = self.devices.now + TICK_NS;
+        if self.accept_after.is_some_and(|at| at <= self.devices.now) {
+            self.accept_after = None;
+            self.watch_listeners(true);
+        }
+        for at in 0..self.links.len() {
+            if let Some(link) = &mut self.links[at] {
+                if let Err(closed) = link.conn.tick(&mut self.devices, &mut link.output) {
+                    link.end(&closed.to_string(), &mut self.devices);
+                    link.send(&mut self.devices);
+                }
+                self.drop_if_over(at);
+            }
+        }
+    }
+
+    fn until_next_deadline(&self) -> Option<Duration> {
+        let links = self.links.iter().flatten().filter_map(|link| link.next_deadline());
+        let deadlines = links
+            .chain(self.devices.next_deadline())
+            .chain(self.accept_after)
+            .chain(self.stop_at);
+        let next = deadlines.min()?;
+        Some(Duration::from_nanos(next.saturating_sub(self.devices.now)))
+    }
+
+    /// Stopping: takes nothing new, lets what is under way finish, ends the connections. Says
+    /// whether everything has come to rest.
+    fn wind_up(&mut self) -> bool {
+        if self.stop_at.is_none() {
+            self.stop_at = Some(self.devices.now + self.grace_ns);
+            self.watch_listeners(false);
+            self.listeners.clear();
+        }
+        self.read_mail();
+        let cut_off = self.stop_at.is_some_and(|at| at <= self.devices.now);
+        for at in 0..self.links.len() {
+            if let Some(link) = &mut self.links[at] {
+                if !link.is_ending() && (cut_off || link.is_quiet()) {
+                    link.end("the target stops", &mut self.devices);
+                    link.send(&mut self.devices);
+                }
+                // Its last words are out, or will never be: a host that doesn't read doesn't
+                // keep the target from stopping.
+                if link.is_ending() && link.conn.is_drained() && (cut_off || link.output.is_empty())
+                {
+                    self.links[at] = None;
+                }
+            }
+        }
+        self.links.iter().all(Option::is_none) && self.devices.in_flight() == 0
+    }
+}

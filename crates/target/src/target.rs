@@ -1,0 +1,334 @@
+//! A target at work: opening what it serves, its threads, its end.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use riopipe_media::{Blocking, Drive, IoError, LogStore, open_drive};
+use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_session::target::{
+    DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
+};
+
+use crate::check::Problem;
+use crate::config::{Config, DEFAULT_SPIN_US};
+use crate::devices::{QUEUE_DEPTH, SharedState, lock};
+use crate::log::{LogOpenError, open_volumes};
+use crate::mail::Mailboxes;
+use crate::reactor::{Control, Order, Parts, Reactor};
+
+/// Why a target did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration is wrong.
+    #[error("{}", problems(.0))]
+    Config(Vec<Problem>),
+    /// A drive can't be opened.
+    #[error("namespace {nsid}: {source}")]
+    Drive {
+        /// Which namespace.
+        nsid: u32,
+        /// Why.
+        source: riopipe_media::OpenError,
+    },
+    /// The namespace ids don't fit together.
+    #[error(transparent)]
+    NamespaceId(#[from] NamespaceIdError),
+    /// The ordering log can't be opened.
+    #[error("ordering log {spec}: {source}")]
+    Log {
+        /// Which.
+        spec: String,
+        /// Why.
+        source: LogOpenError,
+    },
+    /// An address can't be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No descriptors left.
+    #[error(transparent)]
+    Poller(#[from] PollerError),
+    /// No thread could be started.
+    #[error("can't start a reactor thread: {0}")]
+    Thread(std::io::Error),
+}
+
+fn problems(problems: &[Problem]) -> String {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}
+
+/// Why a target did not stop in good order. It has stopped all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// A drive could not be flushed: what was not flushed by its hosts may be lost in a power cut.
+    #[error("{drive}: the last flush failed: {source}")]
+    Flush {
+        /// The drive.
+        drive: String,
+        /// Why.
+        source: IoError,
+    },
+    /// A drive could not be asked.
+    #[error("{drive}: can't be flushed: {source}")]
+    Drive {
+        /// The drive.
+        drive: String,
+        /// Why.
+        source: riopipe_media::OpenError,
+    },
+    /// The log could not be written back.
+    #[error("{log}: can't be written back: {source}")]
+    Log {
+        /// The log.
+        log: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A reactor ended with an error, or panicked.
+    #[error("a reactor failed: {0}")]
+    Reactor(String),
+}
+
+/// A target, not yet running.
+pub struct Target;
+
+/// A running target. Dropping it stops it in good order.
+pub struct Running {
+    addresses: Vec<SocketAddr>,
+    discovery_addresses: Vec<SocketAddr>,
+    subnqn: String,
+    describe: Vec<String>,
+    shared: SharedState,
+    control: Arc<Control>,
+    mail: Arc<Mailboxes>,
+    threads: Vec<JoinHandle<Result<(), PollerError>>>,
+    drives: Vec<Arc<dyn Drive>>,
+    log: Option<Arc<LogStore>>,
+}
+
+impl Target {
+    /// Opens drives and log, listens, and starts the reactors.
+    ///
+    /// # Errors
+    /// Whatever keeps the target from serving exactly what the configuration says; nothing is
+    /// left open.
+    pub fn start(config: &Config) -> Result<Running, StartError> {
+        let settled = crate::check::settle(config).map_err(StartError::Config)?;
+        let mut drives: Vec<Arc<dyn Drive>> = Vec::new();
+        let mut namespaces = Vec::new();
+        let mut describe = Vec::new();
+        for ns in &settled.namespaces {
+            let drive = open_drive(&ns.drive)
+                .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?;
+            let geometry = drive.geometry();
+            describe.push(format!("namespace {}: {}", ns.nsid, geometry.describe));
+            namespaces.push(NamespaceConfig {
+                nsid: ns.nsid,
+                blocks: geometry.blocks,
+                nguid: ns.nguid,
+                uuid: *ns.uuid.as_bytes(),
+                volatile: geometry.volatile_cache,
+            });
+            drives.push(drive);
+        }
+        let namespaces = Namespaces::new(namespaces)?;
+        let (volumes, log) =
+            open_volumes(config.log.as_deref(), config.accept_lost_log, &mut describe).map_err(
+                |source| StartError::Log { spec: config.log.clone().unwrap_or_default(), source },
+            )?;
+        let mut listeners = Vec::new();
+        for address in config.listen.iter().chain(&config.discovery) {
+            listeners.push(Listener::bind(address)?);
+        }
+        let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
+        let discovery_addresses = addresses.split_off(config.listen.len());
+        let identity = Identity {
+            subnqn: settled.subnqn.clone(),
+            serial: settled.serial,
+            model: config.model.clone(),
+            firmware: env!("CARGO_PKG_VERSION").chars().take(8).collect(),
+            allowed_hosts: config.hosts.clone(),
+            require_header_digest: config.require_header_digest,
+            require_data_digest: config.require_data_digest,
+            ports: ports(&addresses),
+            io_queues: config.io_queues,
+        };
+        let shared = Arc::new(Mutex::new(Shared::new(identity, namespaces, volumes)));
+        let reactors = settled.reactors;
+        let pollers: Vec<Poller> =
+            (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
+        let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
+        let control = Arc::new(Control::new());
+        let next_conn = Arc::new(AtomicU64::new(1));
+        let mut running = Running {
+            addresses,
+            discovery_addresses,
+            subnqn: settled.subnqn,
+            describe,
+            shared,
+            control,
+            mail,
+            threads: Vec::new(),
+            drives,
+            log,
+        };
+        for (index, poller) in pollers.into_iter().enumerate() {
+            let mut queues = Vec::new();
+            for (drive, ns) in running.drives.iter().zip(&settled.namespaces) {
+                let queue = drive
+                    .open_queue(QUEUE_DEPTH)
+                    .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?;
+                queues.push(queue);
+            }
+            let parts = Parts {
+                index,
+                poller,
+                queues,
+                listeners: if index == 0 { std::mem::take(&mut listeners) } else { Vec::new() },
+                shared: Arc::clone(&running.shared),
+                mail: Arc::clone(&running.mail),
+                control: Arc::clone(&running.control),
+                spin: spin(config.spin_us),
+                next_conn: Arc::clone(&next_conn),
+                grace_ns: config.grace_ms.saturating_mul(1_000_000),
+            };
+            let core = config.cores.get(index).copied();
+            let thread = std::thread::Builder::new()
+                .name(format!("reactor-{index}"))
+                .spawn(move || run(parts, core))
+                .map_err(StartError::Thread)?;
+            running.threads.push(thread);
+        }
+        for address in &running.addresses {
+            tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
+        }
+        Ok(running)
+    }
+}
+
+fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
+    if let Some(core) = core
+        && let Err(error) = pin_to_core(core)
+    {
+        // Speed only; the target works without.
+        tracing::warn!(%error, "reactor not pinned");
+    }
+    riopipe_net::fine_timers();
+    Reactor::new(parts)?.run()
+}
+
+fn spin(spin_us: Option<u64>) -> SpinPolicy {
+    let spin_ns = spin_us.unwrap_or(DEFAULT_SPIN_US).saturating_mul(1000);
+    SpinPolicy { spin_ns, ..SpinPolicy::HYBRID }
+}
+
+/// The discovery log's records for the addresses listened on. One that stands for every address
+/// of the machine can't be told to a host as such; the host keeps using the one it came by.
+fn ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
+    let port = |(i, address): (usize, &SocketAddr)| DiscoveryPort {
+        portid: i as u16 + 1,
+        traddr: address.ip().to_string(),
+        trsvcid: address.port().to_string(),
+        ipv6: address.is_ipv6(),
+        discovery_only: false,
+    };
+    addresses.iter().enumerate().map(port).collect()
+}
+
+impl Running {
+    /// Where it listens, with the real ports, in the configuration's order.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Where discovery alone is expected.
+    #[must_use]
+    pub fn discovery_addresses(&self) -> &[SocketAddr] {
+        &self.discovery_addresses
+    }
+
+    /// The subsystem's NQN.
+    #[must_use]
+    pub fn subnqn(&self) -> &str {
+        &self.subnqn
+    }
+
+    /// What it serves, one line each, for people.
+    #[must_use]
+    pub fn describe(&self) -> &[String] {
+        &self.describe
+    }
+
+    /// The drives behind the namespaces, in the configuration's order: for tests that cut the
+    /// power of a modelled one.
+    #[must_use]
+    pub fn drives(&self) -> &[Arc<dyn Drive>] {
+        &self.drives
+    }
+
+    /// Connections that have been accepted by name (Fabrics Connect) and not yet ended.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        lock(&self.shared).connections()
+    }
+
+    /// Whether all reactors still run. One that doesn't has said why in the log book.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// Stops in good order: commands under way finish, connections end, drives are flushed,
+    /// volumes without anything to recover are marked as closed, locks are released.
+    ///
+    /// # Errors
+    /// What did not go well; the target has stopped all the same.
+    pub fn stop(mut self) -> Result<(), StopError> {
+        self.end(Order::Finish)?;
+        for drive in &self.drives {
+            let name = || drive.geometry().describe.clone();
+            let mut queue = Blocking::new(drive.as_ref())
+                .map_err(|source| StopError::Drive { drive: name(), source })?;
+            queue.flush().map_err(|source| StopError::Flush { drive: name(), source })?;
+        }
+        if let Some(log) = &self.log {
+            log.sync().map_err(|source| StopError::Log { log: log.describe().into(), source })?;
+        }
+        tracing::info!(subnqn = self.subnqn, "stopped");
+        Ok(())
+    }
+
+    /// Ends at once, as if the process were killed: nothing is answered, flushed or closed. Only
+    /// what is at the drives already is waited for, which a dead process's I/O would do, too.
+    pub fn kill(mut self) {
+        // Nothing of a killed process can go well or badly.
+        let _ = self.end(Order::Die);
+    }
+
+    fn end(&mut self, order: Order) -> Result<(), StopError> {
+        self.control.give(order);
+        self.mail.wake_all();
+        let mut result = Ok(());
+        for thread in self.threads.drain(..) {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => result = Err(StopError::Reactor(error.to_string())),
+                Err(_) => result = Err(StopError::Reactor("it panicked".into())),
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.threads.is_empty()
+            && let Err(error) = self.end(Order::Finish)
+        {
+            tracing::error!(%error, "the target did not stop in good order");
+        }
+    }
+}
