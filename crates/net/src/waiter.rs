@@ -132,8 +132,6 @@ enum State {
     Working,
     Spinning {
         since: u64,
-        /// When last told to look.
-        at: u64,
     },
     /// Told to sleep; waiting since.
     Sleeping {
@@ -176,7 +174,7 @@ impl Waiter {
     pub fn idle(&mut self, now: u64) -> Next {
         match self.state {
             State::Working => self.begin(now),
-            State::Spinning { since, .. } => self.go_on(now, since),
+            State::Spinning { since } => self.go_on(now, since),
             State::Sleeping { since } => {
                 // Woken for nothing (a timer, a signal), perhaps long ago: still idle.
                 self.adapt(now.saturating_sub(since));
@@ -196,10 +194,11 @@ impl Waiter {
     /// About 400 ns when nobody does.
     #[inline]
     pub fn relax(&mut self) {
+        // The clock is read here, not taken from `idle`: callers may have read theirs before the
+        // round's work, which must not be mistaken for somebody else's.
+        let start = now_ns();
         thread::yield_now();
-        if let State::Spinning { at, .. } = self.state {
-            self.yielded(at, now_ns());
-        }
+        self.yielded(start, now_ns());
     }
 
     fn begin(&mut self, now: u64) -> Next {
@@ -210,7 +209,7 @@ impl Waiter {
 
     fn go_on(&mut self, now: u64, since: u64) -> Next {
         if now.saturating_sub(since) < self.spin_ns && self.may_spin(now) {
-            self.state = State::Spinning { since, at: now };
+            self.state = State::Spinning { since };
             return Next::Look;
         }
         self.state = State::Sleeping { since };
