@@ -1,0 +1,160 @@
+//! Submitting, sending and completing allocate nothing once the connection is warm: in capsules,
+//! on request (R2T), reads; with digests and without.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use riopipe_nvme::command::Sqe;
+use riopipe_nvme::digest::soft;
+use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::outbox::Outbox;
+
+/// The system's allocator, counting this thread's calls.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: all work is the system allocator's; counting touches a constant-initialized
+// thread-local without destructor, which allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `alloc` or `realloc` above, so from the system's.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as for `dealloc`; the size is the caller's.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const DEPTH: usize = 32;
+
+/// Gives a PDU without data its header digest.
+fn sealed(mut pdu: Vec<u8>, digests: bool) -> Vec<u8> {
+    if digests {
+        pdu[1] |= 1;
+        pdu[4] += 4;
+        let digest = soft(0, &pdu);
+        pdu.extend(digest.to_le_bytes());
+    }
+    pdu
+}
+
+fn response(cid: u16) -> Vec<u8> {
+    let mut pdu = vec![5, 0, 24, 0, 24, 0, 0, 0];
+    pdu.resize(24, 0);
+    pdu[20..22].copy_from_slice(&cid.to_le_bytes());
+    pdu
+}
+
+fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64 {
+    let mut config = QpConfig::admin(
+        "nqn.2014-08.org.nvmexpress:uuid:1".into(),
+        [7; 16],
+        "nqn.2026-01.io.example:drives".into(),
+        soft,
+    );
+    config.sqsize = DEPTH as u16 + 1;
+    config.header_digest = digests;
+    config.data_digest = digests;
+    let mut qp: QueuePair<Arc<[u8]>> = QueuePair::new(config);
+    let mut out = Outbox::new();
+    qp.start(&mut out);
+    let mut icresp = vec![0; 128];
+    icresp[..8].copy_from_slice(&[1, 0, 128, 0, 128, 0, 0, 0]);
+    icresp[11] = if digests { 3 } else { 0 };
+    icresp[13] = 0x10;
+    qp.receive(&icresp, &mut out, |_| ()).unwrap();
+    qp.receive(&sealed(response(0), digests), &mut out, |_| ()).unwrap();
+    qp.set_in_capsule(in_capsule);
+    out.clear();
+
+    let payload: Arc<[u8]> = vec![1; 4096].into();
+    let pieces = [payload.clone(), payload];
+    let mut cids = Vec::with_capacity(DEPTH);
+    let mut least = u64::MAX;
+    for _ in 0..50 {
+        cids.clear();
+        let before = ALLOCATIONS.get();
+        while qp.room() > 0 {
+            let (sqe, data) = if read {
+                (Sqe::read(1, 0, 2), Data::Read(8192))
+            } else {
+                (Sqe::write(1, 0, 2), Data::Write(&pieces))
+            };
+            cids.push(qp.submit(sqe, 0, data, &mut out).unwrap().0);
+        }
+        let submitting = ALLOCATIONS.get() - before;
+
+        // What the target says is made outside the count.
+        let mut answer = Vec::new();
+        for &cid in &cids {
+            if read {
+                let mut pdu = vec![7, 12, 24, 24, 24, 0x20, 0, 0];
+                pdu.extend(cid.to_le_bytes());
+                pdu.extend([0; 6]);
+                pdu.extend(8192u32.to_le_bytes());
+                pdu.extend([0; 4]);
+                if digests {
+                    pdu[1] |= 3;
+                    pdu[3] = 28;
+                    pdu[4] = 32;
+                    let digest = soft(0, &pdu);
+                    pdu.extend(digest.to_le_bytes());
+                }
+                pdu.extend([9; 8192]);
+                if digests {
+                    pdu.extend(soft(0, &[9; 8192]).to_le_bytes());
+                }
+                answer.extend(pdu);
+                continue;
+            }
+            if in_capsule == 0 {
+                let mut pdu = vec![9, 0, 24, 0, 24, 0, 0, 0];
+                pdu.extend(cid.to_le_bytes());
+                pdu.extend([0; 6]);
+                pdu.extend(8192u32.to_le_bytes());
+                pdu.extend([0; 4]);
+                answer.extend(sealed(pdu, digests));
+            }
+            answer.extend(sealed(response(cid), digests));
+        }
+        let mut done = 0;
+        let before = ALLOCATIONS.get();
+        let used = qp.receive(&answer, &mut out, |event| {
+            done += u32::from(matches!(event, Event::Done { cqe, .. } if cqe.status().is_ok()));
+        });
+        let total = out.slices().map(<[u8]>::len).sum();
+        out.consume(total);
+        let receiving = ALLOCATIONS.get() - before;
+        assert_eq!((used, done), (Ok(answer.len()), DEPTH as u32));
+        least = least.min(submitting + receiving);
+    }
+    least
+}
+
+#[test]
+fn nothing_is_allocated_in_steady_state() {
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert!(ALLOCATIONS.get() > before, "the counter counts");
+    for digests in [false, true] {
+        assert_eq!(allocations_per_warm_round(digests, 8192, false), 0, "in capsules");
+        assert_eq!(allocations_per_warm_round(digests, 0, false), 0, "on request");
+        assert_eq!(allocations_per_warm_round(digests, 0, true), 0, "reads");
+    }
+}
