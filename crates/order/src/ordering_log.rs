@@ -14,7 +14,7 @@ use crate::region::{Crc32c, Region, RegionError};
 pub use error::{AppendError, BindError, Damage, FormatError, LogError};
 use mark::{MARK_BYTES, Mark};
 pub use scan::{LoggedEntry, Scan};
-use scan::{SLOTS_AT, Slots, read_mark, scan};
+use scan::{SLOTS_AT, read_mark, scan};
 
 mod error;
 mod mark;
@@ -358,21 +358,24 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Cleans up after torn appends, so that later scans can tell new damage from old: holes
-    /// among live entries become voids, other torn slots blank.
+    /// among live entries become voids, persist words of older laps 0, other torn slots blank.
     fn repair(&mut self, keep: bool) -> Result<(), RegionError> {
         let mark = Mark { head: self.head, released: self.released, ..self.durable };
         // A damaged partition cannot have been opened, so what a scan refuses now is the
         // region's fault.
-        let Slots { seqs, torn } = scan(&self.region, &mark, self.crc)
-            .map_err(|_| RegionError::new("it does not hold what was written to it"))?
-            .1;
-        for slot in torn {
+        let (_, slots) = scan(&self.region, &mark, self.crc)
+            .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
+        for slot in slots.torn {
             self.region.write(offset(slot), &[0; ENTRY_BYTES]);
         }
         if keep {
-            for (position, _) in (self.head..).zip(seqs).filter(|(_, seq)| seq.is_none()) {
-                let slot = (position % u64::from(self.slots)) as u32;
-                self.put(Position(position), slot, None, Unsettled::UNKNOWN);
+            for position in slots.alien {
+                self.region.write_word(offset(self.slot_of(position)), 0);
+            }
+            let holes = (self.head..).zip(slots.seqs);
+            for (position, _) in holes.filter(|(_, seq)| seq.is_none()) {
+                let position = Position(position);
+                self.put(position, self.slot_of(position), None, Unsettled::UNKNOWN);
             }
         }
         self.fence_region()
@@ -456,6 +459,11 @@ impl<R: Region> StreamLog<R> {
         self.seqs[self.next_slot as usize] = seq_end;
         self.next += 1;
         self.next_slot = self.after(self.next_slot);
+    }
+
+    #[inline]
+    const fn slot_of(&self, position: Position) -> u32 {
+        (position.0 % self.slots as u64) as u32
     }
 
     #[inline]

@@ -102,6 +102,9 @@ pub(crate) struct Slots {
     pub(crate) seqs: Vec<Option<Seq>>,
     /// Slots with bytes that are no whole entry.
     pub(crate) torn: Vec<u32>,
+    /// Positions of whole entries whose persist word is neither 0 nor their own: a crash kept the
+    /// word of an older lap (T7).
+    pub(crate) alien: Vec<Position>,
 }
 
 /// Reads all slots and tells live, stale, torn and damaged apart.
@@ -119,7 +122,7 @@ pub(crate) fn scan<R: Region>(
     let mut seqs = Vec::new();
     let mut torn = Vec::new();
     let mut settled = Position(mark.head);
-    let mut alien = None;
+    let mut alien = Vec::new();
     for position in (mark.head..mark.head + slots).map(Position) {
         let slot = (position.0 % slots) as u32;
         let mut bytes = [0; ENTRY_BYTES];
@@ -155,7 +158,7 @@ pub(crate) fn scan<R: Region>(
         settled = settled.max(entry.settled_before());
         match persist {
             Persist::Yes => settled = settled.max(Position(position.0 + 1)),
-            Persist::Alien => alien = alien.or(Some(position)),
+            Persist::Alien => alien.push(position),
             Persist::No => {}
         }
         seqs.resize((position.0 - mark.head) as usize, None);
@@ -175,8 +178,8 @@ pub(crate) fn scan<R: Region>(
     if let Some((hole, _)) = holes.into_iter().find(|(_, seq)| seq.is_none()) {
         return Err(damaged(mark.id, Damage::EntryLost(Position(hole))));
     }
-    if let Some(position) = alien.filter(|&position| position < settled) {
+    if let Some(&position) = alien.iter().find(|&&position| position < settled) {
         return Err(damaged(mark.id, Damage::PersistWord(position)));
     }
-    Ok((found, Slots { seqs, torn }))
+    Ok((found, Slots { seqs, torn, alien }))
 }

@@ -1,0 +1,328 @@
+//! The log region's header and directory: durable changes, and T19's refusals.
+
+mod common;
+
+use common::{Choices, ID, crc32c, write};
+use proptest::prelude::*;
+use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
+use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::log_region::{
+    AddError, ChangeError, Class, CreateError, HEADER_BYTES, HEADER_COPY_BYTES, LogKind, LogRegion,
+    MemberNamespace, NewVolume, OpenError, VOLUMES_MAX, VolumeState, inspect,
+};
+use riopipe_order::ordering_log::StreamLog;
+use riopipe_order::region::{MemRegion, Region};
+
+const LEN: usize = 1 << 20;
+const UUID: [u8; 16] = [1; 16];
+const BOOT: [u8; 16] = [2; 16];
+const OWNER: [u8; 16] = [3; 16];
+
+fn create(kind: LogKind) -> LogRegion<MemRegion> {
+    let header = MemRegion::forgetful(HEADER_BYTES);
+    LogRegion::create(header, LEN, UUID, BOOT, kind, crc32c).unwrap()
+}
+
+fn open(region: MemRegion) -> Result<LogRegion<MemRegion>, OpenError> {
+    LogRegion::open(region, LEN, BOOT, crc32c)
+}
+
+fn volume(id: u8, streams: u16, slots: u32) -> NewVolume {
+    NewVolume {
+        id: VolumeId([id; 16]),
+        streams,
+        slots,
+        members: vec![MemberNamespace { member: Member(id), nsid: u32::from(id) + 1 }],
+    }
+}
+
+fn add(log: &mut LogRegion<MemRegion>, volume: NewVolume) -> Result<(), AddError> {
+    log.add_volume(volume, |_, _| Ok(())).map(|_| ())
+}
+
+#[test]
+fn a_region_is_what_it_was_made() {
+    let mut log = create(LogKind::Dax);
+    assert_eq!(log.incarnation(), 1);
+    let mut formatted = Vec::new();
+    let record = log.add_volume(volume(9, 3, 100), |stream, range| {
+        formatted.push((stream, range));
+        Ok(())
+    });
+    let record = record.unwrap().clone();
+    assert_eq!(record.partition(StreamId(0)).unwrap(), 8192..8192 + 128 + 6400);
+    assert_eq!(record.partition(StreamId(1)).unwrap().start, 8192 + 8192);
+    assert_eq!(record.partition(StreamId(3)), None);
+    assert_eq!(record.extent(), 8192..8192 + 3 * 8192);
+    assert_eq!(formatted.len(), 3);
+    assert!(formatted.iter().all(|(s, r)| record.partition(*s).as_ref() == Some(r)));
+    log.set_generation(record.id, 4, OWNER).unwrap();
+    let log = open(log.into_region().crash(1)).unwrap();
+    let found = log.volume(record.id).unwrap();
+    assert_eq!((found.generation, found.state, found.owner), (4, VolumeState::Owned, OWNER));
+    assert_eq!(found.members, record.members);
+    assert_eq!((found.streams, found.slots, found.offset), (3, 100, 8192));
+    assert_eq!(log.incarnation(), 2, "every start is a life of its own (T4)");
+    assert_eq!((log.header().uuid, log.header().kind), (UUID, LogKind::Dax));
+}
+
+#[test]
+fn partitions_hold_logs() {
+    let mut whole = MemRegion::new(LEN);
+    let header = MemRegion::new(HEADER_BYTES);
+    let mut log = LogRegion::create(header, LEN, UUID, BOOT, LogKind::Dax, crc32c).unwrap();
+    let new = NewVolume { id: ID.volume, ..volume(1, 2, 16) };
+    let life = Life { generation: 1, incarnation: log.incarnation() };
+    let record = log.add_volume(new, |stream, range| {
+        let id = PartitionId { stream, ..ID };
+        let mut log = StreamLog::format(MemRegion::new(range.len()), id, 0, crc32c).unwrap();
+        log.start(life, Seq::ZERO).unwrap();
+        log.append(&write(u64::from(stream.0) + 1, 1)).unwrap();
+        log.fence().unwrap();
+        assert_eq!(log.slots(), 16);
+        whole.bytes_mut()[range].copy_from_slice(log.into_region().bytes());
+        Ok(())
+    });
+    let record = record.unwrap().clone();
+    for stream in [0, 1].map(StreamId) {
+        let range = record.partition(stream).unwrap();
+        let mut region = MemRegion::new(range.len());
+        region.bytes_mut().copy_from_slice(&whole.bytes()[range]);
+        let (_, scan) = StreamLog::open(region, PartitionId { stream, ..ID }, crc32c).unwrap();
+        assert_eq!(scan.entries[0].attribute.seq, Seq(u64::from(stream.0) + 1));
+    }
+}
+
+#[test]
+fn volumes_fill_gaps_and_say_what_is_missing() {
+    let mut log = create(LogKind::Dax);
+    let page = 62; // slots that fill one page
+    add(&mut log, volume(1, 10, page)).unwrap();
+    add(&mut log, volume(2, 20, page)).unwrap();
+    add(&mut log, volume(3, 5, page)).unwrap();
+    log.remove_volume(VolumeId([2; 16])).unwrap();
+    add(&mut log, volume(4, 12, page)).unwrap();
+    assert_eq!(log.volume(VolumeId([4; 16])).unwrap().offset as usize, 8192 + 10 * 4096);
+    let ids: Vec<u8> = log.header().volumes.iter().map(|v| v.id.0[0]).collect();
+    assert_eq!(ids, [1, 4, 3], "in order of place");
+    let left = LEN - 8192 - 35 * 4096;
+    let error = add(&mut log, volume(5, 300, page)).unwrap_err();
+    assert_eq!(error, AddError::TooSmall { need: 300 * 4096, have: left });
+    assert_eq!(
+        add(&mut log, volume(4, 1, 4)),
+        Err(AddError::AlreadyThere { volume: VolumeId([4; 16]) })
+    );
+    for shape in
+        [volume(5, 0, 4), volume(5, 1, 3), NewVolume { members: vec![], ..volume(5, 1, 4) }]
+    {
+        assert!(matches!(add(&mut log, shape), Err(AddError::Shape { .. })));
+    }
+    let twice = NewVolume { members: volume(5, 1, 4).members.repeat(2), ..volume(5, 1, 4) };
+    assert!(matches!(add(&mut log, twice), Err(AddError::Shape { .. })));
+    for id in 5..5 + (VOLUMES_MAX as u8 - 3) {
+        add(&mut log, volume(id, 1, 4)).unwrap();
+    }
+    assert_eq!(add(&mut log, volume(99, 1, 4)), Err(AddError::DirectoryFull));
+    assert_eq!(open(log.into_region()).unwrap().header().volumes.len(), VOLUMES_MAX);
+}
+
+#[test]
+fn a_region_must_have_room_for_something() {
+    let small =
+        LogRegion::create(MemRegion::new(HEADER_BYTES), 8192, UUID, BOOT, LogKind::Dax, crc32c);
+    assert_eq!(small.unwrap_err(), CreateError::TooSmall { have: 8192, need: 12288 });
+}
+
+#[test]
+fn a_volume_whose_partitions_could_not_be_formatted_is_not_there() {
+    let mut log = create(LogKind::Dax);
+    let fails = |stream: StreamId, _| match stream.0 {
+        2 => Err(riopipe_order::region::RegionError::new("pulled out")),
+        _ => Ok(()),
+    };
+    assert!(matches!(log.add_volume(volume(1, 4, 4), fails), Err(AddError::Region(_))));
+    assert_eq!(log.header().volumes, []);
+    assert_eq!(open(log.into_region()).unwrap().header().volumes, []);
+}
+
+#[test]
+fn t8_generations_only_rise_and_survive() {
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(1, 1, 4)).unwrap();
+    let id = VolumeId([1; 16]);
+    log.set_generation(id, 7, OWNER).unwrap();
+    for given in [6, 7] {
+        let current = 7;
+        let error = ChangeError::Generation { volume: id, given, current };
+        assert_eq!(log.set_generation(id, given, OWNER), Err(error));
+    }
+    let mut log = open(log.into_region().crash(5)).unwrap();
+    assert_eq!(log.volume(id).unwrap().generation, 7);
+    let stranger = VolumeId([5; 16]);
+    let missing = Err(ChangeError::NoSuchVolume { volume: stranger });
+    assert_eq!(log.set_generation(stranger, 1, OWNER), missing);
+    assert_eq!(log.remove_volume(stranger), missing);
+    assert_eq!(log.set_state(stranger, VolumeState::Closed), missing);
+}
+
+#[test]
+fn t19_every_kind_of_wrong_region_is_told_apart() {
+    let blank = MemRegion::new(HEADER_BYTES);
+    assert_eq!(open(blank.clone()).unwrap_err(), OpenError::Blank);
+    assert_eq!(inspect(&blank, LEN, BOOT, crc32c), Class::Blank);
+
+    let mut other = MemRegion::new(HEADER_BYTES);
+    other.bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7) as u8);
+    assert_eq!(open(other.clone()).unwrap_err(), OpenError::NotALog);
+    other.bytes_mut()[..4096].fill(0);
+    assert_eq!(open(other).unwrap_err(), OpenError::NotALog);
+
+    let good = create(LogKind::Dax).into_region();
+    let mut newer = good.clone();
+    for copy in newer.bytes_mut().chunks_exact_mut(HEADER_COPY_BYTES) {
+        copy[12] = 2;
+        let check = crc32c(0, &copy[12..]);
+        copy[8..12].copy_from_slice(&check.to_le_bytes());
+    }
+    assert_eq!(open(newer).unwrap_err(), OpenError::Newer { version: 2 });
+
+    let mut torn = good.clone();
+    torn.bytes_mut()[100] ^= 1;
+    torn.bytes_mut()[4096 + 100] ^= 1;
+    assert!(matches!(open(torn).unwrap_err(), OpenError::Damaged { .. }));
+
+    let moved = LogRegion::open(good.clone(), LEN + 4096, BOOT, crc32c);
+    assert!(matches!(moved.unwrap_err(), OpenError::Damaged { .. }));
+
+    let short = MemRegion::new(4096);
+    assert_eq!(open(short).unwrap_err(), OpenError::NotALog);
+    assert!(open(good).is_ok());
+}
+
+#[test]
+fn t19_a_file_log_of_another_boot_is_refused_while_somebody_needs_it() {
+    let mut log = create(LogKind::File);
+    add(&mut log, volume(1, 1, 4)).unwrap();
+    let id = VolumeId([1; 16]);
+    let reboot = |region: &MemRegion| LogRegion::open(region.clone(), LEN, [9; 16], crc32c);
+
+    log.set_generation(id, 1, OWNER).unwrap();
+    let region = log.into_region();
+    let error = reboot(&region).unwrap_err();
+    assert_eq!(error, OpenError::StaleBoot { volume: id });
+    assert!(error.to_string().contains("--accept-lost-log"));
+    assert!(matches!(inspect(&region, LEN, [9; 16], crc32c), Class::StaleBoot(_)));
+
+    let mut log = open(region).expect("the same boot: only the process died");
+    log.set_state(id, VolumeState::Closed).unwrap();
+    let log = reboot(&log.into_region()).expect("nobody needs it");
+    assert_eq!(log.header().boot, [9; 16]);
+
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(1, 1, 4)).unwrap();
+    log.set_generation(id, 1, OWNER).unwrap();
+    reboot(&log.into_region()).expect("persistent memory survives the power");
+}
+
+#[test]
+fn t19_no_flipped_bit_of_one_copy_loses_anything() {
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(1, 2, 4)).unwrap();
+    log.set_generation(VolumeId([1; 16]), 3, OWNER).unwrap();
+    let truth = log.header().volumes.clone();
+    let region = log.into_region();
+    for bit in (0..HEADER_BYTES * 8).step_by(13) {
+        let mut damaged = region.clone();
+        damaged.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
+        let log = open(damaged).unwrap_or_else(|error| panic!("bit {bit}: {error}"));
+        assert_eq!(log.header().volumes, truth, "bit {bit}");
+        let mended = log.into_region();
+        assert_eq!(mended.bytes()[..4096], mended.bytes()[4096..], "bit {bit}: and it is mended");
+    }
+}
+
+#[test]
+fn a_failed_fence_is_for_good() {
+    let mut region = MemRegion::forgetful(HEADER_BYTES);
+    region.fail_fences_after(3);
+    let mut log = LogRegion::create(region, LEN, UUID, BOOT, LogKind::Dax, crc32c).unwrap();
+    assert!(add(&mut log, volume(1, 1, 4)).is_err());
+    assert!(matches!(add(&mut log, volume(2, 1, 4)), Err(AddError::Region(_))));
+    assert_eq!(log.header().volumes, [], "what may be lost is not shown");
+}
+
+proptest! {
+    /// Whatever was acknowledged survives a power cut at any fence, and of the change under way
+    /// all is there or nothing; twice in a row.
+    #[test]
+    fn a_crash_in_a_change_leaves_it_done_or_undone(
+        choices in proptest::collection::vec(any::<u16>(), 0..60),
+    ) {
+        let mut choices = Choices::new(choices);
+        let mut region = create(LogKind::Dax).into_region();
+        let mut truth = Vec::new();
+        for _ in 0..6 {
+            region.fail_fences_after(choices.below(12) as u64 + 1);
+            let before = truth.clone();
+            let mut after = None;
+            if let Ok(mut log) = LogRegion::open(region.clone(), LEN, BOOT, crc32c) {
+                loop {
+                    let id = choices.below(4) as u8;
+                    let generation = log.volume(VolumeId([id; 16])).map_or(0, |v| v.generation);
+                    let done = match choices.below(3) {
+                        0 => add(&mut log, volume(id, 1 + u16::from(id), 8)).is_ok(),
+                        1 => log.remove_volume(VolumeId([id; 16])).is_ok(),
+                        _ => log.set_generation(VolumeId([id; 16]), generation + 1, OWNER).is_ok(),
+                    };
+                    if done {
+                        truth = log.header().volumes.clone();
+                    } else if choices.below(4) == 0 {
+                        break;
+                    }
+                }
+                after = Some(log);
+            }
+            // Where the header is torn in mid-change, the next to open decides which it was.
+            region = after.map_or(region, LogRegion::into_region);
+            region = region.crash(choices.below(1 << 16) as u64);
+            match inspect(&region, LEN, BOOT, crc32c) {
+                Class::Ours(header) => {
+                    prop_assert!(header.volumes == truth || header.volumes.len().abs_diff(truth.len()) <= 1);
+                    for volume in &header.volumes {
+                        let known = truth.iter().find(|v| v.id == volume.id);
+                        prop_assert!(known.is_none_or(|known| known.generation <= volume.generation));
+                    }
+                    truth = header.volumes;
+                }
+                class => prop_assert!(false, "{class:?} after {before:?}"),
+            }
+        }
+    }
+
+    /// T18/T19: whatever the bytes are, looking at them ends well.
+    #[test]
+    fn t19_any_bytes_are_classified(
+        mut damage in proptest::collection::vec((0..HEADER_COPY_BYTES, any::<u8>()), 1..40),
+        fix_checksum in any::<bool>(),
+    ) {
+        let mut log = create(LogKind::File);
+        add(&mut log, volume(1, 2, 4)).unwrap();
+        let mut region = log.into_region();
+        damage.retain(|(at, _)| !(8..12).contains(at));
+        for copy in region.bytes_mut().chunks_exact_mut(HEADER_COPY_BYTES) {
+            for &(at, byte) in &damage {
+                copy[at % 400] = byte;
+            }
+            if fix_checksum {
+                let check = crc32c(0, &copy[12..]);
+                copy[8..12].copy_from_slice(&check.to_le_bytes());
+            }
+        }
+        if let Class::Ours(header) = inspect(&region, LEN, BOOT, crc32c) {
+            for volume in &header.volumes {
+                prop_assert!(volume.extent().start >= HEADER_BYTES && volume.extent().end <= LEN);
+            }
+        }
+        prop_assert_eq!(region.len(), HEADER_BYTES);
+    }
+}
