@@ -36,9 +36,13 @@ impl Persist {
             // CPUID leaf 7 EBX: bit 24 CLWB, bit 23 CLFLUSHOPT (Intel SDM vol. 2A; AMD APM vol.
             // 3). Leaf 0 says whether leaf 7 is there.
             use std::arch::x86_64::{__cpuid, __cpuid_count};
-            let features = match __cpuid(0).eax {
-                7.. => __cpuid_count(7, 0).ebx,
-                _ => 0,
+            // SAFETY: every x86-64 has the instruction. (Newer toolchains know that themselves.)
+            #[allow(unused_unsafe)]
+            let features = unsafe {
+                match __cpuid(0).eax {
+                    7.. => __cpuid_count(7, 0).ebx,
+                    _ => 0,
+                }
             };
             Persist::Lines(match features {
                 f if f & 1 << 24 != 0 => LineFlush::WriteBack,

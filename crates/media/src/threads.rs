@@ -124,8 +124,12 @@ impl Engine for Threads {
         if self.waiting.is_empty() {
             return;
         }
+        let count = self.waiting.len();
         lock(&self.shared.jobs).queue.extend(self.waiting.drain(..));
-        self.shared.wake.notify_all();
+        // A thread that is busy looks at the queue again before it sleeps.
+        for _ in 0..count.min(self.threads.len()) {
+            self.shared.wake.notify_one();
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
