@@ -35,7 +35,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             match submitted {
                 Ok(seq) if commit => {
                     let marks = stream.wait(Until::Durable(seq), None)?;
-                    println!("record {number} and all before it are durable (group {})", marks.durable);
+                    println!(
+                        "record {number} and all before it are durable (group {})",
+                        marks.durable
+                    );
                 }
                 Ok(_) => {}
                 // The log or the memory for replay is full: nothing was taken, try again.

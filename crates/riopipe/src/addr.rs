@@ -57,7 +57,9 @@ impl fmt::Display for MemberAddr {
 
 /// Why a member's address can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" is no member address ({what}); write ADDR[:PORT][,nqn=NQN][,ns=N], as 10.0.0.1:4420,ns=1")]
+#[error(
+    "\"{text}\" is no member address ({what}); write ADDR[:PORT][,nqn=NQN][,ns=N], as 10.0.0.1:4420,ns=1"
+)]
 pub struct ParseMemberError {
     text: String,
     what: &'static str,

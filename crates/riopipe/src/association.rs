@@ -111,7 +111,11 @@ impl Caller {
     }
 
     /// Asks one command; returns its completion, whatever its status, and its data.
-    pub(crate) fn ask(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
+    pub(crate) fn ask(
+        &mut self,
+        sqe: Sqe,
+        data: CallData<'_>,
+    ) -> Result<(Cqe, Vec<u8>), CallError> {
         let Self { lane, queue, timeout } = self;
         let mut page = Vec::new();
         let sent = match data {
@@ -142,7 +146,11 @@ impl Caller {
     }
 
     /// Asks one command that has to succeed.
-    pub(crate) fn call(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
+    pub(crate) fn call(
+        &mut self,
+        sqe: Sqe,
+        data: CallData<'_>,
+    ) -> Result<(Cqe, Vec<u8>), CallError> {
         let (cqe, page) = self.ask(sqe, data)?;
         if cqe.status().is_ok() { Ok((cqe, page)) } else { Err(CallError::Status(cqe.status())) }
     }
@@ -160,18 +168,17 @@ pub(crate) struct Association {
 
 impl Association {
     /// Attaches to the target of `member`.
-    pub(crate) fn attach(member: &MemberAddr, options: &ConnectOptions) -> Result<Self, AttachError> {
+    pub(crate) fn attach(
+        member: &MemberAddr,
+        options: &ConnectOptions,
+    ) -> Result<Self, AttachError> {
         let nqn = match &member.nqn {
             Some(nqn) => nqn.clone(),
             None => only_subsystem(member, options)?,
         };
         let socket = open_socket(member, options)?;
-        let mut config = QpConfig::admin(
-            options.host_nqn.clone(),
-            options.host_id,
-            nqn.clone(),
-            crate::crc32c,
-        );
+        let mut config =
+            QpConfig::admin(options.host_nqn.clone(), options.host_id, nqn.clone(), crate::crc32c);
         config.kato_ms = KATO_MS;
         config.header_digest = options.header_digest;
         config.data_digest =
@@ -191,8 +198,9 @@ impl Association {
             source,
         };
         attached.map_err(fault)?;
-        let (queue, controller) =
-            attach.finish().ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
+        let (queue, controller) = attach
+            .finish()
+            .ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
         let admin = Caller { lane, queue, timeout: options.timeout };
         let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
         Ok(Self { addr, controller, config, admin })
@@ -241,7 +249,11 @@ fn attach_error(error: attach::AttachError) -> CallError {
 ///
 /// # Errors
 /// No connection, or no discovery service there.
-pub fn discover(host: &str, port: u16, options: &ConnectOptions) -> Result<Vec<Entry>, AttachError> {
+pub fn discover(
+    host: &str,
+    port: u16,
+    options: &ConnectOptions,
+) -> Result<Vec<Entry>, AttachError> {
     let address = socket(host, port);
     let socket = connect(&address, options.timeout, &SocketOptions::default())?;
     let mut config = QpConfig::admin(

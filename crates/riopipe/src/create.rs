@@ -72,12 +72,13 @@ fn checked(
         let Some(namespace) = namespace else {
             return Err(CreateError::NoNamespace { member: text, have: targets.nsids(*target) });
         };
-        let again = (0..index).any(|i| {
-            (targets.places[i].0 == *target && namespaces[i].nsid == namespace.nsid)
-                || (namespace.nguid != [0; 16] && namespaces[i].nguid == namespace.nguid)
-        });
-        if again {
-            return Err(CreateError::Twice(text));
+        for i in 0..index {
+            if targets.places[i].0 == *target && namespaces[i].nsid == namespace.nsid {
+                return Err(CreateError::Twice(text));
+            }
+            if namespace.nguid != [0; 16] && namespaces[i].nguid == namespace.nguid {
+                return Err(CreateError::SameNguid(text));
+            }
         }
         if namespace.block_size != wire::BLOCK_BYTES as u32 || namespace.metadata != 0 {
             return Err(CreateError::BlockSize { member: text, size: namespace.block_size });
@@ -122,7 +123,8 @@ fn label(
     namespaces: &[Namespace],
 ) -> Result<Label, CreateError> {
     let unit = u64::from(options.unit_blocks);
-    let blocks = namespaces.iter().map(|n| (n.blocks - DATA_START) / unit * unit).min().unwrap_or(0);
+    let blocks =
+        namespaces.iter().map(|n| (n.blocks - DATA_START) / unit * unit).min().unwrap_or(0);
     let member = |(target, namespace): (usize, &Namespace)| {
         let extension = targets.associations[target].controller.extension;
         let region = extension.filter(|_| engine == EngineKind::Rio).map_or([0; 16], |e| e.region);
@@ -217,7 +219,8 @@ impl Creation {
                 namespaces: places.filter(|((t, _), _)| *t == at).map(|(_, n)| n.nsid).collect(),
             };
             let association = &mut self.targets.associations[at];
-            let asked = association.admin.ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
+            let asked =
+                association.admin.ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
             let target = association.name();
             let error = match asked {
                 Ok((cqe, _)) if cqe.status().is_ok() => continue,
@@ -225,7 +228,9 @@ impl Creation {
                     let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
                     CreateError::LogTooSmall { target, need, free }
                 }
-                Ok((cqe, _)) => call(association, "making room in its log", CallError::Status(cqe.status())),
+                Ok((cqe, _)) => {
+                    call(association, "making room in its log", CallError::Status(cqe.status()))
+                }
                 Err(source) => call(association, "making room in its log", source),
             };
             self.forget(self.label.volume);
@@ -240,9 +245,9 @@ impl Creation {
             let target = self.targets.places[index].0;
             for sequence in [1, 2] {
                 let label = Label { index: index as u16, sequence, ..self.label.clone() };
-                drives[target]
-                    .write_label(namespace.nsid, &label)
-                    .map_err(|e| call(&self.targets.associations[target], "writing the label", e))?;
+                drives[target].write_label(namespace.nsid, &label).map_err(|e| {
+                    call(&self.targets.associations[target], "writing the label", e)
+                })?;
             }
         }
         Ok(())

@@ -15,7 +15,10 @@ pub(crate) const LABEL_QUEUE: u16 = 1;
 pub(crate) struct DriveIo(Caller);
 
 impl DriveIo {
-    pub(crate) fn open(target: &Association, options: &ConnectOptions) -> Result<Self, AttachError> {
+    pub(crate) fn open(
+        target: &Association,
+        options: &ConnectOptions,
+    ) -> Result<Self, AttachError> {
         let socket = open_socket(&target.addr, options)?;
         Caller::open(socket, target.io_queue(LABEL_QUEUE, 31), options.timeout).map(Self).map_err(
             |source| AttachError::Target {

@@ -106,6 +106,12 @@ pub enum CreateError {
     /// The same namespace twice.
     #[error("{0} is given twice")]
     Twice(String),
+    /// Two drives that can't be told apart.
+    #[error(
+        "{0} has the same NGUID as a member before it: it is the same drive by another address, or \
+         two targets were configured alike; give each target its own NQN"
+    )]
+    SameNguid(String),
     /// No such namespace.
     #[error("{member}: the target has no such namespace; it has {have:?}")]
     NoNamespace {
@@ -133,7 +139,9 @@ pub enum CreateError {
         needed: u64,
     },
     /// It belongs to a volume already.
-    #[error("{member} belongs to volume \"{volume}\" already; --force makes it forget that, and all its data")]
+    #[error(
+        "{member} belongs to volume \"{volume}\" already; --force makes it forget that, and all its data"
+    )]
     InUse {
         /// The member.
         member: String,
@@ -151,7 +159,9 @@ pub enum CreateError {
         why: &'static str,
     },
     /// The target's log has no room.
-    #[error("the log region of {target} is too small: the volume needs {need} bytes, {free} are free; use fewer streams or a larger region")]
+    #[error(
+        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free; use fewer streams or a larger region"
+    )]
     LogTooSmall {
         /// The target.
         target: String,
@@ -177,7 +187,9 @@ pub enum CreateError {
     #[error("no random volume id from the kernel: {0}")]
     Random(std::io::Error),
     /// The volume that the members belong to now is in use.
-    #[error("volume \"{volume}\", which {member} belongs to, is owned by {owner}: stop that owner first")]
+    #[error(
+        "volume \"{volume}\", which {member} belongs to, is owned by {owner}: stop that owner first"
+    )]
     Owned {
         /// The member.
         member: String,

@@ -41,16 +41,20 @@ fn identity() -> (String, [u8; 16]) {
         .or_else(|| read("/etc/machine-id"))
         .and_then(|text| parse_id(&text))
         .unwrap_or([0x52; 16]);
-    let nqn = read("/etc/nvme/hostnqn").filter(|nqn| nqn.starts_with("nqn.")).unwrap_or_else(|| {
-        format!("nqn.2014-08.org.nvmexpress:uuid:{}", riopipe_order::attribute::VolumeId(id))
-    });
+    let nqn =
+        read("/etc/nvme/hostnqn").filter(|nqn| nqn.starts_with("nqn.")).unwrap_or_else(|| {
+            format!("nqn.2014-08.org.nvmexpress:uuid:{}", riopipe_order::attribute::VolumeId(id))
+        });
     (nqn, id)
 }
 
 /// 32 hex digits, with or without dashes.
 fn parse_id(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> =
-        text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|c| *c != '-')
+        .map(|c| c.to_digit(16).map(|d| d as u8))
+        .collect::<Option<_>>()?;
     let mut id = [0; 16];
     if digits.len() != 32 {
         return None;
@@ -64,7 +68,8 @@ fn parse_id(text: &str) -> Option<[u8; 16]> {
 /// A fresh random id.
 pub(crate) fn random_id() -> std::io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
-    parse_id(text.trim()).ok_or_else(|| std::io::Error::other("the kernel's random uuid is no uuid"))
+    parse_id(text.trim())
+        .ok_or_else(|| std::io::Error::other("the kernel's random uuid is no uuid"))
 }
 
 #[cfg(test)]

@@ -61,7 +61,10 @@ impl Targets {
         self.associations[target].controller.namespaces.iter().map(|n| n.nsid).collect()
     }
 
-    pub(crate) fn drives(&self, connect: &ConnectOptions) -> Result<Vec<DriveIo>, crate::AttachError> {
+    pub(crate) fn drives(
+        &self,
+        connect: &ConnectOptions,
+    ) -> Result<Vec<DriveIo>, crate::AttachError> {
         self.associations.iter().map(|a| DriveIo::open(a, connect)).collect()
     }
 }
@@ -129,14 +132,12 @@ impl Assembled {
         Ok(statuses)
     }
 
-    fn plan(
-        &self,
-        intent: &Intent,
-        statuses: &[(usize, VolumeStatus)],
-    ) -> Result<Plan, OpenError> {
+    fn plan(&self, intent: &Intent, statuses: &[(usize, VolumeStatus)]) -> Result<Plan, OpenError> {
         plan(intent, statuses, |target| self.logged(target)).map_err(|error| OpenError::Claim {
             volume: self.head.name.clone(),
-            target: error.target().map_or_else(String::new, |t| self.targets.associations[t].name()),
+            target: error
+                .target()
+                .map_or_else(String::new, |t| self.targets.associations[t].name()),
             error,
         })
     }
@@ -234,10 +235,16 @@ fn choose_engine(
     });
     let why = match foreign {
         Some(target) => {
-            format!("target {} does not speak Rio's extension or has no ordering log", target.name())
+            format!(
+                "target {} does not speak Rio's extension or has no ordering log",
+                target.name()
+            )
         }
         None if assembled.head.engine != EngineKind::Rio => {
-            format!("it was made for engine {}, without room in the ordering logs", assembled.head.engine)
+            format!(
+                "it was made for engine {}, without room in the ordering logs",
+                assembled.head.engine
+            )
         }
         None => return Ok((engine, None)),
     };
@@ -273,12 +280,13 @@ pub(crate) fn open(
         for index in 0..assembled.labels.len() {
             let (target, _) = assembled.targets.places[index];
             let label = &mut assembled.labels[index];
-            label.generation = plan_generation(&statuses, target, label.generation, plan.generation);
+            label.generation =
+                plan_generation(&statuses, target, label.generation, plan.generation);
             label.sequence = label.sequence.wrapping_add(1);
             let nsid = assembled.namespaces[index].nsid;
-            assembled.drives[target]
-                .write_label(nsid, label)
-                .map_err(|e| call(&assembled.targets.associations[target], "writing the label", e))?;
+            assembled.drives[target].write_label(nsid, label).map_err(|e| {
+                call(&assembled.targets.associations[target], "writing the label", e)
+            })?;
         }
         Ok((statuses, plan))
     })();
@@ -301,14 +309,23 @@ pub(crate) fn open(
         }
     };
     let info = assembled.info(members, &statuses, topology.blocks());
-    let streams = after.released.iter().enumerate().map(|(i, seq)| (StreamId(i as u16), *seq)).collect();
+    let streams =
+        after.released.iter().enumerate().map(|(i, seq)| (StreamId(i as u16), *seq)).collect();
     let recovery = Recovery { streams, fallback };
-    Ok((inner(assembled, options, engine, plan.generation, topology, info, after.released), recovery))
+    Ok((
+        inner(assembled, options, engine, plan.generation, topology, info, after.released),
+        recovery,
+    ))
 }
 
 /// After the claim the targets have the new generation on record; a target without the extension
 /// has only the label.
-fn plan_generation(statuses: &[(usize, VolumeStatus)], target: usize, label: u32, next: u32) -> u32 {
+fn plan_generation(
+    statuses: &[(usize, VolumeStatus)],
+    target: usize,
+    label: u32,
+    next: u32,
+) -> u32 {
     match statuses.iter().find(|(at, _)| *at == target) {
         Some((_, status)) => status.generation,
         None => next.max(label),
@@ -327,7 +344,9 @@ fn inner(
     let servers = assembled.targets.associations.into_iter().map(|association| Server {
         name: association.name(),
         addr: association.addr.clone(),
-        queues: Mutex::new((LABEL_QUEUE + 1..=association.controller.queues).collect::<BTreeSet<_>>()),
+        queues: Mutex::new(
+            (LABEL_QUEUE + 1..=association.controller.queues).collect::<BTreeSet<_>>(),
+        ),
         queues_granted: association.controller.queues,
         speaks_rio: association.controller.extension.is_some(),
         association: Mutex::new(association),

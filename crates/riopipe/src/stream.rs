@@ -14,7 +14,9 @@ use riopipe_order::engine::{Cause, Failure, Marks, Op, Place, Refusal, Write};
 use riopipe_session::initiator::stream::StreamSession;
 
 use crate::BLOCK_BYTES;
-use crate::error::{CallError, ReadError, StreamError, StreamFailure, SubmitError, WaitError, Why, cause_text};
+use crate::error::{
+    CallError, ReadError, StreamError, StreamFailure, SubmitError, WaitError, Why, cause_text,
+};
 use crate::group::{Group, refused};
 use crate::piece::{Buf, Piece, Pool};
 use crate::volume::Inner;
@@ -158,7 +160,8 @@ impl Stream {
         }
         let spin_ns = volume.connect.spin.as_nanos().min(u128::from(u64::MAX)) as u64;
         let start = session.config().start;
-        let watch = Watched { complete: start.0.into(), durable: start.0.into(), ..Watched::default() };
+        let watch =
+            Watched { complete: start.0.into(), durable: start.0.into(), ..Watched::default() };
         let mut stream = Self {
             session,
             connections,
@@ -183,7 +186,10 @@ impl Stream {
                 Ok(true) => return Ok(stream),
                 Ok(false) => {}
                 Err(refused) => {
-                    return Err(fault(usize::from(refused.server), CallError::Status(refused.status)));
+                    return Err(fault(
+                        usize::from(refused.server),
+                        CallError::Status(refused.status),
+                    ));
                 }
             }
             if now_ns() >= deadline {
@@ -515,9 +521,7 @@ impl Stream {
         if wants_write != connection.wants_write {
             connection.wants_write = wants_write;
             let interest = if wants_write { Interest::Both } else { Interest::Read };
-            self.poller
-                .modify(&connection.socket, server as u64, interest)
-                .map_err(poll_error)?;
+            self.poller.modify(&connection.socket, server as u64, interest).map_err(poll_error)?;
         }
         Ok(sent_any)
     }
@@ -530,12 +534,13 @@ impl Stream {
         }
         let now = now_ns();
         if self.waiter.idle(now) == Next::Look {
-            std::hint::spin_loop();
+            self.waiter.relax();
             return;
         }
         // Wake now and then to notice a target that stalls.
         let stall = Duration::from_nanos(self.session.config().timeout_ns / 4 + 1_000_000);
-        let left = deadline.map_or(stall, |d| Duration::from_nanos(d.saturating_sub(now)).min(stall));
+        let left =
+            deadline.map_or(stall, |d| Duration::from_nanos(d.saturating_sub(now)).min(stall));
         let mut events = Vec::new();
         if let Err(error) = self.poller.wait(&mut events, Some(left)) {
             tracing::error!(%error, "cannot sleep until something arrives; looking instead");

@@ -12,7 +12,9 @@ use riopipe_order::engine::{EngineKind, Limits, engine};
 use riopipe_order::handover::{Breach, Ledger};
 use riopipe_order::topology::{ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::SessionError;
-use riopipe_session::initiator::stream::{CONTROL_COMMANDS, FlushFailures, StreamConfig, StreamSession};
+use riopipe_session::initiator::stream::{
+    CONTROL_COMMANDS, FlushFailures, StreamConfig, StreamSession,
+};
 use riopipe_session::wire;
 
 use crate::addr::MemberAddr;
@@ -132,7 +134,12 @@ impl SharedLedger {
         Ok(())
     }
 
-    pub(crate) fn note(&self, stream: StreamId, writes: impl Iterator<Item = (u64, u32)>, seq: Seq) {
+    pub(crate) fn note(
+        &self,
+        stream: StreamId,
+        writes: impl Iterator<Item = (u64, u32)>,
+        seq: Seq,
+    ) {
         let mut state = lock(&self.0);
         for (lba, blocks) in writes {
             state.0.note(stream, lba, blocks, seq);
@@ -169,7 +176,10 @@ impl Volume {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn inspect(members: &[MemberAddr], connect: &ConnectOptions) -> Result<VolumeInfo, OpenError> {
+    pub fn inspect(
+        members: &[MemberAddr],
+        connect: &ConnectOptions,
+    ) -> Result<VolumeInfo, OpenError> {
         open::inspect(members, connect)
     }
 
@@ -254,7 +264,9 @@ impl Volume {
         let mut depth = options.queue_depth;
         for (server, qid) in inner.servers.iter().zip(qids) {
             let queue = lock(&server.association).io_queue(*qid, depth + CONTROL_COMMANDS);
-            depth = depth.min(usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1).max(1));
+            depth = depth.min(
+                usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1).max(1),
+            );
             sockets.push(open_socket(&server.addr, &inner.connect)?);
             queues.push(queue);
         }
@@ -291,9 +303,10 @@ impl Volume {
         }
         for server in self.inner.servers.iter().filter(|s| s.speaks_rio) {
             let release = wire::release_command(self.inner.id, false);
-            lock(&server.association).admin.call(release, CallData::None).map_err(|source| {
-                CloseError::Call { target: server.name.clone(), source }
-            })?;
+            lock(&server.association)
+                .admin
+                .call(release, CallData::None)
+                .map_err(|source| CloseError::Call { target: server.name.clone(), source })?;
         }
         Ok(())
     }

@@ -12,9 +12,7 @@ use riopipe_order::log_region::{
     AddError, HEADER_BYTES, LogKind, LogRegion, MEMBERS_MAX, MemberNamespace, NewVolume,
     PARTITION_ALIGN, RegionHeader, VolumeState,
 };
-use riopipe_order::ordering_log::{
-    BindError, FormatError, SLOTS_MIN, StreamLog, partition_bytes,
-};
+use riopipe_order::ordering_log::{BindError, FormatError, SLOTS_MIN, StreamLog, partition_bytes};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
 use super::namespace::Namespaces;
@@ -346,10 +344,11 @@ impl<R: Region> Volumes<R> {
             0 => fitting_slots(region.header(), claim.streams)?,
             slots => slots,
         };
-        let members = claim.namespaces.iter().enumerate().map(|(i, nsid)| MemberNamespace {
-            member: Member(i as u8),
-            nsid: *nsid,
-        });
+        let members = claim
+            .namespaces
+            .iter()
+            .enumerate()
+            .map(|(i, nsid)| MemberNamespace { member: Member(i as u8), nsid: *nsid });
         let new = NewVolume {
             id: claim.volume,
             streams: claim.streams,
@@ -377,7 +376,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Whether `assoc` may give the volume back: it owns it, or nobody does and its log is lost.
+    /// Whether `assoc` may give the volume back: it owns it, or nobody does and it is to be
+    /// forgotten with all it holds.
     pub(super) fn may_release(
         &self,
         volume: VolumeId,
@@ -387,7 +387,7 @@ impl<R: Region> Volumes<R> {
         let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
         match &v.owner {
             Some(owner) if owner.assoc == assoc => Ok(()),
-            None if forget && v.lost => Ok(()),
+            None if forget => Ok(()),
             _ => Err((wire::status::NOT_OWNER.with_dnr(), 0)),
         }
     }
@@ -554,7 +554,8 @@ impl<R: Region> Volumes<R> {
     fn reguard(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
-            let mut guarded = self.list.iter().filter(|v| v.nsids.contains(&nsid) && v.is_guarded());
+            let mut guarded =
+                self.list.iter().filter(|v| v.nsids.contains(&nsid) && v.is_guarded());
             match guarded.next() {
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
