@@ -67,16 +67,16 @@ fn checked(
     options: &CreateOptions,
 ) -> Result<Vec<Namespace>, CreateError> {
     let mut namespaces: Vec<Namespace> = Vec::new();
-    for (index, (member, (target, namespace))) in members.iter().zip(&targets.places).enumerate() {
+    for (member, (target, namespace)) in members.iter().zip(&targets.places) {
         let text = member.to_string();
         let Some(namespace) = namespace else {
             return Err(CreateError::NoNamespace { member: text, have: targets.nsids(*target) });
         };
-        for i in 0..index {
-            if targets.places[i].0 == *target && namespaces[i].nsid == namespace.nsid {
+        for (earlier, (at, _)) in namespaces.iter().zip(&targets.places) {
+            if at == target && earlier.nsid == namespace.nsid {
                 return Err(CreateError::Twice(text));
             }
-            if namespace.nguid != [0; 16] && namespaces[i].nguid == namespace.nguid {
+            if namespace.nguid != [0; 16] && earlier.nguid == namespace.nguid {
                 return Err(CreateError::SameNguid(text));
             }
         }

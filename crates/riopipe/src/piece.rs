@@ -103,11 +103,11 @@ impl Pool {
 
     /// A buffer of `len` bytes: zeroed if new, else with what its last user left in it.
     pub(crate) fn take(&mut self, len: usize) -> Buf {
-        if let Some((_, list)) = self.classes.iter_mut().find(|(size, _)| *size == len) {
-            if let Some(buf) = list.pop() {
-                self.bytes -= len as u64;
-                return buf;
-            }
+        if let Some((_, list)) = self.classes.iter_mut().find(|(size, _)| *size == len)
+            && let Some(buf) = list.pop()
+        {
+            self.bytes -= len as u64;
+            return buf;
         }
         Buf::zeroed(len)
     }

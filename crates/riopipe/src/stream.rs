@@ -217,7 +217,10 @@ impl Stream {
     /// # Panics
     /// When `len` is 0 or no multiple of 4096.
     pub fn buf(&mut self, len: usize) -> Buf {
-        assert!(len > 0 && len % BLOCK_BYTES == 0, "a buffer has whole blocks, not {len} bytes");
+        assert!(
+            len > 0 && len.is_multiple_of(BLOCK_BYTES),
+            "a buffer has whole blocks, not {len} bytes"
+        );
         self.pool.take(len)
     }
 
@@ -268,10 +271,10 @@ impl Stream {
             if there {
                 return Ok(marks);
             }
-            if let (Some(timeout), Some(deadline)) = (timeout, deadline) {
-                if now_ns() >= deadline {
-                    return Err(WaitError::Deadline(timeout));
-                }
+            if let (Some(timeout), Some(deadline)) = (timeout, deadline)
+                && now_ns() >= deadline
+            {
+                return Err(WaitError::Deadline(timeout));
             }
             self.rest(worked, deadline);
         }
@@ -285,7 +288,7 @@ impl Stream {
     pub fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), ReadError> {
         let volume = self.session.topology().blocks();
         let blocks = into.len() / BLOCK_BYTES;
-        let within = into.len() % BLOCK_BYTES == 0
+        let within = into.len().is_multiple_of(BLOCK_BYTES)
             && u32::try_from(blocks).is_ok()
             && lba.checked_add(blocks as u64).is_some_and(|end| end <= volume);
         if !within {
@@ -434,12 +437,10 @@ impl Stream {
         loop {
             match self.turn(sink) {
                 Ok(worked) => {
-                    if !worked {
-                        if let Some(server) = self.session.stalled(now_ns()) {
-                            self.session.lost(server, Cause::TimedOut);
-                            self.connections[usize::from(server)].socket.shutdown();
-                            return true;
-                        }
+                    if !worked && let Some(server) = self.session.stalled(now_ns()) {
+                        self.session.lost(server, Cause::TimedOut);
+                        self.connections[usize::from(server)].socket.shutdown();
+                        return true;
                     }
                     return worked;
                 }

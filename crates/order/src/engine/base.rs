@@ -114,15 +114,15 @@ impl<P: Payload> Base<P> {
         let flags = Flags::default()
             .with_if(Flags::IN_PLACE, place == Place::InPlace)
             .with_if(Flags::SPLIT, split);
-        if self.limits.merge && !split {
-            if let Some(last) = self.shaped.last().copied() {
-                if self.continues(last, extent, kind, flags) {
-                    let last = self.request_mut(last);
-                    last.blocks += extent.blocks;
-                    last.pieces.extend(piece);
-                    return;
-                }
-            }
+        if self.limits.merge
+            && !split
+            && let Some(last) = self.shaped.last().copied()
+            && self.continues(last, extent, kind, flags)
+        {
+            let last = self.request_mut(last);
+            last.blocks += extent.blocks;
+            last.pieces.extend(piece);
+            return;
         }
         let server = self.topology.member(extent.member).server;
         let id = self.allot(Request {
