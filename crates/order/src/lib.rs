@@ -1,8 +1,8 @@
 //! Storage order as pure logic: what Rio is about.
 //!
 //! This crate decides *in what order things may happen and what may be forgotten*: the
-//! [attribute](attribute) that travels with each ordered request, the [ordering log](ordering_log)
-//! and the [gate](gate) at the target, the sequencer, the ORDER queue and the
+//! [attribute] that travels with each ordered request, the [ordering log](ordering_log)
+//! and the [gate] at the target, the sequencer, the ORDER queue and the
 //! [engines](engine) at the initiator.
 //!
 //! It never reads a clock, opens a socket, starts a thread or touches a device: it is `no_std`

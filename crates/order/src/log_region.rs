@@ -33,7 +33,8 @@ pub const MEMBERS_MAX: usize = 16;
 /// Version of the header's layout.
 pub const VERSION: u32 = 1;
 
-/// What kind of medium the region rests on: what it survives (design §5; printed at start-up).
+/// What kind of medium the region rests on, and so what it survives. The same codes as on the
+/// wire (`docs/wire-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LogKind {
@@ -42,10 +43,10 @@ pub enum LogKind {
     File = 1,
     /// Persistent memory.
     Dax = 2,
-    /// A drive's persistent memory region.
-    Pci = 3,
     /// A small drive with power-loss protection.
-    Block = 4,
+    Block = 3,
+    /// A drive's persistent memory region.
+    Pci = 4,
 }
 
 impl LogKind {
@@ -59,8 +60,8 @@ impl LogKind {
         match code {
             1 => Some(Self::File),
             2 => Some(Self::Dax),
-            3 => Some(Self::Pci),
-            4 => Some(Self::Block),
+            3 => Some(Self::Block),
+            4 => Some(Self::Pci),
             _ => None,
         }
     }

@@ -1,0 +1,149 @@
+//! Stopping a stream after a failure: nothing that comes later in order completes (P6, T22).
+
+use alloc::vec::Vec;
+
+use super::{Cause, Gate, NONE, Slot, State, Step, Ticket, is_after};
+use crate::attribute::Member;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Poison {
+    pub(super) cause: Cause,
+    /// Entries from here on may not complete; `None`: all that are here.
+    from: Option<u32>,
+}
+
+impl Gate {
+    /// Stops the stream: what waits is refused now, what is in flight when it comes back, what
+    /// arrives later at once.
+    pub fn poison(&mut self, cause: Cause, steps: &mut Vec<Step>) {
+        self.poison_from(cause, None, steps);
+    }
+
+    /// A FLUSH of the drive failed, issued by whomever. Stops the stream if it has unflushed
+    /// writes there, since they may be lost even if a later FLUSH succeeds (T22), and says
+    /// whether it did.
+    pub fn flush_failed_on(&mut self, member: Member, steps: &mut Vec<Step>) -> bool {
+        let harmed = self.has_unflushed(member);
+        if harmed {
+            self.poison_from(Cause::FlushFailed { member }, None, steps);
+        }
+        harmed
+    }
+
+    /// The log did not take `steps[at]`, an [`Step::Append`]: takes it and all later entries
+    /// back. `steps[at..]` are rewritten; those before stay. No step from `at` on may have been
+    /// carried out.
+    ///
+    /// # Panics
+    ///
+    /// If `steps[at]` is not an `Append`.
+    pub fn append_failed(&mut self, at: usize, cause: Cause, steps: &mut Vec<Step>) {
+        let Step::Append(ticket) = steps[at] else {
+            panic!("step {at} is {:?}, not an append", steps[at]);
+        };
+        let ordinal = self.slots[ticket.0 as usize].ordinal;
+        self.retract(at, cause, Some(ordinal), steps);
+    }
+
+    /// The log's fence failed: takes all of `steps` back, of which only `Append`s and persist
+    /// words may have been carried out, and stops the stream.
+    pub fn fence_failed(&mut self, steps: &mut Vec<Step>) {
+        self.retract(0, Cause::LogFailed, None, steps);
+    }
+
+    pub(super) fn poison_from(&mut self, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+        match &mut self.poison {
+            None => self.poison = Some(Poison { cause, from }),
+            Some(poison) => {
+                poison.from = match (poison.from, from) {
+                    (Some(old), Some(new)) if is_after(old, new) => Some(new),
+                    (Some(old), Some(_)) => Some(old),
+                    _ => None,
+                };
+            }
+        }
+        if self.held > 0 {
+            for index in 0..self.early.len() {
+                let ticket = core::mem::replace(&mut self.early[index], NONE);
+                if ticket != NONE {
+                    self.refuse(ticket, steps);
+                }
+            }
+            self.held = 0;
+        }
+        let mut waiting = core::mem::take(&mut self.waiting);
+        waiting.retain(|&ticket| {
+            let doomed = self.is_doomed(self.slots[ticket as usize].ordinal);
+            if doomed {
+                self.leave_drive(ticket);
+                self.slots[ticket as usize].state = State::Unflushed;
+                if !self.slots[ticket as usize].flush {
+                    self.refuse(ticket, steps);
+                }
+            }
+            !doomed
+        });
+        self.waiting = waiting;
+        for drive in 0..self.drives.len() {
+            // Those that a FLUSH under way covers come back with it.
+            let covered = self.drives[drive].flushing.map(|last| self.slots[last as usize].ordinal);
+            let mut pending = core::mem::take(&mut self.drives[drive].pending);
+            pending.retain(|&ticket| {
+                let Slot { ordinal, state, .. } = self.slots[ticket as usize];
+                let goes =
+                    self.is_doomed(ordinal) && covered.is_none_or(|last| is_after(ordinal, last));
+                if goes && state == State::Unflushed {
+                    self.refuse(ticket, steps);
+                }
+                !goes
+            });
+            self.drives[drive].pending = pending;
+        }
+    }
+
+    fn retract(&mut self, at: usize, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+        let taken_back = steps.split_off(at);
+        let gone = |slot: &Slot| from.is_none_or(|from| !is_after(from, slot.ordinal));
+        for step in taken_back {
+            let (Step::Append(Ticket(ticket))
+            | Step::Write(Ticket(ticket))
+            | Step::Flush(Ticket(ticket))
+            | Step::Complete { ticket: Ticket(ticket), .. }
+            | Step::Refuse { ticket: Ticket(ticket), .. }) = step;
+            let slot = self.slots[ticket as usize];
+            if !gone(&slot) {
+                steps.push(step);
+                continue;
+            }
+            match step {
+                Step::Append(_) => {}
+                Step::Write(_) => {
+                    // Not submitted, so not in flight: as if it were still waiting.
+                    self.slots[ticket as usize].state = State::Waiting;
+                    self.waiting.push(ticket);
+                }
+                Step::Flush(_) => self.drives[usize::from(slot.drive)].flushing = None,
+                Step::Complete { ticket, .. } => steps.push(Step::Refuse { ticket, why: cause }),
+                Step::Refuse { .. } => steps.push(step),
+            }
+        }
+        self.poison_from(cause, from, steps);
+        for drive in 0..self.drives.len() {
+            self.flush_if_due(drive as u8, steps);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_doomed(&self, ordinal: u32) -> bool {
+        self.poison.is_some_and(|poison| poison.from.is_none_or(|from| !is_after(from, ordinal)))
+    }
+
+    #[cold]
+    pub(super) fn refuse(&mut self, ticket: u32, steps: &mut Vec<Step>) {
+        self.slots[ticket as usize].state = State::Free;
+        self.inside -= 1;
+        let why = self.poison.expect("only a poisoned gate refuses").cause;
+        let ticket = Ticket(ticket);
+        steps.push(Step::Refuse { ticket, why });
+    }
+}
