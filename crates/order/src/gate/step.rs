@@ -23,9 +23,9 @@ pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
     /// order; fence once after the last and before the first `Write` or `Flush` is submitted.
     Append(Ticket),
-    /// Submit the write or discard to the drive, then call [`Gate::written`].
+    /// Submit the write or discard to the drive, then call [`Gate::written`](super::Gate::written).
     Write(Ticket),
-    /// Submit a FLUSH to the entry's drive, then call [`Gate::flushed`].
+    /// Submit a FLUSH to the entry's drive, then call [`Gate::flushed`](super::Gate::flushed).
     Flush(Ticket),
     /// Answer with success. The ticket is free.
     Complete {

@@ -152,13 +152,14 @@ pub enum AppendError {
         /// The released mark.
         released: Seq,
     },
-    /// The attribute does not fit the entry's fields; see [`loggable`].
+    /// The attribute does not fit the entry's fields; see
+    /// [`loggable`](crate::entry::loggable).
     #[error("attribute of group {seq} cannot be logged: a field is out of range")]
     Unloggable {
         /// Its group.
         seq: Seq,
     },
-    /// Opened, but neither [`start`](StreamLog::start) nor [`resume`](StreamLog::resume) came.
+    /// Opened, but neither [`start`](super::StreamLog::start) nor [`resume`](super::StreamLog::resume) came.
     #[error("ordering log is not bound to an owner: start or resume it first")]
     Unbound,
     /// The region failed, now or before: nothing more is appended.
