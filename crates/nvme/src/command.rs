@@ -29,7 +29,7 @@ pub mod admin {
     pub const FABRICS: u8 = 0x7f;
 }
 
-/// Opcodes of I/O commands of the NVM command set (NVM Figure 19).
+/// Opcodes of I/O commands of the NVM command set (NVM §3).
 pub mod opcode {
     /// Flush.
     pub const FLUSH: u8 = 0x00;
@@ -54,7 +54,7 @@ pub mod opcode {
 #[repr(transparent)]
 pub struct Sqe(pub [u8; 64]);
 
-/// Where a command's data is (Base §4.1.2; TCP §3.2: only these two are used over TCP).
+/// Where a command's data is (Base §4.1.2; TCP §3.3.2: only these two are used over TCP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgl {
     /// In the command capsule: SGL Data Block descriptor with the *offset* subtype (01h).
@@ -525,7 +525,7 @@ impl fmt::Debug for Cqe {
     }
 }
 
-/// One range of Dataset Management: 16 bytes (NVM Figure 42).
+/// One range of Dataset Management: 16 bytes (NVM §3.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DsmRange {
     /// First block.

@@ -1,4 +1,4 @@
-//! The discovery log page, 70h (Base §5.16.1.23, Figures 264 and 265).
+//! The discovery log page, 70h (Base §5.16.1.23).
 
 use alloc::string::String;
 

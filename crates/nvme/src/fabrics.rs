@@ -5,7 +5,7 @@ use alloc::string::String;
 use crate::bytes::{array, put, put_text, put16, put32, put64, u16_at, u32_at, u64_at};
 use crate::command::{Sqe, admin};
 
-/// Types of Fabrics command (Base Figure 377).
+/// Types of Fabrics command (Base §6).
 pub mod fctype {
     /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
@@ -57,7 +57,7 @@ pub const VERSION_1_4: u32 = 0x0001_0400;
 /// CATTR bit 2: the host does without submission queue flow control; SQHD then says FFFFh.
 pub const CATTR_NO_SQ_FLOW: u8 = 1 << 2;
 
-/// The fields of a Connect command (Base Figure 380).
+/// The fields of a Connect command (Base §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Connect {
     /// Record format; 0.
@@ -72,7 +72,7 @@ pub struct Connect {
     pub kato_ms: u32,
 }
 
-/// Which field of a Connect was wrong: the completion's result (Base Figure 382).
+/// Which field of a Connect was wrong: the completion's result (Base §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("byte {offset} of the connect {}: {why}", if *.in_data { "data" } else { "command" })]
 pub struct ConnectInvalid {
@@ -98,7 +98,7 @@ pub const fn connect_invalid(offset: u16, in_data: bool) -> u64 {
     offset as u64 | (in_data as u64) << 16
 }
 
-/// The data of a Connect command: 1024 bytes (Base Figure 381).
+/// The data of a Connect command: 1024 bytes (Base §6.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectData {
     /// Host identifier.
@@ -261,7 +261,7 @@ impl Sqe {
     }
 }
 
-/// Controller Capabilities (Base Figure 36).
+/// Controller Capabilities (Base §3.1.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Cap {
     /// Most entries of an I/O queue, *less one* (MQES, bits 15:0).
@@ -298,7 +298,7 @@ impl Cap {
     }
 }
 
-/// Controller Configuration (Base Figure 46).
+/// Controller Configuration (Base §3.1.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Cc(pub u32);
 
@@ -350,7 +350,7 @@ impl Cc {
     }
 }
 
-/// Controller Status (Base Figure 47).
+/// Controller Status (Base §3.1.3.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Csts(pub u32);
 

@@ -34,7 +34,7 @@ pub const HOST_IDENTIFIER: u8 = 0x81;
 pub const WRITE_PROTECTION: u8 = 0x84;
 
 /// Value of Number of Queues, asked for or granted: submission and completion queues, both at
-/// least 1, travel less one (Base Figure 329).
+/// least 1, travel less one (Base §5.27.1.5).
 #[must_use]
 pub const fn queues(submission: u16, completion: u16) -> u32 {
     submission.saturating_sub(1) as u32 | (completion.saturating_sub(1) as u32) << 16
@@ -46,7 +46,7 @@ pub const fn queues_of(value: u32) -> (u32, u32) {
     ((value & 0xffff) + 1, (value >> 16) + 1)
 }
 
-/// Asynchronous events (Base Figures 145 to 150).
+/// Asynchronous events (Base §5.2).
 pub mod event {
     /// Type of notices.
     pub const NOTICE: u8 = 2;

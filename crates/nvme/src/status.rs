@@ -1,4 +1,4 @@
-//! Completion status (Base §3.3.3.2.1, Figures 92 to 97).
+//! Completion status (Base §3.3.3.2.1).
 
 use core::fmt;
 

@@ -23,7 +23,7 @@ pub use self::parse::Rx;
 use crate::bytes::{put, put16, put32};
 use crate::command::{Cqe, Sqe};
 
-/// Types of PDU (TCP Figure 14).
+/// Types of PDU (TCP Figure 10).
 pub mod kind {
     /// Initialize Connection Request.
     pub const IC_REQ: u8 = 0x00;
@@ -71,7 +71,7 @@ pub const DATA_LEN: usize = 24;
 pub const TERM_LEN: usize = 24;
 /// Longest termination request: its header and a copy of the longest offending header.
 pub const TERM_MAX: usize = 152;
-/// In-capsule data that every controller takes on its admin queue, in bytes (TCP §3.3.2.1).
+/// In-capsule data that every controller takes on its admin queue, in bytes (TCP Figure 11).
 pub const ADMIN_IN_CAPSULE: u32 = 8192;
 /// Smallest MAXH2CDATA that a controller may state, in bytes (TCP §3.6.2.3).
 pub const MAXH2CDATA_MIN: u32 = 4096;
@@ -118,7 +118,7 @@ pub struct IcResp {
     pub maxh2cdata: u32,
 }
 
-/// Fatal Error Status of a termination request (TCP Figures 25 and 27).
+/// Fatal Error Status of a termination request (TCP Figures 22 and 23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Fes {
@@ -234,7 +234,13 @@ pub struct TermReq {
 impl TermReq {
     /// Appends the PDU that goes to `to`, with a copy of the offending PDU's header: `offending`
     /// begins with that PDU and may be cut anywhere.
+    ///
+    /// Nothing is appended if that PDU is itself a termination request: a malformed one is ignored
+    /// and the connection closed at once (TCP §3.5).
     pub fn encode(&self, to: Role, offending: &[u8], out: &mut Vec<u8>) {
+        if let Some(&(kind::H2C_TERM_REQ | kind::C2H_TERM_REQ)) = offending.first() {
+            return;
+        }
         // HLEN says how long the offending header is, unless that is the lie.
         let claimed = offending.get(2).map_or(offending.len(), |&hlen| usize::from(hlen));
         let copy = &offending[..claimed.min(offending.len()).min(TERM_MAX - TERM_LEN)];
@@ -354,6 +360,6 @@ pub struct Parsed {
     /// Bytes of the whole PDU: the next one begins there.
     pub len: usize,
     /// Whether the data's digest is right, or digests are off. A wrong one is not fatal (TCP
-    /// §3.3.1.2): the command fails with *transient transport error*.
+    /// §3.5): the command fails with *transient transport error*.
     pub data_digest_ok: bool,
 }

@@ -120,22 +120,17 @@ impl Rx {
         let plen = u32_at(common, 4);
         let shape = self.shape(kind)?;
 
+        // Of several errors, the one at the lowest offset is to be named (TCP §3.6.2.4): FLAGS is
+        // at 1, HLEN at 2, PDO at 3, PLEN at 4.
+        let header_digest = shape.digests && self.header_digest;
+        let header_end = shape.hlen + if header_digest { DIGEST_LEN } else { 0 };
+        if shape.digests {
+            self.check_flags(kind, &shape, flags, plen as usize > header_end)?;
+        }
         if usize::from(hlen) != shape.hlen {
             return Err(PduError::header(2, "header length does not fit the PDU type"));
         }
-        let header_digest = shape.digests && self.header_digest;
-        if shape.digests && (flags & flag::HDGST != 0) != header_digest {
-            return Err(PduError::header(1, "header digest flag is not what was negotiated"));
-        }
-        let header_end = shape.hlen + if header_digest { DIGEST_LEN } else { 0 };
-        if (plen as usize) < header_end {
-            return Err(PduError::header(4, "PDU length is less than its header"));
-        }
-
-        let data = self.data_range(&shape, flags, pdo, plen, header_end)?;
-        if kind == kind::C2H_DATA && flags & flag::SUCCESS != 0 && flags & flag::LAST == 0 {
-            return Err(PduError::header(1, "SUCCESS without LAST_PDU"));
-        }
+        let data = self.data_range(&shape, pdo, plen as usize, header_end)?;
 
         if buf.len() < header_end {
             return Ok(None);
@@ -199,21 +194,38 @@ impl Rx {
         }
     }
 
-    /// Where the data lies, after everything that the common header says about it is checked.
+    /// Whether the flags are what was negotiated. Reserved bits are not looked at.
+    fn check_flags(
+        &self,
+        kind: u8,
+        shape: &Shape,
+        flags: u8,
+        has_data: bool,
+    ) -> Result<(), PduError> {
+        if (flags & flag::HDGST != 0) != self.header_digest {
+            return Err(PduError::header(1, "header digest flag is not what was negotiated"));
+        }
+        if shape.carries && (flags & flag::DDGST != 0) != (self.data_digest && has_data) {
+            return Err(PduError::header(1, "data digest flag is not what was negotiated"));
+        }
+        if kind == kind::C2H_DATA && flags & flag::SUCCESS != 0 && flags & flag::LAST == 0 {
+            return Err(PduError::header(1, "SUCCESS without LAST_PDU"));
+        }
+        Ok(())
+    }
+
+    /// Where the data lies, after what the common header says about it is checked.
     fn data_range(
         &self,
         shape: &Shape,
-        flags: u8,
         pdo: u8,
-        plen: u32,
+        plen: usize,
         header_end: usize,
     ) -> Result<core::ops::Range<usize>, PduError> {
-        let plen = plen as usize;
-        let ddgst = shape.digests && flags & flag::DDGST != 0;
+        if plen < header_end {
+            return Err(PduError::header(4, "PDU length is less than its header"));
+        }
         if plen == header_end {
-            if ddgst {
-                return Err(PduError::header(1, "data digest flag without data"));
-            }
             return Ok(header_end..header_end);
         }
         if !shape.carries {
@@ -226,9 +238,6 @@ impl Rx {
             }
             return Ok(header_end..plen);
         }
-        if ddgst != self.data_digest {
-            return Err(PduError::header(1, "data digest flag is not what was negotiated"));
-        }
         let pdo = usize::from(pdo);
         if pdo < header_end || pdo > (usize::from(ALIGN_MAX) + 1) * 4 {
             return Err(PduError::header(
@@ -239,7 +248,7 @@ impl Rx {
         if !(pdo as u32).is_multiple_of(self.align) {
             return Err(PduError::header(3, "data offset does not keep the agreed alignment"));
         }
-        let trailer = if ddgst { DIGEST_LEN } else { 0 };
+        let trailer = if self.data_digest { DIGEST_LEN } else { 0 };
         let Some(len) = plen.checked_sub(pdo + trailer).filter(|&len| len > 0) else {
             return Err(PduError::header(4, "PDU length leaves no room for data"));
         };
@@ -289,9 +298,7 @@ impl Rx {
                     r2to: u32_at(h, 12),
                     r2tl: u32_at(h, 16),
                 };
-                if r2t.r2tl == 0 {
-                    return Err(PduError::header(16, "an R2T for no data"));
-                }
+                check_dwords(r2t.r2to, r2t.r2tl)?;
                 if r2t.r2to.checked_add(r2t.r2tl).is_none() {
                     return Err(PduError::out_of_range("an R2T beyond 4 GiB"));
                 }
@@ -307,7 +314,8 @@ impl Rx {
                     last: flags & flag::LAST != 0,
                     success: c2h && flags & flag::SUCCESS != 0,
                 };
-                if hdr.datal as usize != data.len() || hdr.datal == 0 {
+                check_dwords(hdr.datao, hdr.datal)?;
+                if hdr.datal as usize != data.len() {
                     return Err(PduError::header(16, "data length is not what the PDU holds"));
                 }
                 if hdr.datao.checked_add(hdr.datal).is_none() {
@@ -317,6 +325,17 @@ impl Rx {
             }
         })
     }
+}
+
+/// Offset and length of a transfer: dwords, and some.
+fn check_dwords(offset: u32, len: u32) -> Result<(), PduError> {
+    if !offset.is_multiple_of(4) {
+        return Err(PduError::header(12, "data offset is not a multiple of 4"));
+    }
+    if len == 0 || !len.is_multiple_of(4) {
+        return Err(PduError::header(16, "data length is zero or not a multiple of 4"));
+    }
+    Ok(())
 }
 
 fn term_req(h: &[u8]) -> TermReq {

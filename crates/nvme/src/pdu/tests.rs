@@ -113,7 +113,7 @@ fn a_command_capsule_with_digests_and_padding() {
     tx.data_digest([&b"abc"[..], b"defgh"], &mut out);
     assert_eq!(out, bytes);
 
-    // A wrong data digest is not fatal (TCP §3.3.1.2).
+    // A wrong data digest is not fatal (TCP §3.5).
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     assert!(!rx.parse(&bytes).unwrap().unwrap().data_digest_ok);
@@ -228,6 +228,13 @@ fn termination_requests() {
     let parsed = one(&with_digests(Role::Host), &out);
     assert_eq!(parsed.pdu, Pdu::C2hTermReq(TermReq { fes: 3, fei: 0xdead_beef }));
 
+    // A termination request is not answered, however malformed.
+    for kind in [2, 3] {
+        let mut out = Vec::new();
+        TermReq { fes: 1, fei: 4 }.encode(Role::Host, &[kind, 0, 24, 0, 255, 0, 0, 0], &mut out);
+        assert!(out.is_empty());
+    }
+
     // Never more than 152 bytes, however long the header claims to be.
     let mut out = Vec::new();
     TermReq { fes: 1, fei: 2 }.encode(Role::Host, &[0xff; 600], &mut out);
@@ -271,7 +278,7 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
         (
             "ICResp MAXH2CDATA below 4096",
             &fresh_host,
-            "01 00 80 00 80000000 0000 00 00 ff0f0000",
+            "01 00 80 00 80000000 0000 00 00 fc0f0000",
             InvalidHeader,
             12,
         ),
@@ -321,6 +328,37 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
         ),
         ("H2CData without data", &ctrl, "06 04 18 18 18000000", InvalidHeader, 16),
         (
+            "H2CData DATAO not in dwords",
+            &ctrl,
+            "06 04 18 18 1c000000 0000 0000 02000000 04000000",
+            InvalidHeader,
+            12,
+        ),
+        (
+            "C2HData DATAL not in dwords",
+            &host,
+            "07 04 18 18 1b000000 0000 0000 00000000 03000000",
+            InvalidHeader,
+            16,
+        ),
+        (
+            "R2T R2TO not in dwords",
+            &host,
+            "09 00 18 00 18000000 0000 0000 01000000 04000000",
+            InvalidHeader,
+            12,
+        ),
+        (
+            "R2T R2TL not in dwords",
+            &host,
+            "09 00 18 00 18000000 0000 0000 00000000 05000000",
+            InvalidHeader,
+            16,
+        ),
+        ("several errors: FLAGS before HLEN", &ctrl, "04 01 47 00 4c000000", InvalidHeader, 1),
+        ("several errors: HLEN before PDO", &ctrl, "04 00 47 01 50000000", InvalidHeader, 2),
+        ("several errors: PDO before PLEN", &ctrl, "04 00 48 01 49000000", InvalidHeader, 3),
+        (
             "H2CData DATAL too long",
             &ctrl,
             "06 04 18 18 1c000000 0000 0000 00000000 08000000",
@@ -330,14 +368,14 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
         (
             "H2CData DATAL too short",
             &ctrl,
-            "06 04 18 18 1c000000 0000 0000 00000000 03000000",
+            "06 04 18 18 20000000 0000 0000 00000000 04000000",
             InvalidHeader,
             16,
         ),
         (
             "H2CData beyond 4 GiB",
             &ctrl,
-            "06 04 18 18 1c000000 0000 0000 ffffffff 04000000",
+            "06 04 18 18 1c000000 0000 0000 fcffffff 04000000",
             OutOfRange,
             0,
         ),

@@ -1,5 +1,5 @@
 //! From a fresh connection to an enabled controller: the part that attaching and discovery share
-//! (Base §3.5.1).
+//! (Base §3.5.2).
 
 use alloc::vec::Vec;
 

@@ -100,6 +100,13 @@ pub enum SubmitError {
     /// The connection is not set up yet, or gone.
     #[error("the connection is not ready")]
     NotReady,
+    /// A length that is not a multiple of 4, which data outside the capsule must have (TCP
+    /// §3.6.2.8 to §3.6.2.10).
+    #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
+    Misaligned {
+        /// Bytes of data.
+        len: u64,
+    },
     /// [`Data::Bytes`] longer than a capsule takes, or a read beyond [`QpConfig::data_max`].
     #[error("{len} bytes of data are more than the {max} that may go with this command")]
     TooLong {
@@ -239,6 +246,11 @@ struct Slot<P> {
     len: u32,
     /// Bytes asked for by R2Ts (`Out`), or received (`In`): both go strictly upwards.
     moved: u32,
+    /// LAST_PDU has come.
+    ended: bool,
+    /// R2Ts that came in one call of `receive`, and which call that was: none of them can have
+    /// been answered when the next was sent.
+    r2ts: (u32, u32),
     /// What R2Ts will ask for. The vector is kept for the next command.
     pieces: Vec<P>,
 }
@@ -256,6 +268,8 @@ pub struct QueuePair<P> {
     free: Vec<u16>,
     slot_bits: u32,
     cntlid: u16,
+    /// Calls of `receive`, to tell R2Ts of one from those of another.
+    calls: u32,
 }
 
 /// `user` of the Connect command; commands of the caller are told apart by state, not by this.
@@ -285,12 +299,15 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
                     direction: Direction::None,
                     len: 0,
                     moved: 0,
+                    ended: false,
+                    r2ts: (0, 0),
                     pieces: Vec::new(),
                 })
                 .collect(),
             free: (0..depth).rev().collect(),
             slot_bits: depth.next_power_of_two().trailing_zeros(),
             cntlid: config.cntlid,
+            calls: 0,
             config,
         }
     }
@@ -423,6 +440,9 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         if len > u64::from(max) {
             return Err(SubmitError::TooLong { len, max });
         }
+        if matches!(direction, Direction::Out | Direction::In) && !len.is_multiple_of(4) {
+            return Err(SubmitError::Misaligned { len });
+        }
         let len = len as u32;
         let index = self.free.pop().ok_or(SubmitError::Full)?;
         let slot = &mut self.slots[usize::from(index)];
@@ -433,6 +453,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         slot.direction = direction;
         slot.len = len;
         slot.moved = 0;
+        slot.ended = false;
+        slot.r2ts.0 = 0;
         let cid = slot.cid;
 
         sqe.set_cid(cid);
@@ -481,6 +503,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         if self.state == State::Dead {
             return Err(SessionError::Closed);
         }
+        self.calls = self.calls.wrapping_add(1);
         let mut used = 0;
         loop {
             let rest = &buf[used..];
@@ -539,7 +562,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         if ic.header_digest && !self.config.header_digest
             || ic.data_digest && !self.config.data_digest
         {
-            return Err(PduError::unsupported(11, "digests that were not asked for").into());
+            return Err(PduError::header(11, "digests that were not asked for").into());
         }
         if self.config.header_digest && !ic.header_digest {
             return Err(SessionError::NoDigests("header"));
@@ -665,17 +688,24 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         digest_ok: bool,
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), SessionError> {
-        let slot = self.slot(hdr.cccid).filter(|slot| slot.direction == Direction::In);
-        let Some(slot) = slot else {
-            return Err(PduError::header(8, "data for no read in flight").into());
+        // TCP §3.3.2.1 says which status each lie gets.
+        let Some(slot) = self.slot(hdr.cccid) else {
+            return Err(PduError::header(8, "data for no command in flight").into());
         };
-        if hdr.datao != slot.moved {
-            return Err(PduError::header(12, "data that does not follow what came before").into());
+        if slot.direction != Direction::In {
+            return Err(PduError::sequence("data for a command that reads none").into());
         }
-        if hdr.datal > slot.len - slot.moved {
+        if slot.ended {
+            return Err(PduError::sequence("data after LAST_PDU").into());
+        }
+        if u64::from(hdr.datao) + u64::from(hdr.datal) > u64::from(slot.len) {
             return Err(PduError::out_of_range("data beyond what the read asked for").into());
         }
+        if hdr.datao != slot.moved {
+            return Err(PduError::sequence("data that does not follow what came before").into());
+        }
         slot.moved += hdr.datal;
+        slot.ended = hdr.last;
         if hdr.success && slot.moved < slot.len {
             return Err(PduError::sequence("a read completed before its data").into());
         }
@@ -695,17 +725,28 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
 
     fn data_out(&mut self, r2t: &R2t, out: &mut Outbox<P>) -> Result<(), PduError> {
         let maxh2cdata = self.maxh2cdata as usize;
+        let maxr2t = self.config.maxr2t.max(1);
+        let calls = self.calls;
+        // Not `self.slot()`: `self.tx` is needed beside it.
         let index = usize::from(r2t.cccid & ((1 << self.slot_bits) - 1));
         let slot = self
             .slots
             .get_mut(index)
-            .filter(|s| s.busy && s.cid == r2t.cccid && s.direction == Direction::Out)
-            .ok_or(PduError::header(8, "an R2T for no write in flight"))?;
-        if r2t.r2to != slot.moved {
-            return Err(PduError::header(12, "an R2T that does not follow the one before"));
+            .filter(|slot| slot.busy && slot.cid == r2t.cccid)
+            .ok_or(PduError::header(8, "an R2T for no command in flight"))?;
+        // TCP §3.3.2.2 says which status each lie gets.
+        if slot.direction != Direction::Out {
+            return Err(PduError::sequence("an R2T for a command that has no data to ask for"));
         }
-        if r2t.r2tl > slot.len - slot.moved {
+        if u64::from(r2t.r2to) + u64::from(r2t.r2tl) > u64::from(slot.len) {
             return Err(PduError::out_of_range("an R2T beyond the data of the write"));
+        }
+        if r2t.r2to != slot.moved {
+            return Err(PduError::sequence("an R2T that does not follow the one before"));
+        }
+        slot.r2ts = if slot.r2ts.1 == calls { (slot.r2ts.0 + 1, calls) } else { (1, calls) };
+        if slot.r2ts.0 > maxr2t {
+            return Err(PduError::limit("more R2Ts at once than were allowed"));
         }
         slot.moved += r2t.r2tl;
         let mut at = r2t.r2to as usize;

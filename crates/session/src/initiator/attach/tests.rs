@@ -25,6 +25,8 @@ fn config() -> QpConfig {
 struct Target {
     /// CSTS says ready from this reading on.
     ready_after: u32,
+    /// CSTS from then on.
+    ready: u64,
     version: u32,
     controller: Vec<u8>,
     namespace: Vec<u8>,
@@ -35,6 +37,7 @@ impl Target {
     fn new() -> Self {
         Self {
             ready_after: 0,
+            ready: 1,
             version: 0x0002_0000,
             controller: page(&[
                 (4, b"SN42                "),
@@ -74,7 +77,7 @@ impl Target {
                 assert_eq!(le(sqe, 48, 8), 0x0046_0001, "EN, 64-byte and 16-byte entries");
                 Answer::Result(0)
             }
-            (0x7f, 0x04, 0x1c) if self.ready_after == 0 => Answer::Result(1),
+            (0x7f, 0x04, 0x1c) if self.ready_after == 0 => Answer::Result(self.ready),
             (0x7f, 0x04, 0x1c) => {
                 self.ready_after -= 1;
                 Answer::Result(0)
@@ -196,6 +199,10 @@ fn a_slow_controller_is_waited_for_and_a_dead_one_is_not() {
     target.ready_after = u32::MAX;
     let e = target.run().unwrap_err();
     assert_eq!(e, AttachError::NotReady { ms: 1000 }, "CAP.TO is 2 × 500 ms");
+
+    let mut target = Target::new();
+    target.ready = 2;
+    assert_eq!(target.run().unwrap_err(), AttachError::Fatal, "CSTS.CFS");
 }
 
 #[test]

@@ -346,29 +346,29 @@ fn digest(mut bytes: Vec<u8>, data: usize) -> Vec<u8> {
 fn digests_both_ways() {
     let mut rig = Rig::ready(digested(), 0);
     rig.qp.set_in_capsule(4096);
-    let pieces: [Payload; 2] = [b"1234"[..].into(), b"56789"[..].into()];
+    let pieces: [Payload; 2] = [b"1234"[..].into(), b"56789abc"[..].into()];
     rig.submit(Sqe::write(1, 0, 1), 1, Data::Write(&pieces));
     let sent = rig.sent();
-    assert_eq!(sent[..8], hex("04 03 48 4c 59000000"));
+    assert_eq!(sent[..8], hex("04 03 48 4c 5c000000"));
     assert_eq!(sent[72..76], soft(0, &sent[..72]).to_le_bytes());
-    assert_eq!(&sent[76..85], b"123456789");
-    assert_eq!(sent[85..], hex("839206e3"), "CRC32C of 123456789");
+    assert_eq!(&sent[76..88], b"123456789abc");
+    assert_eq!(sent[88..], hex("1a54a092"), "CRC32C of 123456789abc");
 
     rig.qp.set_in_capsule(0);
     assert_eq!(rig.submit(Sqe::write(1, 0, 1), 2, Data::Write(&pieces)), 1);
     rig.sent();
-    rig.get(&digest(r2t(1, 3, 0, 9), 0)).unwrap();
+    rig.get(&digest(r2t(1, 3, 0, 12), 0)).unwrap();
     let sent = rig.sent();
-    assert_eq!(sent[..8], hex("06 07 18 1c 29000000"));
+    assert_eq!(sent[..8], hex("06 07 18 1c 2c000000"));
     assert_eq!(sent[24..28], soft(0, &sent[..24]).to_le_bytes());
-    assert_eq!(&sent[28..37], b"123456789");
-    assert_eq!(sent[37..], hex("839206e3"));
+    assert_eq!(&sent[28..40], b"123456789abc");
+    assert_eq!(sent[40..], hex("1a54a092"));
 
-    assert_eq!(rig.submit(Sqe::read(1, 0, 1), 3, Data::Read(9)), 2);
-    rig.get(&digest(c2h(12, 2, 0, b"123456789"), 24)).unwrap();
+    assert_eq!(rig.submit(Sqe::read(1, 0, 1), 3, Data::Read(12)), 2);
+    rig.get(&digest(c2h(12, 2, 0, b"123456789abc"), 24)).unwrap();
     assert_eq!(
         rig.seen(),
-        [Seen::Data(3, 0, b"123456789".to_vec()), Seen::Done(3, Status::SUCCESS)]
+        [Seen::Data(3, 0, b"123456789abc".to_vec()), Seen::Done(3, Status::SUCCESS)]
     );
 }
 
@@ -406,6 +406,7 @@ fn t18_hostile_targets_get_a_termination_request() {
     const HEADER: u16 = 1;
     const SEQUENCE: u16 = 2;
     const RANGE: u16 = 4;
+    const LIMIT: u16 = 5;
     let join = |pdus: &[Vec<u8>]| pdus.concat();
     let cases: Vec<(&str, Vec<u8>, (u16, u32))> = vec![
         ("a completion out of the blue", resp(3, 0, 0), (HEADER, 20)),
@@ -418,14 +419,23 @@ fn t18_hostile_targets_get_a_termination_request() {
         ("a write without asking for data", resp(1, 0, 0), (SEQUENCE, 0)),
         ("a write after half the data", join(&[r2t(1, 0, 0, 4096), resp(1, 0, 0)]), (SEQUENCE, 0)),
         ("data for no command", c2h(4, 9, 0, &[0; 8]), (HEADER, 8)),
-        ("data for a write", c2h(4, 1, 0, &[0; 8]), (HEADER, 8)),
-        ("data that leaves a gap", c2h(4, 4, 8, &[0; 8]), (HEADER, 12)),
-        ("data that overlaps", join(&[c2h(0, 4, 0, &[0; 8]), c2h(4, 4, 4, &[0; 8])]), (HEADER, 12)),
-        ("data twice", join(&[c2h(0, 4, 0, &[0; 8]), c2h(0, 4, 0, &[0; 8])]), (HEADER, 12)),
-        ("data beyond the read", c2h(4, 4, 0, &[0; 17]), (RANGE, 0)),
+        ("data for a write", c2h(4, 1, 0, &[0; 8]), (SEQUENCE, 0)),
+        ("data that leaves a gap", c2h(4, 4, 8, &[0; 8]), (SEQUENCE, 0)),
+        (
+            "data that overlaps",
+            join(&[c2h(0, 4, 0, &[0; 8]), c2h(4, 4, 4, &[0; 8])]),
+            (SEQUENCE, 0),
+        ),
+        ("data twice", join(&[c2h(0, 4, 0, &[0; 8]), c2h(0, 4, 0, &[0; 8])]), (SEQUENCE, 0)),
+        (
+            "data after LAST_PDU",
+            join(&[c2h(4, 4, 0, &[0; 8]), c2h(4, 4, 8, &[0; 8])]),
+            (SEQUENCE, 0),
+        ),
+        ("data beyond the read", c2h(4, 4, 0, &[0; 20]), (RANGE, 0)),
         (
             "data beyond the end of the read",
-            join(&[c2h(0, 4, 0, &[0; 16]), c2h(4, 4, 16, &[0; 1])]),
+            join(&[c2h(0, 4, 0, &[0; 16]), c2h(4, 4, 16, &[0; 4])]),
             (RANGE, 0),
         ),
         (
@@ -437,7 +447,7 @@ fn t18_hostile_targets_get_a_termination_request() {
             "data whose length lies",
             {
                 let mut b = c2h(4, 4, 0, &[0; 8]);
-                b[16] = 9;
+                b[16] = 12;
                 b
             },
             (HEADER, 16),
@@ -452,16 +462,21 @@ fn t18_hostile_targets_get_a_termination_request() {
             (HEADER, 4),
         ),
         ("R2T for no command", r2t(9, 0, 0, 8), (HEADER, 8)),
-        ("R2T for a read", r2t(4, 0, 0, 8), (HEADER, 8)),
-        ("R2T for data that went with the capsule", r2t(2, 0, 0, 8), (HEADER, 8)),
-        ("R2T beyond the write", r2t(1, 0, 0, 8193), (RANGE, 0)),
+        ("R2T for a read", r2t(4, 0, 0, 8), (SEQUENCE, 0)),
+        ("R2T for data that went with the capsule", r2t(2, 0, 0, 8), (SEQUENCE, 0)),
+        ("R2T beyond the write", r2t(1, 0, 0, 8196), (RANGE, 0)),
         (
             "R2T beyond the end of the write",
             join(&[r2t(1, 0, 0, 8192), r2t(1, 0, 8192, 4)]),
             (RANGE, 0),
         ),
-        ("R2T that leaves a gap", r2t(1, 0, 4096, 4096), (HEADER, 12)),
-        ("R2T twice", join(&[r2t(1, 0, 0, 4096), r2t(1, 0, 0, 4096)]), (HEADER, 12)),
+        ("R2T that leaves a gap", r2t(1, 0, 4096, 4096), (SEQUENCE, 0)),
+        ("R2T twice", join(&[r2t(1, 0, 0, 4096), r2t(1, 0, 0, 4096)]), (SEQUENCE, 0)),
+        (
+            "two R2Ts at once where one was allowed",
+            join(&[r2t(1, 0, 0, 4096), r2t(1, 1, 4096, 4096)]),
+            (LIMIT, 0),
+        ),
         ("a second ICResp", icresp(0, 0), (SEQUENCE, 0)),
         ("an ICReq", hex("00 00 80 00 80000000"), (SEQUENCE, 0)),
         ("a command", hex("04 00 48 00 48000000"), (SEQUENCE, 0)),
@@ -493,7 +508,7 @@ fn t18_the_handshake_in_the_wrong_order() {
     assert_eq!(fresh().broken(&resp(0, 0, 0)), (2, 0));
     assert_eq!(fresh().broken(&c2h(4, 0, 0, &[0; 8])), (2, 0));
     assert_eq!(fresh().broken(&r2t(0, 0, 0, 8)), (2, 0));
-    assert_eq!(fresh().broken(&icresp(0, 1)), (6, 11), "digests that were not asked for");
+    assert_eq!(fresh().broken(&icresp(0, 1)), (1, 11), "digests that were not asked for");
     assert_eq!(fresh().broken(&icresp(32, 0)), (1, 10));
     let mut small = icresp(0, 0);
     small[13] = 0;
@@ -502,11 +517,11 @@ fn t18_the_handshake_in_the_wrong_order() {
     let mut rig = Rig::new(config());
     assert_eq!(rig.broken(&icresp(0, 0)), (2, 0));
     // While Connect is under way, nothing else can be completed or asked for.
-    for bytes in [resp(1, 0, 0), r2t(0, 0, 0, 8), c2h(4, 0, 0, &[0; 8])] {
+    for (bytes, want) in [(resp(1, 0, 0), 1), (r2t(0, 0, 0, 8), 2), (c2h(4, 0, 0, &[0; 8]), 2)] {
         let mut rig = fresh();
         rig.get(&icresp(0, 0)).unwrap();
         let (fes, _) = rig.broken(&bytes);
-        assert_eq!(fes, 1);
+        assert_eq!(fes, want);
         assert_eq!(rig.qp.outstanding().count(), 0);
     }
 }
@@ -556,6 +571,17 @@ fn refusals_say_what_and_why() {
     assert_eq!(rig.qp.outstanding().collect::<Vec<_>>(), [9]);
 }
 
+/// A malformed termination request ends the connection without an answer (TCP §3.5).
+#[test]
+fn t18_termination_requests_are_not_answered() {
+    for bytes in ["03 00 18 00 99000000", "03 00 18 00 17000000", "03 00 20 00 18000000"] {
+        let mut rig = Rig::ready(config(), 0);
+        rig.sent();
+        assert!(matches!(rig.get(&hex(bytes)), Err(SessionError::Protocol(_))));
+        assert!(rig.out.is_empty() && rig.qp.is_dead());
+    }
+}
+
 #[test]
 fn what_cannot_be_sent_is_refused_whole() {
     let mut rig = Rig::ready(config(), 0);
@@ -568,9 +594,12 @@ fn what_cannot_be_sent_is_refused_whole() {
         "an I/O capsule whose size is not known yet takes nothing"
     );
     assert_eq!(
-        submit(&mut rig, Data::Read(16385)),
-        Err(SubmitError::TooLong { len: 16385, max: 16384 })
+        submit(&mut rig, Data::Read(16388)),
+        Err(SubmitError::TooLong { len: 16388, max: 16384 })
     );
+    assert_eq!(submit(&mut rig, Data::Read(9)), Err(SubmitError::Misaligned { len: 9 }));
+    let odd: [Payload; 1] = [vec![0; 9].into()];
+    assert_eq!(submit(&mut rig, Data::Write(&odd)), Err(SubmitError::Misaligned { len: 9 }));
     for _ in 0..3 {
         submit(&mut rig, Data::None).unwrap();
     }
@@ -595,7 +624,8 @@ fn t18_damaged_streams_never_confuse_it() {
     let (mut ended, mut survived) = (0, 0);
     for _ in 0..20_000 {
         let bits = next();
-        let mut rig = Rig::ready(if bits & 1 == 0 { config() } else { digested() }, 0);
+        let config = if bits & 1 == 0 { config() } else { digested() };
+        let mut rig = Rig::ready(QpConfig { maxr2t: 2, ..config }, 0);
         rig.submit(Sqe::read(1, 0, 1), 0, Data::Read(16));
         let piece: [Payload; 1] = [vec![0; 9000].into()];
         rig.submit(Sqe::write(1, 0, 16), 1, Data::Write(&piece));
