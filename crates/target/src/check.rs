@@ -284,6 +284,14 @@ impl Settled {
     }
 }
 
+/// The machine's cores. Which of them this process may use is the business of each reactor, which
+/// is pinned on its own.
+fn cores_of_machine() -> usize {
+    // SAFETY: takes a constant, returns a number or -1.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    usize::try_from(count).unwrap_or(1).max(1)
+}
+
 /// Checks what can be checked without opening anything, and fills in the defaults.
 pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
     let mut problems = Vec::new();
@@ -322,8 +330,9 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
     if !(1..=256).contains(&reactors) {
         wrong("reactors", format!("{reactors}"), "give 1 to 256");
     }
-    if let Some(core) = config.cores.iter().find(|core| !cores.contains(core)) {
-        wrong("cores", format!("core {core}"), &format!("this process may use {cores:?}"));
+    let count = cores_of_machine();
+    if let Some(core) = config.cores.iter().find(|core| **core >= count) {
+        wrong("cores", format!("core {core}"), &format!("this machine has 0 to {}", count - 1));
     }
     if !(1..=IO_QUEUES_MAX).contains(&config.io_queues) {
         let advice = format!("give 1 to {IO_QUEUES_MAX}");

@@ -173,7 +173,7 @@ impl Reactor {
                 continue;
             }
             match self.waiter.idle(self.devices.now) {
-                Next::Look => relax(),
+                Next::Look => self.waiter.relax(),
                 Next::Sleep => {
                     self.hot.clear();
                     let timeout = self.until_next_deadline();
@@ -314,25 +314,34 @@ impl Reactor {
         let any = !mail.is_empty();
         for mail in mail {
             match mail {
-                Mail::Adopt(link) => self.adopt(link),
-                Mail::Notice(id) => {
-                    let at = self.links.iter().position(|link| {
-                        link.as_ref().is_some_and(|link| link.conn.id() == id)
-                    });
-                    if let Some(at) = at
-                        && let Some(link) = &mut self.links[at]
-                    {
-                        if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output)
-                        {
-                            link.end(&closed.to_string(), &mut self.devices);
-                        }
-                        link.send(&mut self.devices);
-                        self.touched.push(at);
-                    }
+                Mail::Adopt(link) => {
+                    let id = link.conn.id();
+                    self.adopt(link);
+                    // A notice that was posted while the connection was on its way found it on
+                    // neither reactor.
+                    self.notice(id);
                 }
+                Mail::Notice(id) => self.notice(id),
             }
         }
         any
+    }
+
+    /// Has a connection, if it is here, look at what was left for it.
+    fn notice(&mut self, id: ConnId) {
+        let at = self
+            .links
+            .iter()
+            .position(|link| link.as_ref().is_some_and(|link| link.conn.id() == id));
+        if let Some(at) = at
+            && let Some(link) = &mut self.links[at]
+        {
+            if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output) {
+                link.end(&closed.to_string(), &mut self.devices);
+            }
+            link.send(&mut self.devices);
+            self.touched.push(at);
+        }
     }
 
     fn poll_drives(&mut self) -> bool {

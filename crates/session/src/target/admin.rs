@@ -9,9 +9,7 @@ use riopipe_nvme::pdu::DataHdr;
 
 use super::conn::{Closed, TargetConn};
 use super::host::Host;
-use super::limits::{
-    ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS, TRANSFER_BYTES_MAX,
-};
+use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use super::stream::Waiting;
 use crate::outbox::Outbox;

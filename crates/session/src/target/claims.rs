@@ -226,6 +226,9 @@ impl<R: Region> Volumes<R> {
         living: impl Fn(u64) -> bool,
     ) -> Result<(), Refusal> {
         self.check_members(claim, namespaces)?;
+        if claim.generation == 0 {
+            return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
+        }
         let known = self.list.iter().position(|v| v.id == claim.volume);
         let at = match known {
             Some(at) => {

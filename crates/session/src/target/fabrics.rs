@@ -43,9 +43,7 @@ impl From<AttachError> for Refusal {
             AttachError::Full => (Status::CONNECT_BUSY, 0),
             AttachError::NoController => (Status::CONNECT_INVALID.with_dnr(), invalid(16, true)),
             AttachError::OtherHost => (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
-            AttachError::NotEnabled | AttachError::Taken => {
-                (Status::SEQUENCE_ERROR.with_dnr(), 0)
-            }
+            AttachError::NotEnabled | AttachError::Taken => (Status::SEQUENCE_ERROR.with_dnr(), 0),
             AttachError::Discovery | AttachError::QueueId => {
                 (Status::CONNECT_INVALID.with_dnr(), invalid(42, false))
             }
@@ -114,8 +112,7 @@ impl<H: Host> TargetConn<H> {
 
     fn connect(&mut self, sqe: &Sqe, data: &ConnectData, host: &mut H) -> Result<u16, Refusal> {
         let fields = sqe.connect_fields();
-        let invalid =
-            |offset, in_data, why| Refusal::from(ConnectInvalid { offset, in_data, why });
+        let invalid = |offset, in_data, why| Refusal::from(ConnectInvalid { offset, in_data, why });
         if fields.recfmt != 0 {
             return Err(Refusal {
                 status: Status::CONNECT_FORMAT.with_dnr(),
@@ -154,9 +151,8 @@ impl<H: Host> TargetConn<H> {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
             }
-            let attached = host.with_shared(|s| {
-                s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now)
-            })?;
+            let attached = host
+                .with_shared(|s| s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now))?;
             let mut admin = Admin::new(discovery);
             admin.kato_ms = fields.kato_ms;
             self.admin = Some(Box::new(admin));
@@ -245,7 +241,10 @@ impl<H: Host> TargetConn<H> {
             // Command set: NVM (000b) or all that are supported (110b).
             if new.mps() != 0 || !matches!(new.css(), 0 | 6) || !io {
                 admin.csts.0 |= Csts::FATAL;
-                self.trouble("the host enabled the controller with settings it does not have", host);
+                self.trouble(
+                    "the host enabled the controller with settings it does not have",
+                    host,
+                );
                 return Status::SUCCESS;
             }
             admin.csts = Csts(Csts::READY);

@@ -179,7 +179,7 @@ impl<H: Host> TargetConn<H> {
             log_page::FIRMWARE => {
                 let identity = host.with_shared(|s| s.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
-            },
+            }
             log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),
             log_page::EFFECTS => log_page::effects(true).to_vec(),
             _ => return None,

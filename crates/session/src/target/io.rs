@@ -65,10 +65,8 @@ impl<H: Host> TargetConn<H> {
     /// Finds the namespace of a block command and checks its blocks: the namespace's index.
     #[inline]
     pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
-        let (index, ns) = self
-            .namespaces
-            .find(sqe.nsid())
-            .ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        let (index, ns) =
+            self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
         match sqe.slba().checked_add(u64::from(sqe.nlb())) {
             Some(end) if end <= ns.config.blocks => Ok(index),
             _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
@@ -177,12 +175,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     #[inline]
-    fn read(
-        &mut self,
-        sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
+    fn read(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
         let want = sqe.nlb() * BLOCK_SIZE;
         let checked = self.extent(sqe).and_then(|ns| match sqe.sgl() {
             _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
@@ -216,12 +209,7 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn flush(
-        &mut self,
-        sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
+    fn flush(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
         let Some((ns, _)) = self.namespaces.find(sqe.nsid()) else {
             self.respond(sqe.cid(), Status::INVALID_NAMESPACE.with_dnr(), 0, out);
             return Ok(());
@@ -293,12 +281,7 @@ impl<H: Host> TargetConn<H> {
 
     /// The ranges of a Dataset Management command are there; checks them all before the first
     /// is begun.
-    pub(super) fn dataset_gathered(
-        &mut self,
-        index: u16,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) {
+    pub(super) fn dataset_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
         let slot = &self.slots[index];
         // Other attributes are hints about use.
         if !slot.sqe.dsm_deallocates() {

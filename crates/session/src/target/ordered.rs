@@ -10,9 +10,9 @@ use core::ops::Range;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Kind, Member, Seq, VolumeId};
+use riopipe_order::entry::Position;
 use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{AppendError, StreamLog};
-use riopipe_order::entry::Position;
 
 use super::conn::{Closed, TargetConn};
 use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
@@ -289,7 +289,10 @@ impl<H: Host> TargetConn<H> {
         let from = stream.steps.len();
         if stream.gate.arrive(Ticket(u32::from(index)), &at_gate, &mut stream.steps).is_err() {
             stream.stop(at_gate.member, attribute.ordinal);
-            self.trouble("an ordered request came twice or too far ahead; its stream is stopped", host);
+            self.trouble(
+                "an ordered request came twice or too far ahead; its stream is stopped",
+                host,
+            );
             self.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
             return Ok(());
         }
@@ -332,9 +335,7 @@ impl<H: Host> TargetConn<H> {
             },
             Kind::Write | Kind::Discard => self.extent(sqe)?,
         };
-        stream
-            .drive(ns, attribute.member)
-            .ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        stream.drive(ns, attribute.member).ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
         let inline = match attribute.kind {
             Kind::Write => {
                 let want = attribute.blocks * BLOCK_SIZE;

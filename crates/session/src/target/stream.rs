@@ -113,7 +113,8 @@ impl<H: Host> TargetConn<H> {
                 self.answer(index, status, result, out);
             }
             Ok(fence) => {
-                let what = alloc::format!("volume {} generation {}", claim.volume, claim.generation);
+                let what =
+                    alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 host.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
                 self.wait_for(fence, index, Then::Claimed, host, out);
             }

@@ -29,12 +29,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Starts the command in a slot that needs a buffer, or queues it for its turn.
-    pub(super) fn when_affordable(
-        &mut self,
-        index: u16,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) {
+    pub(super) fn when_affordable(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
         if self.waiting.is_empty() && self.affordable(index, out) {
             self.start_transfer(index, host, out);
         } else {

@@ -6,7 +6,8 @@
 /// The discovery subsystem's well-known name (Base §4.5).
 pub(crate) const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Who the scripted host is.
-pub(crate) const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:5a2b3c4d-0000-4000-8000-000000000001";
+pub(crate) const HOSTNQN: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:5a2b3c4d-0000-4000-8000-000000000001";
 /// Its host identifier.
 pub(crate) const HOSTID: [u8; 16] = *b"scripted-host-01";
 
@@ -222,13 +223,20 @@ pub(crate) fn flush(cid: u16, nsid: u32) -> Sqe {
 }
 
 /// One PDU as received.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     /// The header, common part included, digest excluded.
     pub(crate) header: Vec<u8>,
     pub(crate) data: Vec<u8>,
+}
+
+impl std::fmt::Debug for Received {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (kind, header, len) = (self.kind, &self.header, self.data.len());
+        write!(f, "PDU {kind:#04x}, header {header:02x?}, {len} bytes of data")
+    }
 }
 
 impl Received {

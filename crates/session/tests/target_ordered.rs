@@ -1,0 +1,430 @@
+//! Ordered writes at the target: the gate, the log, and what must be durable when.
+
+mod peer;
+mod world;
+
+use peer::Digests;
+use riopipe_order::attribute::{Flags, Kind, Member};
+use riopipe_order::ordering_log::Scan;
+use riopipe_session::wire;
+use world::{Owner, What, World, attribute, block, flush_entry, ordered, pattern, riopipe_bytes};
+
+/// Crashes tried where any subset of unfenced words may be lost.
+const SEEDS: u64 = 64;
+
+fn statuses(w: &mut World, at: usize) -> Vec<(u16, u16)> {
+    w.completions(at).iter().map(|c| (c.cid, c.status)).collect()
+}
+
+fn persisted(scan: &Scan) -> Vec<(u64, bool)> {
+    scan.entries.iter().map(|e| (e.attribute.seq.0, e.persisted)).collect()
+}
+
+#[test]
+fn an_ordered_write_is_logged_written_and_vouched_for() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    for seq in 1..=3 {
+        let done = w.call(io, ordered(seq as u16, &attribute(seq, 10 + seq), 0), &block(seq as u8));
+        assert_eq!((done.cid, done.status), (seq as u16, 0));
+    }
+    assert_eq!(w.host.drives[0].block(12), block(2));
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, true), (2, true), (3, true)]);
+    // A released group's entry may go.
+    assert_eq!(w.call(io, ordered(4, &attribute(4, 20), 3), &block(4)).status, 0);
+    let mark = wire::mark_command(riopipe_order::attribute::Seq(4), true);
+    assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0);
+    assert!(w.scan(0, 1).is_clean(), "a durable mark leaves nothing behind");
+}
+
+#[test]
+fn a_batch_has_one_fence_before_its_writes_and_one_before_its_answers() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let (at, _) = w.partition(0);
+    let before = w.host.parts.fences(at);
+    let mut bytes = Vec::new();
+    for seq in 1..=16u64 {
+        let sqe = ordered(seq as u16, &attribute(seq, seq), 0);
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, &block(seq as u8)));
+    }
+    w.send(io, &bytes);
+    assert_eq!(w.completions(io).len(), 16);
+    assert_eq!(w.host.parts.fences(at) - before, 2);
+}
+
+#[test]
+fn the_attribute_is_durable_before_its_write_begins() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let (at, len) = w.partition(0);
+    w.host.on_write = Some(Box::new(move |parts, lba| {
+        for seed in 0..SEEDS {
+            let scan = parts.scan(at, len, 0, seed);
+            assert!(
+                scan.entries.iter().any(|e| e.attribute.lba == lba),
+                "a crash now would forget the write of block {lba} (seed {seed})"
+            );
+        }
+    }));
+    let mut bytes = Vec::new();
+    for seq in 1..=8u64 {
+        let sqe = ordered(seq as u16, &attribute(seq, 100 + seq), 0);
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, &block(seq as u8)));
+    }
+    w.send(io, &bytes);
+    assert_eq!(w.completions(io).len(), 8);
+    // And with its data on request.
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(9, 300) };
+    w.command(io, ordered(9, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.send(io, &peer::h2c_data(Digests::default(), 9, ttag, 0, &pattern(1, 20), true));
+    assert_eq!(statuses(&mut w, io), [(9, 0)]);
+}
+
+#[test]
+fn t7_the_persist_word_is_durable_before_the_response() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    // Finishing within the call, and later.
+    for (seq, holds) in [(1u64, false), (2, true)] {
+        w.host.drives[0].holds = holds;
+        w.command(io, ordered(seq as u16, &attribute(seq, seq), 0), &block(1));
+        w.complete_all(0);
+        assert_eq!(statuses(&mut w, io), [(seq as u16, 0)]);
+        for seed in 0..SEEDS {
+            let entries = w.scan(0, seed).entries;
+            let entry = entries.iter().find(|e| e.attribute.seq.0 == seq).expect("logged");
+            assert!(entry.persisted, "answered, but a crash would undo it (seed {seed})");
+        }
+    }
+}
+
+#[test]
+fn t4_only_a_good_flush_vouches_on_a_volatile_drive() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.complete(0, 0);
+    assert_eq!(statuses(&mut w, io), [(1, 0)], "complete, not durable");
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false)]);
+    let mut flushed = attribute(2, 2);
+    flushed.flags = Flags::BOUNDARY.with(Flags::FLUSH);
+    w.command(io, ordered(2, &flushed, 0), &block(2));
+    w.complete(0, 0);
+    assert_eq!(statuses(&mut w, io), [], "written, not flushed");
+    assert_eq!(w.host.drives[0].pending[0].what, What::Flush);
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false), (2, false)]);
+    w.complete(0, 0);
+    assert_eq!(statuses(&mut w, io), [(2, 0)]);
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false), (2, true)]);
+}
+
+#[test]
+fn t4_after_a_failed_write_no_flush_vouches_for_it() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.command(io, ordered(2, &flush_entry(2, 0), 0), &[]);
+    w.fail(0, 0);
+    w.complete_all(0);
+    let mut got = statuses(&mut w, io);
+    got.sort_unstable();
+    assert_eq!(got, [(1, 0x280), (2, 0x707)], "a write fault, and poison for what follows");
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false), (2, false)]);
+    assert_eq!(w.call(io, ordered(3, &attribute(3, 3), 0), &block(3)).status, 0x707);
+}
+
+#[test]
+fn t2_a_flush_waits_for_earlier_writes_and_they_for_nothing() {
+    let mut w = World::new(&[true, true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.host.drives[1].holds = true;
+    for seq in 1..=3 {
+        w.command(io, ordered(seq as u16, &attribute(seq, seq), 0), &block(1));
+    }
+    w.command(io, ordered(4, &flush_entry(4, 0), 0), &[]);
+    let mut other = attribute(5, 5);
+    other.member = Member(1);
+    w.command(io, ordered(5, &other, 0), &block(1));
+    assert_eq!(w.host.drives[0].pending.len(), 3, "all under way together");
+    assert_eq!(w.host.drives[1].pending.len(), 1, "another drive is not held up");
+    w.complete(0, 2);
+    w.complete(0, 0);
+    assert!(w.host.drives[0].pending.iter().all(|p| p.what != What::Flush), "one is missing");
+    w.complete(0, 0);
+    assert_eq!(w.host.drives[0].pending.len(), 1);
+    assert_eq!(w.host.drives[0].pending[0].what, What::Flush);
+    assert_eq!(statuses(&mut w, io), [(3, 0), (1, 0), (2, 0)]);
+    w.complete(0, 0);
+    assert_eq!(statuses(&mut w, io), [(4, 0)]);
+}
+
+#[test]
+fn t2_data_still_on_its_way_holds_the_flush() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.command(io, ordered(2, &flush_entry(2, 0), 0), &[]);
+    w.command(io, ordered(3, &attribute(3, 50), 0), &block(3));
+    assert_eq!(statuses(&mut w, io), [(3, 0)], "a later write needs no earlier one");
+    assert_eq!(w.host.drives[0].history.len(), 1);
+    w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
+    assert_eq!(statuses(&mut w, io), [(1, 0), (2, 0)]);
+    let order: Vec<&What> = w.host.drives[0].history.iter().map(|(_, what)| what).collect();
+    assert!(matches!(order[..], [What::Write(_), What::Write(_), What::Flush]), "{order:?}");
+}
+
+#[test]
+fn t12_a_later_write_to_the_same_block_waits() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    let mut bytes = Vec::new();
+    for (seq, lba) in [(1, 7), (2, 8), (3, 7)] {
+        let sqe = ordered(seq as u16, &attribute(seq, lba), 0);
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, &block(seq as u8)));
+    }
+    w.send(io, &bytes);
+    let lbas = |w: &World| w.host.drives[0].pending.iter().map(|p| p.lba).collect::<Vec<_>>();
+    assert_eq!(lbas(&w), [7, 8], "the second write of block 7 is held");
+    // The receive buffer is used again meanwhile: the held data must not have stayed there.
+    w.command(io, ordered(9, &attribute(4, 30), 0), &block(9));
+    w.complete(0, 0);
+    assert_eq!(lbas(&w), [8, 30, 7]);
+    w.complete_all(0);
+    assert_eq!(w.host.drives[0].block(7), block(3), "the later content wins");
+    assert_eq!(w.completions(io).len(), 4);
+}
+
+#[test]
+fn t12_writes_that_finish_at_once_overlap_in_order_too() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let mut bytes = Vec::new();
+    for seq in 1..=3u64 {
+        let sqe = ordered(seq as u16, &attribute(seq, 7), 0);
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, &block(seq as u8)));
+    }
+    w.send(io, &bytes);
+    assert_eq!(w.completions(io).len(), 3);
+    assert_eq!(w.host.drives[0].block(7), block(3));
+    assert_eq!(persisted(&w.scan(0, 0)).len(), 3);
+}
+
+#[test]
+fn t13_a_full_log_refuses_and_releases_make_room() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    for seq in 1..=64u64 {
+        assert_eq!(w.call(io, ordered(1, &attribute(seq, seq), 0), &block(1)).status, 0);
+    }
+    // All 64 slots hold live entries; the next request brings the mark that frees some.
+    assert_eq!(w.call(io, ordered(1, &attribute(65, 65), 32), &block(1)).status, 0);
+    for seq in 66..=96u64 {
+        assert_eq!(w.call(io, ordered(1, &attribute(seq, seq), 32), &block(1)).status, 0);
+    }
+    let refused = w.call(io, ordered(1, &attribute(97, 97), 32), &block(1));
+    assert_eq!(refused.status, 0x705, "more than its credits");
+    assert_eq!(w.host.drives[0].block(97), vec![0; 4096], "nothing unlogged is written");
+    assert_eq!(w.call(io, ordered(1, &attribute(98, 98), 90), &block(1)).status, 0x705, "stopped");
+}
+
+#[test]
+fn t17_without_a_binding_the_fields_are_refused_not_ignored() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0x70f);
+    let mark = wire::mark_command(riopipe_order::attribute::Seq(4), true);
+    assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0x70f);
+    assert!(w.host.drives[0].history.is_empty());
+    // A read knows no directives: the bits mean nothing there.
+    assert_eq!(w.fetch(io, peer::read(2, 1, 0, 1).byte(50, 0xf0)).1.status, 0);
+    // On the admin queue of a discovery controller there is no such thing as a claim.
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(peer::DISCOVERY_NQN, peer::HOSTNQN, peer::HOSTID, 0xffff);
+    w.call(at, peer::connect(0, 0, 31, 0), &data);
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    let claim = w.first_claim();
+    assert_eq!(w.claim(at, &claim).unwrap().status, 0x01);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+}
+
+#[test]
+fn t18_senseless_ordered_requests_stop_their_stream_only() {
+    let ordinary = || ordered(1, &attribute(1, 1), 0);
+    let mut outside = attribute(1, world::BLOCKS);
+    outside.blocks = 1;
+    let mut twice = attribute(1, 1);
+    twice.ordinal = 0;
+    let mut ahead = attribute(1, 1);
+    ahead.ordinal = 1_000_000;
+    let mut stranger = attribute(1, 1);
+    stranger.index = 3;
+    type Case = (&'static str, peer::Sqe, Vec<u8>, u16);
+    let cases: Vec<Case> = vec![
+        ("released ahead of itself", ordered(1, &attribute(1, 1), 1), block(1), 0x708),
+        ("index beyond num", ordered(1, &stranger, 0), block(1), 0x708),
+        ("unknown flags", ordinary().byte(54, 0x80), block(1), 0x708),
+        ("ordinal before the first", ordered(1, &twice, 0), block(1), 0x708),
+        ("ordinal far ahead", ordered(1, &ahead, 0), block(1), 0x708),
+        ("beyond the end", ordered(1, &outside, 0), block(1), 0x80),
+        ("another namespace", ordinary().byte(4, 9), block(1), 0x0b),
+        ("FUA", ordinary().byte(51, 0x40), block(1), 0x02),
+        ("too little data", ordinary().inline(512), block(1)[..512].to_vec(), 0x0f),
+        ("flush with data", ordered(1, &flush_entry(1, 0), 0).inline(4096), block(1), 0x0f),
+    ];
+    for (what, sqe, data, status) in cases {
+        let mut w = World::new(&[false]);
+        let Owner { io, cntlid, .. } = w.owner();
+        assert_eq!(w.call(io, sqe, &data).status, status, "{what}");
+        assert!(w.host.drives[0].history.is_empty(), "{what}");
+        // What follows has lost its predecessor.
+        assert_eq!(w.call(io, ordinary(), &block(1)).status, 0x707, "{what}");
+        // Another stream goes on.
+        let other = w.io(cntlid, 2);
+        assert_eq!(w.bind(other, 1, 1, 0).status, 0, "{what}");
+        assert_eq!(w.call(other, ordered(1, &attribute(1, 5), 0), &block(1)).status, 0, "{what}");
+    }
+}
+
+#[test]
+fn t18_a_member_number_belongs_to_one_namespace() {
+    let mut w = World::new(&[false, false]);
+    let Owner { io, .. } = w.owner();
+    let mut a = attribute(1, 1);
+    a.member = Member(1);
+    assert_eq!(w.call(io, ordered(1, &a, 0), &block(1)).status, 0);
+    // Member 1 is namespace 2 since then.
+    let mut b = attribute(2, 1);
+    b.member = Member(1);
+    assert_eq!(w.call(io, ordered(2, &b, 0).byte(4, 1), &block(1)).status, 0x708);
+}
+
+#[test]
+fn a_damaged_ordered_write_stops_its_stream() {
+    let mut w = World::new(&[false]);
+    let Owner { cntlid, .. } = w.owner();
+    let io = w.initialize(Digests { header: false, data: true }, 0);
+    let data = peer::connect_data(world::SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+    w.call(io, peer::connect(0, 2, 31, 0), &data);
+    assert_eq!(w.bind(io, 1, 1, 0).status, 0);
+    let digests = w.links[io].digests;
+    // On request: the attribute is in the log by the time the damage shows.
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.command(io, ordered(2, &attribute(2, 50), 0), &block(2));
+    assert_eq!(statuses(&mut w, io), [(2, 0)], "under way with the first");
+    let mut bytes = peer::h2c_data(digests, 1, ttag, 0, &pattern(1, 20), true);
+    *bytes.last_mut().unwrap() ^= 1;
+    w.send(io, &bytes);
+    assert_eq!(statuses(&mut w, io), [(1, 0x22)]);
+    assert_eq!(w.host.drives[0].block(0), vec![0; 4096]);
+    assert_eq!(w.call(io, ordered(3, &attribute(3, 60), 0), &block(3)).status, 0x707);
+    assert_eq!(persisted(&w.scan(1, 0)), [(1, false), (2, true)]);
+}
+
+#[test]
+fn t22_a_failed_flush_stops_every_stream_with_unflushed_writes_on_that_drive() {
+    for who in ["a plain host", "the other stream"] {
+        let mut w = World::new(&[true, true]);
+        let Owner { io: harmed, cntlid, .. } = w.owner();
+        let elsewhere = w.io(cntlid, 2);
+        assert_eq!(w.bind(elsewhere, 1, 1, 0).status, 0);
+        assert_eq!(w.call(harmed, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+        // Stream 1 has written to drive 1 only.
+        let mut a = attribute(1, 1);
+        a.member = Member(1);
+        assert_eq!(w.call(elsewhere, ordered(1, &a, 0), &block(1)).status, 0);
+        // Somebody's FLUSH of drive 0 fails; the drive then forgets that it did.
+        w.host.drives[0].failing = true;
+        let status = if who == "a plain host" {
+            let plain = w.io(cntlid, 3);
+            w.call(plain, peer::flush(1, 1), &[]).status
+        } else {
+            w.call(elsewhere, ordered(2, &flush_entry(2, 0), 0), &[]).status
+        };
+        assert_eq!(status, 0x280, "{who}");
+        w.host.drives[0].failing = false;
+        // The harmed stream's own FLUSH would succeed now, and vouch for what is lost.
+        let done = w.call(harmed, ordered(2, &flush_entry(2, 0), 0), &[]);
+        assert_eq!(done.status, 0x707, "{who}");
+        assert_eq!(persisted(&w.scan(0, 0))[0], (1, false), "{who}");
+        if who == "a plain host" {
+            let mut b = flush_entry(2, 1);
+            b.ordinal = 2;
+            assert_eq!(w.call(elsewhere, ordered(2, &b, 0), &[]).status, 0, "unharmed");
+        }
+    }
+}
+
+#[test]
+fn t22_a_flush_that_fails_meanwhile_counts() {
+    let mut w = World::new(&[true]);
+    let Owner { io, cntlid, .. } = w.owner();
+    let plain = w.io(cntlid, 2);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(plain, peer::flush(1, 1), &[]);
+    w.command(io, ordered(2, &flush_entry(2, 0), 0), &[]);
+    w.fail(0, 0);
+    w.complete(0, 0);
+    assert_eq!(statuses(&mut w, io), [(2, 0x707)], "its own FLUSH was good, and proves nothing");
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false), (2, false)]);
+}
+
+#[test]
+fn a_log_that_fails_stops_the_stream_and_nothing_unlogged_is_written() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let (at, _) = w.partition(0);
+    w.host.parts.fail_fences_after(at, 0);
+    assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x711);
+    assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
+    assert_eq!(w.call(io, ordered(3, &attribute(3, 3), 0), &block(3)).status, 0x711);
+
+    // The second fence, before the answer: the write is done, but nobody may be told.
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let (at, _) = w.partition(0);
+    w.host.parts.fail_fences_after(at, 1);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0x711);
+    assert_eq!(w.host.drives[0].block(1), block(1));
+}
+
+#[test]
+fn discards_are_ordered_too_and_read_as_zeroes() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 5), 0), &block(1)).status, 0);
+    let discard = riopipe_order::attribute::Attribute { kind: Kind::Discard, blocks: 4, ..attribute(2, 4) };
+    assert_eq!(w.call(io, ordered(2, &discard, 0), &[]).status, 0);
+    assert_eq!(w.host.drives[0].history[1], (4, What::Zero { blocks: 4, deallocate: true }));
+    assert_eq!(w.host.drives[0].block(5), vec![0; 4096]);
+    let scan = w.scan(0, 0);
+    assert_eq!((scan.entries[1].attribute.kind, scan.entries[1].persisted), (Kind::Discard, true));
+}
+
+#[test]
+fn no_memory_for_held_data_fails_the_write_and_its_stream() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.host.no_memory = true;
+    w.command(io, ordered(1, &attribute(1, 7), 0), &block(1));
+    w.command(io, ordered(2, &attribute(2, 7), 0), &block(2));
+    w.complete_all(0);
+    assert_eq!(statuses(&mut w, io), [(1, 0), (2, 0x06)]);
+    assert_eq!(w.call(io, ordered(3, &attribute(3, 8), 0), &block(3)).status, 0x707);
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(4, 0) };
+    let done = w.call(io, ordered(4, &large, 0).transport(20 * 4096), &[]);
+    assert_eq!(done.status, 0x707, "refused without asking for its data");
+}

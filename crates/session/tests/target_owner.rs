@@ -1,0 +1,420 @@
+//! Who owns a volume: claims, take-over, fencing, other writers, what outlives whom.
+
+mod peer;
+mod world;
+
+use peer::{Digests, HOSTID, HOSTNQN};
+use riopipe_order::attribute::Seq;
+use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, inspect};
+use riopipe_session::target::{Closed, Volumes};
+use riopipe_session::wire::{self, VolumeStatus};
+use world::{
+    BOOT, LOG_LEN, Owner, VOLUME, What, World, attribute, block, crc, identity, ordered, pattern,
+    riopipe_bytes,
+};
+
+const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
+const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
+
+fn status(w: &mut World, admin: usize) -> VolumeStatus {
+    let sqe = riopipe_bytes(&wire::status_command(VOLUME)).cid(51).transport(wire::STATUS_LEN as u32);
+    VolumeStatus::decode(&w.fetch(admin, sqe).0).unwrap()
+}
+
+fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
+    let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
+    w.call(admin, sqe, &[]).status
+}
+
+fn next_claim(w: &World, generation: u32) -> wire::Claim {
+    wire::Claim { create: false, generation, ..w.first_claim() }
+}
+
+#[test]
+fn a_volume_is_claimed_described_released_and_forgotten() {
+    let mut w = World::new(&[false, false]);
+    let (admin, cntlid) = w.admin();
+    assert!(!status(&mut w, admin).known);
+    let claim = next_claim(&w, 1);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x70c, "not without creating it");
+    let claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let s = status(&mut w, admin);
+    assert!(s.known && s.owned && s.own && !s.unrecovered && !s.log_lost && !s.unlogged);
+    assert_eq!((s.generation, s.streams, s.slots, &s.owner[..]), (1, 2, 64, HOSTNQN));
+    let again = wire::Claim { generation: 2, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &again).unwrap().status, 0x70d, "it exists");
+    let io = w.io(cntlid, 1);
+    let bound = w.bind(io, 1, 1, 5);
+    assert_eq!((bound.status, bound.result), (0, 64 | 1 << 32), "slots, incarnation");
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0x709, "one stream per queue");
+    let other = w.io(cntlid, 2);
+    assert_eq!(w.bind(other, 1, 1, 0).status, 0x709, "one queue per stream");
+    assert_eq!(w.bind(other, 2, 1, 0).status, 0x70e, "two streams");
+    assert_eq!(w.bind(other, 0, 2, 0).status, 0x702, "another generation");
+    assert_eq!(release(&mut w, admin, false), 0);
+    let s = status(&mut w, admin);
+    assert!(s.known && !s.owned && !s.unrecovered);
+    assert_eq!(s.released, [Seq(0), Seq(5)]);
+    assert_eq!(w.bind(other, 0, 1, 0).status, 0x703, "nobody's");
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    assert_eq!(release(&mut w, admin, true), 0);
+    assert!(!status(&mut w, admin).known);
+    assert_eq!(release(&mut w, admin, true), 0x70c);
+}
+
+#[test]
+fn claims_that_make_no_sense_are_refused() {
+    let mut w = World::new(&[false]);
+    let (admin, _) = w.admin();
+    let with = |change: fn(&mut wire::Claim)| {
+        let mut claim = wire::Claim {
+            volume: VOLUME,
+            generation: 1,
+            create: true,
+            take_over: false,
+            unlogged: false,
+            streams: 2,
+            slots: 64,
+            namespaces: vec![1],
+        };
+        change(&mut claim);
+        claim
+    };
+    let mut refused = |change| {
+        let done = w.claim(admin, &with(change)).unwrap();
+        (done.status, done.result)
+    };
+    assert_eq!(refused(|c| c.namespaces = vec![2]).0, 0x0b);
+    assert_eq!(refused(|c| c.namespaces = vec![1, 1]).0, 0x02);
+    assert_eq!(refused(|c| c.namespaces = (1..100).collect()).0, 0x02);
+    assert_eq!(refused(|c| c.slots = 1).0, 0x02);
+    assert_eq!(refused(|c| c.generation = 0).0, 0x702);
+    let (status, result) = refused(|c| c.slots = 1 << 20);
+    assert_eq!(status, 0x70b, "the log is too small");
+    assert!(result as u32 > 2 * 64 << 20 >> 4 && result >> 32 < LOG_LEN as u64, "{result:#x}");
+    let (status, result) = refused(|c| (c.slots, c.streams) = (0, 1000));
+    assert_eq!((status, result as u32), (0x70b, 1000 * 4096));
+    let nonsense = riopipe_bytes(&wire::claim_command()).cid(9).inline(4096);
+    assert_eq!(w.call(admin, nonsense, &[0xff; 4096]).status, 0x02);
+    assert_eq!(w.call(admin, nonsense.inline(64), &[0; 64]).status, 0x0f);
+    // What was refused has left nothing behind; the target may choose the slots.
+    let claim = with(|c| c.slots = 0);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let slots = status_slots(&mut w, admin);
+    assert!(slots > 1000, "{slots}");
+}
+
+fn status_slots(w: &mut World, admin: usize) -> u32 {
+    status(w, admin).slots
+}
+
+#[test]
+fn a_claim_may_bring_its_data_on_request() {
+    let mut w = World::new(&[false]);
+    let (admin, _) = w.admin();
+    let claim = w.first_claim().encode();
+    w.command(admin, riopipe_bytes(&wire::claim_command()).cid(9).transport(4096), &[]);
+    let r2t = w.next(admin).unwrap();
+    assert_eq!((r2t.kind, r2t.u32(16)), (0x09, 4096));
+    w.send(admin, &peer::h2c_data(Digests::default(), 9, r2t.u16(10), 0, &claim, true));
+    assert_eq!(w.next(admin).unwrap().completion().status, 0);
+}
+
+#[test]
+fn t8_a_second_owner_is_refused_while_the_first_lives() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = w.owner();
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(rival, &claim).unwrap().status, 0x701);
+    assert_eq!(release(&mut w, rival, true), 0x703);
+    let s = status(&mut w, rival);
+    assert!(s.owned && !s.own);
+    assert_eq!(s.owner, HOSTNQN);
+    w.hang_up(admin);
+    assert_eq!(w.claim(rival, &claim).unwrap().status, 0, "once it is gone");
+}
+
+#[test]
+fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, cntlid } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let (rival, rival_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = |generation| wire::Claim { take_over: true, generation, ..next_claim(&World::new(&[false]), 0) };
+    assert_eq!(w.claim(rival, &take(1)).unwrap().status, 0x702);
+    assert_eq!(w.claim(rival, &take(7)).unwrap().status, 0);
+    // The old owner: nothing goes through any more, and it learns why.
+    assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 1), &block(2)).status, 0x702);
+    assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
+    assert_eq!(w.bind(io, 0, 1, 1).status, 0x702);
+    assert_eq!(w.call(io, peer::write(3, 1, 9, 1), &block(3)).status, 0x70a, "nor plainly (T21)");
+    assert_eq!(release(&mut w, admin, false), 0x703);
+    let back = next_claim(&w, 7);
+    assert_eq!(w.claim(admin, &back).unwrap().status, 0x701);
+    // The new owner finds the log as it was left.
+    let s = status(&mut w, rival);
+    assert!(s.own && s.unrecovered);
+    assert_eq!((s.generation, s.live_entries), (7, 1));
+    let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
+    assert_eq!(w.bind(theirs, 0, 7, 1).status, 0x704, "undoing comes with recovery");
+    // And the old one back in the role of a rival.
+    let back = wire::Claim { take_over: true, ..next_claim(&w, 8) };
+    assert_eq!(w.claim(admin, &back).unwrap().status, 0);
+    let _ = cntlid;
+}
+
+#[test]
+fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
+    let mut w = World::new(&[false, false]);
+    let Owner { io, cntlid, .. } = w.owner();
+    let second = w.io(cntlid, 2);
+    assert_eq!(w.bind(second, 1, 1, 0).status, 0);
+    for drive in &mut w.host.drives {
+        drive.holds = true;
+    }
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.command(second, ordered(1, &attribute(1, 2), 0), &block(1));
+    // A plain write of the owner, and one that waits for its predecessor.
+    w.command(second, peer::write(2, 2, 5, 1), &block(2));
+    w.command(io, ordered(2, &attribute(2, 1), 0), &block(3));
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take), None, "three writes are still under way");
+    // The generation is durable already: no list may be read before.
+    let header = w.host.parts.crash(5).part(0..HEADER_BYTES);
+    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    assert_eq!(region.volume(VOLUME).unwrap().generation, 2);
+    w.complete(0, 0);
+    w.complete(1, 0);
+    assert_eq!(w.next(rival), None, "one is left");
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert!(w.host.drives[0].pending.is_empty(), "what was held never went out");
+    let held: Vec<_> = w.completions(io).iter().map(|c| (c.cid, c.status)).collect();
+    assert_eq!(held, [(2, 0x702), (1, 0x702)]);
+}
+
+#[test]
+fn t8_data_that_arrives_after_the_take_over_goes_nowhere() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.command(io, peer::write_r2t(2, 1, 40, 20), &[]);
+    let plain = w.next(io).unwrap().u16(10);
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+    w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
+    w.send(io, &peer::h2c_data(Digests::default(), 2, plain, 0, &pattern(1, 20), true));
+    let statuses: Vec<u16> = w.completions(io).iter().map(|c| c.status).collect();
+    assert_eq!(statuses, [0x702, 0x70a]);
+    assert!(w.host.drives[0].history.is_empty(), "{:?}", w.host.drives[0].history.len());
+}
+
+#[test]
+fn t8_the_claim_of_a_dead_owner_is_free_when_its_writes_have_come_back() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    // The process is killed: both sockets die.
+    w.hang_up(admin);
+    assert_eq!(w.links[io].closed, Some(Closed::Ended("its association has ended")));
+    assert!(!w.links[io].conn.is_drained());
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    assert!(status(&mut w, rival).owned, "its writes are still under way");
+    // No take-over is needed from the dead, but patience is.
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(rival, &claim), None);
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert!(w.links[io].conn.is_drained());
+    assert!(status(&mut w, rival).own);
+}
+
+#[test]
+fn t8_a_stream_whose_connection_died_is_busy_until_its_writes_are_back() {
+    let mut w = World::new(&[false]);
+    let Owner { io, cntlid, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.hang_up(io);
+    let again = w.io(cntlid, 2);
+    assert_eq!(w.bind(again, 0, 1, 0).status, 0x709, "a ghost may still land");
+    w.complete(0, 0);
+    assert_eq!(w.bind(again, 0, 1, 0).status, 0x704, "and then it is to be recovered");
+}
+
+#[test]
+fn t21_plain_writers_are_kept_off_owned_members() {
+    let mut w = World::new(&[false, false]);
+    let (plain_admin, plain_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let plain = w.io_as(RIVAL, RIVAL_ID, plain_id, 1);
+    assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+    let (admin, cntlid) = w.admin();
+    let claim = wire::Claim { namespaces: vec![1], ..w.first_claim() };
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let dsm = peer::Sqe::new(0x09, 5, 1).inline(16).dword(11, 4);
+    for (sqe, data) in [
+        (peer::write(1, 1, 0, 1), block(2)),
+        (peer::write_zeroes(1, 1, 0, 1, false), vec![]),
+        (dsm, vec![0; 16]),
+    ] {
+        let done = w.call(plain, sqe, &data);
+        assert_eq!((done.status, done.dnr), (0x70a, true));
+    }
+    assert_eq!(w.host.drives[0].block(0), block(1));
+    assert_eq!(w.fetch(plain, peer::read(1, 1, 0, 1)).1.status, 0, "reading harms nobody");
+    assert_eq!(w.call(plain, peer::flush(1, 1), &[]).status, 0);
+    assert_eq!(w.call(plain, peer::write(1, 2, 0, 1), &block(2)).status, 0, "no member");
+    let own = w.io(cntlid, 1);
+    assert_eq!(w.call(own, peer::write(1, 1, 0, 1), &block(3)).status, 0, "labels are the owner's");
+    // Another volume over the same drive.
+    let other = wire::Claim { volume: riopipe_order::attribute::VolumeId([8; 16]), ..claim.clone() };
+    assert_eq!(w.claim(plain_admin, &other).unwrap().status, 0x70a);
+    assert_eq!(release(&mut w, admin, false), 0);
+    assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(4)).status, 0, "after the release");
+}
+
+#[test]
+fn t21_a_claim_waits_for_plain_writes_under_way() {
+    let mut w = World::new(&[false]);
+    let (_, plain_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let plain = w.io_as(RIVAL, RIVAL_ID, plain_id, 1);
+    w.host.drives[0].holds = true;
+    w.command(plain, peer::write(1, 1, 0, 1), &block(1));
+    let (admin, _) = w.admin();
+    let claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim), None, "it could land over the owner's data");
+    w.complete(0, 0);
+    assert_eq!(w.next(admin).unwrap().completion().status, 0);
+    assert_eq!(w.next(plain).unwrap().completion().status, 0);
+}
+
+#[test]
+fn t21_an_unrecovered_volume_is_guarded_even_after_a_restart() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    // The target is killed and started again.
+    let mut w = World::with(&[true], identity(), w.host.parts.crash(3));
+    let (admin, cntlid) = w.admin();
+    let s = status(&mut w, admin);
+    assert!(s.known && !s.owned && s.unrecovered);
+    assert_eq!((s.generation, s.live_entries), (1, 1));
+    let plain = w.io(cntlid, 1);
+    assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
+    let stale = next_claim(&w, 1);
+    assert_eq!(w.claim(admin, &stale).unwrap().status, 0x702, "generations outlive the target");
+    let unlogged = wire::Claim { unlogged: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0x704, "another engine is no way around");
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    assert_eq!(w.bind(plain, 0, 2, 0).status, 0x704);
+    assert_eq!(w.bind(plain, 1, 2, 0).status, 0x704, "no stream before all are recovered (T20)");
+}
+
+#[test]
+fn a_cleanly_closed_volume_opens_again_after_a_restart() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let mark = wire::mark_command(Seq(1), true);
+    assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0);
+    w.hang_up(io);
+    assert_eq!(release(&mut w, admin, false), 0);
+    let mut w = World::with(&[false], identity(), w.host.parts.crash(3));
+    let (admin, cntlid) = w.admin();
+    let plain = w.io(cntlid, 1);
+    assert_eq!(w.call(plain, peer::write(1, 1, 9, 1), &block(1)).status, 0, "not guarded");
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let bound = w.bind(plain, 0, 2, 1);
+    assert_eq!((bound.status, bound.result >> 32), (0, 2), "a new incarnation");
+    assert_eq!(w.call(plain, ordered(1, &{
+        let mut a = attribute(2, 3);
+        a.ordinal = 1;
+        a
+    }, 1), &block(5)).status, 0);
+}
+
+#[test]
+fn t19_a_lost_log_is_refused_until_given_up() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let parts = w.host.parts.crash(1);
+    let header = match inspect(&parts.part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
+        Class::Ours(header) => header,
+        other => panic!("{other:?}"),
+    };
+    let mut w = World::over(&[false], identity(), parts, Volumes::with_lost_log(header, crc));
+    let (admin, cntlid) = w.admin();
+    let s = status(&mut w, admin);
+    assert!(s.known && s.log_lost && !s.owned);
+    let plain = w.io(cntlid, 1);
+    assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
+    let claim = next_claim(&w, 9);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x710);
+    assert_eq!(release(&mut w, admin, false), 0x703);
+    assert_eq!(release(&mut w, admin, true), 0, "given up by name");
+    assert!(!status(&mut w, admin).known);
+    assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+    assert!(w.host.shared.volumes().lost_log_given_up());
+}
+
+#[test]
+fn volumes_without_a_log_are_owned_all_the_same() {
+    let mut w = World::over(&[false], identity(), world::Parts::default(), Volumes::without_log(crc));
+    let (admin, cntlid) = w.admin();
+    let (id, _) = w.fetch(admin, peer::identify(1, 1, 0));
+    assert_eq!((&id[3072..3080], id[3082]), (&b"RIOPIPE\x01"[..], 0), "no log");
+    let claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x706);
+    let claim = wire::Claim { unlogged: true, create: false, ..claim };
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let s = status(&mut w, admin);
+    assert!(s.known && s.own && s.unlogged);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0x706);
+    let (rival, rival_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
+    assert_eq!(w.call(theirs, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
+    let next = wire::Claim { generation: 2, ..claim };
+    assert_eq!(w.claim(rival, &next).unwrap().status, 0x701);
+    w.hang_up(admin);
+    assert_eq!(w.claim(rival, &next).unwrap().status, 0);
+    assert_eq!(w.call(theirs, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+}
+
+#[test]
+fn a_release_waits_for_the_owners_own_streams() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.command(admin, riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52), &[]);
+    assert_eq!(w.next(admin), None);
+    w.complete(0, 0);
+    assert_eq!(w.next(admin).unwrap().completion().status, 0);
+    let s = status(&mut w, admin);
+    assert!(!s.owned && s.unrecovered, "released with a group that nobody has released");
+}
+
+#[test]
+fn an_owner_that_claims_again_starts_its_streams_anew() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = w.owner();
+    let claim = next_claim(&w, 2);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0x702);
+    assert_eq!(w.bind(io, 0, 2, 0).status, 0, "the same connection, the new generation");
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    assert_eq!(w.host.drives[0].history, [(1, What::Write(block(1)))]);
+    let _ = HOSTID;
+}

@@ -1,0 +1,557 @@
+//! The standard path of the target, against a host written from the specification.
+
+mod peer;
+mod world;
+
+use peer::{Digests, HOSTID, HOSTNQN, Sqe};
+use riopipe_session::target::{Closed, DiscoveryPort};
+use world::{BLOCKS, SUBNQN, What, World, block, identity, pattern};
+
+#[test]
+fn handshake_agrees_on_what_the_host_asks_for() {
+    for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut w = World::new(&[false]);
+        let at = w.accept();
+        w.send(at, &peer::icreq(Digests { header, data }, 0));
+        let r = w.next(at).unwrap();
+        assert_eq!((r.kind, r.header.len(), r.u16(8)), (0x01, 128, 0));
+        assert_eq!(r.header[10], 0, "CPDA");
+        assert_eq!(r.header[11], u8::from(header) | u8::from(data) << 1);
+        assert!(r.u32(12) >= 128 * 1024, "MAXH2CDATA {}", r.u32(12));
+    }
+}
+
+#[test]
+fn digests_that_the_target_insists_on_are_not_optional() {
+    let mut identity = identity();
+    identity.require_header_digest = true;
+    let mut w = World::with(&[false], identity, world::Parts::default());
+    let at = w.accept();
+    w.send(at, &peer::icreq(Digests::default(), 0));
+    let term = w.next(at).unwrap();
+    // Fatal error status 6, unsupported parameter; the information is the field's offset.
+    assert_eq!((term.kind, term.u16(8), term.u32(10)), (0x03, 6, 11));
+    assert_eq!(term.data, peer::icreq(Digests::default(), 0)[..128]);
+    assert!(matches!(w.links[at].closed, Some(Closed::Protocol(_))));
+}
+
+#[test]
+fn every_byte_may_arrive_alone() {
+    let mut w = World::new(&[false]);
+    let at = w.accept();
+    let digests = Digests { header: true, data: true };
+    for byte in peer::icreq(digests, 0) {
+        w.send(at, &[byte]);
+    }
+    assert_eq!(w.next(at).unwrap().kind, 0x01);
+    w.links[at].digests = digests;
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
+    for byte in peer::capsule(digests, &peer::connect(9, 0, 31, 0).0, &data) {
+        w.send(at, &[byte]);
+    }
+    let done = w.next(at).unwrap().completion();
+    assert_eq!((done.cid, done.status, done.sqid), (9, 0, 0));
+}
+
+#[test]
+fn host_alignment_is_kept() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    for hpda in [0, 1, 15, 31] {
+        let io = w.initialize(Digests { header: true, data: true }, hpda);
+        let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+        assert_eq!(w.call(io, peer::connect(0, u16::from(hpda % 16) + 1, 15, 0), &data).status, 0);
+        // `parse` checks where the data begins.
+        assert_eq!(w.fetch(io, peer::read(1, 1, 0, 1)).0, vec![0; 4096]);
+        w.hang_up(io);
+    }
+}
+
+#[test]
+fn connect_is_refused_for_what_is_wrong_with_it() {
+    let good = || peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
+    let named = |sub: &str, host: &str| peer::connect_data(sub, host, HOSTID, 0xffff);
+    let connect = |qid, sqsize| peer::connect(3, qid, sqsize, 0);
+    let unterminated = {
+        let mut d = good();
+        d[256..512].fill(b'n');
+        d
+    };
+    // (command, data, status, result: offset of the field, bit 16 if in the data)
+    let cases: Vec<(&str, Sqe, Vec<u8>, u16, u64)> = vec![
+        ("format", connect(0, 31).byte(40, 1), good(), 0x180, 0),
+        ("queue of one", connect(0, 0), good(), 0x182, 44),
+        ("queue too long", connect(0, 4095), good(), 0x182, 44),
+        (
+            "other subsystem",
+            connect(0, 31),
+            named("nqn.2026-01.io.example:b", HOSTNQN),
+            0x182,
+            0x10100,
+        ),
+        ("no NQN", connect(0, 31), named("drives", HOSTNQN), 0x182, 0x10100),
+        ("no host", connect(0, 31), named(SUBNQN, ""), 0x182, 0x10200),
+        ("name without end", connect(0, 31), unterminated, 0x182, 0x10100),
+        (
+            "static controller",
+            connect(0, 31),
+            peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 5),
+            0x182,
+            0x10010,
+        ),
+        (
+            "no controller",
+            connect(1, 31),
+            peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 77),
+            0x182,
+            0x10010,
+        ),
+        ("short data", connect(0, 31).inline(512), good()[..512].to_vec(), 0x182, 0x10000),
+        ("data elsewhere", connect(0, 31).transport(1024), vec![], 0x11, 0),
+        ("not connect", Sqe::new(0x06, 3, 0).inline(0), vec![], 0x0c, 0),
+        ("not connect, either", peer::property_get(3, 0, true), vec![], 0x0c, 0),
+    ];
+    for (what, sqe, data, status, result) in cases {
+        let mut w = World::new(&[false]);
+        let at = w.initialize(Digests::default(), 0);
+        let done = w.call(at, sqe, &data);
+        assert_eq!((done.status, done.result), (status, result), "{what}");
+        // The connection is as good as before.
+        assert_eq!(w.call(at, peer::connect(4, 0, 31, 0), &good()).status, 0, "{what}");
+    }
+}
+
+#[test]
+fn io_queues_need_their_own_enabled_controller() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let mut refused = |hostnqn: &str, hostid, qid| {
+        let at = w.initialize(Digests::default(), 0);
+        let data = peer::connect_data(SUBNQN, hostnqn, hostid, cntlid);
+        w.call(at, peer::connect(0, qid, 31, 0), &data).status
+    };
+    assert_eq!(refused(HOSTNQN, HOSTID, 1), 0);
+    assert_eq!(refused(HOSTNQN, HOSTID, 1), 0x0c, "the queue is there already");
+    assert_eq!(refused(HOSTNQN, HOSTID, 17), 0x182, "beyond what was granted");
+    assert_eq!(refused(HOSTNQN, [1; 16], 2), 0x184, "another host id");
+    assert_eq!(refused("nqn.2014-08.org.nvmexpress:uuid:x", HOSTID, 2), 0x184, "another host");
+    assert_eq!(w.call(admin, peer::property_set(2, 0x14, 0), &[]).status, 0);
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+    assert_eq!(w.call(at, peer::connect(0, 2, 31, 0), &data).status, 0x0c, "disabled");
+    assert!(
+        w.host.log.iter().any(|e| e.contains("Refused") && e.contains("not enabled")),
+        "the log book says why"
+    );
+}
+
+#[test]
+fn only_allowed_hosts_get_in() {
+    let mut identity = identity();
+    identity.allowed_hosts = Some(vec!["nqn.2026-01.io.example:friend".into()]);
+    let mut w = World::with(&[false], identity, world::Parts::default());
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
+    let done = w.call(at, peer::connect(0, 0, 31, 0), &data);
+    assert_eq!((done.status, done.dnr), (0x184, true));
+    assert!(w.host.log.iter().any(|e| e.contains("not on the list of allowed hosts")));
+    let data = peer::connect_data(SUBNQN, "nqn.2026-01.io.example:friend", HOSTID, 0xffff);
+    assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
+}
+
+#[test]
+fn controller_properties_say_when_it_is_ready() {
+    let mut w = World::new(&[false]);
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
+    w.call(at, peer::connect(0, 0, 31, 0), &data);
+    let cap = w.call(at, peer::property_get(1, 0, true), &[]).result;
+    assert!(cap & 0xffff >= 127, "MQES");
+    assert_eq!(cap >> 16 & 1, 1, "CQR");
+    assert_eq!(cap >> 37 & 1, 1, "CSS: NVM");
+    assert_eq!(cap >> 48 & 0xf, 0, "MPSMIN: 4 KiB");
+    assert_eq!(w.call(at, peer::property_get(1, 8, false), &[]).result, 0x2_0000);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 0);
+    assert_eq!(w.call(at, peer::identify(1, 1, 0), &[]).status, 0x0c, "not enabled");
+    assert_eq!(w.call(at, peer::property_get(1, 0, false), &[]).status, 0x02, "CAP has 8 bytes");
+    assert_eq!(w.call(at, peer::property_get(1, 0x1000, false), &[]).status, 0x02);
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 1, "ready");
+    assert_eq!(w.call(at, peer::property_get(1, 0x14, false), &[]).result, peer::CC_ENABLE.into());
+    assert_eq!(w.call(at, peer::property_set(1, 0x1c, 0), &[]).status, 0x02, "CSTS is read only");
+    // Normal shutdown: complete at once.
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE | 1 << 14), &[]);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result >> 2 & 3, 2);
+    w.call(at, peer::property_set(1, 0x14, 0), &[]);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 0);
+    // A page size that it doesn't have: fatal.
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE | 1 << 7), &[]);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 2);
+}
+
+#[test]
+fn a_reset_controller_loses_its_io_queues() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    w.call(admin, peer::property_set(1, 0x14, 0), &[]);
+    assert_eq!(w.links[io].closed, Some(Closed::Ended("its controller was disabled")));
+    w.call(admin, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    w.io(cntlid, 1);
+}
+
+#[test]
+fn identify_describes_controller_and_namespaces() {
+    let mut w = World::new(&[true, false]);
+    let (at, cntlid) = w.admin();
+    let (id, _) = w.fetch(at, peer::identify(1, 0x01, 0));
+    assert_eq!(&id[4..11], b"RIO0001");
+    assert_eq!(&id[24..34], b"Rio target");
+    assert_eq!(id[77], 8, "MDTS: 1 MiB");
+    assert_eq!(u16::from_le_bytes([id[78], id[79]]), cntlid);
+    assert_eq!(id[111], 1, "an I/O controller");
+    assert_eq!((id[512], id[513]), (0x66, 0x44));
+    assert_eq!(id[516], 2, "NN");
+    assert_eq!(id[520] & 0b1100, 0b1100, "write zeroes, dataset management");
+    assert_eq!(id[525] & 1, 1, "a volatile write cache");
+    assert_ne!(u16::from_le_bytes([id[320], id[321]]), 0, "KAS");
+    assert_eq!(id[536] & 3, 1, "SGLs");
+    assert_eq!(&id[768..768 + SUBNQN.len()], SUBNQN.as_bytes());
+    let capsule = u32::from_le_bytes(id[1792..1796].try_into().unwrap()) * 16;
+    assert!(capsule >= 64 + 32 * 1024, "in-capsule data");
+    assert_eq!(&id[3072..3080], b"RIOPIPE\x01");
+    let (list, _) = w.fetch(at, peer::identify(1, 0x02, 0));
+    assert_eq!(&list[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    let (list, _) = w.fetch(at, peer::identify(1, 0x02, 1));
+    assert_eq!(&list[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+    let (ns, _) = w.fetch(at, peer::identify(1, 0x00, 2));
+    assert_eq!(u64::from_le_bytes(ns[..8].try_into().unwrap()), BLOCKS);
+    assert_eq!(ns[128 + 2], 12, "LBADS: 4096");
+    assert_eq!(ns[33] & 7, 1, "deallocated blocks read as zeroes (T10)");
+    assert_eq!(&ns[104..120], [2; 16]);
+    let (descriptors, _) = w.fetch(at, peer::identify(1, 0x03, 1));
+    assert_eq!(&descriptors[..4], [2, 16, 0, 0]);
+    assert_eq!(&descriptors[4..20], [1; 16]);
+    assert_eq!(&descriptors[20..24], [3, 16, 0, 0]);
+    assert_eq!(&descriptors[24..40], [0x11; 16]);
+    assert_eq!(&descriptors[40..45], [4, 1, 0, 0, 0]);
+    for (cns, nsid) in
+        [(0x05, 1), (0x06, 0), (0x07, 0), (0x08, 1), (0x10, 0), (0x11, 1), (0x13, 0), (0x1c, 0)]
+    {
+        assert_eq!(w.fetch(at, peer::identify(1, cns, nsid)).1.status, 0, "CNS {cns:#x}");
+    }
+    assert_eq!(w.fetch(at, peer::identify(1, 0, 3)).0, vec![0; 4096], "an inactive namespace");
+    assert_eq!(w.call(at, peer::identify(1, 0, 0), &[]).status, 0x0b);
+    assert_eq!(w.call(at, peer::identify(1, 3, 9), &[]).status, 0x0b);
+    assert_eq!(w.call(at, peer::identify(1, 2, 0xffff_fffe), &[]).status, 0x0b);
+    assert_eq!(w.call(at, peer::identify(1, 0x55, 0), &[]).status, 0x02);
+    assert_eq!(w.call(at, peer::identify(1, 1, 0).transport(512), &[]).status, 0x0f, "too small");
+}
+
+#[test]
+fn log_pages_come_in_pieces() {
+    let mut w = World::new(&[false]);
+    let (at, _) = w.admin();
+    let (smart, _) = w.fetch(at, peer::get_log(1, 0x02, 0, 512));
+    assert_eq!(smart[3], 100, "spare");
+    let (firmware, _) = w.fetch(at, peer::get_log(1, 0x03, 0, 512));
+    assert_eq!(&firmware[8..11], b"0.1");
+    let (effects, _) = w.fetch(at, peer::get_log(1, 0x05, 1024, 64));
+    assert_eq!(effects[4] & 1, 1, "write is supported");
+    assert_eq!(w.fetch(at, peer::get_log(1, 0x01, 0, 64)).1.status, 0);
+    assert_eq!(w.fetch(at, peer::get_log(1, 0x04, 0, 4096)).1.status, 0);
+    assert_eq!(w.call(at, peer::get_log(1, 0x70, 0, 1024), &[]).status, 0x109);
+    assert_eq!(w.call(at, peer::get_log(1, 0x02, 1024, 64), &[]).status, 0x02, "beyond the end");
+    let huge = peer::get_log(1, 0x02, 0, 64).dword(11, 0xffff);
+    assert_eq!(w.call(at, huge, &[]).status, 0x02);
+}
+
+#[test]
+fn features_and_keep_alive() {
+    let mut w = World::new(&[true]);
+    let (at, _) = w.admin();
+    let set = |fid: u32, value| Sqe::new(0x09, 7, 0).dword(10, fid).dword(11, value);
+    let get = |fid: u32| Sqe::new(0x0a, 7, 0).dword(10, fid);
+    let queues = w.call(at, set(0x07, 0x001f_001f), &[]);
+    assert_eq!((queues.status, queues.result), (0, 0x000f_000f), "16 of 32");
+    assert_eq!(w.call(at, set(0x07, 0x0001_0001), &[]).result, 0x0001_0001);
+    assert_eq!(w.call(at, set(0x07, 0xffff_ffff), &[]).status, 0x02);
+    assert_eq!(w.call(at, get(0x06), &[]).result, 1, "the cache is on");
+    assert_eq!(w.call(at, set(0x06, 0), &[]).status, 0x10e, "and can't be turned off");
+    w.call(at, set(0x0f, 4321), &[]);
+    assert_eq!(w.call(at, get(0x0f), &[]).result, 4400, "in steps of 100 ms");
+    w.call(at, set(0x0b, 0x100), &[]);
+    assert_eq!(w.call(at, get(0x0b), &[]).result, 0x100);
+    assert_eq!(w.call(at, set(0x0b, 1).byte(43, 0x80), &[]).status, 0x10d, "not saveable");
+    assert_eq!(w.call(at, get(0x7e), &[]).status, 0x02);
+    assert_eq!(w.call(at, Sqe::new(0x18, 7, 0), &[]).status, 0);
+    let hostid = get(0x81).dword(11, 1).transport(16);
+    assert_eq!(w.fetch(at, hostid).0, HOSTID);
+    assert_eq!(w.call(at, Sqe::new(0x99, 7, 0), &[]).status, 0x01, "no such command");
+}
+
+#[test]
+fn event_requests_are_held_and_can_be_aborted() {
+    let mut w = World::new(&[false]);
+    let (at, _) = w.admin();
+    for cid in 20..24 {
+        w.command(at, Sqe::new(0x0c, cid, 0), &[]);
+        assert_eq!(w.next(at), None, "held");
+    }
+    assert_eq!(w.call(at, Sqe::new(0x0c, 24, 0), &[]).status, 0x105, "one too many");
+    w.command(at, Sqe::new(0x08, 30, 0).dword(10, 22 << 16), &[]);
+    let answers = w.completions(at);
+    assert_eq!((answers[0].cid, answers[0].status), (22, 0x07));
+    assert_eq!((answers[1].cid, answers[1].status, answers[1].result), (30, 0, 0));
+    let done = w.call(at, Sqe::new(0x08, 31, 0).dword(10, 99 << 16 | 1), &[]);
+    assert_eq!((done.status, done.result), (0, 1), "nothing to abort");
+}
+
+#[test]
+fn t18_a_silent_host_loses_its_association() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin_as(HOSTNQN, HOSTID, 1000);
+    let io = w.io(cntlid, 1);
+    w.host.now += 900_000_000;
+    w.fetch(io, peer::read(1, 1, 0, 1));
+    w.host.now += 900_000_000;
+    w.tick();
+    assert_eq!(w.links[admin].closed, None, "traffic on any queue is a sign of life");
+    w.host.now += 200_000_000;
+    w.tick();
+    assert_eq!(w.links[admin].closed, Some(Closed::Stalled("the keep alive timer expired")));
+    assert!(w.links[io].closed.is_some(), "its queues go with it");
+    assert_eq!(w.host.shared.connections(), 0);
+    assert_eq!(w.host.shared.controllers().count(), 0);
+}
+
+#[test]
+fn blocks_are_written_read_zeroed_and_flushed() {
+    let mut w = World::new(&[false, true]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 2, 5, 8), &pattern(1, 8)).status, 0);
+    let (data, done) = w.fetch(io, peer::read(2, 2, 4, 3));
+    assert_eq!((done.cid, done.status), (2, 0));
+    assert_eq!(data, [vec![0; 4096], block(1), block(2)].concat());
+    assert_eq!(w.call(io, peer::write_zeroes(3, 2, 5, 2, false), &[]).status, 0);
+    assert_eq!(w.call(io, peer::write_zeroes(3, 2, 8, 1, true), &[]).status, 0);
+    let history = &w.host.drives[1].history;
+    assert_eq!(history[2], (5, What::Zero { blocks: 2, deallocate: false }));
+    assert_eq!(history[3], (8, What::Zero { blocks: 1, deallocate: true }));
+    assert_eq!(w.host.drives[1].block(5), vec![0; 4096]);
+    assert_eq!(w.host.drives[1].block(7), block(3));
+    assert_eq!(w.call(io, peer::flush(4, 2), &[]).status, 0);
+    assert_eq!(w.host.drives[1].history.last().unwrap().1, What::Flush);
+    // Two ranges of dataset management; an empty one is skipped.
+    let mut ranges = vec![0; 48];
+    ranges[4] = 1;
+    ranges[8] = 7;
+    ranges[20] = 2;
+    ranges[24] = 9;
+    let dsm = Sqe::new(0x09, 5, 2).inline(48).dword(10, 2).dword(11, 4);
+    assert_eq!(w.call(io, dsm, &ranges).status, 0);
+    assert_eq!(w.host.drives[1].block(7), vec![0; 4096]);
+    assert_eq!(w.host.drives[1].block(10), vec![0; 4096]);
+    assert_eq!(w.host.drives[1].block(11), block(7));
+}
+
+#[test]
+fn what_is_wrong_with_a_command_is_said() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let one = block(1);
+    let last = BLOCKS - 1;
+    let cases: Vec<(&str, Sqe, &[u8], u16)> = vec![
+        ("namespace 0", peer::write(1, 0, 0, 1), &one, 0x0b),
+        ("namespace 2", peer::read(1, 2, 0, 1), &[], 0x0b),
+        ("beyond the end", peer::write(1, 1, BLOCKS, 1), &one, 0x80),
+        ("across the end", peer::read(1, 1, last, 2), &[], 0x80),
+        ("far beyond", peer::write(1, 1, u64::MAX, 1), &one, 0x80),
+        ("zeroes beyond", peer::write_zeroes(1, 1, last, 2, true), &[], 0x80),
+        ("more than MDTS", peer::write_r2t(1, 1, 0, 257), &[], 0x02),
+        ("more than MDTS, read", peer::read(1, 1, 0, 257), &[], 0x02),
+        ("too little data", peer::write(1, 1, 0, 2).inline(4096), &one, 0x0f),
+        ("too little announced", peer::write(1, 1, 0, 1).inline(512), &one, 0x0f),
+        ("data beside the point", peer::write_r2t(1, 1, 0, 1), &one, 0x0f),
+        ("offset", peer::write(1, 1, 0, 1).byte(24, 4), &one, 0x16),
+        ("other descriptor", peer::write(1, 1, 0, 1).byte(39, 0x40), &one, 0x11),
+        ("read into the capsule", peer::read(1, 1, 0, 1).inline(4096), &[], 0x11),
+        ("compare", peer::read(1, 1, 0, 1).byte(0, 5), &[], 0x01),
+        ("fused", peer::write(1, 1, 0, 1).byte(1, 0x41), &one, 0x02),
+        ("a directive", peer::write(1, 1, 0, 1).byte(50, 0x10), &one, 0x02),
+        ("flush of all", peer::flush(1, 0xffff_ffff), &[], 0x0b),
+        ("admin command", Sqe::new(0x06, 1, 0), &[], 0x01),
+        ("property on an I/O queue", peer::property_get(1, 0, true), &[], 0x01),
+        ("connect again", peer::connect(1, 1, 31, 0), &[], 0x0c),
+    ];
+    for (what, sqe, data, status) in cases {
+        assert_eq!(w.call(io, sqe, data).status, status, "{what}");
+    }
+    assert!(w.host.drives[0].history.is_empty(), "nothing reached the drive");
+    w.call(io, peer::write(1, 1, last, 1), &one);
+    assert_eq!(w.host.drives[0].block(last), one, "the last block is there");
+}
+
+#[test]
+fn large_writes_are_asked_for() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let data = pattern(3, 256);
+    w.command(io, peer::write_r2t(8, 1, 100, 256), &[]);
+    let r2t = w.next(io).unwrap();
+    assert_eq!((r2t.kind, r2t.u16(8), r2t.u32(12), r2t.u32(16)), (0x09, 8, 0, 1 << 20));
+    let mut at = 0;
+    for piece in data.chunks(128 * 1024) {
+        assert_eq!(w.next(io), None, "not before it is all there");
+        let last = at + piece.len() == data.len();
+        w.send(io, &peer::h2c_data(Digests::default(), 8, r2t.u16(10), at as u32, piece, last));
+        at += piece.len();
+    }
+    assert_eq!(w.next(io).unwrap().completion().status, 0);
+    assert_eq!(w.host.drives[0].history, [(100, What::Write(data))]);
+}
+
+#[test]
+fn reads_need_no_response_where_the_host_has_turned_flow_control_off() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+    let done = w.call(io, peer::connect(0, 1, 31, 0).byte(46, 4), &data);
+    assert_eq!((done.status, done.sqhd), (0, 0xffff), "accepted");
+    w.command(io, peer::read(1, 1, 0, 1), &[]);
+    let read = w.next(io).unwrap();
+    assert_eq!((read.kind, read.flags & 0b1100), (0x07, 0b1100), "last, success");
+    assert_eq!(w.next(io), None);
+}
+
+#[test]
+fn the_submission_queue_head_moves_and_wraps() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+    assert_eq!(w.call(io, peer::connect(0, 1, 2, 0), &data).sqhd, 0);
+    let heads: Vec<u16> =
+        (0..4).map(|cid| w.call(io, peer::write(cid, 1, 0, 1), &block(0)).sqhd).collect();
+    assert_eq!(heads, [1, 2, 0, 1]);
+}
+
+#[test]
+fn a_write_through_the_cache_is_followed_by_a_flush() {
+    let mut w = World::new(&[true, false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    for drive in &mut w.host.drives {
+        drive.holds = true;
+    }
+    let fua = |nsid| peer::write(1, nsid, 0, 1).byte(51, 0x40);
+    w.command(io, fua(1), &block(1));
+    w.complete(0, 0);
+    assert_eq!(w.next(io), None, "not durable yet");
+    assert_eq!(w.host.drives[0].pending[0].what, What::Flush);
+    w.complete(0, 0);
+    assert_eq!(w.next(io).unwrap().completion().status, 0);
+    w.command(io, fua(2), &block(1));
+    w.complete(1, 0);
+    assert_eq!(w.next(io).unwrap().completion().status, 0, "no cache, no flush");
+}
+
+#[test]
+fn drive_errors_reach_the_host() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    w.host.drives[0].failing = true;
+    assert_eq!(w.call(io, peer::write(1, 1, 0, 1), &block(1)).status, 0x280);
+    assert_eq!(w.call(io, peer::read(1, 1, 0, 1), &[]).status, 0x281);
+    assert_eq!(w.call(io, peer::flush(1, 1), &[]).status, 0x280);
+    w.host.drives[0].failing = false;
+    w.host.drives[0].holds = true;
+    w.command(io, peer::write(1, 1, 0, 1), &block(1));
+    w.fail(0, 0);
+    assert_eq!(w.next(io).unwrap().completion().status, 0x280);
+}
+
+#[test]
+fn a_damaged_payload_fails_its_command_only() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.initialize(Digests { header: true, data: true }, 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+    w.call(io, peer::connect(0, 1, 31, 0), &data);
+    let mut bytes = peer::capsule(w.links[io].digests, &peer::write(1, 1, 0, 1).0, &block(1));
+    *bytes.last_mut().unwrap() ^= 1;
+    w.send(io, &bytes);
+    assert_eq!(w.next(io).unwrap().completion().status, 0x22, "transient transport error");
+    assert!(w.host.drives[0].history.is_empty());
+    w.command(io, peer::write_r2t(2, 1, 0, 2), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    let digests = w.links[io].digests;
+    let mut bytes = peer::h2c_data(digests, 2, ttag, 0, &block(1), false);
+    *bytes.last_mut().unwrap() ^= 1;
+    w.send(io, &bytes);
+    assert_eq!(w.next(io), None, "the rest is still to come");
+    w.send(io, &peer::h2c_data(digests, 2, ttag, 4096, &block(1), true));
+    assert_eq!(w.next(io).unwrap().completion().status, 0x22);
+    assert!(w.host.drives[0].history.is_empty());
+    assert_eq!(w.call(io, peer::write(3, 1, 0, 1), &block(1)).status, 0);
+}
+
+#[test]
+fn disconnect_ends_an_io_queue() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let mut disconnect = Sqe::new(0x7f, 1, 0);
+    disconnect.0[4] = 0x08;
+    assert_eq!(w.call(admin, disconnect, &[]).status, 0x185, "not the admin queue");
+    assert_eq!(w.call(io, disconnect, &[]).status, 0);
+    assert!(w.links[io].closed.is_some());
+    w.io(cntlid, 1);
+}
+
+#[test]
+fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
+    let mut identity = identity();
+    identity.allowed_hosts = Some(vec![HOSTNQN.into()]);
+    let mut w = World::with(&[false], identity, world::Parts::default());
+    let port = |portid, traddr: &str, ipv6| DiscoveryPort {
+        portid,
+        traddr: traddr.into(),
+        trsvcid: "4420".into(),
+        ipv6,
+        discovery_only: false,
+    };
+    w.host.shared.set_ports(vec![port(1, "10.0.0.1", false), port(2, "fe80::1", true)]);
+    let mut log_of = |hostnqn: &str| {
+        let at = w.initialize(Digests::default(), 0);
+        let data = peer::connect_data(peer::DISCOVERY_NQN, hostnqn, HOSTID, 0xffff);
+        assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
+        w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+        let (id, _) = w.fetch(at, peer::identify(1, 1, 0));
+        assert_eq!(id[111], 2, "a discovery controller");
+        assert_eq!(&id[768..768 + 36], peer::DISCOVERY_NQN[..36].as_bytes());
+        assert_eq!(w.call(at, peer::identify(1, 2, 0), &[]).status, 0x02);
+        let (header, _) = w.fetch(at, peer::get_log(2, 0x70, 0, 1024));
+        let count = u64::from_le_bytes(header[8..16].try_into().unwrap());
+        let entries = if count == 0 {
+            Vec::new()
+        } else {
+            w.fetch(at, peer::get_log(3, 0x70, 1024, count as u32 * 1024)).0
+        };
+        (count, entries)
+    };
+    let (count, entries) = log_of(HOSTNQN);
+    assert_eq!(count, 2);
+    assert_eq!(entries[..3], [3, 1, 2], "TCP, IPv4, an NVM subsystem");
+    assert_eq!(entries[1024..1027], [3, 2, 2], "IPv6");
+    assert_eq!(&entries[32..36], b"4420");
+    assert_eq!(&entries[256..256 + SUBNQN.len()], SUBNQN.as_bytes());
+    assert_eq!(&entries[512..520], b"10.0.0.1");
+    assert_eq!(&entries[6..8], [0xff, 0xff], "dynamic controllers");
+    assert_eq!(log_of("nqn.2026-01.io.example:stranger").0, 0);
+}
