@@ -5,73 +5,20 @@
 //! what was asked of it (T18): a target that lies loses the connection, with the termination
 //! request that the specification gives for it already in the outbox.
 
-use alloc::string::String;
+mod config;
+mod error;
+
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
-use riopipe_nvme::digest::Crc32c;
-use riopipe_nvme::fabrics::{CNTLID_ANY, Connect, ConnectData};
+use riopipe_nvme::fabrics::{Connect, ConnectData};
 use riopipe_nvme::pdu::{
-    ADMIN_IN_CAPSULE, DataHdr, Fes, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx, TermReq, Tx,
+    ADMIN_IN_CAPSULE, DataHdr, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx, TermReq, Tx,
 };
 
+pub use self::config::QpConfig;
+pub use self::error::{SessionError, SubmitError};
 use crate::outbox::Outbox;
-
-/// What a connection is to be.
-#[derive(Clone, Debug)]
-pub struct QpConfig {
-    /// The host's NQN.
-    pub hostnqn: String,
-    /// The host's identifier.
-    pub hostid: [u8; 16],
-    /// The subsystem to connect to.
-    pub subnqn: String,
-    /// The queue to create; 0 is the admin queue.
-    pub qid: u16,
-    /// The controller that the queue belongs to; [`CNTLID_ANY`] for the admin queue.
-    pub cntlid: u16,
-    /// Entries of the queue, 2 to 4096; one fewer commands may be in flight.
-    pub sqsize: u16,
-    /// Keep Alive Timeout in milliseconds, 0 for none; of the admin queue.
-    pub kato_ms: u32,
-    /// Ask for header digests.
-    pub header_digest: bool,
-    /// Ask for data digests.
-    pub data_digest: bool,
-    /// CRC32C.
-    pub crc: Crc32c,
-    /// R2Ts that the target may have open for one command, at least 1.
-    pub maxr2t: u32,
-    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
-    pub data_max: u32,
-}
-
-impl QpConfig {
-    /// An admin queue of 32 entries, without digests.
-    #[must_use]
-    pub fn admin(hostnqn: String, hostid: [u8; 16], subnqn: String, crc: Crc32c) -> Self {
-        Self {
-            hostnqn,
-            hostid,
-            subnqn,
-            qid: 0,
-            cntlid: CNTLID_ANY,
-            sqsize: 32,
-            kato_ms: 0,
-            header_digest: false,
-            data_digest: false,
-            crc,
-            maxr2t: 1,
-            data_max: 1 << 20,
-        }
-    }
-
-    /// I/O queue `qid` of `sqsize` entries of the controller `cntlid`, else as `self`.
-    #[must_use]
-    pub fn io_queue(&self, cntlid: u16, qid: u16, sqsize: u16) -> Self {
-        Self { qid, cntlid, sqsize, kato_ms: 0, ..self.clone() }
-    }
-}
 
 /// A command's name while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,32 +36,6 @@ pub enum Data<'a, P> {
     Bytes(&'a [u8]),
     /// Controller to host: so many bytes are expected.
     Read(u32),
-}
-
-/// Why a command was not taken. Nothing of it was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// All commands that the queue may have in flight are.
-    #[error("the queue is full")]
-    Full,
-    /// The connection is not set up yet, or gone.
-    #[error("the connection is not ready")]
-    NotReady,
-    /// A length that is not a multiple of 4, which data outside the capsule must have (TCP
-    /// §3.6.2.8 to §3.6.2.10).
-    #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
-    Misaligned {
-        /// Bytes of data.
-        len: u64,
-    },
-    /// [`Data::Bytes`] longer than a capsule takes, or a read beyond [`QpConfig::data_max`].
-    #[error("{len} bytes of data are more than the {max} that may go with this command")]
-    TooLong {
-        /// Bytes of data.
-        len: u64,
-        /// Most there may be.
-        max: u32,
-    },
 }
 
 /// What came.
@@ -141,74 +62,6 @@ pub enum Event<'a> {
         /// Its completion.
         cqe: Cqe,
     },
-}
-
-/// Why a connection ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SessionError {
-    /// The target broke the protocol; the termination request that says so is in the outbox.
-    #[error("the target broke the protocol: {0}")]
-    Protocol(#[from] PduError),
-    /// The target ended the connection.
-    #[error("the target ended the connection: {} (FES {fes:#x}, FEI {fei:#x})", fes_name(*.fes))]
-    Terminated {
-        /// Its Fatal Error Status.
-        fes: u16,
-        /// Its Fatal Error Information.
-        fei: u32,
-    },
-    /// The target refused to create the queue.
-    #[error("the target refused queue {qid} of {subnqn}: {status}{}", connect_detail(*.status, *.result))]
-    Refused {
-        /// The queue.
-        qid: u16,
-        /// The subsystem.
-        subnqn: String,
-        /// Why.
-        status: Status,
-        /// The completion's result; names the field after *invalid parameters*.
-        result: u64,
-    },
-    /// The target wants in-band authentication, which is not supported.
-    #[error("{subnqn} wants the host to authenticate, which is not supported")]
-    Authentication {
-        /// The subsystem.
-        subnqn: String,
-    },
-    /// Digests were asked for and not granted.
-    #[error("the target does not do the {0} digests that were asked for")]
-    NoDigests(&'static str),
-    /// The connection ended before.
-    #[error("the connection has ended")]
-    Closed,
-}
-
-fn fes_name(code: u16) -> &'static str {
-    Fes::from_code(code).map_or("unknown reason", Fes::name)
-}
-
-/// Says which field a Connect was refused for.
-struct ConnectDetail(Option<(bool, u16)>);
-
-fn connect_detail(status: Status, result: u64) -> ConnectDetail {
-    ConnectDetail(
-        status.is(Status::CONNECT_INVALID).then_some((result & 1 << 16 != 0, result as u16)),
-    )
-}
-
-impl core::fmt::Display for ConnectDetail {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self.0 {
-            None => Ok(()),
-            Some((true, 16)) => f.write_str(": the controller id"),
-            Some((true, 256)) => f.write_str(": no such subsystem"),
-            Some((true, 512)) => f.write_str(": the host NQN"),
-            Some((true, at)) => write!(f, ": byte {at} of the connect data"),
-            Some((false, 42)) => f.write_str(": the queue id"),
-            Some((false, 44)) => f.write_str(": the queue size"),
-            Some((false, at)) => write!(f, ": byte {at} of the connect command"),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,7 +127,7 @@ pub struct QueuePair<P> {
 
 /// `user` of the Connect command; commands of the caller are told apart by state, not by this.
 const CONNECT: u64 = 0;
-/// Connections per queue are bounded so that a generation of some bits is left in the identifier.
+/// Entries per queue are bounded so that a generation of some bits is left in the identifier.
 const SQSIZE_MAX: u16 = 4096;
 
 impl<P: AsRef<[u8]> + Clone> QueuePair<P> {

@@ -265,6 +265,8 @@ fn a_write_refused_before_its_data_is_asked_for() {
     assert_eq!(rig.seen(), [Seen::Done(5, Status::LBA_OUT_OF_RANGE)]);
     assert_eq!(Arc::strong_count(&piece[0]), 1, "it is let go");
     assert_eq!(rig.qp.in_flight(), 0);
+    // T18: the identifier that the slot will have next is not in flight yet.
+    assert_eq!(rig.broken(&r2t(8, 0, 0, 4096)), (1, 8));
 }
 
 #[test]

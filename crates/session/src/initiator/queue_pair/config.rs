@@ -1,0 +1,62 @@
+//! What a connection is to be.
+
+use alloc::string::String;
+
+use riopipe_nvme::digest::Crc32c;
+use riopipe_nvme::fabrics::CNTLID_ANY;
+
+/// What a connection is to be.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// The host's NQN.
+    pub hostnqn: String,
+    /// The host's identifier.
+    pub hostid: [u8; 16],
+    /// The subsystem to connect to.
+    pub subnqn: String,
+    /// The queue to create; 0 is the admin queue.
+    pub qid: u16,
+    /// The controller that the queue belongs to; [`CNTLID_ANY`] for the admin queue.
+    pub cntlid: u16,
+    /// Entries of the queue, 2 to 4096; one fewer commands may be in flight.
+    pub sqsize: u16,
+    /// Keep Alive Timeout in milliseconds, 0 for none; of the admin queue.
+    pub kato_ms: u32,
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// CRC32C.
+    pub crc: Crc32c,
+    /// R2Ts that the target may have open for one command, at least 1.
+    pub maxr2t: u32,
+    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
+    pub data_max: u32,
+}
+
+impl QpConfig {
+    /// An admin queue of 32 entries, without digests.
+    #[must_use]
+    pub fn admin(hostnqn: String, hostid: [u8; 16], subnqn: String, crc: Crc32c) -> Self {
+        Self {
+            hostnqn,
+            hostid,
+            subnqn,
+            qid: 0,
+            cntlid: CNTLID_ANY,
+            sqsize: 32,
+            kato_ms: 0,
+            header_digest: false,
+            data_digest: false,
+            crc,
+            maxr2t: 1,
+            data_max: 1 << 20,
+        }
+    }
+
+    /// I/O queue `qid` of `sqsize` entries of the controller `cntlid`, else as `self`.
+    #[must_use]
+    pub fn io_queue(&self, cntlid: u16, qid: u16, sqsize: u16) -> Self {
+        Self { qid, cntlid, sqsize, kato_ms: 0, ..self.clone() }
+    }
+}

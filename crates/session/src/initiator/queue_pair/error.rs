@@ -1,0 +1,100 @@
+//! Why commands are not taken and connections end.
+
+use alloc::string::String;
+
+use riopipe_nvme::command::Status;
+use riopipe_nvme::pdu::{Fes, PduError};
+
+/// Why a command was not taken. Nothing of it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// All commands that the queue may have in flight are.
+    #[error("the queue is full")]
+    Full,
+    /// The connection is not set up yet, or gone.
+    #[error("the connection is not ready")]
+    NotReady,
+    /// A length that is not a multiple of 4, which data outside the capsule must have (TCP
+    /// §3.6.2.8 to §3.6.2.10).
+    #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
+    Misaligned {
+        /// Bytes of data.
+        len: u64,
+    },
+    /// [`Data::Bytes`] longer than a capsule takes, or a read beyond [`QpConfig::data_max`].
+    #[error("{len} bytes of data are more than the {max} that may go with this command")]
+    TooLong {
+        /// Bytes of data.
+        len: u64,
+        /// Most there may be.
+        max: u32,
+    },
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The target broke the protocol; the termination request that says so is in the outbox.
+    #[error("the target broke the protocol: {0}")]
+    Protocol(#[from] PduError),
+    /// The target ended the connection.
+    #[error("the target ended the connection: {} (FES {fes:#x}, FEI {fei:#x})", fes_name(*.fes))]
+    Terminated {
+        /// Its Fatal Error Status.
+        fes: u16,
+        /// Its Fatal Error Information.
+        fei: u32,
+    },
+    /// The target refused to create the queue.
+    #[error("the target refused queue {qid} of {subnqn}: {status}{}", connect_detail(*.status, *.result))]
+    Refused {
+        /// The queue.
+        qid: u16,
+        /// The subsystem.
+        subnqn: String,
+        /// Why.
+        status: Status,
+        /// The completion's result; names the field after *invalid parameters*.
+        result: u64,
+    },
+    /// The target wants in-band authentication, which is not supported.
+    #[error("{subnqn} wants the host to authenticate, which is not supported")]
+    Authentication {
+        /// The subsystem.
+        subnqn: String,
+    },
+    /// Digests were asked for and not granted.
+    #[error("the target does not do the {0} digests that were asked for")]
+    NoDigests(&'static str),
+    /// The connection ended before.
+    #[error("the connection has ended")]
+    Closed,
+}
+
+fn fes_name(code: u16) -> &'static str {
+    Fes::from_code(code).map_or("unknown reason", Fes::name)
+}
+
+/// Says which field a Connect was refused for.
+struct ConnectDetail(Option<(bool, u16)>);
+
+fn connect_detail(status: Status, result: u64) -> ConnectDetail {
+    ConnectDetail(
+        status.is(Status::CONNECT_INVALID).then_some((result & 1 << 16 != 0, result as u16)),
+    )
+}
+
+impl core::fmt::Display for ConnectDetail {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            None => Ok(()),
+            Some((true, 16)) => f.write_str(": the controller id"),
+            Some((true, 256)) => f.write_str(": no such subsystem"),
+            Some((true, 512)) => f.write_str(": the host NQN"),
+            Some((true, at)) => write!(f, ": byte {at} of the connect data"),
+            Some((false, 42)) => f.write_str(": the queue id"),
+            Some((false, 44)) => f.write_str(": the queue size"),
+            Some((false, at)) => write!(f, ": byte {at} of the connect command"),
+        }
+    }
+}
