@@ -1,0 +1,135 @@
+//! `rio bench …`
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use riopipe::EngineKind;
+
+use super::{connect::Connect, values};
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Write as fast as it goes, with one engine or several in turns
+    Run(Box<Run>),
+}
+
+/// Where the writes go, and in what groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pattern {
+    /// Anywhere, each place once before any comes again
+    Rand,
+    /// One behind the other
+    Seq,
+    /// The paper's metadata journal: a group of two 4 KiB blocks, then a group of one
+    Journal,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+/// The engine of this name.
+///
+/// # Errors
+/// The names there are.
+pub fn engine(name: &str) -> Result<EngineKind, String> {
+    EngineKind::from_name(name).ok_or_else(|| {
+        let known = EngineKind::ALL.map(|kind| format!("{kind} ({})", kind.promise()));
+        format!("no engine {name:?}; there are: {}", known.join(", "))
+    })
+}
+
+/// Measure.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Without -m, targets of its own on loopback: by default one, with a drive in memory. With -m and
+--volume, an existing volume, whose contents are OVERWRITTEN.
+
+At each depth the engines take turns, in several rounds. Figures are medians; ratios are of engines in
+the same round, since a machine's speed drifts by more than what is to be shown.
+
+Examples:
+  rio bench run --engine none,rio,sync --depth 1,32,128 --floor
+  rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
+  rio bench run --pattern seq --batch 16 --merge off
+  rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
+pub struct Run {
+    /// Ways to keep order: none, sync, rio; several separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,rio,sync")]
+    #[arg(value_parser = engine)]
+    pub engine: Vec<EngineKind>,
+    /// Writes under way at a time, per thread; several separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub depth: Vec<u32>,
+    /// Threads, each with its own stream and its own part of the volume
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Where the writes go
+    #[arg(long, value_enum, default_value = "rand")]
+    pub pattern: Pattern,
+    /// Bytes per write
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::block_size)]
+    pub size: u32,
+    /// Writes per group
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub group: u32,
+    /// Neighbouring writes made in one go before going elsewhere: what merging can use
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub batch: u32,
+    /// Merge neighbouring writes into one request
+    #[arg(long, value_enum, value_name = "SWITCH", default_value = "on")]
+    pub merge: Switch,
+    /// Seconds per engine, depth and round
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = values::seconds)]
+    pub time: Duration,
+    /// Rounds in which the engines take turns, at each depth
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Decides the random places
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    /// Also exchange the same bytes over loopback with nothing of Rio between: the floor
+    #[arg(long, conflicts_with = "volume")]
+    pub floor: bool,
+
+    /// Drive of each target of its own; `rio target serve --help` lists the kinds
+    #[arg(long, value_name = "DRIVE", default_value = "mem:1G", help_heading = "Own targets")]
+    pub drive: String,
+    /// How many targets of its own
+    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Own targets")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub targets: u32,
+    /// How much lies on one drive before the next one follows
+    #[arg(long, value_name = "SIZE", default_value = "64K", help_heading = "Own targets")]
+    #[arg(value_parser = values::block_size)]
+    pub unit: u32,
+    /// Size of each target's ordering log
+    #[arg(long, value_name = "SIZE", default_value = "2M", help_heading = "Own targets")]
+    #[arg(value_parser = values::size)]
+    pub log_size: u64,
+
+    /// Name of an existing volume
+    #[arg(long, value_name = "NAME", requires = "members", requires = "overwrite")]
+    #[arg(help_heading = "Existing volume")]
+    #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size"])]
+    pub volume: Option<String>,
+    /// Its drives, in order: ADDR[:PORT][,nqn=NQN][,ns=N]
+    #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]
+    #[arg(id = "members", help_heading = "Existing volume")]
+    pub members: Vec<String>,
+    /// Yes, overwrite what is in that volume
+    #[arg(long, requires = "volume", help_heading = "Existing volume")]
+    pub overwrite: bool,
+    /// How to connect.
+    #[command(flatten)]
+    pub connect: Connect,
+}

@@ -1,0 +1,68 @@
+//! How to reach a target: nvme-cli's letters.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::values;
+
+/// The transports there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// NVMe over TCP
+    Tcp,
+}
+
+/// When data digests are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Digest {
+    /// Except over loopback
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
+/// Who we are, and how the connection is made.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Connection")]
+pub struct Connect {
+    /// Transport
+    #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
+    pub transport: Transport,
+    /// Our NVMe qualified name [default: /etc/nvme/hostnqn, or one made from the machine's id]
+    #[arg(short = 'q', long, value_name = "NQN", value_parser = values::nqn)]
+    pub hostnqn: Option<String>,
+    /// Our host id, a UUID [default: /etc/nvme/hostid, or one made from the machine's id]
+    #[arg(short = 'I', long, value_name = "UUID", value_parser = values::host_id)]
+    pub hostid: Option<[u8; 16]>,
+    /// Protect headers by a CRC32C
+    #[arg(short = 'g', long)]
+    pub hdr_digest: bool,
+    /// Protect data by a CRC32C; auto: except over loopback
+    #[arg(short = 'G', long, value_enum, value_name = "WHEN", default_value = "auto")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    pub data_digest: Digest,
+    /// Seconds to wait for a target before giving up
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::seconds)]
+    pub timeout: Duration,
+}
+
+/// Ask a target what it offers.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rio discover -a 192.0.2.10              a discovery service on the standard port
+  rio discover -a ::1 -s 4420 -o json     a rio target answers on its I/O port, too")]
+pub struct Discover {
+    /// The target's address: a name, an IPv4 or an IPv6 address
+    #[arg(short = 'a', long, value_name = "ADDR")]
+    pub traddr: String,
+    /// Its port
+    #[arg(short = 's', long, value_name = "PORT", default_value_t = 8009)]
+    pub trsvcid: u16,
+    /// How to connect.
+    #[command(flatten)]
+    pub connect: Connect,
+}

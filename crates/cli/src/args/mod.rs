@@ -1,0 +1,118 @@
+//! The command line: nouns, verbs, options, and the help that teaches them.
+
+pub mod bench;
+pub mod connect;
+pub mod demo;
+pub mod target;
+pub mod values;
+pub mod volume;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Ordered storage over the network, without waiting.
+///
+/// A target serves drives to any NVMe/TCP host. A volume is one drive or several, on one target
+/// or several, on which groups of writes keep their order: after a crash a prefix of them is
+/// there, never a hole.
+#[derive(Debug, Parser)]
+#[command(name = "rio", version, propagate_version = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  rio demo                                                   see what it is about, in under a minute
+  rio target serve --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M
+  rio discover -a 192.0.2.10                                 what does a target offer?
+  rio volume create journal -m 192.0.2.10 -m 192.0.2.11      one volume over two targets
+  rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
+  rio bench run --engine none,rio,sync --depth 1,32          how fast is it here?
+
+Sizes take K, M, G or T (powers of 1024) and are in bytes without one.
+`rio COMMAND --help` explains a command; `rio completions SHELL` completes them.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no connection, 4 volume refused,
+5 not what was written, 6 I/O failed on an open volume, 7 drive, log or address can't be
+served,
+130 interrupted.";
+
+/// Options of every command.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// How to print the result; JSON holds all that the text says, and more
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Normal)]
+    #[arg(value_name = "FORMAT", display_order = 900)]
+    pub output: Format,
+    /// Log more on standard error: -v what happens, -vv why, -vvv everything (RIO_LOG filters)
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 901)]
+    pub verbose: u8,
+    /// No notes and no progress: results and errors only
+    #[arg(long, global = true, conflicts_with = "verbose", display_order = 902)]
+    pub quiet: bool,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Text for people
+    Normal,
+    /// JSON for programs; an error is a JSON object on standard error
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve drives over NVMe/TCP
+    #[command(subcommand, arg_required_else_help = true)]
+    Target(target::Target),
+    /// Ask a target what it offers
+    Discover(connect::Discover),
+    /// Create, look at and use ordered volumes
+    #[command(subcommand, arg_required_else_help = true)]
+    Volume(volume::Volume),
+    /// Measure how fast ordered writes are
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(bench::Bench),
+    /// Two targets, a file copied and verified, three ways to keep order compared
+    Demo(demo::Demo),
+    /// Print a script that completes rio's commands in your shell
+    #[command(after_help = "\
+Examples:
+  rio completions bash > /etc/bash_completion.d/rio
+  rio completions zsh  > \"${fpath[1]}/_rio\"
+  rio completions fish > ~/.config/fish/completions/rio.fish")]
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::failure::Code;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_exit_code_is_in_the_help() {
+        for code in Code::ALL {
+            assert!(AFTER_HELP.contains(&format!("{} ", code as u8)), "{code:?}");
+        }
+    }
+}

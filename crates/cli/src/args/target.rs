@@ -1,0 +1,110 @@
+//! `rio target …`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use riopipe_media::{DRIVE_HELP, LOG_HELP};
+
+use super::{connect::Transport, values};
+
+/// What can be done with targets.
+#[derive(Debug, Subcommand)]
+pub enum Target {
+    /// Serve drives until SIGTERM or Ctrl-C
+    #[command(after_help = serve_help())]
+    Serve(Serve),
+    /// Say what is wrong with a configuration, and what its media survive; serves nothing
+    #[command(after_help = CHECK_HELP)]
+    Check(Serve),
+}
+
+/// What is served, and to whom.
+#[derive(Args, Clone, Debug)]
+pub struct Serve {
+    /// Configuration file: TOML, or nvmetcli's JSON. Options given beside it come first
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Transport
+    #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
+    pub transport: Transport,
+    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no authentication
+    /// and no encryption: 0.0.0.0 lets everybody in who can reach it
+    #[arg(short = 'a', long, value_name = "ADDR")]
+    pub traddr: Option<String>,
+    /// Port to listen on; 0 takes a free one [default: 4420]
+    #[arg(short = 's', long, value_name = "PORT")]
+    pub trsvcid: Option<u16>,
+    /// Also answer discovery on this port (8009 is the standard's); the other one does anyway
+    #[arg(long, value_name = "PORT")]
+    pub discovery_port: Option<u16>,
+    /// The subsystem's NQN [default: made from the machine's id and the address]
+    #[arg(short = 'n', long, value_name = "NQN", value_parser = values::nqn)]
+    pub nqn: Option<String>,
+    /// A drive to serve, as the next namespace; once for each
+    #[arg(long = "drive", value_name = "DRIVE")]
+    pub drives: Vec<String>,
+    /// Where the ordering log is; without one, the drives are plain NVMe drives only
+    #[arg(long, value_name = "LOG")]
+    pub log: Option<String>,
+    /// Start anew with a log that is lost or damaged: what it knew of volumes that were not closed
+    /// is given up
+    #[arg(long)]
+    pub accept_lost_log: bool,
+    /// Host that may connect; once for each [default: any]
+    #[arg(long = "allow-host", value_name = "HOSTNQN", value_parser = values::nqn)]
+    pub allow_hosts: Vec<String>,
+    /// Refuse connections without header digests
+    #[arg(long)]
+    pub require_hdr_digest: bool,
+    /// Refuse connections without data digests
+    #[arg(long)]
+    pub require_data_digest: bool,
+    /// Threads that serve [default: one per core]
+    #[arg(long, value_name = "COUNT")]
+    pub reactors: Option<usize>,
+    /// Cores to pin them to, separated by commas [default: none are pinned]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cores: Vec<usize>,
+    /// Microseconds to look for work before sleeping; 0 sleeps at once [default: 200]
+    #[arg(long, value_name = "COUNT")]
+    pub spin_us: Option<u64>,
+}
+
+fn serve_help() -> String {
+    format!(
+        "\
+Drives and logs are written as kind:what[,option=value…].
+
+{}
+
+{}
+
+A configuration file says the same in TOML:
+  listen = [\"0.0.0.0:4420\"]
+  log = \"file:/srv/d0.log,size=2M\"
+  [[namespaces]]
+  drive = \"block:/dev/nvme0n1\"
+
+Examples:
+  rio target serve --drive mem:1G
+  rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M
+  rio target serve --drive ssd:flash,size=4G --log file:/tmp/log,size=2M     a modelled drive
+  rio target serve -c /etc/rio/target.toml -v
+The Linux kernel connects with: nvme connect -t tcp -a ADDR -s 4420 -n NQN",
+        capital(DRIVE_HELP),
+        capital(LOG_HELP)
+    )
+}
+
+const CHECK_HELP: &str = "\
+Takes what `rio target serve` takes. Nothing is created; drives and logs that exist are opened,
+looked at and left as they are.
+
+Examples:
+  rio target check -c /etc/rio/target.toml
+  rio target check --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M";
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}

@@ -1,0 +1,107 @@
+//! Values on the command line: sizes and lists.
+
+use riopipe_media::spec::parse_size;
+
+/// A size in bytes: `4K`, `1G`, `4096`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_size(text)
+}
+
+/// A size in bytes that is a positive multiple of 4096 and fits 32 bits.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn block_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text)?;
+    if bytes == 0 || !bytes.is_multiple_of(4096) {
+        return Err(format!(
+            "{text} is not a positive multiple of the 4096-byte block; use 4K, 8K, … 64K"
+        ));
+    }
+    u32::try_from(bytes).map_err(|_| format!("{text} is more than 4G"))
+}
+
+/// A number of seconds, `0.5` or `30`, more than 0 and at most a day.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
+    text.parse::<f64>()
+        .ok()
+        .filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0)
+        .map(std::time::Duration::from_secs_f64)
+        .ok_or_else(|| format!("{text:?} is not a number of seconds between 0 and 86400"))
+}
+
+/// A host id: a UUID, with or without hyphens.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn host_id(text: &str) -> Result<[u8; 16], String> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let wrong =
+        || format!("{text:?} is not a host id: 32 hexadecimal digits, as in /etc/nvme/hostid");
+    if digits.len() != 32 || !digits.chars().all(|c| c.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    u128::from_str_radix(&digits, 16).map(u128::to_be_bytes).map_err(|_| wrong())
+}
+
+/// An NVMe qualified name: `nqn.…`, at most 223 bytes.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn nqn(text: &str) -> Result<String, String> {
+    if !text.starts_with("nqn.") {
+        return Err(format!(
+            "{text:?} is not an NVMe qualified name: one looks like nqn.2026-11.com.example:disk0"
+        ));
+    }
+    if text.len() > 223 {
+        return Err(format!(
+            "an NVMe qualified name has at most 223 bytes, this one {}",
+            text.len()
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(block_size("4K"), Ok(4096));
+        assert_eq!(block_size("1M"), Ok(1 << 20));
+        for wrong in ["0", "1000", "5000", "8G", "4Q", "", "-4K"] {
+            assert!(block_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_positive_and_finite() {
+        assert_eq!(seconds("0.5").unwrap().as_millis(), 500);
+        for wrong in ["0", "-1", "inf", "NaN", "1e9", "soon"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn host_ids_are_uuids() {
+        let id = host_id("00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!(id[..4], [0, 0x11, 0x22, 0x33]);
+        assert!(host_id("0011").is_err());
+        assert!(host_id("+0112233445566778899aabbccddeeff").is_err());
+    }
+
+    #[test]
+    fn names_start_with_nqn() {
+        assert!(nqn("nqn.2026-11.com.example:a").is_ok());
+        assert!(nqn("disk0").is_err());
+        assert!(nqn(&format!("nqn.{}", "x".repeat(220))).is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! `rio volume …`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::{connect::Connect, values};
+
+/// What can be done with volumes.
+#[derive(Debug, Subcommand)]
+pub enum Volume {
+    /// Make a volume of one drive or several
+    Create(Create),
+    /// Show what the labels and logs of a volume's members say; takes nothing
+    Show(Show),
+    /// Copy a file into a volume, as ordered groups
+    Write(Write),
+    /// Copy the file in a volume back, and check it
+    Read(Read),
+    /// Check the file in a volume, alone or byte by byte against a local one
+    Verify(Verify),
+}
+
+/// The drives of a volume, in order.
+#[derive(Args, Clone, Debug)]
+pub struct Members {
+    /// A drive: ADDR[:PORT][,nqn=NQN][,ns=N]. Once for each, in the order of the stripes.
+    /// Without nqn= the target is asked; without ns= it is namespace 1
+    #[arg(short = 'm', long = "member", value_name = "DRIVE", required = true)]
+    pub members: Vec<String>,
+    /// How to connect.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+/// Which volume, and how it is opened.
+#[derive(Args, Clone, Debug)]
+pub struct Open {
+    /// The volume's name
+    pub name: String,
+    /// Its drives.
+    #[command(flatten)]
+    pub members: Members,
+    /// Take the volume from an owner that is still there. The other one fails; nothing is lost
+    /// that it was told was durable
+    #[arg(long)]
+    pub take_over: bool,
+}
+
+/// Make a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Each drive gets a label that names the volume, all its members and their order; each target's
+ordering log gets room for its streams. Drives that carry a label already are refused.
+
+Examples:
+  rio volume create journal -m 192.0.2.10
+  rio volume create journal -m 192.0.2.10:4420,ns=2 -m 192.0.2.11:4420,ns=1
+  rio volume create plain --engine sync -m 192.0.2.10,nqn=nqn.2026-11.com.example:disk0")]
+pub struct Create {
+    /// The volume's name
+    pub name: String,
+    /// Its drives.
+    #[command(flatten)]
+    pub members: Members,
+    /// How order is kept unless somebody asks for another way: rio, sync or none [default: rio
+    /// where every target can, else sync]
+    #[arg(long, value_name = "ENGINE", value_parser = super::bench::engine)]
+    pub engine: Option<riopipe::EngineKind>,
+    /// How much lies on one drive before the next one follows
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = values::block_size)]
+    pub unit: u32,
+    /// Streams that can be used at the same time; each has its part of the log
+    #[arg(long, value_name = "COUNT", default_value_t = 8)]
+    pub streams: u16,
+    /// Log entries per stream on each target [default: as many as fit]
+    #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
+    pub slots: u32,
+    /// Make it even if a drive carries the label of another volume, which is thereby destroyed
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Look at a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rio volume show -m 192.0.2.10 -m 192.0.2.11
+  rio volume show -m 192.0.2.10 -m 192.0.2.11 -o json | jq .generation")]
+pub struct Show {
+    /// Its drives.
+    #[command(flatten)]
+    pub members: Members,
+}
+
+/// Copy a file into a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+A volume holds one file. An older one is first declared gone; then the data follow as ordered
+groups, none waiting for the one before; last comes a header with name, length and checksum, as
+one durable group. So whatever happens, the volume holds the whole file or none.
+
+Examples:
+  rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
+  rio volume write journal ledger.db -m 192.0.2.10 --group 1M -o json")]
+pub struct Write {
+    /// Which volume.
+    #[command(flatten)]
+    pub open: Open,
+    /// The file to copy; a regular file
+    pub file: PathBuf,
+    /// How much of the file makes one group
+    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = values::block_size)]
+    pub group: u32,
+    /// Overwrite what is in the volume even if no file copy wrote it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Copy a file back.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+The copy is written under a temporary name and gets its own only when its checksum is right.
+
+Examples:
+  rio volume read journal restored.db -m 192.0.2.10 -m 192.0.2.11
+  rio volume read journal -m 192.0.2.10 -m 192.0.2.11     under the name it had, in this folder")]
+pub struct Read {
+    /// Which volume.
+    #[command(flatten)]
+    pub open: Open,
+    /// Where to [default: the file's name, in this folder]
+    pub file: Option<PathBuf>,
+    /// Replace a file that is already there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Check a file.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rio volume verify journal -m 192.0.2.10 -m 192.0.2.11              its checksum
+  rio volume verify journal ledger.db -m 192.0.2.10 -m 192.0.2.11    each byte")]
+pub struct Verify {
+    /// Which volume.
+    #[command(flatten)]
+    pub open: Open,
+    /// The local file that it should equal
+    pub file: Option<PathBuf>,
+}

@@ -1,0 +1,282 @@
+//! `rio bench run`
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use riopipe::{EngineKind, MemberAddr};
+use riopipe_lab::{
+    floor::{self, FloorOptions},
+    harness::Window,
+    machine::Machine,
+    report::{Point, RATIOS, Report as Figures},
+    rounds::Rounds,
+    terminal::Terminal,
+    workload::{Pattern as Walk, Shape, Workload},
+};
+use riopipe_media::{Drive, open_drive};
+use serde::Serialize;
+
+use crate::{
+    args::bench::{Bench, Pattern, Run, Switch},
+    connect::{connect_options, members},
+    failure::{Code, Failure},
+    interrupt::Interrupt,
+    load::Load,
+    output::{Output, Report},
+    own_targets::{OwnTargets, Plan},
+    progress::Progress,
+};
+
+/// The name of the raw exchange among the engines.
+const FLOOR: &str = "floor";
+/// The floor's drive: memory, as the floor needs it, whatever the engines write to.
+const FLOOR_DRIVE: &str = "mem:1G";
+
+pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
+    let Bench::Run(args) = command;
+    let result = measure(&args, output)?;
+    output.result(&result)
+}
+
+fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
+    let workloads = workloads(args)?;
+    let engines = without_repeats(&args.engine);
+    // Asked before we begin: afterwards the load is our own.
+    let machine = Machine::this();
+    let interrupt = Interrupt::watch()?;
+    let place = Place::prepare(args)?;
+    let floor_drive = match args.floor {
+        true => Some(open_drive(FLOOR_DRIVE).map_err(|error| {
+            Failure::new(Code::Media, "no drive for the floor").because(&error)
+        })?),
+        false => None,
+    };
+    let mut contenders: Vec<&str> = engines.iter().map(|engine| engine.name()).collect();
+    contenders.extend(floor_drive.is_some().then_some(FLOOR));
+
+    let steps = workloads.len() as u64 * u64::from(args.rounds) * contenders.len() as u64;
+    let progress = Progress::steps(output, "", steps);
+    let mut points = Vec::new();
+    for workload in &workloads {
+        let load = place.load(args, *workload);
+        let rounds = Rounds::run(&contenders, args.rounds as usize, |index, _| {
+            interrupt.check()?;
+            progress.say(format!("{} at depth {}", contenders[index], workload.queue_depth));
+            let sample = match (engines.get(index), &floor_drive) {
+                (Some(engine), _) => load.run(*engine, &interrupt, || place.target_cpu_ns()),
+                (None, Some(drive)) => raw(&load, drive, &place),
+                (None, None) => Err(Failure::new(Code::Failed, "no such contender")),
+            };
+            progress.step();
+            sample
+        })?;
+        points.push(Point::new(workload, machine.cores, &rounds, &RATIOS));
+    }
+    drop(progress);
+    Ok(Measured {
+        figures: Figures::new(machine, points),
+        merge: args.merge == Switch::On,
+        seconds: args.time.as_secs_f64(),
+        rounds: args.rounds,
+        place: place.describe(args),
+    })
+}
+
+/// How long before a run counts: connections, caches and congestion windows settle.
+pub(super) fn window(duration: Duration) -> Window {
+    Window { warm_up: (duration / 5).min(Duration::from_millis(500)), duration }
+}
+
+fn workloads(args: &Run) -> Result<Vec<Workload>, Failure> {
+    let shape = match args.pattern {
+        Pattern::Journal => Shape::Journal,
+        Pattern::Rand | Pattern::Seq => Shape::Uniform {
+            pattern: if args.pattern == Pattern::Seq { Walk::Sequential } else { Walk::Random },
+            size: args.size,
+            batch: args.batch,
+            group: args.group,
+        },
+    };
+    let of_depth = |queue_depth: &u32| {
+        let (threads, seed) = (args.threads, args.seed);
+        let workload = Workload { shape, queue_depth: *queue_depth, threads, seed };
+        workload.check().map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
+        Ok(workload)
+    };
+    args.depth.iter().map(of_depth).collect()
+}
+
+fn without_repeats(engines: &[EngineKind]) -> Vec<EngineKind> {
+    let mut once: Vec<EngineKind> = Vec::new();
+    for engine in engines {
+        if !once.contains(engine) {
+            once.push(*engine);
+        }
+    }
+    once
+}
+
+fn raw(
+    load: &Load,
+    drive: &Arc<dyn Drive>,
+    place: &Place,
+) -> Result<riopipe_lab::sample::Sample, Failure> {
+    let options = FloorOptions {
+        workload: load.workload,
+        window: load.window,
+        writer_cores: load.cores.clone(),
+        server_cores: place.server_cores(),
+        spin: riopipe_net::SpinPolicy::HYBRID,
+        socket: riopipe_net::SocketOptions::default(),
+    };
+    floor::run(&options, drive)
+        .map_err(|error| Failure::new(Code::Failed, "the floor can't be measured").because(&error))
+}
+
+/// The volume that is written to.
+enum Place {
+    Own(OwnTargets),
+    Existing { volume: String, members: Vec<MemberAddr> },
+}
+
+impl Place {
+    fn prepare(args: &Run) -> Result<Self, Failure> {
+        if let Some(volume) = &args.volume {
+            let members = members(&args.members)?;
+            return Ok(Self::Existing { volume: volume.clone(), members });
+        }
+        OwnTargets::start(&Plan {
+            volume: "bench",
+            targets: args.targets,
+            drive: args.drive.clone(),
+            log_bytes: args.log_size,
+            unit_bytes: args.unit,
+            streams: args.threads,
+            pin: true,
+            connect: connect_options(&args.connect),
+        })
+        .map(Self::Own)
+    }
+
+    fn load(&self, args: &Run, workload: Workload) -> Load {
+        let (volume, members, cores) = match self {
+            Self::Own(own) => (own.volume(), own.members(), own.writer_cores()),
+            Self::Existing { volume, members } => (volume.as_str(), members.as_slice(), &[][..]),
+        };
+        Load {
+            volume: volume.to_owned(),
+            members: members.to_vec(),
+            connect: connect_options(&args.connect),
+            workload,
+            window: window(args.time),
+            merge: args.merge == Switch::On,
+            cores: cores.to_vec(),
+        }
+    }
+
+    fn target_cpu_ns(&self) -> Option<u64> {
+        match self {
+            Self::Own(own) => own.cpu_ns(),
+            Self::Existing { .. } => None,
+        }
+    }
+
+    fn server_cores(&self) -> Vec<usize> {
+        match self {
+            Self::Own(own) => own.server_cores().to_vec(),
+            Self::Existing { .. } => Vec::new(),
+        }
+    }
+
+    fn describe(&self, args: &Run) -> BTreeMap<&'static str, serde_json::Value> {
+        let mut place = BTreeMap::new();
+        match self {
+            Self::Own(_) => {
+                place.insert("drive", args.drive.clone().into());
+                place.insert("targets", args.targets.into());
+                place.insert("log_bytes", args.log_size.into());
+                place.insert("unit_bytes", args.unit.into());
+            }
+            Self::Existing { volume, members } => {
+                let members: Vec<_> = members.iter().map(ToString::to_string).collect();
+                place.insert("volume", volume.clone().into());
+                place.insert("members", members.into());
+            }
+        }
+        place
+    }
+}
+
+/// The figures, and what they were measured with.
+#[derive(Debug, Serialize)]
+struct Measured {
+    #[serde(flatten)]
+    figures: Figures,
+    merge: bool,
+    seconds: f64,
+    rounds: u32,
+    place: BTreeMap<&'static str, serde_json::Value>,
+}
+
+impl Report for Measured {
+    fn text(&self, terminal: &Terminal) -> String {
+        let place: Vec<String> =
+            self.place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
+        let merge = if self.merge { "on" } else { "off" };
+        format!(
+            "{}\n{}, merge {merge}, {} rounds of {} s\n",
+            self.figures.render(terminal).trim_end_matches('\n'),
+            place.join(", "),
+            self.rounds,
+            self.seconds,
+        )
+    }
+}
+
+fn plain(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(words: &str) -> Run {
+        let cli = Cli::try_parse_from(["rio", "bench", "run"].into_iter().chain(words.split(' ')));
+        match cli.unwrap().command {
+            Command::Bench(Bench::Run(run)) => *run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_become_workloads() {
+        let words = "--depth 2,32 --pattern seq --size 8K --batch 4 --group 2 --threads 3";
+        let all = workloads(&args(words)).unwrap();
+        assert_eq!(all.iter().map(|w| w.queue_depth).collect::<Vec<_>>(), [2, 32]);
+        assert_eq!(
+            all[1].to_string(),
+            "seq 8 KiB, batches of 4, groups of 2, queue depth 32, 3 threads"
+        );
+        assert_eq!(workloads(&args("--pattern journal")).unwrap()[0].shape, Shape::Journal);
+    }
+
+    #[test]
+    fn a_senseless_workload_is_a_usage_error_that_says_what_to_change() {
+        for (words, part) in
+            [("--depth 1 --group 2", "raise it to 2"), ("--group 3 --batch 2", "multiple")]
+        {
+            let failure = workloads(&args(words)).unwrap_err();
+            assert_eq!(failure.code, Code::Usage);
+            assert!(failure.message.contains(part), "{failure}");
+        }
+    }
+
+    #[test]
+    fn an_engine_named_twice_runs_once() {
+        let engines = without_repeats(&args("--engine rio,none,rio").engine);
+        assert_eq!(engines, [EngineKind::Rio, EngineKind::None]);
+    }
+}

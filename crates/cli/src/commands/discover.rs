@@ -1,0 +1,117 @@
+//! `rio discover`
+
+use riopipe::discovery::{
+    ADRFAM_IPV4, ADRFAM_IPV6, Entry, SUBTYPE_CURRENT, SUBTYPE_NVM, SUBTYPE_REFERRAL, TRTYPE_TCP,
+};
+use riopipe_lab::{
+    table::{Align, Table},
+    terminal::Terminal,
+};
+use serde::Serialize;
+
+use crate::{
+    args::connect::Discover,
+    connect::{attach_failure, connect_options},
+    failure::Failure,
+    output::{Output, Report},
+};
+
+pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
+    let options = connect_options(&args.connect);
+    let entries = riopipe::discover(&args.traddr, args.trsvcid, &options)
+        .map_err(|error| attach_failure(&error))?;
+    output.result(&Discovered {
+        address: args.traddr.clone(),
+        port: args.trsvcid,
+        records: entries.iter().map(Record::of).collect(),
+    })
+}
+
+/// What a discovery service answered. The names are nvme-cli's.
+#[derive(Debug, Serialize)]
+struct Discovered {
+    address: String,
+    port: u16,
+    records: Vec<Record>,
+}
+
+#[derive(Debug, Serialize)]
+struct Record {
+    trtype: String,
+    adrfam: String,
+    subtype: String,
+    portid: u16,
+    trsvcid: String,
+    subnqn: String,
+    traddr: String,
+    asqsz: u16,
+}
+
+impl Record {
+    fn of(entry: &Entry) -> Self {
+        Self {
+            trtype: named(entry.trtype, &[(TRTYPE_TCP, "tcp"), (1, "rdma"), (2, "fc")]),
+            adrfam: named(entry.adrfam, &[(ADRFAM_IPV4, "ipv4"), (ADRFAM_IPV6, "ipv6")]),
+            subtype: named(
+                entry.subtype,
+                &[
+                    (SUBTYPE_NVM, "nvme subsystem"),
+                    (SUBTYPE_CURRENT, "current discovery subsystem"),
+                    (SUBTYPE_REFERRAL, "discovery referral"),
+                ],
+            ),
+            portid: entry.portid,
+            trsvcid: entry.trsvcid.clone(),
+            subnqn: entry.subnqn.clone(),
+            traddr: entry.traddr.clone(),
+            asqsz: entry.asqsz,
+        }
+    }
+}
+
+fn named(value: u8, names: &[(u8, &str)]) -> String {
+    let known = names.iter().find(|(known, _)| *known == value);
+    known.map_or_else(|| format!("{value}"), |(_, name)| (*name).to_owned())
+}
+
+impl Report for Discovered {
+    fn text(&self, terminal: &Terminal) -> String {
+        if self.records.is_empty() {
+            return format!("{}:{} offers nothing\n", self.address, self.port);
+        }
+        let mut table = Table::new(&[
+            ("transport", Align::Left),
+            ("address", Align::Left),
+            ("port", Align::Right),
+            ("NQN", Align::Left),
+            ("kind", Align::Left),
+        ]);
+        for record in &self.records {
+            table.row([
+                record.trtype.as_str(),
+                &record.traddr,
+                &record.trsvcid,
+                &record.subnqn,
+                &record.subtype,
+            ]);
+        }
+        table.render(terminal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unknown_is_shown_as_a_number() {
+        assert_eq!(named(3, &[(3, "tcp")]), "tcp");
+        assert_eq!(named(254, &[(3, "tcp")]), "254");
+    }
+
+    #[test]
+    fn nothing_offered_is_said() {
+        let none = Discovered { address: "a".to_owned(), port: 8009, records: Vec::new() };
+        assert_eq!(none.text(&Terminal::PLAIN), "a:8009 offers nothing\n");
+    }
+}

@@ -1,0 +1,27 @@
+//! What the commands do: one module each.
+
+mod bench;
+mod completions;
+mod demo;
+mod discover;
+mod target;
+mod volume;
+
+pub(crate) use target::start_failure;
+
+use crate::{args::Command, failure::Failure, output::Output};
+
+/// Does what the command line says.
+///
+/// # Errors
+/// Why it could not be done, with the exit code.
+pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::Target(target) => target::run(target, output),
+        Command::Discover(args) => discover::run(&args, output),
+        Command::Volume(volume) => volume::run(volume, output),
+        Command::Bench(bench) => bench::run(bench, output),
+        Command::Demo(args) => demo::run(&args, output),
+        Command::Completions { shell } => completions::run(shell, output),
+    }
+}

@@ -1,0 +1,290 @@
+//! `rio target serve|check`
+
+use std::net::SocketAddr;
+
+use riopipe_lab::terminal::{Colour, Terminal};
+use riopipe_target::{Config, LoadError, NamespaceOptions, Problem, Promise, StartError};
+use serde::Serialize;
+
+use crate::{
+    args::target::{Serve, Target},
+    failure::{Code, Failure},
+    interrupt,
+    output::{Output, Report},
+};
+
+pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
+    match command {
+        Target::Serve(args) => serve(&args, output),
+        Target::Check(args) => check(&args, output),
+    }
+}
+
+fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
+    let config = config(args)?;
+    // What the media survive is asked first: once they are served they are locked. What is wrong
+    // with the configuration the start itself says, in better order.
+    let promises = riopipe_target::check(&config).promises;
+    let signals = interrupt::Stop::watch()?;
+    let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
+    output.result(&Serving {
+        schema: "rio-target/1",
+        subnqn: running.subnqn().to_owned(),
+        addresses: running.addresses().to_vec(),
+        discovery_addresses: running.discovery_addresses().to_vec(),
+        serves: running.describe().to_vec(),
+        promises: promises.iter().map(PromiseView::of).collect(),
+    })?;
+    let signal = signals.wait_while(|| running.is_alive());
+    match signal {
+        Some(signal) => tracing::info!(signal, "stopping"),
+        None => tracing::error!("a reactor has ended: stopping"),
+    }
+    running.stop().map_err(|error| {
+        Failure::new(Code::Media, "the target did not stop in good order").because(&error)
+    })?;
+    match signal {
+        Some(_) => Ok(()),
+        None => Err(Failure::new(Code::Failed, "a reactor has ended; the log says why")),
+    }
+}
+
+fn check(args: &Serve, output: &Output) -> Result<(), Failure> {
+    let report = riopipe_target::check(&config(args)?);
+    output.result(&Checked {
+        schema: "rio-target-check/1",
+        ok: report.is_ok(),
+        subnqn: report.subnqn.clone(),
+        problems: report.problems.iter().map(Note::of).collect(),
+        notes: report.notes.iter().map(Note::of).collect(),
+        promises: report.promises.iter().map(PromiseView::of).collect(),
+    })?;
+    match report.problems.len() {
+        0 => Ok(()),
+        1 => Err(Failure::new(Code::Usage, "one mistake: a target would not start")),
+        n => Err(Failure::new(Code::Usage, format!("{n} mistakes: a target would not start"))),
+    }
+}
+
+/// The configuration file, if any, with what the options say instead.
+fn config(args: &Serve) -> Result<Config, Failure> {
+    let mut config = match &args.config {
+        Some(path) => Config::load(path).map_err(|error| load_failure(&error))?,
+        None => Config::default(),
+    };
+    if args.traddr.is_some() || args.trsvcid.is_some() {
+        let host = args.traddr.as_deref().unwrap_or("127.0.0.1");
+        config.listen = vec![address(host, args.trsvcid.unwrap_or(4420))];
+    }
+    if let Some(port) = args.discovery_port {
+        let host = args.traddr.clone().or_else(|| {
+            config.listen.first().and_then(|a| a.rsplit_once(':')).map(|(host, _)| host.to_owned())
+        });
+        config.discovery = vec![address(host.as_deref().unwrap_or("127.0.0.1"), port)];
+    }
+    if !args.drives.is_empty() {
+        let drive =
+            |drive: &String| NamespaceOptions { drive: drive.clone(), ..Default::default() };
+        config.namespaces = args.drives.iter().map(drive).collect();
+    }
+    if !args.allow_hosts.is_empty() {
+        config.hosts = Some(args.allow_hosts.clone());
+    }
+    if !args.cores.is_empty() {
+        config.cores.clone_from(&args.cores);
+    }
+    config.subnqn = args.nqn.clone().or(config.subnqn);
+    config.log = args.log.clone().or(config.log);
+    config.reactors = args.reactors.or(config.reactors);
+    config.spin_us = args.spin_us.or(config.spin_us);
+    config.accept_lost_log |= args.accept_lost_log;
+    config.require_header_digest |= args.require_hdr_digest;
+    config.require_data_digest |= args.require_data_digest;
+    Ok(config)
+}
+
+fn address(host: &str, port: u16) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+fn load_failure(error: &LoadError) -> Failure {
+    let code = match error {
+        LoadError::Read { .. } => Code::Failed,
+        LoadError::Toml { .. } | LoadError::Json { .. } => Code::Usage,
+    };
+    Failure::new(code, error.to_string().trim_end())
+}
+
+/// What a target that doesn't start means for the exit code.
+pub(crate) fn start_failure(error: &StartError) -> Failure {
+    let failure = |code| Failure::new(code, "the target can't start").because(error);
+    match error {
+        StartError::Config(_) => failure(Code::Usage)
+            .hint("`rio target serve --help` shows what is needed; `rio target check` tells more"),
+        StartError::NamespaceId(_) => failure(Code::Usage),
+        StartError::Drive { .. } | StartError::Log { .. } | StartError::Listen(_) => {
+            failure(Code::Media)
+        }
+        StartError::Poller(_) | StartError::Thread(_) => failure(Code::Failed),
+    }
+}
+
+/// What a drive and the log together survive.
+#[derive(Debug, Serialize)]
+struct PromiseView {
+    nsid: u32,
+    drive: String,
+    log: String,
+    process_kill: &'static str,
+    power_cut: &'static str,
+    gain: &'static str,
+}
+
+impl PromiseView {
+    fn of(promise: &Promise) -> Self {
+        Self {
+            nsid: promise.nsid,
+            drive: promise.drive.clone(),
+            log: promise.log.clone(),
+            process_kill: promise.row.process_kill,
+            power_cut: promise.row.power_cut,
+            gain: promise.row.gain,
+        }
+    }
+
+    fn text(&self, terminal: &Terminal) -> String {
+        let head = format!("namespace {}: drive {}, log {}", self.nsid, self.drive, self.log);
+        format!(
+            "{}\n  a killed process leaves: {}\n  a power cut leaves:      {}\n  \
+             gain to expect:          {}\n",
+            terminal.paint(Colour::Bold, &head),
+            self.process_kill,
+            self.power_cut,
+            self.gain
+        )
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Serving {
+    schema: &'static str,
+    subnqn: String,
+    addresses: Vec<SocketAddr>,
+    discovery_addresses: Vec<SocketAddr>,
+    serves: Vec<String>,
+    promises: Vec<PromiseView>,
+}
+
+impl Report for Serving {
+    fn text(&self, terminal: &Terminal) -> String {
+        let addresses =
+            |all: &[SocketAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let mut text = format!("{} at {}\n", self.subnqn, addresses(&self.addresses));
+        if !self.discovery_addresses.is_empty() {
+            text += &format!("discovery at {}\n", addresses(&self.discovery_addresses));
+        }
+        for line in &self.serves {
+            text += &format!("{line}\n");
+        }
+        for promise in &self.promises {
+            text += &promise.text(terminal);
+        }
+        text
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Note {
+    place: String,
+    what: String,
+    advice: String,
+}
+
+impl Note {
+    fn of(problem: &Problem) -> Self {
+        let Problem { place, what, advice } = problem.clone();
+        Self { place, what, advice }
+    }
+
+    fn text(&self) -> String {
+        match self.advice.is_empty() {
+            true => format!("{}: {}\n", self.place, self.what),
+            false => format!("{}: {}; {}\n", self.place, self.what, self.advice),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Checked {
+    schema: &'static str,
+    ok: bool,
+    subnqn: String,
+    problems: Vec<Note>,
+    notes: Vec<Note>,
+    promises: Vec<PromiseView>,
+}
+
+impl Report for Checked {
+    fn text(&self, terminal: &Terminal) -> String {
+        let mut text = String::new();
+        for problem in &self.problems {
+            text += &format!("{} {}", terminal.paint(Colour::Red, "wrong:"), problem.text());
+        }
+        for note in &self.notes {
+            text += &format!("{} {}", terminal.paint(Colour::Blue, "note:"), note.text());
+        }
+        for promise in &self.promises {
+            text += &promise.text(terminal);
+        }
+        if self.ok {
+            text += &format!("{} would be served\n", self.subnqn);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn of(words: &[&str]) -> Config {
+        let words = ["rio", "target", "serve"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Target(Target::Serve(args)) => config(&args).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn without_a_file_the_options_say_it_all() {
+        let config = of(&["--drive", "mem:1G", "--drive", "mem:2G", "-s", "0", "-a", "::1"]);
+        assert_eq!(config.listen, ["[::1]:0"]);
+        assert_eq!(config.namespaces[1].drive, "mem:2G");
+        assert_eq!(of(&["--drive", "mem:1G"]).listen, ["127.0.0.1:4420"]);
+        assert_eq!(of(&["-a", "::1", "--discovery-port", "8009"]).discovery, ["[::1]:8009"]);
+    }
+
+    #[test]
+    fn options_come_before_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("target.toml");
+        let text = "listen = [\"192.0.2.1:4421\"]\nlog = \"file:/a\"\nspin_us = 7\n\
+                    [[namespaces]]\ndrive = \"mem:1G\"\n";
+        std::fs::write(&path, text).unwrap();
+        let path = path.to_str().unwrap();
+        let config = of(&["-c", path]);
+        assert_eq!((config.listen[0].as_str(), config.spin_us), ("192.0.2.1:4421", Some(7)));
+        let config = of(&["-c", path, "--log", "file:/b", "--drive", "mem:2G"]);
+        assert_eq!(config.listen, ["192.0.2.1:4421"]);
+        assert_eq!(config.log.as_deref(), Some("file:/b"));
+        assert_eq!(config.namespaces[0].drive, "mem:2G");
+        let config = of(&["-c", path, "--discovery-port", "8009"]);
+        assert_eq!(config.discovery, ["192.0.2.1:8009"]);
+    }
+}

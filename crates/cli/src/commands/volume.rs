@@ -1,0 +1,84 @@
+//! `rio volume …`
+
+pub(super) mod copy;
+mod view;
+
+use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume};
+
+use crate::{
+    args::volume::{self as args, Create, Open, Show},
+    connect::{connect_options, create_failure, members, open_failure, stream_failure},
+    failure::{Code, Failure},
+    interrupt::Interrupt,
+    output::Output,
+    volume_store::{STREAM, VolumeStore},
+};
+
+pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure> {
+    match command {
+        args::Volume::Create(args) => create(&args, output),
+        args::Volume::Show(args) => show(&args, output),
+        args::Volume::Write(args) => copy::write(&args, output),
+        args::Volume::Read(args) => copy::read(&args, output),
+        args::Volume::Verify(args) => copy::verify(&args, output),
+    }
+}
+
+fn create(args: &Create, output: &Output) -> Result<(), Failure> {
+    let addresses = members(&args.members.members)?;
+    let options = CreateOptions {
+        unit_blocks: args.unit / riopipe::BLOCK_BYTES as u32,
+        streams: args.streams,
+        engine: args.engine,
+        slots: args.slots,
+        force: args.force,
+        connect: connect_options(&args.members.connect),
+    };
+    let info = Volume::create(&args.name, &addresses, &options)
+        .map_err(|error| create_failure(&args.name, &error))?;
+    output.result(&view::VolumeView::new(&info, view::Said::Created))
+}
+
+fn show(args: &Show, output: &Output) -> Result<(), Failure> {
+    let addresses = members(&args.members.members)?;
+    let info = Volume::inspect(&addresses, &connect_options(&args.members.connect))
+        .map_err(|error| open_failure(&error))?;
+    output.result(&view::VolumeView::new(&info, view::Said::Found))
+}
+
+/// Opens the volume, does something with its first stream, and closes both in order, whatever came
+/// of it: a stream that is dropped leaves a volume that has to be recovered.
+fn with_store<R>(
+    args: &Open,
+    output: &Output,
+    work: impl FnOnce(&mut VolumeStore, &Volume, &Interrupt) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    let addresses = members(&args.members.members)?;
+    let connect = connect_options(&args.members.connect);
+    let options = OpenOptions { take_over: args.take_over, connect, ..OpenOptions::default() };
+    let (volume, recovery) =
+        Volume::open(&args.name, &addresses, &options).map_err(|error| open_failure(&error))?;
+    if let Some(why) = &recovery.fallback {
+        let engine = volume.engine();
+        output.note(format!("note: {why}; engine {engine}: {}", engine.promise()));
+    }
+    let stream =
+        volume.stream(STREAM, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
+    let mut store = VolumeStore::new(&volume, stream);
+    // Only from here on is there something to bring to an end in order; before, Ctrl-C just ends.
+    let interrupt = Interrupt::watch()?;
+    let result = work(&mut store, &volume, &interrupt);
+    // The first failure is the cause; what closing says then is its consequence.
+    let closed = store
+        .close()
+        .map_err(|error| Failure::new(Code::Storage, error.to_string()))
+        .and_then(|()| {
+            volume.close().map_err(|error| {
+                Failure::new(Code::Storage, format!("can't close volume {:?}", args.name))
+                    .because(&error)
+            })
+        });
+    let result = result?;
+    closed?;
+    Ok(result)
+}

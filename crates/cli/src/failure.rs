@@ -1,0 +1,183 @@
+//! What went wrong, for people and for scripts: one message, what to do, an exit code.
+
+use std::{error::Error, fmt, process::ExitCode};
+
+use serde::Serialize;
+
+/// The exit codes. Scripts depend on them: they are listed in `rio --help` and docs/program.md,
+/// and their numbers never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Code {
+    /// A local file, the terminal, or anything else without a code of its own.
+    Failed = 1,
+    /// The command line or a configuration makes no sense.
+    Usage = 2,
+    /// A target can't be reached, or refuses the connection.
+    Connection = 3,
+    /// The volume can't be created or opened as asked: labels, members, owner, log, engine.
+    Volume = 4,
+    /// What was read is not what was written: a difference, a wrong checksum, no file.
+    Differs = 5,
+    /// A write, read or FLUSH failed, or a connection was lost, on a volume that was open.
+    Storage = 6,
+    /// A drive, a log or an address can't be served.
+    Media = 7,
+    /// Ctrl-C or SIGTERM; what was under way was brought to an end in order.
+    Interrupted = 130,
+}
+
+impl Code {
+    /// Every code, lowest first.
+    pub const ALL: [Self; 8] = [
+        Self::Failed,
+        Self::Usage,
+        Self::Connection,
+        Self::Volume,
+        Self::Differs,
+        Self::Storage,
+        Self::Media,
+        Self::Interrupted,
+    ];
+
+    /// What it stands for, in one line.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Failed => "something else failed: a local file, say",
+            Self::Usage => "the command line or a configuration makes no sense",
+            Self::Connection => "a target can't be reached, or refuses the connection",
+            Self::Volume => "the volume can't be created or opened as asked",
+            Self::Differs => "what was read is not what was written, or no file is there",
+            Self::Storage => "a write, read or FLUSH failed on an open volume",
+            Self::Media => "a drive, a log or an address can't be served",
+            Self::Interrupted => "interrupted by Ctrl-C or SIGTERM",
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The exit code.
+    pub code: Code,
+    /// What was tried, where, and why it failed.
+    pub message: String,
+    /// What to do about it, where the message doesn't say so already.
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure of this kind.
+    #[must_use]
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), hint: None }
+    }
+
+    /// The same, because of `error` and all that is behind it.
+    #[must_use]
+    pub fn because(mut self, error: &dyn Error) -> Self {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            // Many errors quote their source; saying it twice helps nobody.
+            if !text.is_empty() && !self.message.contains(&text) {
+                self.message.push_str(": ");
+                self.message.push_str(&text);
+            }
+            cause = error.source();
+        }
+        self
+    }
+
+    /// The same, with what to do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The process's exit code.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code as u8)
+    }
+
+    /// One JSON object on one line: what standard error shows with `-o json`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            error: Fields<'a>,
+        }
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            code: u8,
+            kind: Code,
+            message: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            hint: Option<&'a str>,
+        }
+        let fields = Fields {
+            code: self.code as u8,
+            kind: self.code,
+            message: &self.message,
+            hint: self.hint.as_deref(),
+        };
+        // Strings and a number: nothing here can fail to serialise.
+        serde_json::to_string(&Line { error: fields }).unwrap_or_else(|_| self.message.clone())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("can't connect to 127.0.0.1:1")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn causes_are_told_once() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let failure = Failure::new(Code::Connection, "discovery").because(&Outer(refused()));
+        assert_eq!(
+            failure.to_string(),
+            "discovery: can't connect to 127.0.0.1:1: connection refused"
+        );
+        let quoting = Failure::new(Code::Failed, "no: connection refused").because(&refused());
+        assert_eq!(quoting.to_string(), "no: connection refused");
+    }
+
+    #[test]
+    fn json_has_code_kind_message_and_hint() {
+        let failure = Failure::new(Code::Volume, "taken").hint("use --take-over");
+        let value: serde_json::Value = serde_json::from_str(&failure.to_json()).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!({"error": {
+                "code": 4, "kind": "volume", "message": "taken", "hint": "use --take-over"
+            }})
+        );
+        assert!(!Failure::new(Code::Failed, "x").to_json().contains("hint"));
+    }
+
+    #[test]
+    fn codes_are_distinct_and_not_success() {
+        let codes = Code::ALL.map(|code| code as u8);
+        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 130]);
+    }
+}

@@ -1,0 +1,445 @@
+//! A file in an ordered volume: copied in, copied out, compared.
+//!
+//! The volume holds one file. What makes a half-written copy harmless is order alone, so this is
+//! also the smallest real use of it:
+//!
+//! 1. The header block is overwritten by one that says "being copied", durably, before anything
+//!    else: from here on an older file is gone, and no crash brings back a mixture.
+//! 2. The file's bytes follow as groups. None waits for the one before.
+//! 3. Last comes the header with name, length and checksum, as one durable group. It is in the
+//!    volume only if all groups before it are (P1): the only wait is the one for its durability.
+//!
+//! After a crash the volume holds the older file, or none, or the new one, whole.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io::{self, Read},
+    ops::DerefMut,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use riopipe::Place;
+
+use crate::file_header::{
+    self, BLOCK, Checksum, DATA_BLOCK, Found, HEADER_BLOCK, Header, NAME_MAX, blocks_for,
+};
+
+/// How much is read from the volume at a time, bytes.
+const READ_CHUNK: usize = 1 << 20;
+
+/// An ordered volume as the copy needs it. All addresses are in blocks of 4096 bytes.
+pub trait Store {
+    /// Bytes that are moved into a write.
+    type Buf: DerefMut<Target = [u8]>;
+    /// Why it failed.
+    type Error: std::error::Error;
+
+    /// Blocks it has.
+    fn blocks(&self) -> u64;
+
+    /// Whether groups keep their order without being waited for.
+    fn keeps_order(&self) -> bool;
+
+    /// A buffer of `len` bytes, whole blocks, of any content.
+    fn buf(&mut self, len: usize) -> Self::Buf;
+
+    /// Submits one group of one write, waiting for room if need be, not for the write.
+    ///
+    /// # Errors
+    /// If an earlier write failed or this one can't be taken.
+    fn submit(&mut self, lba: u64, buf: Self::Buf, place: Place) -> Result<(), Self::Error>;
+
+    /// The same as a durable group.
+    ///
+    /// # Errors
+    /// As [`Store::submit`].
+    fn submit_durable(&mut self, lba: u64, buf: Self::Buf, place: Place)
+    -> Result<(), Self::Error>;
+
+    /// Waits until all that was submitted is durable.
+    ///
+    /// # Errors
+    /// If any of it failed.
+    fn settle(&mut self) -> Result<(), Self::Error>;
+
+    /// Reads whole blocks.
+    ///
+    /// # Errors
+    /// If they can't be read.
+    fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), Self::Error>;
+}
+
+/// Watches a copy.
+pub trait Watch {
+    /// So many of the file's bytes are done.
+    fn progress(&mut self, done: u64, total: u64);
+
+    /// Whether to stop here. The volume then holds no file, or the one it held.
+    fn stop(&self) -> bool;
+}
+
+/// What was copied or checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The file.
+    pub header: Header,
+    /// Groups that it took; 0 where nothing was written.
+    pub groups: u64,
+}
+
+/// How a volume's file compares with a local one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// The volume's file.
+    pub header: Header,
+    /// Whether its bytes have the checksum that its header says.
+    pub checksum_ok: bool,
+    /// Length of the local file, bytes; `None` where there was none to compare with.
+    pub local_length: Option<u64>,
+    /// Bytes that differ within the shorter length.
+    pub differing: u64,
+    /// Offset of the first of them, or of the first byte that only one file has.
+    pub first_difference: Option<u64>,
+}
+
+impl Comparison {
+    /// Whether the volume holds the file as it should be.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        self.checksum_ok && self.first_difference.is_none()
+    }
+}
+
+/// Why a file can't be copied or compared.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError<E: std::error::Error> {
+    /// The local file can't be read.
+    #[error("{}: {source}", path.display())]
+    Source {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A folder, a pipe, a device.
+    #[error("{}: not a regular file; copy it to one first", .0.display())]
+    NotAFile(PathBuf),
+    /// The name doesn't fit the header.
+    #[error("{}: its name has more than {NAME_MAX} bytes; give it a shorter one", .0.display())]
+    Name(PathBuf),
+    /// Longer or shorter than when the copy began.
+    #[error(
+        "{}: it had {began} bytes when the copy began and has {now} now; the volume holds no file; \
+         copy it again when nobody writes it", path.display()
+    )]
+    Changed {
+        /// Which one.
+        path: PathBuf,
+        /// Its length then.
+        began: u64,
+        /// Bytes read.
+        now: u64,
+    },
+    /// The volume is too small.
+    #[error(
+        "the file needs {need} blocks of 4096 bytes, header included; the volume has {have}: make \
+         a larger volume"
+    )]
+    TooLarge {
+        /// Blocks needed.
+        need: u64,
+        /// Blocks there.
+        have: u64,
+    },
+    /// The volume holds something that isn't a copied file.
+    #[error("the volume's first block holds something that no file copy wrote")]
+    Foreign,
+    /// The volume holds a newer format.
+    #[error("the volume's file has format version {0}, newer than this program's 1; update rio")]
+    Newer(u32),
+    /// The header is damaged.
+    #[error("the header of the volume's file is damaged: {0}; write the file again")]
+    Damaged(&'static str),
+    /// There is no file.
+    #[error("the volume holds no file; `rio volume write` puts one there")]
+    NoFile,
+    /// The copy was cut short.
+    #[error("the volume holds no file: a copy of {0:?} was begun and not finished; write it again")]
+    Unfinished(std::ffi::OsString),
+    /// The bytes are not those that were written.
+    #[error(
+        "the volume's file {name:?} is damaged: its checksum is {found:016x}, its header says \
+         {expected:016x}; nothing was kept of it"
+    )]
+    Checksum {
+        /// Its name.
+        name: std::ffi::OsString,
+        /// What the header says.
+        expected: u64,
+        /// What the bytes have.
+        found: u64,
+    },
+    /// The file to write to is there.
+    #[error("{}: already there; --force replaces it", .0.display())]
+    Exists(PathBuf),
+    /// The file can't be written.
+    #[error("{}: can't {doing}: {source}; nothing was left behind", path.display())]
+    Destination {
+        /// Which one.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// [`Watch::stop`] said so.
+    #[error("interrupted")]
+    Interrupted,
+    /// The volume failed.
+    #[error("{0}")]
+    Store(#[from] E),
+}
+
+/// Copies the local file `path` into the volume, in groups of `group_bytes` (whole blocks).
+/// `force` overwrites a first block that no copy wrote.
+///
+/// # Errors
+/// [`CopyError`]; unless it is one of those found before anything was written, the volume then
+/// holds no file.
+pub fn write<S: Store>(
+    store: &mut S,
+    path: &Path,
+    group_bytes: usize,
+    force: bool,
+    watch: &mut dyn Watch,
+) -> Result<Copied, CopyError<S::Error>> {
+    assert!(group_bytes > 0 && group_bytes.is_multiple_of(BLOCK));
+    let (mut file, length) = open_source(path)?;
+    let name = path.file_name().unwrap_or(OsStr::new("file")).to_owned();
+    if !file_header::is_plain_name(&name) {
+        return Err(CopyError::Name(path.to_owned()));
+    }
+    let have = store.blocks();
+    let need = blocks_for(length).unwrap_or(u64::MAX);
+    if need > have {
+        return Err(CopyError::TooLarge { need, have });
+    }
+    match find(store)? {
+        Found::Foreign if !force => return Err(CopyError::Foreign),
+        Found::Newer(version) if !force => return Err(CopyError::Newer(version)),
+        _ => {}
+    }
+
+    // In place: until this is durable, a state with the older file can still come back, and undo
+    // must not make a hole in it. Once it is durable, no state to recover to needs any block.
+    let mut buf = store.buf(BLOCK);
+    Header::encode_copying(&name, &mut buf);
+    store.submit_durable(HEADER_BLOCK, buf, Place::InPlace)?;
+    store.settle()?;
+    let mut groups = 1;
+
+    let source_error = |source| CopyError::Source { path: path.to_owned(), source };
+    let mut checksum = Checksum::new();
+    let mut done = 0;
+    while done < length {
+        let bytes = usize::try_from(length - done).unwrap_or(usize::MAX).min(group_bytes);
+        let mut buf = store.buf(bytes.next_multiple_of(BLOCK));
+        let read = fill(&mut file, &mut buf[..bytes]).map_err(source_error)?;
+        if read < bytes {
+            let now = done + read as u64;
+            return Err(CopyError::Changed { path: path.to_owned(), began: length, now });
+        }
+        buf[bytes..].fill(0);
+        checksum.add(&buf[..bytes]);
+        let lba = DATA_BLOCK + done / BLOCK as u64;
+        store.submit(lba, buf, Place::Fresh)?;
+        groups += 1;
+        done += bytes as u64;
+        watch.progress(done, length);
+        if watch.stop() {
+            return Err(CopyError::Interrupted);
+        }
+    }
+    if fill(&mut file, &mut [0; 1]).map_err(source_error)? > 0 {
+        let now = file.metadata().map_or(length + 1, |meta| meta.len());
+        return Err(CopyError::Changed { path: path.to_owned(), began: length, now });
+    }
+
+    if !store.keeps_order() {
+        store.settle()?;
+    }
+    let header = Header { name, length, checksum: checksum.value() };
+    let mut buf = store.buf(BLOCK);
+    header.encode(&mut buf);
+    store.submit_durable(HEADER_BLOCK, buf, Place::Fresh)?;
+    store.settle()?;
+    Ok(Copied { header, groups: groups + 1 })
+}
+
+/// Copies the volume's file to `path`, or, without one, to its own name in the current folder.
+/// Its name appears only once it is whole and its checksum right.
+///
+/// # Errors
+/// [`CopyError`]; no file is left behind then.
+pub fn read<S: Store>(
+    store: &mut S,
+    path: Option<&Path>,
+    force: bool,
+    watch: &mut dyn Watch,
+) -> Result<(Copied, PathBuf), CopyError<S::Error>> {
+    let header = whole(store)?;
+    let path = match path {
+        Some(folder) if folder.is_dir() => folder.join(&header.name),
+        Some(path) => path.to_owned(),
+        None => PathBuf::from(&header.name),
+    };
+    // A courtesy: the rename below decides.
+    if !force && path.symlink_metadata().is_ok() {
+        return Err(CopyError::Exists(path));
+    }
+    let failed = |doing| {
+        let path = path.clone();
+        move |source| CopyError::Destination { path, doing, source }
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".rio-")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(failed("create a file beside it"))?;
+    let mut checksum = Checksum::new();
+    each_chunk(store, header.length, |done, bytes| {
+        checksum.add(bytes);
+        io::Write::write_all(&mut temporary, bytes).map_err(failed("write it"))?;
+        watch.progress(done, header.length);
+        match watch.stop() {
+            true => Err(CopyError::Interrupted),
+            false => Ok(()),
+        }
+    })?;
+    let found = checksum.value();
+    if found != header.checksum {
+        return Err(CopyError::Checksum { name: header.name, expected: header.checksum, found });
+    }
+    temporary.as_file().sync_all().map_err(failed("make it durable"))?;
+    match force {
+        true => temporary.persist(&path).map_err(|e| failed("give it its name")(e.error))?,
+        false => temporary.persist_noclobber(&path).map_err(|error| match error.error.kind() {
+            io::ErrorKind::AlreadyExists => CopyError::Exists(path.clone()),
+            _ => failed("give it its name")(error.error),
+        })?,
+    };
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make it durable"))?;
+    Ok((Copied { header, groups: 0 }, path))
+}
+
+/// Reads the volume's file and compares it with its checksum and, if given, with a local file,
+/// byte by byte.
+///
+/// # Errors
+/// [`CopyError`] if there is nothing to compare; a difference is a result.
+pub fn verify<S: Store>(
+    store: &mut S,
+    path: Option<&Path>,
+    watch: &mut dyn Watch,
+) -> Result<Comparison, CopyError<S::Error>> {
+    let mut local = path.map(open_source).transpose()?;
+    let header = whole(store)?;
+    let mut checksum = Checksum::new();
+    let mut expected = vec![0; READ_CHUNK];
+    let (mut differing, mut first) = (0, None);
+    each_chunk(store, header.length, |done, bytes| {
+        checksum.add(bytes);
+        if let (Some((file, _)), Some(path)) = (&mut local, path) {
+            let expected = &mut expected[..bytes.len()];
+            let read = fill(file, expected)
+                .map_err(|source| CopyError::Source { path: path.to_owned(), source })?;
+            let start = done - bytes.len() as u64;
+            for (at, _) in
+                bytes.iter().zip(&expected[..read]).enumerate().filter(|(_, (a, b))| a != b)
+            {
+                first.get_or_insert(start + at as u64);
+                differing += 1;
+            }
+        }
+        watch.progress(done, header.length);
+        match watch.stop() {
+            true => Err(CopyError::Interrupted),
+            false => Ok(()),
+        }
+    })?;
+    let local_length = local.map(|(_, length)| length);
+    if let Some(length) = local_length.filter(|length| *length != header.length) {
+        first.get_or_insert(length.min(header.length));
+    }
+    let checksum_ok = checksum.value() == header.checksum;
+    Ok(Comparison { header, checksum_ok, local_length, differing, first_difference: first })
+}
+
+/// Calls `each` with every piece of the file and how far that is.
+fn each_chunk<S: Store>(
+    store: &mut S,
+    length: u64,
+    mut each: impl FnMut(u64, &[u8]) -> Result<(), CopyError<S::Error>>,
+) -> Result<(), CopyError<S::Error>> {
+    let mut chunk = vec![0; READ_CHUNK];
+    let mut done = 0;
+    while done < length {
+        let bytes = usize::try_from(length - done).unwrap_or(usize::MAX).min(READ_CHUNK);
+        let blocks = &mut chunk[..bytes.next_multiple_of(BLOCK)];
+        store.read(DATA_BLOCK + done / BLOCK as u64, blocks)?;
+        done += bytes as u64;
+        each(done, &chunk[..bytes])?;
+    }
+    Ok(())
+}
+
+fn find<S: Store>(store: &mut S) -> Result<Found, CopyError<S::Error>> {
+    let mut block = [0; BLOCK];
+    store.read(HEADER_BLOCK, &mut block)?;
+    Ok(file_header::decode(&block, store.blocks()))
+}
+
+fn whole<S: Store>(store: &mut S) -> Result<Header, CopyError<S::Error>> {
+    Err(match find(store)? {
+        Found::Whole(header) => return Ok(header),
+        Found::Copying(name) => CopyError::Unfinished(name),
+        Found::Blank => CopyError::NoFile,
+        Found::Newer(version) => CopyError::Newer(version),
+        Found::Damaged(why) => CopyError::Damaged(why),
+        Found::Foreign => CopyError::Foreign,
+    })
+}
+
+fn open_source<E: std::error::Error>(path: &Path) -> Result<(File, u64), CopyError<E>> {
+    let failed = |source| CopyError::Source { path: path.to_owned(), source };
+    // Looked at before it is opened: opening a pipe would wait for its other end.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(CopyError::NotAFile(path.to_owned()));
+    }
+    let file = File::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    Ok((file, length))
+}
+
+/// Reads until `into` is full or the file ends; how much that was.
+fn fill(file: &mut File, into: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read(&mut into[done..]) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests;

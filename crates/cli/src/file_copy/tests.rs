@@ -1,0 +1,385 @@
+//! The copy against a volume in memory that can fail, and crash in every way that the promise
+//! allows.
+
+use std::{io::Write, mem};
+
+use super::*;
+
+#[derive(Clone, Debug)]
+struct Group {
+    lba: u64,
+    bytes: Vec<u8>,
+    place: Place,
+}
+
+/// A volume as the promise describes it: a crash leaves a prefix of groups.
+#[derive(Debug)]
+struct Memory {
+    /// What is certain.
+    durable: Vec<u8>,
+    /// Groups submitted and not yet waited for.
+    open: Vec<Group>,
+    keeps_order: bool,
+    /// States that a crash at each moment may have left.
+    crashes: Vec<Vec<u8>>,
+    /// Groups until one fails.
+    fails_after: Option<usize>,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the volume failed")]
+struct Failed;
+
+impl Memory {
+    fn new(blocks: usize) -> Self {
+        Self {
+            durable: vec![0; blocks * BLOCK],
+            open: Vec::new(),
+            keeps_order: true,
+            crashes: Vec::new(),
+            fails_after: None,
+        }
+    }
+
+    fn apply(image: &mut [u8], group: &Group) {
+        let at = group.lba as usize * BLOCK;
+        image[at..at + group.bytes.len()].copy_from_slice(&group.bytes);
+    }
+
+    /// What recovery may leave if the crash comes now: some prefix; of what lies beyond, fresh
+    /// blocks zeroed where they had landed or untouched where not, in-place ones either way. Of a
+    /// volume without order: any subset of what was not waited for.
+    fn note_crashes(&mut self) {
+        let n = self.open.len();
+        if !self.keeps_order {
+            for without in 0..n {
+                let mut image = self.durable.clone();
+                for (_, group) in self.open.iter().enumerate().filter(|(i, _)| *i != without) {
+                    Self::apply(&mut image, group);
+                }
+                self.crashes.push(image);
+            }
+            return;
+        }
+        for k in 0..=n {
+            let mut prefix = self.durable.clone();
+            self.open[..k].iter().for_each(|group| Self::apply(&mut prefix, group));
+            for landed in [false, true] {
+                let mut image = prefix.clone();
+                for group in self.open[k..].iter().filter(|_| landed) {
+                    let group = match group.place {
+                        Place::Fresh => {
+                            &Group { bytes: vec![0; group.bytes.len()], ..group.clone() }
+                        }
+                        Place::InPlace => group,
+                    };
+                    Self::apply(&mut image, group);
+                }
+                self.crashes.push(image);
+            }
+        }
+    }
+}
+
+impl Store for Memory {
+    type Buf = Vec<u8>;
+    type Error = Failed;
+
+    fn blocks(&self) -> u64 {
+        (self.durable.len() / BLOCK) as u64
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.keeps_order
+    }
+
+    fn buf(&mut self, len: usize) -> Vec<u8> {
+        assert!(len.is_multiple_of(BLOCK));
+        vec![0xa5; len]
+    }
+
+    fn submit(&mut self, lba: u64, buf: Vec<u8>, place: Place) -> Result<(), Failed> {
+        if let Some(left) = &mut self.fails_after {
+            *left = left.checked_sub(1).ok_or(Failed)?;
+        }
+        assert!(lba as usize * BLOCK + buf.len() <= self.durable.len());
+        self.open.push(Group { lba, bytes: buf, place });
+        self.note_crashes();
+        Ok(())
+    }
+
+    fn submit_durable(&mut self, lba: u64, buf: Vec<u8>, place: Place) -> Result<(), Failed> {
+        self.submit(lba, buf, place)
+    }
+
+    fn settle(&mut self) -> Result<(), Failed> {
+        for group in mem::take(&mut self.open) {
+            Self::apply(&mut self.durable, &group);
+        }
+        self.crashes.push(self.durable.clone());
+        Ok(())
+    }
+
+    fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), Failed> {
+        let mut image = self.durable.clone();
+        self.open.iter().for_each(|group| Self::apply(&mut image, group));
+        let at = lba as usize * BLOCK;
+        into.copy_from_slice(&image[at..at + into.len()]);
+        Ok(())
+    }
+}
+
+/// Watches and never stops anything.
+struct Silent;
+
+impl Watch for Silent {
+    fn progress(&mut self, _: u64, _: u64) {}
+
+    fn stop(&self) -> bool {
+        false
+    }
+}
+
+/// Calls something after each step; stops when that says so.
+struct Each<F>(F, bool);
+
+impl<F: FnMut(u64) -> bool> Watch for Each<F> {
+    fn progress(&mut self, done: u64, _: u64) {
+        self.1 = (self.0)(done);
+    }
+
+    fn stop(&self) -> bool {
+        self.1
+    }
+}
+
+fn content(length: usize, salt: u8) -> Vec<u8> {
+    (0..length).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ salt).collect()
+}
+
+fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+fn put(store: &mut Memory, path: &Path) -> Result<Copied, CopyError<Failed>> {
+    write(store, path, 2 * BLOCK, false, &mut Silent)
+}
+
+fn get(store: &mut Memory) -> Result<Vec<u8>, CopyError<Failed>> {
+    let folder = tempfile::tempdir().unwrap();
+    let (copied, path) = read(store, Some(folder.path()), false, &mut Silent)?;
+    assert_eq!(path.file_name().unwrap(), copied.header.name);
+    let entries = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(entries, 1, "only the file itself");
+    Ok(fs::read(path).unwrap())
+}
+
+#[test]
+fn files_of_all_lengths_come_back() {
+    for length in [0, 1, 4095, 4096, 4097, 8192, 8193, 50_000] {
+        let bytes = content(length, 1);
+        let (_folder, path) = file("a file", &bytes);
+        let mut store = Memory::new(16);
+        let mut told = Vec::new();
+        let copied = write(
+            &mut store,
+            &path,
+            2 * BLOCK,
+            false,
+            &mut Each(
+                |n| {
+                    told.push(n);
+                    false
+                },
+                false,
+            ),
+        )
+        .unwrap();
+        assert_eq!(copied.header.length, length as u64);
+        assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
+        assert_eq!(told.last().copied().unwrap_or(0), length as u64);
+        assert_eq!(get(&mut store).unwrap(), bytes);
+        let comparison = verify(&mut store, Some(&path), &mut Silent).unwrap();
+        assert!(comparison.is_equal(), "{comparison:?}");
+    }
+}
+
+/// The point of it all: whatever the moment of the crash, one whole file or none.
+#[test]
+fn a_crash_leaves_the_old_file_or_none_or_the_new_one() {
+    for keeps_order in [true, false] {
+        let (old, new) = (content(20_000, 1), content(30_000, 2));
+        let (_folder, path) = file("old", &old);
+        let mut store = Memory::new(16);
+        put(&mut store, &path).unwrap();
+        let (_folder, path) = file("new", &new);
+        store.crashes.clear();
+        store.keeps_order = keeps_order;
+        put(&mut store, &path).unwrap();
+        let (mut olds, mut nones, mut news) = (0, 0, 0);
+        for image in mem::take(&mut store.crashes) {
+            match get(&mut Memory { durable: image, ..Memory::new(0) }) {
+                Ok(bytes) if bytes == old => olds += 1,
+                Ok(bytes) if bytes == new => news += 1,
+                Ok(_) => panic!("a mixture"),
+                Err(CopyError::NoFile | CopyError::Unfinished(_)) => nones += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(olds > 0 && nones > 0 && news > 0, "{olds} {nones} {news}");
+    }
+}
+
+#[test]
+fn a_volume_that_fails_keeps_no_file() {
+    let (_folder, path) = file("a", &content(30_000, 1));
+    for fails_after in 0..6 {
+        let mut store = Memory::new(16);
+        put(&mut store, &path).unwrap();
+        store.fails_after = Some(fails_after);
+        assert!(matches!(put(&mut store, &path), Err(CopyError::Store(Failed))));
+        match get(&mut store) {
+            Ok(_) => assert_eq!(fails_after, 0, "nothing was overwritten yet"),
+            Err(error) => assert!(matches!(error, CopyError::Unfinished(_)), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let (_folder, path) = file("a", &content(4096 * 15 + 1, 1));
+    let mut store = Memory::new(16);
+    match put(&mut store, &path) {
+        Err(CopyError::TooLarge { need: 17, have: 16 }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(store.crashes.is_empty());
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = Memory::new(16);
+    assert!(matches!(put(&mut store, folder.path()), Err(CopyError::NotAFile(_))));
+    let gone = folder.path().join("gone");
+    assert!(matches!(put(&mut store, &gone), Err(CopyError::Source { .. })));
+    assert!(store.crashes.is_empty());
+}
+
+/// A store in which somebody writes the local file behind the copy's back.
+#[test]
+fn a_file_that_changes_meanwhile_is_noticed() {
+    for grows in [true, false] {
+        let (_folder, path) = file("a", &content(30_000, 1));
+        let mut store = Memory::new(16);
+        let mut first = true;
+        let result = write(
+            &mut store,
+            &path,
+            2 * BLOCK,
+            false,
+            &mut Each(
+                |_| {
+                    if mem::take(&mut first) {
+                        let mut local = fs::OpenOptions::new().append(true).open(&path).unwrap();
+                        match grows {
+                            true => local.write_all(b"more").unwrap(),
+                            false => local.set_len(9_000).unwrap(),
+                        }
+                    }
+                    false
+                },
+                false,
+            ),
+        );
+        assert!(matches!(result, Err(CopyError::Changed { began: 30_000, .. })), "{result:?}");
+        assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));
+    }
+}
+
+#[test]
+fn a_copy_that_is_stopped_leaves_no_file() {
+    let (_folder, path) = file("a", &content(30_000, 1));
+    let mut store = Memory::new(16);
+    let stopped =
+        write(&mut store, &path, 2 * BLOCK, false, &mut Each(|done| done > 10_000, false));
+    assert!(matches!(stopped, Err(CopyError::Interrupted)));
+    assert_eq!(store.open.len(), 2, "nothing more was submitted");
+    assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));
+    put(&mut store, &path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let stopped = read(&mut store, Some(folder.path()), false, &mut Each(|_| true, false));
+    assert!(matches!(stopped, Err(CopyError::Interrupted)));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_foreign_first_block_needs_force() {
+    let (_folder, path) = file("a", b"bytes");
+    let mut store = Memory::new(16);
+    store.durable[..BLOCK].fill(7);
+    assert!(matches!(put(&mut store, &path), Err(CopyError::Foreign)));
+    assert_eq!(store.durable[..BLOCK], [7; BLOCK]);
+    write(&mut store, &path, BLOCK, true, &mut Silent).unwrap();
+    assert_eq!(get(&mut store).unwrap(), b"bytes");
+}
+
+#[test]
+fn a_damaged_file_is_not_handed_out() {
+    let (_folder, path) = file("a", &content(30_000, 1));
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    store.durable[3 * BLOCK + 5] ^= 1;
+    assert!(matches!(get(&mut store), Err(CopyError::Checksum { .. })));
+    let alone = verify(&mut store, None, &mut Silent).unwrap();
+    assert!(!alone.checksum_ok && !alone.is_equal());
+    assert_eq!(alone.local_length, None);
+    let both = verify(&mut store, Some(&path), &mut Silent).unwrap();
+    assert_eq!((both.differing, both.first_difference), (1, Some(2 * 4096 + 5)));
+}
+
+#[test]
+fn files_of_different_lengths_differ() {
+    let (_folder, path) = file("a", &content(5000, 1));
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    for length in [4000, 6000] {
+        let (_folder, other) = file("b", &content(length, 1));
+        let comparison = verify(&mut store, Some(&other), &mut Silent).unwrap();
+        assert!(comparison.checksum_ok && !comparison.is_equal());
+        assert_eq!(comparison.differing, 0);
+        assert_eq!(comparison.first_difference, Some(length.min(5000) as u64));
+    }
+}
+
+#[test]
+fn an_existing_file_is_replaced_only_by_force() {
+    let (folder, path) = file("a", b"new");
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    fs::write(&path, b"local").unwrap();
+    let refused = read(&mut store, Some(folder.path()), false, &mut Silent);
+    assert!(matches!(refused, Err(CopyError::Exists(p)) if p == path));
+    assert_eq!(fs::read(&path).unwrap(), b"local");
+    read(&mut store, Some(&path), true, &mut Silent).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn a_destination_that_cannot_be_written_says_which() {
+    let (folder, path) = file("a", b"bytes");
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    let nowhere = folder.path().join("no such folder").join("a");
+    let error = read(&mut store, Some(&nowhere), false, &mut Silent).unwrap_err();
+    assert!(error.to_string().contains("no such folder"), "{error}");
+}
+
+#[test]
+fn an_empty_volume_says_so() {
+    let error = get(&mut Memory::new(16)).unwrap_err();
+    assert!(matches!(error, CopyError::NoFile));
+}

@@ -1,0 +1,276 @@
+//! Writing as fast as it goes: a workload's groups through the streams of a volume.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+use riopipe::{
+    Buf, ConnectOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, Stream, StreamOptions,
+    SubmitError, Until, Volume, Why,
+};
+use riopipe_lab::{
+    generator::{Extent, Generator},
+    harness::{self, Phase, Window, Worker},
+    latency::Latencies,
+    sample::Sample,
+    workload::{BLOCK, Workload, WorkloadError},
+};
+
+use crate::{
+    connect::{open_failure, stream_failure},
+    failure::{Code, Failure},
+    interrupt::Interrupt,
+};
+
+/// A volume to write to, and how.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The volume's name.
+    pub volume: String,
+    /// Its drives, in order.
+    pub members: Vec<MemberAddr>,
+    /// How to connect.
+    pub connect: ConnectOptions,
+    /// What to write.
+    pub workload: Workload,
+    /// How long.
+    pub window: Window,
+    /// Whether neighbouring requests are merged (T16).
+    pub merge: bool,
+    /// Writer `i` runs on core `i mod n` of these; empty: anywhere.
+    pub cores: Vec<usize>,
+}
+
+/// One group under way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    seq: Seq,
+    writes: u32,
+    bytes: u64,
+    since: Instant,
+}
+
+impl Load {
+    /// Opens the volume with `engine`, runs the workload once and closes it. `target_cpu_ns` reads
+    /// the CPU time of the targets' threads, where that is known.
+    ///
+    /// # Errors
+    /// Whatever keeps the volume from being opened or written to, or an interruption; the volume is
+    /// closed in order either way.
+    pub fn run(
+        &self,
+        engine: EngineKind,
+        interrupt: &Interrupt,
+        target_cpu_ns: impl Fn() -> Option<u64>,
+    ) -> Result<Sample, Failure> {
+        let options = OpenOptions {
+            engine: Some(engine),
+            connect: self.connect.clone(),
+            ..OpenOptions::default()
+        };
+        let (volume, _recovery) = Volume::open(&self.volume, &self.members, &options)
+            .map_err(|error| open_failure(&error))?;
+        let result = self.run_on(&volume, interrupt, target_cpu_ns);
+        let closed = volume.close().map_err(|error| {
+            Failure::new(Code::Storage, format!("can't close volume {:?}", self.volume))
+                .because(&error)
+        });
+        // The first failure is the cause; what closing says then is its consequence.
+        let sample = result?;
+        closed?;
+        interrupt.check()?;
+        Ok(sample)
+    }
+
+    fn run_on(
+        &self,
+        volume: &Volume,
+        interrupt: &Interrupt,
+        target_cpu_ns: impl Fn() -> Option<u64>,
+    ) -> Result<Sample, Failure> {
+        let workload = &self.workload;
+        workload.check().map_err(|error| usage(&error))?;
+        for thread in 0..workload.threads {
+            workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
+        }
+        let options = StreamOptions {
+            // A write of the workload may become several requests, at stripes.
+            queue_depth: (workload.queue_depth as usize * 2).clamp(1, 1024),
+            merge: self.merge,
+            ..StreamOptions::default()
+        };
+        let streams = (0..workload.threads)
+            .map(|thread| {
+                let id = u16::try_from(thread).unwrap_or(u16::MAX);
+                volume.stream(id, &options).map(|stream| Mutex::new(Some(stream)))
+            })
+            .collect::<Result<Vec<_>, _>>();
+        let streams = streams.map_err(|error| stream_failure(&error))?;
+        harness::run(self.window, workload.threads, target_cpu_ns, |thread, worker| {
+            let stream =
+                streams[thread as usize].lock().unwrap_or_else(PoisonError::into_inner).take();
+            if !self.cores.is_empty() {
+                riopipe_net::pin_to_core(self.cores[thread as usize % self.cores.len()])
+                    .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+            }
+            // Each worker is started once, with a number below the number of streams.
+            let stream = stream.expect("a stream for each worker");
+            let writer = Writer::new(volume, workload, thread, stream)?;
+            writer.run(worker, interrupt)
+        })
+    }
+}
+
+fn usage(error: &WorkloadError) -> Failure {
+    Failure::new(Code::Usage, error.to_string())
+}
+
+fn storage(error: &dyn std::error::Error) -> Failure {
+    Failure::new(Code::Storage, error.to_string())
+}
+
+/// One thread's loop.
+struct Writer {
+    stream: Stream,
+    generator: Generator,
+    /// Writes that may be under way.
+    depth: u32,
+    /// Writes under way.
+    in_flight: u32,
+    under_way: VecDeque<UnderWay>,
+    /// The writes of a group, and whether they still have to be submitted.
+    extents: Vec<Extent>,
+    staged: bool,
+    spare: Vec<Buf>,
+}
+
+impl Writer {
+    fn new(
+        volume: &Volume,
+        workload: &Workload,
+        thread: u32,
+        stream: Stream,
+    ) -> Result<Self, Failure> {
+        let area = workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
+        let generator = Generator::new(workload, thread, area);
+        let depth = match volume.engine() {
+            // Who waits for each group has one under way. More would only stand in line, and their
+            // latency would be that of the line.
+            EngineKind::Sync => generator.writes_in_next_group(),
+            _ => workload.queue_depth,
+        };
+        Ok(Self {
+            stream,
+            generator,
+            depth,
+            in_flight: 0,
+            under_way: VecDeque::new(),
+            extents: Vec::new(),
+            staged: false,
+            spare: Vec::new(),
+        })
+    }
+
+    /// Writes until told to stop, then closes the stream in order.
+    fn run(mut self, worker: &Worker<'_>, interrupt: &Interrupt) -> Result<Latencies, Failure> {
+        let mut latencies = Latencies::new();
+        worker.ready();
+        let result = self.write(worker, interrupt, &mut latencies);
+        let closed = self.stream.close().map_err(|error| storage(&error));
+        result.and(closed.map(|_| latencies))
+    }
+
+    fn write(
+        &mut self,
+        worker: &Worker<'_>,
+        interrupt: &Interrupt,
+        latencies: &mut Latencies,
+    ) -> Result<(), Failure> {
+        loop {
+            let phase = worker.phase();
+            if phase == Phase::Stop || interrupt.requested() {
+                return Ok(());
+            }
+            let full = !self.fill()?;
+            let until = match self.enough() {
+                _ if full => Until::Room,
+                Some(seq) => Until::Complete(seq),
+                None => Until::Room,
+            };
+            let marks = self.stream.wait(until, None).map_err(|error| storage(&error))?;
+            let now = Instant::now();
+            let (mut writes, mut groups, mut bytes) = (0, 0, 0);
+            while let Some(group) = self.under_way.front().filter(|g| g.seq <= marks.complete) {
+                if phase == Phase::Measure {
+                    let ns = now.duration_since(group.since).as_nanos();
+                    latencies.record_n(u64::try_from(ns).unwrap_or(u64::MAX), group.writes.into());
+                }
+                writes += u64::from(group.writes);
+                groups += 1;
+                bytes += group.bytes;
+                self.in_flight -= group.writes;
+                self.under_way.pop_front();
+            }
+            worker.completed(writes, groups, bytes);
+        }
+    }
+
+    /// Submits groups as long as they are within the depth; false when the stream takes no more.
+    fn fill(&mut self) -> Result<bool, Failure> {
+        let since = Instant::now();
+        loop {
+            if !self.staged {
+                if self.in_flight + self.generator.writes_in_next_group() > self.depth {
+                    return Ok(true);
+                }
+                self.generator.next_group(&mut self.extents);
+                self.staged = true;
+            }
+            let mut bufs: Vec<Buf> = std::mem::take(&mut self.spare);
+            if bufs.len() != self.extents.len() {
+                bufs.clear();
+                for extent in &self.extents {
+                    // What is in them does not matter.
+                    bufs.push(self.stream.buf((extent.blocks * BLOCK) as usize));
+                }
+            }
+            let mut group = self.stream.group();
+            for (extent, buf) in self.extents.iter().zip(bufs.drain(..)) {
+                // The area is written again and again, so its blocks are never fresh.
+                group = group.write(extent.lba, buf, Place::InPlace);
+            }
+            match group.submit() {
+                Ok(seq) => {
+                    let writes = self.extents.len() as u32;
+                    let blocks: u64 = self.extents.iter().map(|e| u64::from(e.blocks)).sum();
+                    let bytes = blocks * u64::from(BLOCK);
+                    self.under_way.push_back(UnderWay { seq, writes, bytes, since });
+                    self.in_flight += writes;
+                    self.staged = false;
+                    self.spare = bufs;
+                }
+                Err(SubmitError { why: Why::Full(_), bufs }) => {
+                    self.spare = bufs;
+                    return Ok(false);
+                }
+                Err(SubmitError { why, .. }) => return Err(storage(&why)),
+            }
+        }
+    }
+
+    /// The group whose completion makes it worth while to submit again: once a quarter of the depth
+    /// is free. One at a time would mean a system call per write on both sides.
+    fn enough(&self) -> Option<Seq> {
+        let wanted = (self.depth / 4).max(1);
+        let mut free = self.depth - self.in_flight;
+        for group in &self.under_way {
+            free += group.writes;
+            if free >= wanted.max(self.generator.writes_in_next_group()) {
+                return Some(group.seq);
+            }
+        }
+        self.under_way.back().map(|group| group.seq)
+    }
+}
