@@ -269,6 +269,23 @@ fn t8_a_second_owner_is_refused_and_take_over_fences_the_first() {
     target.stop().unwrap();
 }
 
+/// A claim waits for connections on other reactors; a wake-up that is slept over stalls it.
+#[test]
+fn p8_taking_and_giving_back_over_and_over_never_stalls() {
+    let log = TempDir::new().unwrap();
+    let target = target(&["ssd:flash,size=16M"], Some(&log));
+    let members = members(&[&target], 1);
+    Volume::create("v", &members, &create_options()).unwrap();
+    for round in 0..150 {
+        let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+        if round % 3 == 0 {
+            volume.stream(0, &StreamOptions::default()).unwrap().close().unwrap();
+        }
+        volume.close().unwrap();
+    }
+    target.stop().unwrap();
+}
+
 #[test]
 fn an_unrecovered_log_keeps_the_volume_closed() {
     let log = TempDir::new().unwrap();

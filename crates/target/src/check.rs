@@ -159,11 +159,8 @@ fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<(Survival
             return None;
         }
         report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
-        let survival = Survival {
-            process_kill: Kept::Completed,
-            power_cut: Kept::Flushed,
-            note: "",
-        };
+        let survival =
+            Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: "" };
         return Some((survival, true));
     }
     // Memory need not be had in full to know what it is like.
@@ -227,10 +224,9 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
 fn explain(class: &Class, len: usize, accept: bool) -> Option<Problem> {
     let problem = |what: String, advice| Some(Problem::new("log", what, advice));
     match class {
-        Class::Blank if len < HEADER_BYTES + 4096 => problem(
-            format!("{len} bytes are too small for a log region"),
-            "give it 2M or more",
-        ),
+        Class::Blank if len < HEADER_BYTES + 4096 => {
+            problem(format!("{len} bytes are too small for a log region"), "give it 2M or more")
+        }
         Class::Blank | Class::Ours(_) => None,
         Class::StaleBoot(_) | Class::Damaged { .. } if accept => None,
         Class::StaleBoot(_) => problem(

@@ -74,13 +74,7 @@ impl Devices {
         mail: Arc<Mailboxes>,
     ) -> Self {
         let drives = queues.into_iter().map(|queue| DriveQueue { queue, backlog: VecDeque::new() });
-        Self {
-            drives: drives.collect(),
-            shared,
-            mail,
-            now: riopipe_media::now(),
-            done: Vec::new(),
-        }
+        Self { drives: drives.collect(), shared, mail, now: riopipe_media::now(), done: Vec::new() }
     }
 
     /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
@@ -174,13 +168,7 @@ impl Host for Devices {
     }
 
     #[inline]
-    fn write(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        data: WriteData<'_, Buf>,
-    ) -> Submitted<Buf> {
+    fn write(&mut self, ns: usize, op: OpId, lba: u64, data: WriteData<'_, Buf>) -> Submitted<Buf> {
         match (self.queue(ns), data) {
             (Ok(queue), WriteData::Borrowed(bytes)) => {
                 submitted(queue.write(op.0, lba, Data::Borrowed(bytes)))

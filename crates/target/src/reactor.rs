@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, SpinPolicy, Waiter, relax,
+    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, SpinPolicy, Waiter,
 };
 use riopipe_session::target::ConnId;
 
@@ -151,9 +151,7 @@ impl Reactor {
             }
             let mut busy = false;
             if self.poller.is_woken() {
-                // Takes the wake-up before the mail, so that none is slept over.
                 busy |= self.look(&mut events, Some(Duration::ZERO))?;
-                busy |= self.read_mail();
             }
             for i in 0..self.hot.len() {
                 busy |= self.receive(self.hot[i]);
@@ -180,7 +178,6 @@ impl Reactor {
                     if self.look(&mut events, timeout)? {
                         self.waiter.worked();
                     }
-                    self.read_mail();
                     self.finish_round();
                 }
             }
@@ -193,11 +190,12 @@ impl Reactor {
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> Result<bool, PollerError> {
-        self.poller.wait(events, timeout)?;
+        let woken = self.poller.wait(events, timeout)?;
         if timeout != Some(Duration::ZERO) {
             self.devices.now = riopipe_media::now();
         }
-        let mut any = false;
+        // Whichever look takes the wake-up reads the mail, and after it: else one is slept over.
+        let mut any = woken && self.read_mail();
         for event in events.iter() {
             if event.token >= LISTENER {
                 any |= self.accept((event.token - LISTENER) as usize);
@@ -438,10 +436,8 @@ impl Reactor {
 
     fn until_next_deadline(&self) -> Option<Duration> {
         let links = self.links.iter().flatten().filter_map(|link| link.next_deadline());
-        let deadlines = links
-            .chain(self.devices.next_deadline())
-            .chain(self.accept_after)
-            .chain(self.stop_at);
+        let deadlines =
+            links.chain(self.devices.next_deadline()).chain(self.accept_after).chain(self.stop_at);
         let next = deadlines.min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.devices.now)))
     }

@@ -56,8 +56,17 @@ fn run(stream: &mut TcpStream, depth: usize, ordered: bool, seq: &mut u64, time:
             if ordered {
                 *seq += 1;
                 let a = Attribute {
-                    seq: Seq(*seq), span: 1, num: 1, index: 0, ordinal: *seq as u32,
-                    member: Member(0), kind: Kind::Write, flags: Flags::BOUNDARY, lba, blocks: 1, tag: 0,
+                    seq: Seq(*seq),
+                    span: 1,
+                    num: 1,
+                    index: 0,
+                    ordinal: *seq as u32,
+                    member: Member(0),
+                    kind: Kind::Write,
+                    flags: Flags::BOUNDARY,
+                    lba,
+                    blocks: 1,
+                    tag: 0,
                 };
                 let mut rio = riopipe_nvme::command::Sqe(sqe.0);
                 wire::put_attribute(&mut rio, &a, Seq(released));
@@ -113,8 +122,14 @@ fn writes_per_second() {
         let (mut admin, cntlid) = open(&target, 0, 0xffff, 32);
         call(&mut admin, peer::property_set(1, 0x14, CC_ENABLE).0, &[]);
         let claim = wire::Claim {
-            volume: VOLUME, generation: 1, create: true, take_over: false, unlogged: false,
-            streams: 1, slots: 16384, namespaces: vec![1],
+            volume: VOLUME,
+            generation: 1,
+            create: true,
+            take_over: false,
+            unlogged: false,
+            streams: 1,
+            slots: 16384,
+            namespaces: vec![1],
         };
         let sqe = peer::Sqe(wire::claim_command().0).inline(4096);
         call(&mut admin, sqe.0, &claim.encode());
@@ -132,7 +147,12 @@ fn writes_per_second() {
             }
             a.sort_by(f64::total_cmp);
             b.sort_by(f64::total_cmp);
-            println!("log {log} QD {depth}: plain {:.0} k/s, ordered {:.0} k/s ({:.3})", a[2] / 1e3, b[2] / 1e3, b[2] / a[2]);
+            println!(
+                "log {log} QD {depth}: plain {:.0} k/s, ordered {:.0} k/s ({:.3})",
+                a[2] / 1e3,
+                b[2] / 1e3,
+                b[2] / a[2]
+            );
         }
         drop((admin, plain, ordered));
         target.stop().unwrap();
