@@ -21,7 +21,8 @@ pub enum SubmitError {
         /// Bytes of data.
         len: u64,
     },
-    /// [`Data::Bytes`] longer than a capsule takes, or a read beyond [`QpConfig::data_max`].
+    /// [`Data::Bytes`](super::Data::Bytes) longer than a capsule takes, or a read beyond
+    /// [`QpConfig::data_max`](super::QpConfig::data_max).
     #[error("{len} bytes of data are more than the {max} that may go with this command")]
     TooLong {
         /// Bytes of data.
