@@ -142,8 +142,7 @@ impl Label {
             && (1..=crate::wire::STREAMS_MAX).contains(&u16_at(120))
             && (1..=MEMBERS_MAX).contains(&members)
             && usize::from(u16_at(124)) < members;
-        let (true, Some(engine), Ok(name)) =
-            (sane, engine_of(b[122]), core::str::from_utf8(name))
+        let (true, Some(engine), Ok(name)) = (sane, engine_of(b[122]), core::str::from_utf8(name))
         else {
             return Err(LabelError::Damaged);
         };
@@ -295,10 +294,8 @@ pub enum AssembleError {
 pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
     let mut first: Option<&Label> = None;
     for (given, drive) in found.iter().enumerate() {
-        let label = drive
-            .label
-            .as_ref()
-            .map_err(|error| AssembleError::Label { given, error: *error })?;
+        let label =
+            drive.label.as_ref().map_err(|error| AssembleError::Label { given, error: *error })?;
         let head = *first.get_or_insert(label);
         if label.volume != head.volume {
             let (name, volume) = (label.name.clone(), label.volume);
@@ -395,10 +392,7 @@ mod tests {
     fn t20_all_members_or_none() {
         let all = [found(0), found(1), found(2)];
         assert!(assemble(Some("logs"), &all).is_ok());
-        assert_eq!(
-            assemble(None, &all[..2]),
-            Err(AssembleError::Count { needed: 3, given: 2 })
-        );
+        assert_eq!(assemble(None, &all[..2]), Err(AssembleError::Count { needed: 3, given: 2 }));
         let swapped = [found(0), found(2), found(1)];
         assert_eq!(assemble(None, &swapped), Err(AssembleError::Order { given: 1, is: 2 }));
         let mut foreign = all.clone();
@@ -417,14 +411,8 @@ mod tests {
     fn t19_the_log_that_is_due_must_be_there() {
         let mut all = [found(0), found(1), found(2)];
         all[1].region = None;
-        assert_eq!(
-            assemble(None, &all),
-            Err(AssembleError::LogDue { given: 1, blank: true })
-        );
+        assert_eq!(assemble(None, &all), Err(AssembleError::LogDue { given: 1, blank: true }));
         all[1].region = Some([1; 16]);
-        assert_eq!(
-            assemble(None, &all),
-            Err(AssembleError::LogDue { given: 1, blank: false })
-        );
+        assert_eq!(assemble(None, &all), Err(AssembleError::LogDue { given: 1, blank: false }));
     }
 }

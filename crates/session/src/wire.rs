@@ -360,7 +360,8 @@ impl Claim {
         let mut d = alloc::vec![0; CLAIM_LEN];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..20].copy_from_slice(&self.generation.to_le_bytes());
-        d[20] = u8::from(self.create) | u8::from(self.take_over) << 1 | u8::from(self.unlogged) << 2;
+        d[20] =
+            u8::from(self.create) | u8::from(self.take_over) << 1 | u8::from(self.unlogged) << 2;
         d[21] = self.namespaces.len() as u8;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
