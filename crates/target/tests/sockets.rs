@@ -8,6 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN, Received, Sqe};
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_session::wire;
 use riopipe_target::{Config, Running, Target};
 
 /// Longer than anything here can take on a busy machine.
@@ -120,4 +122,324 @@ fn writes_are_read_back_with_and_without_digests() {
         assert!(read == bytes);
     }
     target.stop().unwrap();
+}
+
+#[test]
+fn several_hosts_share_the_reactors() {
+    let config = Config { reactors: Some(2), ..Config::on_loopback(&["mem:64M", "mem:16M"]) };
+    let target = Target::start(&config).unwrap();
+    std::thread::scope(|scope| {
+        for host in 0..4u64 {
+            let target = &target;
+            scope.spawn(move || {
+                let (_admin, cntlid) = Queue::admin(target, Digests::default());
+                let mut queues: Vec<Queue> =
+                    (1..=3).map(|qid| Queue::io(target, Digests::default(), cntlid, qid)).collect();
+                for round in 0..50u64 {
+                    for (i, queue) in queues.iter_mut().enumerate() {
+                        let lba = host * 1000 + i as u64 * 100 + round;
+                        let bytes = pattern(lba as u8, 4096);
+                        assert_eq!(queue.call(peer::write(1, 1, lba, 1), &bytes).status, 0);
+                        assert!(queue.fetch(peer::read(2, 1, lba, 1)).0 == bytes);
+                    }
+                }
+            });
+        }
+    });
+    wait_until(|| target.connections() == 0, "all connections have ended");
+    target.stop().unwrap();
+}
+
+#[test]
+fn commands_sent_together_are_answered_together() {
+    let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    let mut bytes = Vec::new();
+    for cid in 0..100 {
+        let sqe = peer::write(cid, 1, u64::from(cid), 1);
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, &pattern(cid as u8, 4096)));
+    }
+    io.send(&bytes);
+    let mut cids: Vec<u16> = (0..100).map(|_| io.next().unwrap().completion().cid).collect();
+    cids.sort_unstable();
+    assert_eq!(cids, (0..100).collect::<Vec<u16>>());
+}
+
+#[test]
+fn file_drives_keep_what_was_written_over_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", path("log"))),
+        subnqn: Some("nqn.2026-01.io.example:restart".into()),
+        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
+    };
+    let bytes = pattern(5, 8 * 4096);
+    let mut uuids = Vec::new();
+    for round in 0..2 {
+        let target = Target::start(&config).unwrap();
+        let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+        uuids.push(admin.fetch(peer::identify(1, 3, 1)).0);
+        let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+        if round == 0 {
+            assert_eq!(io.call(peer::write(1, 1, 100, 8), &bytes).status, 0);
+            assert_eq!(io.call(peer::flush(2, 1), &[]).status, 0);
+            let locked = Target::start(&config).err().expect("the files are locked (T8)");
+            assert!(locked.to_string().contains("in use"), "{locked}");
+            target.kill();
+        } else {
+            assert!(io.fetch(peer::read(1, 1, 100, 8)).0 == bytes);
+            target.stop().unwrap();
+        }
+    }
+    assert_eq!(uuids[0], uuids[1], "names are stable");
+}
+
+#[test]
+fn ordered_writes_reach_a_log_that_outlives_a_killed_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", path("log"))),
+        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 1);
+    for seq in 1..=20u64 {
+        let (sqe, data) = (ordered(seq, seq + 7), pattern(seq as u8, 4096));
+        assert_eq!(io.call(sqe, &data).status, 0);
+    }
+    target.kill();
+    // Another life: the volume needs recovery, its member is guarded, generations are kept.
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    let status = status(&mut admin);
+    assert!(status.known && status.unrecovered && !status.owned);
+    assert_eq!((status.generation, status.live_entries), (1, 20));
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    assert_eq!(io.call(peer::write(1, 1, 8, 1), &pattern(0, 4096)).status, 0x70a);
+    assert!(io.fetch(peer::read(2, 1, 8, 1)).0 == pattern(1, 4096));
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_clean_end_leaves_nothing_to_recover() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", path("log"))),
+        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 1);
+    assert_eq!(io.call(ordered(1, 9), &pattern(1, 4096)).status, 0);
+    let mark = wire::mark_command(Seq(1), false);
+    assert_eq!(io.call(rio(&mark, 4), &[]).status, 0);
+    // Stopped under its owner: connections end, the volume is closed all the same.
+    target.stop().unwrap();
+    assert!(io.next().is_none(), "the connection has ended");
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    let found = status(&mut admin);
+    assert!(found.known && !found.unrecovered);
+    assert_eq!(found.released[0], Seq(1));
+    own(&mut admin, 2, false);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 2);
+    target.stop().unwrap();
+}
+
+#[test]
+fn t8_a_take_over_crosses_reactors() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+        reactors: Some(2),
+        // A drive that takes its time: writes are under way when the rival comes.
+        ..Config::on_loopback(&["ssd:flash,size=16M"])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut queues: Vec<Queue> = (1..=2)
+        .map(|qid| {
+            let mut io = Queue::io(&target, Digests::default(), cntlid, qid);
+            let sqe = wire::bind_command(VOLUME, StreamId(qid - 1), 1, Seq(0));
+            assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
+            io
+        })
+        .collect();
+    let mut rival = Queue::open(target.addresses()[0], Digests::default());
+    let data = peer::connect_data(target.subnqn(), "nqn.2026-01.io.example:rival", [9; 16], 0xffff);
+    assert_eq!(rival.call(peer::connect(0, 0, 31, 0), &data).status, 0);
+    assert_eq!(rival.call(peer::property_set(1, 0x14, CC_ENABLE), &[]).status, 0);
+    for io in &mut queues {
+        for seq in 1..=30u64 {
+            io.command(ordered(seq, seq), &pattern(seq as u8, 4096));
+        }
+    }
+    let take = wire::Claim { take_over: true, ..claim(2, false) };
+    let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);
+    assert_eq!(rival.call(sqe, &take.encode()).status, 0);
+    // From now on nothing of the old owner reaches the drive.
+    for io in &mut queues {
+        let statuses: Vec<u16> = (0..30).map(|_| io.next().unwrap().completion().status).collect();
+        assert!(statuses.iter().all(|s| matches!(s, 0 | 0x702)), "{statuses:x?}");
+        assert_eq!(io.call(ordered(31, 31), &pattern(0, 4096)).status, 0x702);
+    }
+    assert!(status(&mut rival).own);
+    target.stop().unwrap();
+}
+
+#[test]
+fn discovery_answers_on_every_port() {
+    let config = Config {
+        discovery: vec!["127.0.0.1:0".into()],
+        ..Config::on_loopback(&["mem:16M"])
+    };
+    let target = Target::start(&config).unwrap();
+    for address in [target.addresses()[0], target.discovery_addresses()[0]] {
+        let mut queue = Queue::open(address, Digests::default());
+        let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
+        assert_eq!(queue.call(peer::connect(0, 0, 31, 0), &data).status, 0);
+        queue.call(peer::property_set(1, 0x14, CC_ENABLE), &[]);
+        let (log, _) = queue.fetch(peer::get_log(2, 0x70, 0, 2048));
+        assert_eq!(log[8], 1, "one record");
+        let text = |at: usize, len: usize| {
+            String::from_utf8_lossy(&log[at..at + len]).trim_matches(['\0', ' ']).to_owned()
+        };
+        assert_eq!(text(1024 + 256, 256), target.subnqn());
+        assert_eq!(text(1024 + 512, 256), "127.0.0.1");
+        assert_eq!(text(1024 + 32, 32), target.addresses()[0].port().to_string());
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn t18_a_bad_peer_loses_its_connection_and_nobody_else_notices() {
+    let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    let mut good = Queue::io(&target, Digests::default(), cntlid, 1);
+    for i in 0..20u8 {
+        let mut bad = TcpStream::connect(target.addresses()[0]).unwrap();
+        bad.set_read_timeout(Some(PATIENCE)).unwrap();
+        bad.write_all(&[i.wrapping_mul(37) | 0x80; 300]).unwrap();
+        let mut last_words = Vec::new();
+        bad.read_to_end(&mut last_words).unwrap();
+        assert_eq!(last_words[0], 0x03, "a termination request");
+        // Half a PDU, then gone.
+        let mut rude = TcpStream::connect(target.addresses()[0]).unwrap();
+        rude.write_all(&peer::icreq(Digests::default(), 0)[..100]).unwrap();
+        drop(rude);
+        assert_eq!(good.call(peer::write(1, 1, i.into(), 1), &pattern(i, 4096)).status, 0);
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_peer_killed_in_mid_write_leaves_its_claim_to_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+        ..Config::on_loopback(&["mem:16M"])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 1);
+    let bytes = peer::capsule(Digests::default(), &ordered(1, 1).0, &pattern(1, 4096));
+    io.send(&bytes[..2000]);
+    drop((io, admin));
+    wait_until(|| target.connections() == 0, "the association has ended");
+    let (mut admin, _) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 2, false);
+    let found = status(&mut admin);
+    assert!(found.own && !found.unrecovered, "the write never came");
+    target.stop().unwrap();
+}
+
+#[test]
+fn an_idle_target_wakes_up() {
+    // Sleeps at once when there is nothing to do.
+    let config = Config { spin_us: Some(0), ..Config::on_loopback(&["mem:16M"]) };
+    let target = Target::start(&config).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    for i in 0..20u8 {
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(io.call(peer::write(1, 1, i.into(), 1), &pattern(i, 4096)).status, 0);
+    }
+    assert!(target.is_alive());
+    target.stop().unwrap();
+}
+
+const VOLUME: VolumeId = VolumeId([7; 16]);
+
+fn rio(sqe: &riopipe_nvme::command::Sqe, cid: u16) -> Sqe {
+    let cid = cid.to_le_bytes();
+    Sqe(sqe.0).byte(1, 0x40).byte(2, cid[0]).byte(3, cid[1])
+}
+
+fn claim(generation: u32, create: bool) -> wire::Claim {
+    wire::Claim {
+        volume: VOLUME,
+        generation,
+        create,
+        take_over: false,
+        unlogged: false,
+        streams: 2,
+        slots: 64,
+        namespaces: vec![1],
+    }
+}
+
+fn own(admin: &mut Queue, generation: u32, create: bool) {
+    let sqe = rio(&wire::claim_command(), 9).inline(4096);
+    assert_eq!(admin.call(sqe, &claim(generation, create).encode()).status, 0);
+}
+
+fn bind(io: &mut Queue, generation: u32) {
+    let sqe = wire::bind_command(VOLUME, StreamId(0), generation, Seq(0));
+    assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
+}
+
+fn status(admin: &mut Queue) -> wire::VolumeStatus {
+    let sqe = rio(&wire::status_command(VOLUME), 8).transport(wire::STATUS_LEN as u32);
+    wire::VolumeStatus::decode(&admin.fetch(sqe).0).unwrap()
+}
+
+fn ordered(seq: u64, lba: u64) -> Sqe {
+    let attribute = Attribute {
+        seq: Seq(seq),
+        span: 1,
+        num: 1,
+        index: 0,
+        ordinal: seq as u32,
+        member: Member(0),
+        kind: Kind::Write,
+        flags: Flags::BOUNDARY,
+        lba,
+        blocks: 1,
+        tag: seq,
+    };
+    let mut sqe = riopipe_nvme::command::Sqe(peer::write(seq as u16, 1, lba, 1).0);
+    wire::put_attribute(&mut sqe, &attribute, Seq(0));
+    Sqe(sqe.0)
+}
+
+/// Waits for something that happens soon, if it happens at all.
+fn wait_until(mut condition: impl FnMut() -> bool, what: &str) {
+    let give_up = std::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(std::time::Instant::now() < give_up, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
