@@ -30,6 +30,16 @@ pub struct Rio<P> {
     forced_count: u64,
 }
 
+/// Whether a group flushes, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    No,
+    /// The caller wants the group durable.
+    Asked,
+    /// The engine makes room.
+    Forced,
+}
+
 impl<P: Payload> Rio<P> {
     /// The engine of a new stream.
     #[must_use]
@@ -58,18 +68,22 @@ impl<P: Payload> Rio<P> {
     }
 
     /// Takes the shaped and numbered group in.
-    fn commit(&mut self, flush: bool, bytes: u64) -> Seq {
+    fn commit(&mut self, flush: Flush, bytes: u64) -> Seq {
         let base = &mut self.base;
         let requests = base.shaped.len() as u32;
         let seq = base.window.last().next();
         base.note_dirty(seq);
-        if flush {
+        if flush != Flush::No {
             base.dirty.fill(None);
             self.flushed = seq;
         }
         // Without volatile caches, or with none dirty, what is complete is durable.
         let vouches = base.dirty.iter().all(Option::is_none);
-        let opened = base.window.open(requests, vouches, bytes);
+        let opened = match flush {
+            // Overlapped: nobody waits for it, so it holds up no completion.
+            Flush::Forced => base.window.open_silent(requests),
+            Flush::No | Flush::Asked => base.window.open(requests, vouches, bytes),
+        };
         debug_assert_eq!(opened, seq);
         if let Some(server) = base.merge_into_tail() {
             self.credits.stretch(server, seq);
@@ -95,7 +109,7 @@ impl<P: Payload> Rio<P> {
         if self.base.number().is_ok() {
             self.forced = Some(seq);
             self.forced_count += 1;
-            self.commit(true, 0);
+            self.commit(Flush::Forced, 0);
         }
     }
 
@@ -163,7 +177,7 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
             return Err(refusal);
         }
         self.tag = tag;
-        Ok(self.commit(durable, bytes))
+        Ok(self.commit(if durable { Flush::Asked } else { Flush::No }, bytes))
     }
 
     fn next(&mut self, server: u16) -> Option<Dispatch> {

@@ -11,6 +11,9 @@ struct GroupState {
     remaining: u32,
     /// Once complete in order, everything up to this group is durable.
     vouches: bool,
+    /// The engine's own flush: nobody waits for it, so what the caller sees as complete goes on
+    /// past it; what is durable does not.
+    silent: bool,
     /// Payload bytes held.
     bytes: u64,
 }
@@ -25,6 +28,10 @@ pub(super) struct Window {
     durable: Seq,
     delivered: Seq,
     kept_bytes: u64,
+    /// The last complete group that vouches for all before it.
+    vouched: Seq,
+    /// The silent group that has not ended; there is one at most.
+    silent: Option<Seq>,
     /// Nothing at or after this seq is ever reported complete (P6).
     barred: Option<Seq>,
 }
@@ -38,6 +45,8 @@ impl Window {
             durable: start,
             delivered: start,
             kept_bytes: 0,
+            vouched: start,
+            silent: None,
             barred: None,
         }
     }
@@ -59,8 +68,21 @@ impl Window {
     }
 
     pub(super) fn open(&mut self, requests: u32, vouches: bool, bytes: u64) -> Seq {
-        self.groups.push_back(GroupState { remaining: requests, vouches, bytes });
+        self.groups.push_back(GroupState { remaining: requests, vouches, silent: false, bytes });
         self.kept_bytes += bytes;
+        self.last()
+    }
+
+    /// Opens a group that holds up no completion: the engine's own flush.
+    pub(super) fn open_silent(&mut self, requests: u32) -> Seq {
+        self.groups.push_back(GroupState {
+            remaining: requests,
+            vouches: false,
+            silent: true,
+            bytes: 0,
+        });
+        debug_assert!(self.silent.is_none(), "one forced flush at a time");
+        self.silent = Some(self.last());
         self.last()
     }
 
@@ -70,6 +92,13 @@ impl Window {
             let group = &mut self.groups[(seq - self.forgotten.0 - 1) as usize];
             debug_assert!(group.remaining > 0, "a request ends once");
             group.remaining -= 1;
+            if group.silent && group.remaining == 0 {
+                group.vouches = true;
+                self.silent = None;
+                if Seq(seq) <= self.complete {
+                    self.vouched = self.vouched.max(Seq(seq));
+                }
+            }
         }
         self.advance();
     }
@@ -83,13 +112,18 @@ impl Window {
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
             let seq = self.complete.next();
-            if group.remaining > 0 || self.barred.is_some_and(|bar| seq >= bar) {
+            let open = group.remaining > 0 && !group.silent;
+            if open || self.barred.is_some_and(|bar| seq >= bar) {
                 break;
             }
             self.complete = seq;
             if group.vouches {
-                self.durable = seq;
+                self.vouched = seq;
             }
+        }
+        // A flush behind an unfinished silent one vouches only for what was written after that.
+        if self.silent.is_none_or(|silent| silent > self.vouched) {
+            self.durable = self.durable.max(self.vouched);
         }
     }
 
