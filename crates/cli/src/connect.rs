@@ -67,7 +67,8 @@ pub fn attach_failure(error: &AttachError) -> Failure {
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }
-        AttachError::WhichSubsystem { .. } => failure,
+        // These say what to do themselves.
+        AttachError::Connect(_) | AttachError::WhichSubsystem { .. } => failure,
     }
 }
 

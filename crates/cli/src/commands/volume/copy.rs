@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Instant};
 
+use riopipe::Why;
 use riopipe_lab::{terminal::Terminal, units};
 use serde::Serialize;
 
@@ -115,6 +116,7 @@ pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
         | CopyError::Unfinished(_)
         | CopyError::Checksum { .. } => Code::Differs,
         CopyError::Interrupted => Code::Interrupted,
+        CopyError::Store(StoreError::Submit(Why::TooLarge(_) | Why::TooManyEntries)) => Code::Usage,
         CopyError::Store(_) => Code::Storage,
     };
     let failure = Failure::new(code, error.to_string());
@@ -122,6 +124,7 @@ pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
         CopyError::Foreign => failure.hint(
             "if nothing there is needed, `rio volume write --force` overwrites it with a file",
         ),
+        CopyError::Store(_) if code == Code::Usage => failure.hint("give a smaller --group"),
         _ => failure,
     }
 }

@@ -1,0 +1,111 @@
+//! `rio target serve` and `check` as processes.
+
+mod common;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command},
+};
+
+use common::{finish, keys, rio, start_in};
+use serde_json::Value;
+
+/// A served target: the process, and what it said once ready.
+fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
+    let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
+    args.extend(words);
+    let mut child = start_in(folder, &args);
+    let mut text = String::new();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        text += &line;
+        // The object's last line is the only one that begins with its brace.
+        if line.starts_with('}') {
+            break;
+        }
+    }
+    match serde_json::from_str(&text) {
+        Ok(said) => (child, said),
+        Err(error) => panic!("{error}: {text:?}, {:?}", finish(child)),
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+}
+
+#[test]
+fn serves_until_told_to_stop_and_keeps_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["--drive", "file:d,size=16M", "--log", "file:l,size=1M", "--reactors", "1"];
+    fs::write(folder.path().join("a"), common::content(50_000)).unwrap();
+    let volume = |verb: &str, said: &Value, words: &[&str]| {
+        let mut args = vec!["volume", verb];
+        args.extend(words);
+        args.extend(["-m", said["addresses"][0].as_str().unwrap(), "-o", "json"]);
+        common::rio_in(folder.path(), &args)
+    };
+    // The NQN is part of a namespace's name and is made from the address, so it is given.
+    let words = [&words[..], &["-n", "nqn.2026-11.com.example:served"]].concat();
+
+    let (child, said) = serve(folder.path(), &words);
+    assert_eq!(keys(&said), "addresses discovery_addresses promises schema serves subnqn");
+    assert_eq!(keys(&said["promises"][0]), "drive gain log nsid power_cut process_kill");
+    volume("create", &said, &["v"]).ok();
+    volume("write", &said, &["v", "a"]).ok();
+    signal(&child, "-TERM");
+    assert_eq!(finish(child).code, 0);
+
+    let (child, said) = serve(folder.path(), &words);
+    volume("verify", &said, &["v", "a"]).ok();
+    signal(&child, "-INT");
+    assert_eq!(finish(child).code, 0);
+}
+
+#[test]
+fn check_tells_all_mistakes_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("target.toml");
+    fs::write(
+        &path,
+        "listen = [\"127.0.0.1:0\"]\nsubnqn = \"disk\"\nlog = \"tape:0\"\n\
+         [[namespaces]]\ndrive = \"mem:1000\"\n",
+    )
+    .unwrap();
+    let path = path.to_str().unwrap();
+    let done = rio(&["target", "check", "-c", path, "-o", "json"]);
+    done.failed(2, &["mistakes"]);
+    let checked = done.json();
+    assert_eq!(keys(&checked), "notes ok problems promises schema subnqn");
+    assert_eq!(checked["ok"], false);
+    let places: Vec<_> = checked["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|problem| problem["place"].as_str().unwrap())
+        .collect();
+    for place in ["subnqn", "log", "namespaces[0]"] {
+        assert!(places.iter().any(|p| p.starts_with(place)), "{place}: {places:?}");
+    }
+    // The command line comes first, so all of it can be put right from there.
+    let fixed = ["-n", "nqn.2026-11.com.example:d", "--drive", "mem:1M", "--log", "file:l,size=1M"];
+    let args = [&["target", "check", "-c", path, "-o", "json"][..], &fixed].concat();
+    let checked = common::rio_in(folder.path(), &args).ok();
+    assert_eq!(checked["ok"], true);
+    assert!(checked["promises"][0]["process_kill"].as_str().unwrap().contains("memory"));
+    assert!(!folder.path().join("l").exists(), "check creates nothing");
+}
+
+#[test]
+fn a_bad_configuration_file_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, text: &str| {
+        fs::write(folder.path().join(name), text).unwrap();
+        common::rio_in(folder.path(), &["target", "check", "-c", name, "-o", "json"])
+    };
+    of("a.toml", "listen = []\nlgo = 1\n").failed(2, &["line 2", "lgo"]);
+    of("b.json", "{\"subsystems\": []}").failed(2, &["b.json", "subsystems"]);
+    rio(&["target", "check", "-c", "/no/such/file", "-o", "json"]).failed(1, &["/no/such/file"]);
+    rio(&["target", "serve", "-o", "json"]).failed(2, &["namespaces", "mem:1G"]);
+}
