@@ -30,7 +30,13 @@ impl Host for Sink {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn write(&mut self, _: usize, _: OpId, _: u64, _: WriteData<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+    fn write(
+        &mut self,
+        _: usize,
+        _: OpId,
+        _: u64,
+        _: WriteData<'_, Vec<u8>>,
+    ) -> Submitted<Vec<u8>> {
         Submitted::Done(Ok(None))
     }
     fn read(&mut self, _: usize, _: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
@@ -76,7 +82,8 @@ fn cost_per_write() {
     let region = LogRegion::create(header, LOG_LEN, [3; 16], BOOT, LogKind::Dax, crc).unwrap();
     let split: Split<MemRegion> = Box::new(|range| Ok(MemRegion::new(range.len())));
     let (volumes, _) = Volumes::with_log(region, split, crc);
-    let ns = NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
+    let ns =
+        NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
     let mut host = Sink(Shared::new(world::identity(), namespaces, volumes));
     let claim = wire::Claim {
@@ -94,7 +101,8 @@ fn cost_per_write() {
     let sqe = riopipe_bytes(&wire::claim_command()).cid(50).inline(4096);
     admin.command(&mut host, sqe, &claim.encode());
     for (what, is_ordered) in [("plain", false), ("ordered", true)] {
-        let mut io = connect(&mut host, if is_ordered { 3 } else { 2 }, if is_ordered { 2 } else { 1 }, 1);
+        let mut io =
+            connect(&mut host, if is_ordered { 3 } else { 2 }, if is_ordered { 2 } else { 1 }, 1);
         if is_ordered {
             let sqe = wire::bind_command(VOLUME, StreamId(0), 1, Seq(0));
             io.command(&mut host, riopipe_bytes(&sqe).cid(1), &[]);

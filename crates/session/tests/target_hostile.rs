@@ -5,11 +5,11 @@ mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
+use riopipe_session::target::Closed;
 use riopipe_session::target::limits::{
     DATA_STALL_NS, IN_CAPSULE_BYTES, STALL_NS, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 };
-use riopipe_session::target::Closed;
 use world::{Owner, SUBNQN, World, attribute, block, ordered, pattern};
 
 /// Fatal Error Status of a termination request (TCP Figure 27).
@@ -137,9 +137,10 @@ fn t18_data_that_nobody_asked_for_is_fatal() {
     let plain = Digests::default();
     let one = block(1);
     type Case<'a> = (&'a str, Box<dyn Fn(u16) -> Vec<u8>>, u16, u32);
-    let send = |cid: u16, tag: u16, at: u32, data: Vec<u8>, last: bool| -> Box<dyn Fn(u16) -> Vec<u8>> {
-        Box::new(move |ttag| peer::h2c_data(plain, cid, ttag ^ tag, at, &data, last))
-    };
+    let send =
+        |cid: u16, tag: u16, at: u32, data: Vec<u8>, last: bool| -> Box<dyn Fn(u16) -> Vec<u8>> {
+            Box::new(move |ttag| peer::h2c_data(plain, cid, ttag ^ tag, at, &data, last))
+        };
     let cases: Vec<Case<'_>> = vec![
         ("another tag", send(8, 1, 0, one.clone(), false), fes::HEADER, 10),
         ("no such tag", send(8, 0xffff, 0, one.clone(), false), fes::HEADER, 10),
@@ -231,7 +232,8 @@ fn t18_what_a_connection_holds_is_bounded() {
     for cid in 1..=100 {
         w.command(io, peer::write_r2t(cid, 1, 0, 256), &[]);
     }
-    let asked = std::iter::from_fn(|| w.next(io)).inspect(|p| assert_eq!(p.kind, 0x09)).collect::<Vec<_>>();
+    let asked =
+        std::iter::from_fn(|| w.next(io)).inspect(|p| assert_eq!(p.kind, 0x09)).collect::<Vec<_>>();
     assert_eq!(asked.len(), TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
     // Each one that is done makes room for another; in the end all are served.
     let mut queue: std::collections::VecDeque<_> = asked.into();
@@ -239,7 +241,8 @@ fn t18_what_a_connection_holds_is_bounded() {
     while let Some(r2t) = queue.pop_front() {
         for (i, piece) in pattern(1, 256).chunks(128 * 1024).enumerate() {
             let at = (i * 128 * 1024) as u32;
-            let bytes = peer::h2c_data(Digests::default(), r2t.u16(8), r2t.u16(10), at, piece, i == 7);
+            let bytes =
+                peer::h2c_data(Digests::default(), r2t.u16(8), r2t.u16(10), at, piece, i == 7);
             w.send(io, &bytes);
         }
         while let Some(pdu) = w.next(io) {
@@ -385,14 +388,22 @@ fn t18_damaged_sessions_never_panic_and_always_drain() {
             let cid = dice.below(40) as u16;
             let nsid = dice.below(3) as u32;
             let (sqe, data) = match dice.below(12) {
-                0 => (peer::read(cid, nsid, dice.below(10_100), 1 + dice.below(300) as u32), vec![]),
+                0 => {
+                    (peer::read(cid, nsid, dice.below(10_100), 1 + dice.below(300) as u32), vec![])
+                }
                 1 => (peer::write(cid, nsid, dice.below(20), 1), block(1)),
                 2 => (peer::write_r2t(cid, nsid, dice.below(20), 1 + dice.below(3) as u32), vec![]),
                 3 => (peer::write_zeroes(cid, nsid, dice.below(20), 5, true), vec![]),
                 4 => (peer::flush(cid, nsid), vec![]),
                 5 => (peer::identify(cid, dice.below(32) as u8, nsid), vec![]),
-                6 => (peer::get_log(cid, dice.below(8) as u8, dice.below(64) as u32 * 4, 512), vec![]),
-                7 => (Sqe::new(dice.next() as u8, cid, nsid).transport(dice.below(9000) as u32), vec![]),
+                6 => (
+                    peer::get_log(cid, dice.below(8) as u8, dice.below(64) as u32 * 4, 512),
+                    vec![],
+                ),
+                7 => (
+                    Sqe::new(dice.next() as u8, cid, nsid).transport(dice.below(9000) as u32),
+                    vec![],
+                ),
                 _ => {
                     seq += 1;
                     let mut a = attribute(seq, dice.below(8));
@@ -412,7 +423,8 @@ fn t18_damaged_sessions_never_panic_and_always_drain() {
             while let Some(pdu) = w.next(at) {
                 if pdu.kind == 0x09 && dice.below(8) != 0 {
                     let data = vec![9; pdu.u32(16) as usize];
-                    let bytes = peer::h2c_data(Digests::default(), pdu.u16(8), pdu.u16(10), 0, &data, true);
+                    let bytes =
+                        peer::h2c_data(Digests::default(), pdu.u16(8), pdu.u16(10), 0, &data, true);
                     w.send(at, &bytes);
                 }
             }

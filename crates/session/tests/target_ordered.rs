@@ -405,7 +405,8 @@ fn discards_are_ordered_too_and_read_as_zeroes() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     assert_eq!(w.call(io, ordered(1, &attribute(1, 5), 0), &block(1)).status, 0);
-    let discard = riopipe_order::attribute::Attribute { kind: Kind::Discard, blocks: 4, ..attribute(2, 4) };
+    let discard =
+        riopipe_order::attribute::Attribute { kind: Kind::Discard, blocks: 4, ..attribute(2, 4) };
     assert_eq!(w.call(io, ordered(2, &discard, 0), &[]).status, 0);
     assert_eq!(w.host.drives[0].history[1], (4, What::Zero { blocks: 4, deallocate: true }));
     assert_eq!(w.host.drives[0].block(5), vec![0; 4096]);

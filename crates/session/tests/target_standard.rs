@@ -534,7 +534,7 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
         w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
         let (id, _) = w.fetch(at, peer::identify(1, 1, 0));
         assert_eq!(id[111], 2, "a discovery controller");
-        assert_eq!(&id[768..768 + 36], peer::DISCOVERY_NQN[..36].as_bytes());
+        assert_eq!(&id[768..768 + 36], peer::DISCOVERY_NQN.as_bytes());
         assert_eq!(w.call(at, peer::identify(1, 2, 0), &[]).status, 0x02);
         let (header, _) = w.fetch(at, peer::get_log(2, 0x70, 0, 1024));
         let count = u64::from_le_bytes(header[8..16].try_into().unwrap());

@@ -71,7 +71,7 @@ struct Subsystem {
 #[derive(Default, Deserialize)]
 struct Attributes {
     #[serde(default)]
-    allow_any_host: Text,
+    allow_any_host: Switch,
     serial: Option<String>,
     model: Option<String>,
 }
@@ -79,7 +79,7 @@ struct Attributes {
 /// nvmetcli writes numbers as text, people as numbers.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
-enum Text {
+enum Switch {
     Text(String),
     Number(u64),
     Bool(bool),
@@ -87,7 +87,7 @@ enum Text {
     Nothing,
 }
 
-impl Text {
+impl Switch {
     fn is_on(&self) -> bool {
         match self {
             Self::Text(text) => text == "1",
@@ -102,12 +102,12 @@ impl Text {
 struct Namespace {
     nsid: u32,
     #[serde(default = "enabled")]
-    enable: Text,
+    enable: Switch,
     device: Device,
 }
 
-const fn enabled() -> Text {
-    Text::Bool(true)
+const fn enabled() -> Switch {
+    Switch::Bool(true)
 }
 
 #[derive(Deserialize)]

@@ -300,10 +300,8 @@ fn t8_a_take_over_crosses_reactors() {
 
 #[test]
 fn discovery_answers_on_every_port() {
-    let config = Config {
-        discovery: vec!["127.0.0.1:0".into()],
-        ..Config::on_loopback(&["mem:16M"])
-    };
+    let config =
+        Config { discovery: vec!["127.0.0.1:0".into()], ..Config::on_loopback(&["mem:16M"]) };
     let target = Target::start(&config).unwrap();
     for address in [target.addresses()[0], target.discovery_addresses()[0]] {
         let mut queue = Queue::open(address, Digests::default());

@@ -9,19 +9,16 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
-    AddError, HEADER_BYTES, LogKind, LogRegion, MEMBERS_MAX, MemberNamespace, NewVolume,
-    PARTITION_ALIGN, RegionHeader, VolumeState,
+    AddError, LogKind, LogRegion, MEMBERS_MAX, MemberNamespace, NewVolume, RegionHeader,
+    VolumeState,
 };
-use riopipe_order::ordering_log::{BindError, FormatError, SLOTS_MIN, StreamLog, partition_bytes};
+use riopipe_order::ordering_log::{BindError, FormatError, StreamLog};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
 use super::namespace::Namespaces;
 use super::shared::ConnId;
+use super::volume::{Log, Partition, Volume, fitting_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
-
-/// Slots per stream that are given when the claim leaves the choice to the target, if they fit:
-/// 1 MiB of log for each stream.
-const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
 /// Gives the part of the log region in a byte range, to be used apart from the rest. Fails while
 /// an earlier owner of some of it is still there.
@@ -42,37 +39,6 @@ pub struct Owner {
 
 /// A refusal: the status, and the completion's result.
 pub(super) type Refusal = (Status, u64);
-
-enum Log<R> {
-    /// The target has no log region.
-    None,
-    /// In service.
-    Live { region: LogRegion<R>, split: Split<R> },
-    /// Of another boot: not to be trusted, and not to be written over either (T19).
-    Lost(RegionHeader),
-}
-
-enum Partition<R> {
-    /// Here, at rest, with this many live entries.
-    Home { log: StreamLog<R>, live: u32 },
-    /// Carried by a connection.
-    Bound { conn: ConnId, released: Seq },
-    /// Unreadable.
-    Damaged,
-}
-
-struct Volume<R> {
-    id: VolumeId,
-    generation: u32,
-    streams: u16,
-    slots: u32,
-    nsids: Vec<u32>,
-    owner: Option<Owner>,
-    /// One for each stream; none if the volume has no log here.
-    partitions: Vec<Partition<R>>,
-    /// Its log cannot be trusted (T19).
-    lost: bool,
-}
 
 /// All volumes that the target knows, and the log region.
 pub struct Volumes<R> {
@@ -571,54 +537,4 @@ impl<R: Region> Volumes<R> {
     fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
         self.list.iter().find(|v| v.id == id)
     }
-}
-
-impl<R: Region> Volume<R> {
-    /// Live entries in partitions at rest.
-    fn live(&self) -> u32 {
-        self.partitions
-            .iter()
-            .map(|p| match p {
-                Partition::Home { live, .. } => *live,
-                Partition::Bound { .. } | Partition::Damaged => 0,
-            })
-            .sum()
-    }
-
-    fn is_guarded(&self) -> bool {
-        self.owner.is_some() || self.lost || self.live() > 0
-    }
-}
-
-impl<R: Region> Partition<R> {
-    fn released(&self) -> Seq {
-        match self {
-            Self::Home { log, .. } => log.released(),
-            Self::Bound { released, .. } => *released,
-            Self::Damaged => Seq::ZERO,
-        }
-    }
-}
-
-fn too_small(need: usize, have: usize) -> Refusal {
-    let cut = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
-    (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)
-}
-
-/// The most slots per stream for which `streams` partitions fit into the largest gap.
-fn fitting_slots(header: &RegionHeader, streams: u16) -> Result<u32, Refusal> {
-    let mut at = HEADER_BYTES;
-    let mut gap = 0;
-    for volume in &header.volumes {
-        let extent = volume.extent();
-        gap = gap.max(extent.start.saturating_sub(at));
-        at = extent.end;
-    }
-    gap = gap.max((header.len as usize).saturating_sub(at));
-    let share = gap / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
-    if share < partition_bytes(SLOTS_MIN) {
-        return Err(too_small(usize::from(streams) * PARTITION_ALIGN, gap));
-    }
-    let slots = (share - partition_bytes(0)) / riopipe_order::entry::ENTRY_BYTES;
-    Ok(u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_DEFAULT_MAX))
 }

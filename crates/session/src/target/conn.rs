@@ -11,12 +11,12 @@ use riopipe_nvme::command::{Cqe, Sqe, Status};
 use riopipe_nvme::pdu::{IcReq, IcResp, Parsed, Pdu, PduError, Role, Rx, TermReq, Tx};
 
 use super::admin::Admin;
+use super::bound::Stream;
 use super::host::{DeviceError, Event, Host, OpId};
 use super::limits::{
     ADMIN_CAPSULE_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS, UNSENT_BYTES_MAX,
 };
 use super::namespace::Namespaces;
-use super::ordered::Stream;
 use super::shared::{ConnId, Notice, Shared, heard};
 use super::slots::{Slots, Stage};
 use crate::outbox::Outbox;
@@ -89,7 +89,6 @@ pub struct TargetConn<H: Host> {
     partial: bool,
     /// Since when the peer has taken nothing of what waits for it.
     unsent_since: Option<u64>,
-    unsent: usize,
 }
 
 impl<H: Host> TargetConn<H> {
@@ -118,7 +117,6 @@ impl<H: Host> TargetConn<H> {
             progress: now,
             partial: false,
             unsent_since: None,
-            unsent: 0,
         }
     }
 
@@ -217,6 +215,7 @@ impl<H: Host> TargetConn<H> {
 
     /// Something of `out` has been sent: commands that waited for room may go on.
     pub fn sent(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+        self.unsent_since = None;
         self.pump(host, out);
     }
 
@@ -282,10 +281,9 @@ impl<H: Host> TargetConn<H> {
         let now = host.now();
         if out.is_empty() {
             self.unsent_since = None;
-        } else if self.unsent_since.is_none() || out.len_bytes() < self.unsent {
+        } else if self.unsent_since.is_none() {
             self.unsent_since = Some(now);
         }
-        self.unsent = out.len_bytes();
         match self.deadline() {
             Some((deadline, why)) if deadline <= now => Err(Closed::Stalled(why)),
             _ => Ok(()),

@@ -324,6 +324,10 @@ impl<H: Host> TargetConn<H> {
             if range.blocks == 0 {
                 continue;
             }
+            // The volume may have found an owner since the last range (T21).
+            if let Err(status) = self.guard(ns) {
+                return self.answer(index, status, 0, out);
+            }
             match host.zero(ns, op, range.lba, range.blocks.into(), true) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}

@@ -8,6 +8,7 @@
 //! ones.
 
 mod admin;
+mod bound;
 mod claims;
 mod conn;
 mod fabrics;
@@ -21,6 +22,7 @@ mod shared;
 mod slots;
 mod stream;
 mod transfer;
+mod volume;
 
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, TargetConn};

@@ -5,10 +5,10 @@ use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
 
+use super::bound::Stream;
 use super::claims::Owner;
 use super::conn::{Closed, TargetConn, shared};
 use super::host::{Event, Host};
-use super::ordered::Stream;
 use super::slots::Stage;
 use crate::outbox::Outbox;
 use crate::wire::{self, Claim};

@@ -1,0 +1,211 @@
+//! The stream that a connection is bound to: its gate, its log, and what is under way at either.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
+use riopipe_order::entry::Position;
+use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
+use riopipe_order::ordering_log::{AppendError, StreamLog};
+
+use super::host::Host;
+use super::namespace::Namespaces;
+use crate::wire;
+
+/// The stream that a connection carries.
+pub(super) struct Stream<H: Host> {
+    pub(super) volume: VolumeId,
+    pub(super) log: StreamLog<H::Region>,
+    /// A new owner has fenced this one: nothing more goes to the drives (T8).
+    pub(super) fenced: bool,
+    pub(super) gate: Gate,
+    drives: Vec<DriveOfStream>,
+    /// Index into `drives` by namespace index, or [`NO_DRIVE`].
+    pub(super) drive_of: Vec<u8>,
+    /// By slot of the connection, which is the gate's ticket.
+    pub(super) entries: Vec<Entry>,
+    /// The highest seq seen: wire numbers are widened next to it (T5).
+    pub(super) near: Seq,
+    /// What the gate wants done, in its order.
+    pub(super) steps: Vec<Step>,
+    pub(super) doing: Vec<Step>,
+    /// Completions and refusals, answered after the batch's last fence.
+    pub(super) done: Vec<Step>,
+    /// Slots whose data is still in the receive buffer.
+    pub(super) inline: Vec<u16>,
+    /// Attributes have been appended since the last fence.
+    pub(super) appended: bool,
+}
+
+/// No drive of the stream.
+const NO_DRIVE: u8 = u8::MAX;
+
+#[derive(Debug)]
+struct DriveOfStream {
+    ns: usize,
+    /// The volume's number of the drive, learnt from the first request.
+    member: Option<Member>,
+    /// Failed FLUSHes of the drive when last looked at (T22).
+    flush_failures: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) attribute: Attribute,
+    pub(super) position: Position,
+    pub(super) data: Data,
+    /// The gate lets it go, but its data is not there yet.
+    pub(super) may_write: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Data {
+    /// Asked for by R2T.
+    Awaited,
+    /// In the slot or the receive buffer, or none needed.
+    Ready,
+    /// Damaged on the way.
+    Bad,
+}
+
+impl<H: Host> Stream<H> {
+    /// A newly bound stream over the namespaces `members` of the volume; at most `entries`
+    /// requests are under way at once.
+    pub(super) fn new(
+        volume: VolumeId,
+        log: StreamLog<H::Region>,
+        members: &[usize],
+        namespaces: &Namespaces,
+        released: Seq,
+        entries: u16,
+    ) -> Self {
+        let mut drive_of = Vec::new();
+        let mut drives = Vec::new();
+        let mut caches = Vec::new();
+        for &ns in members.iter().take(usize::from(NO_DRIVE)) {
+            if drive_of.len() <= ns {
+                drive_of.resize(ns + 1, NO_DRIVE);
+            }
+            let local = drives.len() as u8;
+            drive_of[ns] = local;
+            let namespace = namespaces.at(ns);
+            let flush_failures = namespace.state.flush_failures();
+            drives.push(DriveOfStream { ns, member: None, flush_failures });
+            caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
+        }
+        let blank = Entry {
+            attribute: Attribute {
+                seq: Seq::ZERO,
+                span: 1,
+                num: 1,
+                index: 0,
+                ordinal: 0,
+                member: Member(0),
+                kind: Kind::Flush,
+                flags: Flags(0),
+                lba: 0,
+                blocks: 0,
+                tag: 0,
+            },
+            position: Position(0),
+            data: Data::Ready,
+            may_write: false,
+        };
+        let room = usize::from(entries);
+        Self {
+            volume,
+            log,
+            fenced: false,
+            gate: Gate::new(&caches, u32::from(entries.max(1))),
+            drives,
+            drive_of,
+            entries: alloc::vec![blank; room],
+            near: released,
+            steps: Vec::with_capacity(4 * room),
+            doing: Vec::with_capacity(4 * room),
+            done: Vec::with_capacity(room),
+            inline: Vec::with_capacity(room),
+            appended: false,
+        }
+    }
+
+    /// The gate's name of the drive that a request goes to, if the request's member number and
+    /// namespace belong together as they have so far.
+    pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
+        let local = *self.drive_of.get(ns)?;
+        let known = self.drives.get(usize::from(local))?.member;
+        match known {
+            Some(known) if known == member => {}
+            Some(_) => return None,
+            None => {
+                if self.drives.iter().any(|d| d.member == Some(member)) {
+                    return None;
+                }
+                self.drives[usize::from(local)].member = Some(member);
+            }
+        }
+        Some(Member(local))
+    }
+
+    /// Carries out the `Append`s among the steps from `from` on.
+    pub(super) fn append(&mut self, from: usize) {
+        let mut at = from;
+        while let Some(step) = self.steps.get(at) {
+            if let Step::Append(Ticket(ticket)) = *step {
+                let entry = &mut self.entries[ticket as usize];
+                match self.log.append(&entry.attribute) {
+                    Ok(position) => {
+                        entry.position = position;
+                        self.appended = true;
+                    }
+                    Err(error) => {
+                        let cause = match error {
+                            AppendError::Full { .. } => Cause::LogFull,
+                            AppendError::Unloggable { .. }
+                            | AppendError::Unbound
+                            | AppendError::Region(_) => Cause::LogFailed,
+                        };
+                        self.gate.append_failed(at, cause, &mut self.steps);
+                        return;
+                    }
+                }
+            }
+            at += 1;
+        }
+    }
+
+    /// Notices FLUSHes of its drives that failed on any connection (T22).
+    pub(super) fn see_flush_failures(&mut self, namespaces: &Namespaces) {
+        for (local, drive) in self.drives.iter_mut().enumerate() {
+            let failures = namespaces.at(drive.ns).state.flush_failures();
+            if failures != drive.flush_failures {
+                drive.flush_failures = failures;
+                self.gate.flush_failed_on(Member(local as u8), &mut self.steps);
+            }
+        }
+    }
+
+    /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.
+    pub(super) fn shut(&mut self) {
+        self.fenced = true;
+        self.gate.poison(Cause::Closed, &mut self.steps);
+    }
+
+    /// Stops the stream because of a request that never reached the gate: what follows it has
+    /// lost its predecessor (P6).
+    pub(super) fn stop(&mut self, member: Member, ordinal: u32) {
+        self.gate.poison(Cause::WriteFailed { member, ordinal }, &mut self.steps);
+    }
+
+    pub(super) fn refusal(&self, why: Cause) -> Status {
+        let status = match why {
+            Cause::LogFull => wire::status::LOG_FULL,
+            Cause::LogFailed => wire::status::LOG_FAILED,
+            Cause::Closed if self.fenced => wire::status::STALE_GENERATION,
+            Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
+                wire::status::POISONED
+            }
+        };
+        status.with_dnr()
+    }
+}
