@@ -123,6 +123,7 @@ impl Bench {
                 self.failed = Some(self.items[&ticket].place);
                 self.seen.retracted += 1;
                 self.gate.append_failed(at, Cause::LogFull, &mut steps);
+                assert_ne!(steps.get(at), Some(&step), "it was not taken back");
                 continue;
             }
             self.one(step);

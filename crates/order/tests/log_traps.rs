@@ -447,11 +447,13 @@ fn t19_no_flipped_bit_goes_unnoticed() {
         let positions: Vec<_> =
             (1..=3).map(|i| log.append(&write(3 * batch + i, 0)).unwrap()).collect();
         log.fence().unwrap();
-        log.persist(positions[0]);
+        log.persist(positions[1]);
         log.fence().unwrap();
-        log.release_now(Seq((3 * batch).saturating_sub(1))).unwrap();
+        log.release_now(Seq((3 * batch).saturating_sub(2))).unwrap();
     }
     let truth = log.scan().unwrap();
+    let persisted: Vec<_> = truth.entries.iter().map(|e| e.persisted).collect();
+    assert_eq!(persisted, [true, false, false, true, false], "in and before the last batch");
     let region = log.into_region();
     let last_proven = Position(truth.entries.last().unwrap().position.0 - 2);
     for bit in 0..region.len() * 8 {
@@ -502,4 +504,22 @@ fn t7_a_resumed_log_forgets_persist_words_of_older_laps() {
     let scan = reopen(log.into_region()).1;
     assert_eq!(seqs(&scan), [5, 6], "not taken for damage once a later entry vouches for it");
     assert!(!scan.entries[0].persisted);
+}
+
+#[test]
+fn t19_entries_of_a_binding_that_the_marks_do_not_know_are_noticed() {
+    for newer in [Life { incarnation: 10, ..LIFE }, Life { generation: 6, ..LIFE }] {
+        let mut log = fresh(8);
+        let marks = log.region().bytes()[..MARKS].to_vec();
+        log.start(newer, Seq::ZERO).unwrap();
+        append_all(&mut log, 1..=1);
+        let mut region = log.into_region();
+        region.bytes_mut()[..MARKS].copy_from_slice(&marks);
+        let lost = Damage::MarkLost(Position(0));
+        assert!(
+            matches!(StreamLog::open(region, ID, crc32c),
+                Err(LogError::Damaged { what, .. }) if what == lost),
+            "{newer:?}"
+        );
+    }
 }

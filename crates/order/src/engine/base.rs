@@ -230,7 +230,6 @@ impl<P: Payload> Base<P> {
             && queued.seq_end().next() == new.seq
             && queued.span < SPAN_MAX
             && !queued.flags.has(Flags::FLUSH)
-            && !new.flags.has(Flags::SPLIT)
             && self.continues(tail, extent, new.kind, Flags(new.flags.0 & plain.0));
         if !fits {
             return None;

@@ -174,6 +174,36 @@ fn p8_durability_asked_for_during_a_forced_flush_comes_too() {
 }
 
 #[test]
+fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), limits);
+    for lba in 0..3 {
+        engine.admit(&[write(lba * 2, 1)], 0, false).unwrap();
+    }
+    // Three of eight slots are used, so nothing pressed so far; nobody ever asks for a flush.
+    let group: Vec<_> = (0..6).map(|i| write(20 + 2 * i, 1)).collect();
+    assert_eq!(engine.admit(&group, 0, false), Err(Refusal::Full(Bound::Log { server: 0 })));
+    for d in drain(&mut engine, 1) {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert!(engine.admit(&group, 0, false).is_ok(), "no deadlock");
+}
+
+#[test]
+fn p6_what_a_lost_flush_may_have_harmed_is_never_reported() {
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&[write(4, 1)], 0, true).unwrap();
+    let sent = drain(&mut engine, 2);
+    engine.flush_failed_elsewhere(Member(0));
+    for d in sent {
+        engine.done(d.id, Ok(()));
+    }
+    assert_eq!(engine.poll(), Marks::default(), "they ended well, but after the failure");
+}
+
+#[test]
 fn t14_replay_memory_is_bounded_and_never_forgotten() {
     let limits = Limits { kept_bytes_max: 4 * 4096, merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
@@ -284,6 +314,48 @@ fn t16_whole_groups_merge_and_only_where_allowed() {
     assert!(engine.request(sent[4].id).flags.has(Flags::SPLIT));
     engine.done(sent[0].id, Ok(()));
     assert_eq!(engine.poll().complete, Seq(2), "a merged request completes all its groups");
+}
+
+#[test]
+fn t16_what_must_not_be_merged_is_not() {
+    let shapes = |unit, volatile: &[bool], groups: &[&[Write<Piece>]]| {
+        let mut engine = rio::Rio::new(topology(volatile, 1, 64, unit), Limits::default());
+        for group in groups {
+            engine.admit(group, 0, false).unwrap();
+        }
+        drain(&mut engine, volatile.len() as u16)
+            .iter()
+            .map(|d| engine.request(d.id))
+            .map(|r| (r.seq.0, r.member.0, r.lba - 8, r.blocks))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        shapes(4, &[true, true], &[&[write(3, 1)], &[write(8, 1)]]),
+        [(1, 0, 3, 1), (2, 0, 4, 1)],
+        "neighbours on the drive, but of two stripe units"
+    );
+    assert_eq!(
+        shapes(64, &[true], &[&[write(0, 10), write(10, 1)]]),
+        [(1, 0, 0, 8), (1, 0, 8, 2), (1, 0, 10, 1)],
+        "behind a fragment of a split write"
+    );
+    assert_eq!(
+        shapes(64, &[true], &[&[write(0, 1), write(8, 1)], &[write(9, 1)]]),
+        [(1, 0, 0, 1), (1, 0, 8, 1), (2, 0, 9, 1)],
+        "behind part of a group"
+    );
+    let in_place = Write { op: Op::Write(Place::InPlace, Piece(1, 1)), ..write(1, 1) };
+    assert_eq!(
+        shapes(64, &[true], &[&[write(0, 1)], &[in_place]]),
+        [(1, 0, 0, 1), (2, 0, 1, 1)],
+        "undo treats the two differently (T11)"
+    );
+    let discard = Write { lba: 1, blocks: 1, op: Op::Discard };
+    assert_eq!(
+        shapes(64, &[true], &[&[write(0, 1)], &[discard]]),
+        [(1, 0, 0, 1), (2, 0, 1, 1)],
+        "two kinds"
+    );
 }
 
 #[test]
