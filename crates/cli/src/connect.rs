@@ -61,9 +61,6 @@ fn host_len(text: &str) -> usize {
 pub fn attach_failure(error: &AttachError) -> Failure {
     let failure = Failure::new(Code::Connection, error.to_string());
     match error {
-        AttachError::Connect(_) => failure.hint(
-            "check address and port; `rio discover -a ADDR -s PORT` shows what answers there",
-        ),
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }

@@ -1,8 +1,5 @@
 //! Real targets in this process, and the program as a user starts it.
 
-// Each test file takes what it needs.
-#![allow(dead_code, unreachable_pub)]
-
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -17,25 +14,24 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Longest that any one command may take.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Targets with a log and a drive each.
-pub struct Site {
-    pub targets: Vec<Option<Running>>,
-    pub configs: Vec<Config>,
-    pub folder: TempDir,
+pub(crate) struct Site {
+    pub(crate) targets: Vec<Option<Running>>,
+    pub(crate) folder: TempDir,
 }
 
 impl Site {
     /// `count` targets with drives of this kind, each with a log.
-    pub fn new(count: usize, drive: &str) -> Self {
+    pub(crate) fn new(count: usize, drive: &str) -> Self {
         Self::with(count, drive, "2M")
     }
 
     /// The same with logs of this size; empty: no log.
-    pub fn with(count: usize, drive: &str, log_size: &str) -> Self {
+    pub(crate) fn with(count: usize, drive: &str, log_size: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut site = Self { targets: Vec::new(), configs: Vec::new(), folder };
+        let mut site = Self { targets: Vec::new(), folder };
         for number in 0..count {
             let log = site.folder.path().join(format!("log-{number}"));
             let mut config = Config::on_loopback(&[drive]);
@@ -44,18 +40,17 @@ impl Site {
             if !log_size.is_empty() {
                 config.log = Some(format!("file:{},size={log_size}", log.display()));
             }
-            site.add(config);
+            site.add(&config);
         }
         site
     }
 
-    pub fn add(&mut self, config: Config) {
-        self.targets.push(Some(Target::start(&config).unwrap()));
-        self.configs.push(config);
+    pub(crate) fn add(&mut self, config: &Config) {
+        self.targets.push(Some(Target::start(config).unwrap()));
     }
 
     /// Waits until a copy is well under way: 8 MiB into this target's drive something was written.
-    pub fn wait_until_written(&self, number: usize) {
+    pub(crate) fn wait_until_written(&self, number: usize) {
         let drive = &self.targets[number].as_ref().unwrap().drives()[0];
         let mut queue = Blocking::new(drive.as_ref()).unwrap();
         let begun = Instant::now();
@@ -65,36 +60,36 @@ impl Site {
     }
 
     /// `-m` for each target, in this order.
-    pub fn members_in(&self, order: &[usize]) -> Vec<String> {
+    pub(crate) fn members_in(&self, order: &[usize]) -> Vec<String> {
         let address = |&i: &usize| self.address(i);
         order.iter().flat_map(|i| ["-m".to_owned(), address(i)]).collect()
     }
 
-    pub fn members(&self) -> Vec<String> {
+    pub(crate) fn members(&self) -> Vec<String> {
         self.members_in(&(0..self.targets.len()).collect::<Vec<_>>())
     }
 
-    pub fn address(&self, number: usize) -> String {
+    pub(crate) fn address(&self, number: usize) -> String {
         self.targets[number].as_ref().unwrap().addresses()[0].to_string()
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A file of that name with `length` bytes that look random and are the same each time.
-    pub fn file(&self, name: &str, length: usize) -> PathBuf {
+    pub(crate) fn file(&self, name: &str, length: usize) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content(length)).unwrap();
         path
     }
 
     /// `rio volume VERB …WORDS -m …` with all members.
-    pub fn volume(&self, verb: &str, words: &[&str]) -> Done {
+    pub(crate) fn volume(&self, verb: &str, words: &[&str]) -> Done {
         self.volume_with(verb, words, &self.members())
     }
 
-    pub fn volume_with(&self, verb: &str, words: &[&str], members: &[String]) -> Done {
+    pub(crate) fn volume_with(&self, verb: &str, words: &[&str], members: &[String]) -> Done {
         let mut args = vec!["volume", verb];
         args.extend(words);
         args.extend(members.iter().map(String::as_str));
@@ -103,12 +98,12 @@ impl Site {
     }
 
     /// A volume named `v` over all targets.
-    pub fn create(&self) {
+    pub(crate) fn create(&self) {
         self.volume("create", &["v"]).ok();
     }
 }
 
-pub fn content(length: usize) -> Vec<u8> {
+pub(crate) fn content(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -123,14 +118,14 @@ pub fn content(length: usize) -> Vec<u8> {
 
 /// A command that has ended.
 #[derive(Debug)]
-pub struct Done {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Done {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Done {
-    pub fn of(output: Output) -> Self {
+    pub(crate) fn of(output: Output) -> Self {
         Self {
             // A signal would be a crash: no test wants one.
             code: output.status.code().unwrap_or(-1),
@@ -140,17 +135,17 @@ impl Done {
     }
 
     /// The result, which must be there.
-    pub fn ok(&self) -> Value {
+    pub(crate) fn ok(&self) -> Value {
         assert_eq!(self.code, 0, "{self:?}");
         self.json()
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The error's message and hint, which must come with this exit code and these words in it.
-    pub fn failed(&self, code: i32, words: &[&str]) -> String {
+    pub(crate) fn failed(&self, code: i32, words: &[&str]) -> String {
         assert_eq!(self.code, code, "{self:?}");
         let line = self.stderr.lines().find(|line| line.starts_with("{\"error\""));
         let error: Value =
@@ -165,15 +160,15 @@ impl Done {
     }
 }
 
-pub fn rio(args: &[&str]) -> Done {
+pub(crate) fn rio(args: &[&str]) -> Done {
     rio_in(Path::new("/"), args)
 }
 
-pub fn rio_in(folder: &Path, args: &[&str]) -> Done {
+pub(crate) fn rio_in(folder: &Path, args: &[&str]) -> Done {
     finish(start_in(folder, args))
 }
 
-pub fn start_in(folder: &Path, args: &[&str]) -> Child {
+pub(crate) fn start_in(folder: &Path, args: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_rio"))
         .args(args)
         .current_dir(folder)
@@ -185,7 +180,7 @@ pub fn start_in(folder: &Path, args: &[&str]) -> Child {
 }
 
 /// Waits for a command, at most [`LIMIT`]: nothing hangs.
-pub fn finish(mut child: Child) -> Done {
+pub(crate) fn finish(mut child: Child) -> Done {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > LIMIT {
@@ -197,7 +192,7 @@ pub fn finish(mut child: Child) -> Done {
     Done::of(child.wait_with_output().unwrap())
 }
 
-pub fn keys(value: &Value) -> String {
+pub(crate) fn keys(value: &Value) -> String {
     let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
     keys.join(" ")

@@ -1,8 +1,6 @@
 //! `rio demo` and `rio bench run`, short: what they print, never how fast it was.
 
-mod common;
-
-use common::{keys, rio};
+use crate::site::{Site, keys, rio};
 
 #[test]
 fn the_demo_verifies_a_file_and_compares_three_engines() {
@@ -67,7 +65,7 @@ fn bench_on_several_targets_with_several_threads() {
 
 #[test]
 fn bench_writes_to_an_existing_volume_only_if_told_so() {
-    let site = common::Site::new(2, "mem:64M,lazy");
+    let site = Site::new(2, "mem:64M,lazy");
     site.create();
     let members = site.members();
     let mut args = "bench run --volume v --engine rio --time 0.05 --rounds 1 -o json"

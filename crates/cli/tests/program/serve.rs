@@ -1,14 +1,12 @@
 //! `rio target serve` and `check` as processes.
 
-mod common;
-
 use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command},
 };
 
-use common::{finish, keys, rio, start_in};
+use crate::site::{content, finish, keys, rio, rio_in, start_in};
 use serde_json::Value;
 
 /// A served target: the process, and what it said once ready.
@@ -39,12 +37,12 @@ fn signal(child: &Child, name: &str) {
 fn serves_until_told_to_stop_and_keeps_what_it_has() {
     let folder = tempfile::tempdir().unwrap();
     let words = ["--drive", "file:d,size=16M", "--log", "file:l,size=1M", "--reactors", "1"];
-    fs::write(folder.path().join("a"), common::content(50_000)).unwrap();
+    fs::write(folder.path().join("a"), content(50_000)).unwrap();
     let volume = |verb: &str, said: &Value, words: &[&str]| {
         let mut args = vec!["volume", verb];
         args.extend(words);
         args.extend(["-m", said["addresses"][0].as_str().unwrap(), "-o", "json"]);
-        common::rio_in(folder.path(), &args)
+        rio_in(folder.path(), &args)
     };
     // The NQN is part of a namespace's name and is made from the address, so it is given.
     let words = [&words[..], &["-n", "nqn.2026-11.com.example:served"]].concat();
@@ -91,7 +89,7 @@ fn check_tells_all_mistakes_at_once() {
     // The command line comes first, so all of it can be put right from there.
     let fixed = ["-n", "nqn.2026-11.com.example:d", "--drive", "mem:1M", "--log", "file:l,size=1M"];
     let args = [&["target", "check", "-c", path, "-o", "json"][..], &fixed].concat();
-    let checked = common::rio_in(folder.path(), &args).ok();
+    let checked = rio_in(folder.path(), &args).ok();
     assert_eq!(checked["ok"], true);
     assert!(checked["promises"][0]["process_kill"].as_str().unwrap().contains("memory"));
     assert!(!folder.path().join("l").exists(), "check creates nothing");
@@ -102,7 +100,7 @@ fn a_bad_configuration_file_says_where() {
     let folder = tempfile::tempdir().unwrap();
     let of = |name: &str, text: &str| {
         fs::write(folder.path().join(name), text).unwrap();
-        common::rio_in(folder.path(), &["target", "check", "-c", name, "-o", "json"])
+        rio_in(folder.path(), &["target", "check", "-c", name, "-o", "json"])
     };
     of("a.toml", "listen = []\nlgo = 1\n").failed(2, &["line 2", "lgo"]);
     of("b.json", "{\"subsystems\": []}").failed(2, &["b.json", "subsystems"]);

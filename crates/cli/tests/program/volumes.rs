@@ -1,10 +1,8 @@
 //! Volumes over real targets: the way it should go, and the JSON that scripts rely on.
 
-mod common;
-
 use std::fs;
 
-use common::{Site, content, keys, rio, start_in};
+use crate::site::{Site, content, finish, keys, rio, rio_in, start_in};
 
 #[test]
 fn a_file_goes_in_and_comes_back_and_is_compared() {
@@ -112,7 +110,7 @@ fn text_says_what_json_says() {
     let with = |words: &[&str]| {
         let mut args = words.to_vec();
         args.extend(members.iter().map(String::as_str));
-        let done = common::rio_in(site.folder.path(), &args);
+        let done = rio_in(site.folder.path(), &args);
         assert_eq!(done.code, 0, "{done:?}");
         assert!(!done.stderr.contains('\r'), "a progress bar without a terminal: {done:?}");
         done.stdout
@@ -139,7 +137,7 @@ fn ctrl_c_leaves_a_clean_volume() {
     site.wait_until_written(0);
     assert_eq!(site.volume("show", &[]).ok()["state"], "owned");
     std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
-    common::finish(child).failed(130, &["interrupted"]);
+    finish(child).failed(130, &["interrupted"]);
     assert_eq!(site.volume("show", &[]).ok()["state"], "free");
     let error = site.volume("verify", &["v"]);
     error.failed(5, &["holds no file"]);

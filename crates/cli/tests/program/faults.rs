@@ -1,12 +1,10 @@
 //! Bad input and faults: each a clear error with its exit code, nothing lost, nothing hung.
 
-mod common;
-
 use std::{fs, io::Read, net::TcpListener, process::Command, thread};
 
-use common::{Site, content, finish, rio, start_in};
+use crate::site::{Done, Site, content, finish, rio, start_in};
 use riopipe::{MemberAddr, OpenOptions, Volume};
-use riopipe_target::{Config, Target};
+use riopipe_target::Config;
 
 #[test]
 fn a_wrong_address_or_port() {
@@ -36,7 +34,7 @@ fn a_host_that_may_not_connect() {
     let mut site = Site::new(0, "");
     let mut config = Config::on_loopback(&["mem:16M,lazy"]);
     config.hosts = Some(vec!["nqn.2026-11.com.example:friend".to_owned()]);
-    site.add(config);
+    site.add(&config);
     let nqn = site.targets[0].as_ref().unwrap().subnqn().to_owned();
     let member = vec!["-m".to_owned(), format!("{},nqn={nqn}", site.address(0))];
     site.volume_with("create", &["v"], &member).failed(3, &["host not allowed"]);
@@ -118,7 +116,7 @@ fn local_files_that_cannot_be_read_or_written() {
     );
     let output =
         Command::new("sh").args(["-c", &script]).current_dir(site.folder.path()).output().unwrap();
-    common::Done::of(output).failed(1, &["b: can't write it", "nothing was left behind"]);
+    Done::of(output).failed(1, &["b: can't write it", "nothing was left behind"]);
     assert!(!site.path("b").exists());
     let left = fs::read_dir(site.folder.path()).unwrap().flatten();
     let left: Vec<_> = left.map(|e| e.file_name()).filter(|n| n != "a" && n != "log-0").collect();
@@ -193,17 +191,17 @@ fn a_log_of_another_life() {
     let mut config = Config::on_loopback(&[&drive]);
     config.subnqn = Some("nqn.2026-11.com.example:moved".to_owned());
     config.log = Some(format!("file:{},size=1M", site.path("log-a").display()));
-    site.add(config.clone());
+    site.add(&config);
     site.create();
     site.file("a", 1000);
     site.volume("write", &["v", "a"]).ok();
     site.targets.remove(0).unwrap().stop().unwrap();
     config.log = Some(format!("file:{},size=1M", site.path("log-b").display()));
-    site.add(config.clone());
+    site.add(&config);
     site.volume("verify", &["v", "a"]).failed(4, &["log"]);
     site.targets.remove(0).unwrap().stop().unwrap();
     config.log = Some(format!("file:{}", site.path("log-a").display()));
-    site.add(config);
+    site.add(&config);
     site.volume("verify", &["v", "a"]).ok();
 }
 
@@ -233,7 +231,7 @@ fn a_volume_that_was_cut_off_stays_closed() {
         )]);
         config.subnqn = Some("nqn.2026-11.com.example:cut".to_owned());
         config.log = Some(format!("file:{},size=2M", site.path("log").display()));
-        site.add(config.clone());
+        site.add(&config);
         site.create();
         site.file("a", 400 << 20);
         let members = site.members();
@@ -247,7 +245,7 @@ fn a_volume_that_was_cut_off_stays_closed() {
         } else {
             site.targets.remove(0).unwrap().kill();
             finish(child).failed(6, &["stream 0"]);
-            site.targets.push(Some(Target::start(&config).unwrap()));
+            site.add(&config);
         }
         site.volume("verify", &["v"]).failed(4, &["recover", "nothing is lost"]);
         assert_eq!(site.volume("show", &[]).ok()["state"], "unrecovered");
@@ -263,7 +261,7 @@ fn a_drive_that_vanishes_while_it_is_served() {
     let path = site.path("drive");
     let mut config = Config::on_loopback(&[&format!("file:{},size=64M", path.display())]);
     config.log = Some(format!("file:{},size=1M", site.path("log").display()));
-    site.add(config);
+    site.add(&config);
     site.create();
     site.file("a", 10 << 20);
     site.volume("write", &["v", "a"]).ok();
@@ -287,7 +285,7 @@ fn a_file_that_somebody_damaged_on_the_drive() {
     let mut site = Site::new(0, "");
     let path = site.path("drive");
     let config = Config::on_loopback(&[&format!("file:{},size=16M", path.display())]);
-    site.add(config.clone());
+    site.add(&config);
     site.create();
     site.file("a", 1 << 20);
     site.volume("write", &["v", "a"]).ok();
@@ -298,7 +296,7 @@ fn a_file_that_somebody_damaged_on_the_drive() {
     let at = bytes.windows(64).position(|window| window == needle).unwrap();
     bytes[at] ^= 1;
     fs::write(&path, bytes).unwrap();
-    site.targets.push(Some(Target::start(&config).unwrap()));
+    site.add(&config);
     site.volume("verify", &["v"]).failed(5, &["damaged"]);
     site.volume("read", &["v", "b"]).failed(5, &["damaged", "checksum"]);
     assert!(!site.path("b").exists());

@@ -1,0 +1,8 @@
+//! The program as a user starts it, against real targets on loopback.
+
+mod faults;
+mod help;
+mod measure;
+mod serve;
+mod site;
+mod volumes;
