@@ -122,7 +122,7 @@ pub struct Run {
     #[arg(help_heading = "Existing volume")]
     #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size"])]
     pub volume: Option<String>,
-    /// Its drives, in order: ADDR[:PORT][,nqn=NQN][,ns=N]
+    /// Its drives, in order, as for `rio volume`
     #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]
     #[arg(id = "members", help_heading = "Existing volume")]
     pub members: Vec<String>,

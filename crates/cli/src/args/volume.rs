@@ -24,7 +24,7 @@ pub enum Volume {
 /// The drives of a volume, in order.
 #[derive(Args, Clone, Debug)]
 pub struct Members {
-    /// A drive: ADDR[:PORT][,nqn=NQN][,ns=N]. Once for each, in the order of the stripes.
+    /// A drive, `ADDR[:PORT][,nqn=NQN][,ns=N]`. Once for each, in the order of the stripes.
     /// Without nqn= the target is asked; without ns= it is namespace 1
     #[arg(short = 'm', long = "member", value_name = "DRIVE", required = true)]
     pub members: Vec<String>,
