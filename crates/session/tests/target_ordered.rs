@@ -296,15 +296,19 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
 
 #[test]
 fn t18_a_member_number_belongs_to_one_namespace() {
-    let mut w = World::new(&[false, false]);
-    let Owner { io, .. } = w.owner();
-    let mut a = attribute(1, 1);
-    a.member = Member(1);
-    assert_eq!(w.call(io, ordered(1, &a, 0), &block(1)).status, 0);
-    // Member 1 is namespace 2 since then.
-    let mut b = attribute(2, 1);
-    b.member = Member(1);
-    assert_eq!(w.call(io, ordered(2, &b, 0).byte(4, 1), &block(1)).status, 0x708);
+    // Member 1 is namespace 2 once the first request has said so: neither may another namespace
+    // have the number then, nor the namespace another number.
+    for (member, nsid) in [(1, 1), (0, 2)] {
+        let mut w = World::new(&[false, false]);
+        let Owner { io, .. } = w.owner();
+        let mut a = attribute(1, 1);
+        a.member = Member(1);
+        assert_eq!(w.call(io, ordered(1, &a, 0), &block(1)).status, 0);
+        let mut b = attribute(2, 1);
+        b.member = Member(member);
+        let sqe = ordered(2, &b, 0).byte(4, nsid);
+        assert_eq!(w.call(io, sqe, &block(1)).status, 0x708, "member {member} at {nsid}");
+    }
 }
 
 #[test]

@@ -222,6 +222,30 @@ fn t8_data_that_arrives_after_the_take_over_goes_nowhere() {
 }
 
 #[test]
+fn t8_not_even_a_failed_streams_late_data_goes_anywhere() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.command(io, ordered(2, &attribute(2, 40), 0), &block(2));
+    w.command(io, ordered(3, &attribute(3, 50), 0), &block(3));
+    // The third fails: the first, which came before it, still may complete.
+    w.fail(0, 1);
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take), None, "the second is under way");
+    // But not for this owner any more.
+    w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
+    assert_eq!(w.host.drives[0].pending.len(), 1);
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert_eq!(w.completions(io).len(), 3);
+    assert_eq!(w.host.drives[0].block(0), vec![0; 4096]);
+}
+
+#[test]
 fn t8_the_claim_of_a_dead_owner_is_free_when_its_writes_have_come_back() {
     let mut w = World::new(&[false]);
     let Owner { admin, io, .. } = w.owner();
