@@ -1,0 +1,211 @@
+//! A warm connection serves writes without allocating, whether drives finish at once or later;
+//! and what the session itself costs per write, devices and sockets left out:
+//! `cargo test --release -p riopipe-session --test target_steady_state -- --ignored --nocapture`
+
+mod peer;
+mod world;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Instant;
+
+use peer::Digests;
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
+use riopipe_order::region::MemRegion;
+use riopipe_session::outbox::Outbox;
+use riopipe_session::target::{
+    ConnId, DeviceError, Event, Host, NamespaceConfig, Namespaces, OpId, Shared, Split, Submitted,
+    TargetConn, Volumes, WriteData,
+};
+use riopipe_session::wire;
+use world::{BOOT, LOG_LEN, VOLUME, attribute, block, crc, ordered, riopipe_bytes};
+
+/// The system's allocator, counting this thread's calls.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: all work is the system allocator's; counting touches a constant-initialized
+// thread-local without destructor, which allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `alloc` or `realloc` above, so from the system's.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as for `dealloc`; the size is the caller's.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A host whose drives keep nothing; they finish at once, or when asked.
+struct Sink {
+    shared: Shared<MemRegion>,
+    holds: bool,
+    pending: Vec<OpId>,
+}
+
+impl Host for Sink {
+    type Buf = Vec<u8>;
+    type Region = MemRegion;
+    fn now(&self) -> u64 {
+        1
+    }
+    fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
+        Some(vec![0; len])
+    }
+    fn write(
+        &mut self,
+        _: usize,
+        op: OpId,
+        _: u64,
+        _: WriteData<'_, Vec<u8>>,
+    ) -> Submitted<Vec<u8>> {
+        if self.holds {
+            self.pending.push(op);
+            return Submitted::Pending;
+        }
+        Submitted::Done(Ok(None))
+    }
+    fn read(&mut self, _: usize, _: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
+        Submitted::Done(Err(DeviceError::Failed))
+    }
+    fn flush(&mut self, _: usize, _: OpId) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn zero(&mut self, _: usize, _: OpId, _: u64, _: u64, _: bool) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
+        f(&mut self.shared)
+    }
+    fn notify(&mut self, _: ConnId) {}
+    fn log(&mut self, _: Event<'_>) {}
+}
+
+struct Link(TargetConn<Sink>, Outbox<Vec<u8>>);
+
+impl Link {
+    fn say(&mut self, host: &mut Sink, bytes: &[u8]) {
+        assert_eq!(self.0.receive(bytes, host, &mut self.1).unwrap(), bytes.len());
+    }
+    fn command(&mut self, host: &mut Sink, sqe: peer::Sqe, data: &[u8]) {
+        self.say(host, &peer::capsule(Digests::default(), &sqe.0, data));
+    }
+}
+
+fn connect(host: &mut Sink, id: u64, qid: u16, cntlid: u16) -> Link {
+    let mut link = Link(TargetConn::new(ConnId(id), id, crc, 0), Outbox::new());
+    link.say(host, &peer::icreq(Digests::default(), 0));
+    let data = peer::connect_data(world::SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+    let entries = if qid == 0 { 31 } else { 200 };
+    link.command(host, peer::connect(0, qid, entries, 0), &data);
+    link
+}
+
+/// A connection to one namespace; bound to a stream if `is_ordered`.
+fn warm(is_ordered: bool) -> (Sink, Link) {
+    let header = MemRegion::new(HEADER_BYTES);
+    let region = LogRegion::create(header, LOG_LEN, [3; 16], BOOT, LogKind::Dax, crc).unwrap();
+    let split: Split<MemRegion> = Box::new(|range| Ok(MemRegion::new(range.len())));
+    let (volumes, _) = Volumes::with_log(region, split, crc);
+    let ns =
+        NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
+    let namespaces = Namespaces::new(vec![ns]).unwrap();
+    let shared = Shared::new(world::identity(), namespaces, volumes);
+    let mut host = Sink { shared, holds: false, pending: Vec::with_capacity(1024) };
+    let claim = wire::Claim {
+        volume: VOLUME,
+        generation: 1,
+        create: true,
+        take_over: false,
+        unlogged: false,
+        streams: 1,
+        slots: 4096,
+        namespaces: vec![1],
+    };
+    let mut admin = connect(&mut host, 1, 0, 0xffff);
+    admin.command(&mut host, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    let sqe = riopipe_bytes(&wire::claim_command()).cid(50).inline(4096);
+    admin.command(&mut host, sqe, &claim.encode());
+    let mut io = connect(&mut host, 2, 1, 1);
+    if is_ordered {
+        let sqe = wire::bind_command(VOLUME, StreamId(0), 1, Seq(0));
+        io.command(&mut host, riopipe_bytes(&sqe).cid(1), &[]);
+    }
+    io.1.clear();
+    (host, io)
+}
+
+/// 32 writes in a row, the first of them the `from`th.
+fn batch(is_ordered: bool, from: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (cid, seq) in (0..32).zip(from..) {
+        let lba = seq * 37 % 9000;
+        let sqe = if is_ordered {
+            ordered(cid, &attribute(seq, lba), seq.saturating_sub(33))
+        } else {
+            peer::write(cid, 1, lba, 1)
+        };
+        bytes.extend(peer::capsule(Digests::default(), &sqe.0, data));
+    }
+    bytes
+}
+
+#[test]
+fn a_warm_connection_allocates_nothing() {
+    let data = block(1);
+    for (is_ordered, holds) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut host, mut io) = warm(is_ordered);
+        host.holds = holds;
+        for round in 0..200u64 {
+            let bytes = batch(is_ordered, 1 + round * 32, &data);
+            let before = ALLOCATIONS.get();
+            io.say(&mut host, &bytes);
+            while let Some(op) = host.pending.pop() {
+                io.0.device_done(op, Ok(None), &mut host, &mut io.1);
+            }
+            io.0.settled(&mut host, &mut io.1);
+            assert_eq!(io.1.len_bytes(), 32 * 24);
+            io.1.consume(32 * 24);
+            let allocated = ALLOCATIONS.get() - before;
+            assert!(
+                round < 3 || allocated == 0,
+                "{allocated} allocations in round {round}; ordered: {is_ordered}, later: {holds}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn cost_per_write() {
+    let data = block(1);
+    for (what, is_ordered) in [("plain", false), ("ordered", true)] {
+        let (mut host, mut io) = warm(is_ordered);
+        let mut best = f64::MAX;
+        for round in 0..2000u64 {
+            let bytes = batch(is_ordered, 1 + round * 32, &data);
+            let start = Instant::now();
+            io.say(&mut host, &bytes);
+            best = best.min(start.elapsed().as_nanos() as f64 / 32.0);
+            assert_eq!(io.1.len_bytes(), 32 * 24);
+            io.1.clear();
+        }
+        println!("{what}: {best:.1} ns per write");
+    }
+}
