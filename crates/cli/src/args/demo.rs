@@ -26,10 +26,10 @@ pub struct Demo {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Seconds per engine and round
-    #[arg(long, value_name = "SECONDS", default_value = "1.5", value_parser = values::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.7", value_parser = values::seconds)]
     pub time: Duration,
     /// Rounds in which the engines take turns
-    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    #[arg(long, value_name = "COUNT", default_value_t = 11)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 }
