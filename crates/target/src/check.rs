@@ -375,3 +375,116 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
         Err(problems)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NamespaceOptions;
+
+    fn places(report: &Report) -> Vec<&str> {
+        report.problems.iter().map(|p| p.place.as_str()).collect()
+    }
+
+    #[test]
+    fn every_mistake_is_told_at_once_with_its_place() {
+        let namespace = |nsid, drive: &str| NamespaceOptions {
+            nsid,
+            drive: drive.into(),
+            ..NamespaceOptions::default()
+        };
+        let config = Config {
+            listen: vec!["127.0.0.1:0".into(), "nowhere".into()],
+            subnqn: Some("drives".into()),
+            serial: Some("far too long a serial number".into()),
+            hosts: Some(vec!["me".into()]),
+            reactors: Some(0),
+            cores: vec![100_000],
+            io_queues: 0,
+            log: Some("tape:/dev/st0".into()),
+            namespaces: vec![
+                namespace(Some(1), "mem:1M"),
+                namespace(Some(1), "mem:1000"),
+                namespace(Some(5000), "file:/no/such/file"),
+                NamespaceOptions { uuid: Some("?".into()), ..namespace(None, "") },
+            ],
+            ..Config::default()
+        };
+        let report = check(&config);
+        let found = places(&report);
+        for place in [
+            "listen[1]",
+            "subnqn",
+            "serial",
+            "hosts[0]",
+            "reactors",
+            "cores",
+            "io_queues",
+            "log",
+            "namespaces[1]",
+            "namespaces[2]",
+            "namespaces[3]",
+            "namespaces[1] (nsid 1)",
+            "namespaces[2] (nsid 5000)",
+        ] {
+            assert!(found.contains(&place), "{place} in {found:?}");
+        }
+        assert!(!report.is_ok());
+        let text = report.to_string();
+        assert!(text.contains("error: listen[1]: ") && text.contains("0.0.0.0:4420"), "{text}");
+        assert!(!text.contains("would be served"));
+    }
+
+    #[test]
+    fn nothing_is_created_and_the_table_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let config = Config {
+            log: Some(format!("file:{},size=2M", path("log"))),
+            ..Config::on_loopback(&[
+                "mem:16M",
+                "ssd:flash,size=16M",
+                &format!("file:{},size=1M", path("drive")),
+            ])
+        };
+        let report = check(&config);
+        assert!(report.is_ok(), "{report}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was created");
+        let text = report.to_string();
+        for line in ["will be created", "after a power cut:", "gain to expect:", "would be served"]
+        {
+            assert!(text.contains(line), "{line:?} in {text}");
+        }
+        assert_eq!(report.promises.len(), 3);
+        // What is said of a file that is not there yet is what is said of it once it is.
+        let running = crate::Target::start(&config).unwrap();
+        running.stop().unwrap();
+        let after = check(&config);
+        assert!(after.is_ok(), "{after}");
+        for (before, after) in report.promises.iter().zip(&after.promises) {
+            assert_eq!(before.row, after.row, "{}", before.drive);
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_or_no_log_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let config = Config {
+            log: Some(format!("file:{},size=2M", path("log"))),
+            ..Config::on_loopback(&[&format!("file:{},size=1M", path("drive"))])
+        };
+        let running = crate::Target::start(&config).unwrap();
+        let busy = check(&config);
+        assert_eq!(places(&busy), ["log", "namespaces[0] (nsid 1)"], "{busy}");
+        assert!(busy.to_string().contains("in use by another process"), "{busy}");
+        running.stop().unwrap();
+        std::fs::write(path("log"), vec![b'x'; 2 << 20]).unwrap();
+        let report = check(&config);
+        assert!(report.to_string().contains("not a log region"), "{report}");
+        assert!(matches!(crate::Target::start(&config), Err(crate::StartError::Log { .. })));
+        std::fs::write(path("log"), vec![0; 8192]).unwrap();
+        let small = Config { log: Some(format!("file:{}", path("log"))), ..config };
+        let report = check(&small);
+        assert!(report.to_string().contains("too small"), "{report}");
+    }
+}

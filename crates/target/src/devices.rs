@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use riopipe_media::{AlignedBuf, Cause, Data, Done, IoError, LogPart, Queue};
+use riopipe_media::{AlignedBuf, Cause, Data, Done, IoError, Queue};
 use riopipe_session::target::{
     ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
 };
 
+use crate::log::WatchedPart;
 use crate::mail::Mailboxes;
 
 /// Operations in flight per drive and reactor; what comes on top waits its turn here.
@@ -29,11 +30,11 @@ impl AsMut<[u8]> for Buf {
 }
 
 /// What all connections of all reactors share, behind its lock.
-pub(crate) type SharedState = Arc<Mutex<Shared<LogPart>>>;
+pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
 
 /// Locks the shared state. A panic elsewhere leaves it usable: every change of it is complete
 /// before anything that could panic.
-pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<LogPart>> {
+pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -156,7 +157,7 @@ impl Devices {
 
 impl Host for Devices {
     type Buf = Buf;
-    type Region = LogPart;
+    type Region = WatchedPart;
 
     #[inline]
     fn now(&self) -> u64 {
@@ -226,7 +227,7 @@ impl Host for Devices {
         }
     }
 
-    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<LogPart>) -> T) -> T {
+    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<WatchedPart>) -> T) -> T {
         f(&mut lock(&self.shared))
     }
 

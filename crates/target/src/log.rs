@@ -1,12 +1,13 @@
 //! Opening the ordering log.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use riopipe_media::{LogPart, LogStore, boot_id, open_log};
 use riopipe_order::log_region::{
     Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, inspect,
 };
-use riopipe_order::region::RegionError;
+use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Split, Volumes};
 
 use crate::crc::crc32c;
@@ -28,20 +29,87 @@ pub enum LogOpenError {
     Part(#[from] riopipe_media::PartError),
 }
 
+/// A part of the log that notices when the log is no longer there.
+pub(crate) struct WatchedPart {
+    part: LogPart,
+    gone: Arc<AtomicBool>,
+}
+
+impl Region for WatchedPart {
+    fn len(&self) -> usize {
+        self.part.len()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.part.read(offset, into);
+    }
+
+    #[inline]
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.part.write(offset, bytes);
+    }
+
+    #[inline]
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.part.write_word(offset, value);
+    }
+
+    #[inline]
+    fn fence(&mut self) -> Result<(), RegionError> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(RegionError::new("its file has been deleted, replaced or cut short"));
+        }
+        self.part.fence()
+    }
+}
+
+/// The whole log, to be looked at now and then.
+pub(crate) struct Log {
+    store: LogStore,
+    gone: Arc<AtomicBool>,
+}
+
+impl Log {
+    fn part(&self, range: std::ops::Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
+        Ok(WatchedPart { part: self.store.part(range)?, gone: Arc::clone(&self.gone) })
+    }
+
+    /// Looks whether the file is still there. Once it is not, every fence fails, and with it
+    /// every stream: what is vouched for in a deleted file is vouched for nowhere (P6).
+    pub(crate) fn watch(&self) {
+        if let Err(gone) = self.store.check()
+            && !self.gone.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!(log = self.store.describe(), %gone, "the ordering log has failed");
+        }
+    }
+
+    /// One line for people.
+    pub(crate) fn describe(&self) -> &str {
+        self.store.describe()
+    }
+
+    /// Writes it back to its file.
+    pub(crate) fn sync(&self) -> std::io::Result<()> {
+        self.store.sync()
+    }
+}
+
 /// Opens the log that `spec` names, if any, and the volumes in it; `describe` gets a line about
 /// it for people.
 pub(crate) fn open_volumes(
     spec: Option<&str>,
     accept_lost: bool,
     describe: &mut Vec<String>,
-) -> Result<(Volumes<LogPart>, Option<Arc<LogStore>>), LogOpenError> {
+) -> Result<(Volumes<WatchedPart>, Option<Arc<Log>>), LogOpenError> {
     let Some(spec) = spec else {
         describe.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
-    let store = Arc::new(open_log(spec)?);
+    let store = Arc::new(Log { store: open_log(spec)?, gone: Arc::default() });
     let boot = boot_id()?;
-    let (len, header) = (store.len(), store.part(0..HEADER_BYTES.min(store.len()))?);
+    let len = store.store.len();
+    let header = store.part(0..HEADER_BYTES.min(len))?;
     let mut what = "";
     let region = match inspect(&header, len, boot, crc32c) {
         Class::Blank => create(header, len, boot, spec)?,
@@ -70,7 +138,7 @@ pub(crate) fn open_volumes(
     };
     describe.push(format!("ordering log: {}{what}", store.describe()));
     let parts = Arc::clone(&store);
-    let split: Split<LogPart> =
+    let split: Split<WatchedPart> =
         Box::new(move |range| parts.part(range).map_err(|e| RegionError::new(e.to_string())));
     let (volumes, problems) = Volumes::with_log(region, split, crc32c);
     for problem in problems {
@@ -80,11 +148,11 @@ pub(crate) fn open_volumes(
 }
 
 fn create(
-    header: LogPart,
+    header: WatchedPart,
     len: usize,
     boot: [u8; 16],
     spec: &str,
-) -> Result<LogRegion<LogPart>, LogOpenError> {
+) -> Result<LogRegion<WatchedPart>, LogOpenError> {
     let kind = if spec.starts_with("dax:") { LogKind::Dax } else { LogKind::File };
     Ok(LogRegion::create(header, len, random_id(), boot, kind, crc32c)?)
 }

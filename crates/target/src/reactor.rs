@@ -13,6 +13,7 @@ use riopipe_session::target::ConnId;
 
 use crate::devices::{Devices, SharedState};
 use crate::link::Link;
+use crate::log::Log;
 use crate::mail::{Mail, Mailboxes};
 
 /// Tokens of the poller: connections count from 0.
@@ -76,6 +77,8 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<Control>,
     pub(crate) spin: SpinPolicy,
     pub(crate) next_conn: Arc<AtomicU64>,
+    /// The first reactor looks after the log.
+    pub(crate) log: Option<Arc<Log>>,
     /// Commands may take so long to finish once the target stops.
     pub(crate) grace_ns: u64,
 }
@@ -96,6 +99,7 @@ pub(crate) struct Reactor {
     control: Arc<Control>,
     waiter: Waiter,
     next_conn: Arc<AtomicU64>,
+    log: Option<Arc<Log>>,
     next_tick: u64,
     grace_ns: u64,
     /// Stopping: everything still there then is cut off.
@@ -128,6 +132,7 @@ impl Reactor {
             control: parts.control,
             waiter: Waiter::new(parts.spin),
             next_conn: parts.next_conn,
+            log: parts.log,
             next_tick: 0,
             grace_ns: parts.grace_ns,
             stop_at: None,
@@ -419,6 +424,9 @@ impl Reactor {
     /// Looks at every connection's clock.
     fn tick(&mut self) {
         self.next_tick = self.devices.now + TICK_NS;
+        if let Some(log) = &self.log {
+            log.watch();
+        }
         if self.accept_after.is_some_and(|at| at <= self.devices.now) {
             self.accept_after = None;
             self.watch_listeners(true);

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use riopipe_media::{Blocking, Drive, IoError, LogStore, open_drive};
+use riopipe_media::{Blocking, Drive, IoError, open_drive};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_session::target::{
     DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
@@ -14,7 +14,7 @@ use riopipe_session::target::{
 use crate::check::Problem;
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
-use crate::log::{LogOpenError, open_volumes};
+use crate::log::{Log, LogOpenError, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Control, Order, Parts, Reactor};
 
@@ -105,7 +105,7 @@ pub struct Running {
     mail: Arc<Mailboxes>,
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
     drives: Vec<Arc<dyn Drive>>,
-    log: Option<Arc<LogStore>>,
+    log: Option<Arc<Log>>,
 }
 
 impl Target {
@@ -192,6 +192,7 @@ impl Target {
                 control: Arc::clone(&running.control),
                 spin: spin(config.spin_us),
                 next_conn: Arc::clone(&next_conn),
+                log: if index == 0 { running.log.clone() } else { None },
                 grace_ns: config.grace_ms.saturating_mul(1_000_000),
             };
             let core = config.cores.get(index).copied();

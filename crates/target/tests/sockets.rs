@@ -379,6 +379,36 @@ fn an_idle_target_wakes_up() {
     target.stop().unwrap();
 }
 
+#[test]
+fn a_log_that_vanishes_stops_its_streams() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let config = Config {
+        log: Some(format!("file:{},size=1M", log.display())),
+        ..Config::on_loopback(&["mem:16M"])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 1);
+    std::fs::remove_file(&log).unwrap();
+    let mut seq = 0;
+    let mut last = 0;
+    wait_until(
+        || {
+            seq += 1;
+            let sqe = ordered_released(seq, 1, seq - 1);
+            last = io.call(sqe, &pattern(1, 4096)).status;
+            last != 0
+        },
+        "the stream notices",
+    );
+    assert_eq!(last, 0x711, "the log failed");
+    assert_eq!(io.call(peer::write(1, 1, 1, 1), &pattern(2, 4096)).status, 0, "the drive goes on");
+    target.stop().unwrap();
+}
+
 const VOLUME: VolumeId = VolumeId([7; 16]);
 
 fn rio(sqe: &riopipe_nvme::command::Sqe, cid: u16) -> Sqe {
@@ -415,6 +445,10 @@ fn status(admin: &mut Queue) -> wire::VolumeStatus {
 }
 
 fn ordered(seq: u64, lba: u64) -> Sqe {
+    ordered_released(seq, lba, 0)
+}
+
+fn ordered_released(seq: u64, lba: u64, released: u64) -> Sqe {
     let attribute = Attribute {
         seq: Seq(seq),
         span: 1,
@@ -429,7 +463,7 @@ fn ordered(seq: u64, lba: u64) -> Sqe {
         tag: seq,
     };
     let mut sqe = riopipe_nvme::command::Sqe(peer::write(seq as u16, 1, lba, 1).0);
-    wire::put_attribute(&mut sqe, &attribute, Seq(0));
+    wire::put_attribute(&mut sqe, &attribute, Seq(released));
     Sqe(sqe.0)
 }
 

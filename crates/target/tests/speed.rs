@@ -77,7 +77,14 @@ fn run(stream: &mut TcpStream, depth: usize, ordered: bool, seq: &mut u64, time:
             p[8..72].copy_from_slice(&sqe.0);
         }
         if count > 0 {
-            stream.write_all(&out[..count * message]).unwrap();
+            let mut rest = &out[..count * message];
+            while !rest.is_empty() {
+                match stream.write(rest) {
+                    Ok(n) => rest = &rest[n..],
+                    Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(e) => panic!("{e}"),
+                }
+            }
             credit -= count;
         }
         // Spin: this side must not sleep.
@@ -136,7 +143,9 @@ fn writes_per_second() {
         let (mut plain, _) = open(&target, 1, cntlid, 200);
         let (mut ordered, _) = open(&target, 2, cntlid, 200);
         call(&mut ordered, wire::bind_command(VOLUME, StreamId(0), 1, Seq(0)).0, &[]);
-        plain.set_nonblocking(false).unwrap();
+        // This side never sleeps.
+        plain.set_nonblocking(true).unwrap();
+        ordered.set_nonblocking(true).unwrap();
         let mut seq = 0;
         for depth in [1usize, 32, 128] {
             let (mut a, mut b) = (Vec::new(), Vec::new());
