@@ -295,6 +295,22 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
 }
 
 #[test]
+fn t18_numbers_that_would_wrap_are_refused() {
+    let mut w = World::new(&[false]);
+    let Owner { io, cntlid, .. } = w.owner();
+    let other = w.io(cntlid, 2);
+    for far in [u64::MAX, u64::MAX - 1, (1 << 62) + 1] {
+        assert_eq!(w.bind(other, 1, 1, far).status, 0x708);
+        let mark = wire::mark_command(riopipe_order::attribute::Seq(far), far & 1 == 0);
+        assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0x708);
+    }
+    assert_eq!(w.bind(other, 1, 1, 1 << 62).status, 0);
+    let mut a = attribute((1 << 62) + 1, 1);
+    a.ordinal = 1;
+    assert_eq!(w.call(other, ordered(1, &a, 1 << 62), &block(1)).status, 0);
+}
+
+#[test]
 fn t18_a_member_number_belongs_to_one_namespace() {
     // Member 1 is namespace 2 once the first request has said so: neither may another namespace
     // have the number then, nor the namespace another number.

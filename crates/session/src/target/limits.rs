@@ -34,3 +34,6 @@ pub const STALL_NS: u64 = 10_000_000_000;
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// Keep-alive granularity in milliseconds (KAS counts 100 ms).
 pub const KEEP_ALIVE_STEP_MS: u32 = 100;
+/// The highest group number that a host may start from or release: far beyond what a stream
+/// reaches, far below where numbers would wrap.
+pub const SEQ_MAX: u64 = 1 << 62;

@@ -14,7 +14,7 @@ use riopipe_order::gate::{Cause, Step, Ticket};
 use super::bound::{Data, Stream};
 use super::conn::{Closed, TargetConn};
 use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
-use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::limits::{BLOCK_SIZE, SEQ_MAX, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -82,12 +82,15 @@ impl<H: Host> TargetConn<H> {
         entry.data = if inline { Data::Ready } else { Data::Awaited };
         entry.may_write = false;
         entry.attribute = attribute;
-        // The gate knows drives by their place in this volume on this server.
-        let mut at_gate = attribute;
-        at_gate.member = Member(stream.drive_of[ns]);
+        // The gate knows drives by their place in this volume on this server, the log by the
+        // volume's own number.
+        entry.attribute.member = Member(stream.drive_of[ns]);
         let from = stream.steps.len();
-        if stream.gate.arrive(Ticket(u32::from(index)), &at_gate, &mut stream.steps).is_err() {
-            stream.stop(at_gate.member, attribute.ordinal);
+        let ticket = Ticket(u32::from(index));
+        let arrived = stream.gate.arrive(ticket, &entry.attribute, &mut stream.steps);
+        let at_gate = mem::replace(&mut entry.attribute.member, attribute.member);
+        if arrived.is_err() {
+            stream.stop(at_gate, attribute.ordinal);
             self.trouble(
                 "an ordered request came twice or too far ahead; its stream is stopped",
                 host,
@@ -410,6 +413,7 @@ impl<H: Host> TargetConn<H> {
             None if self.was_fenced => wire::status::STALE_GENERATION.with_dnr(),
             None => wire::status::NOT_BOUND.with_dnr(),
             Some(stream) if stream.fenced => wire::status::STALE_GENERATION.with_dnr(),
+            Some(_) if mark.0 > SEQ_MAX => wire::status::BAD_ATTRIBUTE.with_dnr(),
             Some(stream) => {
                 if mark > stream.near {
                     stream.near = mark;

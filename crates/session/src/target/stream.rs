@@ -9,6 +9,7 @@ use super::bound::Stream;
 use super::claims::Owner;
 use super::conn::{Closed, TargetConn, shared};
 use super::host::{Event, Host};
+use super::limits::SEQ_MAX;
 use super::slots::Stage;
 use crate::outbox::Outbox;
 use crate::wire::{self, Claim};
@@ -51,6 +52,9 @@ impl<H: Host> TargetConn<H> {
             return self.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
         };
         let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
+        if released.0 > SEQ_MAX {
+            return self.respond(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
+        }
         let id = PartitionId { volume: wire::volume_of(sqe), stream: StreamId(stream) };
         let (conn, assoc, entries) = (self.id, queue.assoc, queue.entries);
         let bound = shared(host, |s| s.volumes.bind(conn, assoc, id, generation, released));
