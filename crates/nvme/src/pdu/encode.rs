@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::{CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, DATA_LEN, DataHdr, R2t, flag, kind};
-use crate::bytes::{put, put16, put32};
+use crate::bytes::{put, put16, put32, put64, u64_at};
 use crate::command::{Cqe, Sqe};
 use crate::digest::{Crc32c, DIGEST_LEN};
 
@@ -41,6 +41,15 @@ impl Tx {
     /// A response capsule.
     #[inline]
     pub fn capsule_resp(&self, cqe: &Cqe, out: &mut Vec<u8>) {
+        if !self.header_digest {
+            // The hot path of a controller: word by word, since gathering small stores into one
+            // wide load makes the processor wait.
+            out.reserve(CAPSULE_RESP_LEN);
+            out.extend_from_slice(&[kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]);
+            out.extend_from_slice(&u64_at(&cqe.0, 0).to_le_bytes());
+            out.extend_from_slice(&u64_at(&cqe.0, 8).to_le_bytes());
+            return;
+        }
         let mut h = [0; CAPSULE_RESP_LEN];
         put(&mut h, 8, &cqe.0);
         self.finish(kind::CAPSULE_RESP, 0, 0, &mut h, out);
@@ -121,8 +130,8 @@ impl Tx {
         }
         // PDO is reserved, and zero, in a PDU without data.
         let pdo_field = if data_len > 0 { pdo as u8 } else { 0 };
-        put(h, 0, &[kind, flags, N as u8, pdo_field]);
-        put32(h, 4, len);
+        let common = u32::from_le_bytes([kind, flags, N as u8, pdo_field]);
+        put64(h, 0, u64::from(common) | u64::from(len) << 32);
         out.extend_from_slice(&h[..]);
         if self.header_digest {
             out.extend_from_slice(&(self.crc)(0, &h[..]).to_le_bytes());

@@ -8,7 +8,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_nvme::Crc32c;
 use riopipe_nvme::command::{Cqe, Sqe, Status};
-use riopipe_nvme::pdu::{IcReq, IcResp, Parsed, Pdu, PduError, Role, Rx, TermReq, Tx};
+use riopipe_nvme::pdu::{
+    CAPSULE_CMD_LEN, IcReq, IcResp, Parsed, Pdu, PduError, Role, Rx, TermReq, Tx,
+};
 
 use super::admin::Admin;
 use super::bound::Stream;
@@ -146,6 +148,14 @@ impl<H: Host> TargetConn<H> {
                 break Ok(());
             }
             let pdu = &buf[at..];
+            if let Some((sqe, len)) = self.rx.plain_command(pdu) {
+                let data = at + CAPSULE_CMD_LEN..at + len;
+                if let Err(closed) = self.capsule(&sqe, buf, data, true, host, out) {
+                    break Err(closed);
+                }
+                at += len;
+                continue;
+            }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
                     if let Err(closed) = self.pdu(&parsed, buf, at, host, out) {
@@ -376,7 +386,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// One PDU at `at` in `buf`.
-    #[inline]
+    #[inline(never)]
     fn pdu(
         &mut self,
         parsed: &Parsed,
