@@ -56,6 +56,11 @@ impl Mailboxes {
         std::mem::take(&mut *mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// How many reactors there are.
+    pub(crate) fn reactors(&self) -> usize {
+        self.boxes.len()
+    }
+
     pub(crate) fn wake_all(&self) {
         for mailbox in &self.boxes {
             mailbox.waker.wake();

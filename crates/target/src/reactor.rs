@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use riopipe_media::Queue;
@@ -34,9 +34,12 @@ const TICK_NS: u64 = 100_000_000;
 /// When accepting fails for want of descriptors.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
-/// What all reactors are told to do.
+/// What all reactors are told to do, and how many have begun to.
 #[derive(Debug)]
-pub(crate) struct Control(AtomicU8);
+pub(crate) struct Control {
+    order: AtomicU8,
+    winding_up: AtomicUsize,
+}
 
 /// Go on; finish what is under way and end; end as if killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
@@ -49,15 +52,20 @@ pub(crate) enum Order {
 
 impl Control {
     pub(crate) const fn new() -> Self {
-        Self(AtomicU8::new(Order::Run as u8))
+        Self { order: AtomicU8::new(Order::Run as u8), winding_up: AtomicUsize::new(0) }
     }
 
     pub(crate) fn give(&self, order: Order) {
-        self.0.fetch_max(order as u8, Ordering::Release);
+        self.order.fetch_max(order as u8, Ordering::Release);
+    }
+
+    /// One more reactor moves no connection to another any more.
+    pub(crate) fn winds_up(&self) {
+        self.winding_up.fetch_add(1, Ordering::AcqRel);
     }
 
     fn order(&self) -> Order {
-        match self.0.load(Ordering::Acquire) {
+        match self.order.load(Ordering::Acquire) {
             0 => Order::Run,
             1 => Order::Finish,
             _ => Order::Die,
@@ -388,7 +396,8 @@ impl Reactor {
             if link.placed.is_none() && link.conn.qid().is_some_and(|qid| qid != 0) {
                 let reactor = self.mail.place_queue();
                 link.placed = Some(reactor);
-                if reactor != self.index && link.conn.is_quiet() && !link.is_ending() {
+                let stays = self.stop_at.is_some() || link.is_ending() || !link.conn.is_quiet();
+                if reactor != self.index && !stays {
                     self.move_to(at, reactor);
                     continue;
                 }
@@ -457,7 +466,12 @@ impl Reactor {
             self.stop_at = Some(self.devices.now + self.grace_ns);
             self.watch_listeners(false);
             self.listeners.clear();
+            // From now on this reactor moves no connection to another.
+            self.control.winds_up();
+            self.mail.wake_all();
         }
+        // Read before the mail: once all are winding up, no connection is on its way.
+        let all = self.control.winding_up.load(Ordering::Acquire) == self.mail.reactors();
         self.read_mail();
         let cut_off = self.stop_at.is_some_and(|at| at <= self.devices.now);
         for at in 0..self.links.len() {
@@ -474,6 +488,16 @@ impl Reactor {
                 }
             }
         }
-        self.links.iter().all(Option::is_none) && self.devices.in_flight() == 0
+        all && self.links.iter().all(Option::is_none) && self.devices.in_flight() == 0
+    }
+}
+
+impl Drop for Reactor {
+    /// However a reactor ends, the others must not wait for it.
+    fn drop(&mut self) {
+        if self.stop_at.is_none() {
+            self.control.winds_up();
+            self.mail.wake_all();
+        }
     }
 }

@@ -217,7 +217,15 @@ fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
         tracing::warn!(%error, "reactor not pinned");
     }
     riopipe_net::fine_timers();
-    Reactor::new(parts)?.run()
+    let control = Arc::clone(&parts.control);
+    match Reactor::new(parts) {
+        Ok(reactor) => reactor.run(),
+        Err(error) => {
+            tracing::error!(%error, "a reactor can't start");
+            control.winds_up();
+            Err(error)
+        }
+    }
 }
 
 fn spin(spin_us: Option<u64>) -> SpinPolicy {
