@@ -318,6 +318,10 @@ impl Running {
     }
 
     fn end(&mut self, order: Order) -> Result<(), StopError> {
+        // Reactors that were never started: the start failed on the way.
+        for _ in self.threads.len()..self.mail.reactors() {
+            self.control.winds_up();
+        }
         self.control.give(order);
         self.mail.wake_all();
         let mut result = Ok(());
