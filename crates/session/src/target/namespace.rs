@@ -66,6 +66,10 @@ impl NamespaceState {
     }
 
     /// How often a FLUSH of this drive has failed (T22).
+    ///
+    /// Counted when the core that asked for it hears of it. Where several cores FLUSH one drive at
+    /// the same time, one that hears of its own success in the instant before is believed; what
+    /// its stream writes next finds the failure counted.
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {
