@@ -548,6 +548,8 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
     let (count, entries) = log_of(HOSTNQN);
     assert_eq!(count, 2);
     assert_eq!(entries[..3], [3, 1, 2], "TCP, IPv4, an NVM subsystem");
+    // TREQ: bits 1:0 must say nothing of a secure channel, or nvme-cli's connect-all starts TLS.
+    assert_eq!((entries[3], entries[768]), (1 << 2, 0), "no SQ flow control; no TLS");
     assert_eq!(entries[1024..1027], [3, 2, 2], "IPv6");
     assert_eq!(&entries[32..36], b"4420");
     assert_eq!(&entries[256..256 + SUBNQN.len()], SUBNQN.as_bytes());

@@ -266,7 +266,9 @@ fn discovery_page(identity: &Identity, generation: u64, allowed: bool) -> Vec<u8
             trtype: discovery::TRTYPE_TCP,
             adrfam: if port.ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
-            treq: discovery::TREQ_NOT_REQUIRED | discovery::TREQ_NO_SQ_FLOW,
+            // Nothing on a secure channel, as Linux's target says it: nvme-cli's library takes
+            // "not required", too, for a reason to start TLS, and fails without a key.
+            treq: discovery::TREQ_NO_SQ_FLOW,
             portid: port.portid,
             cntlid: CNTLID_ANY,
             asqsz: 32,
