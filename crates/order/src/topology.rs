@@ -146,10 +146,20 @@ impl Topology {
         self.unit_blocks
     }
 
-    /// How many members a server has: the most flush entries that one group can put there.
+    /// How many volatile drives a server has: the most flush entries that one group puts there.
     #[must_use]
-    pub fn members_on(&self, server: u16) -> u32 {
-        self.members.iter().filter(|m| m.server == server).count() as u32
+    pub fn volatile_on(&self, server: u16) -> u32 {
+        self.members.iter().filter(|m| m.server == server && m.volatile).count() as u32
+    }
+
+    /// Requests that a write of so many blocks makes at most.
+    #[must_use]
+    pub fn parts_max(&self, blocks: u32) -> u64 {
+        let smallest = self.members.iter().map(|m| m.request_blocks_max).min().unwrap_or(1);
+        let unit = if self.members.len() == 1 { u32::MAX } else { self.unit_blocks };
+        // Each unit it touches is cut by the transfer limit on its own.
+        let units = u64::from(blocks).div_ceil(u64::from(unit)) + 1;
+        units.min(u64::from(blocks)) * u64::from(unit.min(blocks).div_ceil(smallest)).max(1)
     }
 
     /// Whether any drive has a volatile cache.

@@ -44,7 +44,7 @@ impl Lane {
         timeout: Duration,
         mut step: impl FnMut(u64, &[u8], &mut Outbox<Piece>) -> Result<(usize, Option<T>), CallError>,
     ) -> Result<T, CallError> {
-        let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
+        let deadline = now_ns().saturating_add(crate::stream::nanos(timeout));
         loop {
             let stepped = step(now_ns(), self.rx.data(), &mut self.out);
             while !self.out.is_empty() {
@@ -86,6 +86,8 @@ pub(crate) struct Caller {
     lane: Lane,
     queue: QueuePair<Piece>,
     timeout: Duration,
+    /// Commands asked so far: tells a late answer from the one that is waited for.
+    asked: u64,
 }
 
 impl Caller {
@@ -95,7 +97,7 @@ impl Caller {
         queue: QueuePair<Piece>,
         timeout: Duration,
     ) -> Result<Self, CallError> {
-        let mut caller = Self { lane: Lane::new(socket), queue, timeout };
+        let mut caller = Self { lane: Lane::new(socket), queue, timeout, asked: 0 };
         let Self { lane, queue, .. } = &mut caller;
         queue.start(&mut lane.out);
         lane.run(timeout, |_, data, out| {
@@ -116,29 +118,34 @@ impl Caller {
         sqe: Sqe,
         data: CallData<'_>,
     ) -> Result<(Cqe, Vec<u8>), CallError> {
-        let Self { lane, queue, timeout } = self;
+        let Self { lane, queue, timeout, asked } = self;
+        *asked += 1;
+        let number = *asked;
         let mut page = Vec::new();
         let sent = match data {
-            CallData::None => queue.submit(sqe, 1, Data::None, &mut lane.out),
-            CallData::Bytes(bytes) => queue.submit(sqe, 1, Data::Bytes(bytes), &mut lane.out),
-            CallData::Piece(piece) => queue.submit(sqe, 1, Data::Write(&[piece]), &mut lane.out),
+            CallData::None => queue.submit(sqe, number, Data::None, &mut lane.out),
+            CallData::Bytes(bytes) => queue.submit(sqe, number, Data::Bytes(bytes), &mut lane.out),
+            CallData::Piece(piece) => {
+                queue.submit(sqe, number, Data::Write(&[piece]), &mut lane.out)
+            }
             CallData::Read(len) => {
                 page.resize(len as usize, 0);
-                queue.submit(sqe, 1, Data::Read(len), &mut lane.out)
+                queue.submit(sqe, number, Data::Read(len), &mut lane.out)
             }
         };
         sent.map_err(|_| CallError::Closed)?;
         let cqe = lane.run(*timeout, |_, bytes, out| {
             let mut done = None;
             let used = queue.receive(bytes, out, |event| match event {
-                Event::Data { offset, bytes, .. } => {
+                Event::Data { user, offset, bytes } if user == number => {
                     let at = offset as usize;
                     if let Some(part) = page.get_mut(at..at + bytes.len()) {
                         part.copy_from_slice(bytes);
                     }
                 }
-                Event::Done { cqe, .. } => done = Some(cqe),
-                Event::Ready { .. } => {}
+                Event::Done { user, cqe } if user == number => done = Some(cqe),
+                // Late, for a command that was given up.
+                _ => {}
             })?;
             Ok((used, done))
         })?;
@@ -201,7 +208,7 @@ impl Association {
         let (queue, controller) = attach
             .finish()
             .ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
-        let admin = Caller { lane, queue, timeout: options.timeout };
+        let admin = Caller { lane, queue, timeout: options.timeout, asked: 0 };
         let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
         Ok(Self { addr, controller, config, admin })
     }

@@ -13,7 +13,7 @@ use crate::drive_io::DriveIo;
 use crate::error::{CallError, CreateError, OpenError};
 use crate::identity::random_id;
 use crate::info::VolumeInfo;
-use crate::open::{Targets, inspect};
+use crate::open::{Targets, inspect, members_on};
 use crate::volume::CreateOptions;
 
 pub(crate) fn create(
@@ -26,6 +26,10 @@ pub(crate) fn create(
     }
     if members.is_empty() || members.len() > MEMBERS_MAX {
         return Err(CreateError::Options("a volume has 1 to 120 members"));
+    }
+    let crowded = |m: &MemberAddr| members.iter().filter(|n| n.same_target(m)).count() > 16;
+    if members.iter().any(crowded) {
+        return Err(CreateError::Options("a volume has at most 16 members on one target"));
     }
     if !(1..=STREAMS_MAX).contains(&options.streams) {
         return Err(CreateError::Options("a volume has 1 to 1024 streams"));
@@ -41,10 +45,12 @@ pub(crate) fn create(
         label: label(name, options, engine, &targets, &namespaces)?,
         targets,
         namespaces,
+        forgotten: Vec::new(),
     };
     creation.clear_old(members, &mut drives, options)?;
     creation.make_room(options)?;
-    if let Err(error) = creation.write_labels(&mut drives) {
+    let ready = creation.check_slots().and_then(|()| creation.still_free(members, &mut drives));
+    if let Err(error) = ready.and_then(|()| creation.write_labels(&mut drives)) {
         creation.forget(creation.label.volume);
         return Err(error);
     }
@@ -160,6 +166,8 @@ struct Creation {
     targets: Targets,
     namespaces: Vec<Namespace>,
     label: Label,
+    /// Volumes that the drives belonged to, and that were to be forgotten.
+    forgotten: Vec<VolumeId>,
 }
 
 impl Creation {
@@ -195,9 +203,10 @@ impl Creation {
         }
         old.sort();
         old.dedup();
-        for volume in old {
-            self.forget(volume);
+        for volume in &old {
+            self.forget(*volume);
         }
+        self.forgotten = old;
         Ok(())
     }
 
@@ -207,7 +216,6 @@ impl Creation {
             if self.targets.associations[at].controller.extension.is_none() {
                 continue;
             }
-            let places = self.targets.places.iter().zip(&self.namespaces);
             let claim = Claim {
                 volume: self.label.volume,
                 generation: 1,
@@ -216,7 +224,7 @@ impl Creation {
                 unlogged: self.label.engine != EngineKind::Rio,
                 streams: options.streams,
                 slots: options.slots,
-                namespaces: places.filter(|((t, _), _)| *t == at).map(|(_, n)| n.nsid).collect(),
+                members: members_on(&self.targets, &self.namespaces, at),
             };
             let association = &mut self.targets.associations[at];
             let asked =
@@ -235,6 +243,48 @@ impl Creation {
             };
             self.forget(self.label.volume);
             return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Whether each log has room for more than the flushes that it must always have room for.
+    fn check_slots(&mut self) -> Result<(), CreateError> {
+        if self.label.engine != EngineKind::Rio {
+            return Ok(());
+        }
+        for at in 0..self.targets.associations.len() {
+            let members = self.targets.places.iter().filter(|(t, _)| *t == at).count() as u32;
+            let association = &mut self.targets.associations[at];
+            let status = association
+                .volume_status(self.label.volume)
+                .map_err(|e| call(association, "asking for the volume's state", e))?;
+            let need = 2 * members + 2;
+            if status.slots < need {
+                let (target, have) = (association.name(), status.slots);
+                return Err(CreateError::TooFewSlots { target, have, need });
+            }
+        }
+        Ok(())
+    }
+
+    /// Between reading the labels and taking the volume, another volume may have been made of the
+    /// same drives; since then nobody else writes there.
+    fn still_free(
+        &self,
+        members: &[MemberAddr],
+        drives: &mut [DriveIo],
+    ) -> Result<(), CreateError> {
+        for (index, member) in members.iter().enumerate() {
+            let target = self.targets.places[index].0;
+            let label = drives[target]
+                .label(self.namespaces[index].nsid)
+                .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
+            if let Ok(label) = label
+                && !self.forgotten.contains(&label.volume)
+            {
+                let (member, volume) = (member.to_string(), label.name);
+                return Err(CreateError::InUse { member, volume });
+            }
         }
         Ok(())
     }

@@ -170,6 +170,16 @@ pub enum CreateError {
         /// Bytes free.
         free: u32,
     },
+    /// Too few slots to make progress.
+    #[error("{have} log slots per stream on {target} are too few for its members: at least {need}")]
+    TooFewSlots {
+        /// The target.
+        target: String,
+        /// Slots there would be.
+        have: u32,
+        /// Slots needed.
+        need: u32,
+    },
     /// The target refused or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
@@ -213,6 +223,18 @@ pub enum OpenError {
         member: String,
         /// The namespaces that there are.
         have: Vec<u32>,
+    },
+    /// The drive is not what it was.
+    #[error(
+        "{member}: the namespace has {blocks} blocks, fewer than the {needed} its label tells of: it has shrunk"
+    )]
+    Shrunk {
+        /// The member.
+        member: String,
+        /// Blocks that there are.
+        blocks: u64,
+        /// Blocks that there were.
+        needed: u64,
     },
     /// The drives don't make the volume.
     #[error("{error}{}", given(.members, .error))]

@@ -1,16 +1,17 @@
 //! Opening a volume: attach, check every label, ask every target, and only then take it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use riopipe_nvme::command::Sqe;
-use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{MemberInfo as MemberPlace, Topology};
 use riopipe_session::claim::{ClaimError, Intent, Plan, plan};
 use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::stream::FlushFailures;
-use riopipe_session::label::{DATA_START, Found, Label, assemble};
+use riopipe_session::label::{AssembleError, DATA_START, Found, Label, assemble};
 use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
@@ -104,8 +105,42 @@ impl Assembled {
             members: members.iter().map(ToString::to_string).collect(),
             error,
         })?;
-        let labels = found.into_iter().filter_map(|f| f.label.ok()).collect();
+        let labels: Vec<Label> = found.into_iter().filter_map(|f| f.label.ok()).collect();
+        for ((member, namespace), label) in members.iter().zip(&namespaces).zip(&labels) {
+            let (blocks, needed) = (namespace.blocks, DATA_START.saturating_add(label.data_blocks));
+            if blocks < needed {
+                return Err(OpenError::Shrunk { member: member.to_string(), blocks, needed });
+            }
+        }
         Ok(Self { targets, drives, namespaces, labels, head })
+    }
+
+    /// Nobody else writes labels now that the volume is taken; somebody may have before.
+    fn read_labels_again(&mut self, name: &str, members: &[MemberAddr]) -> Result<(), OpenError> {
+        let mut found = Vec::new();
+        for (index, namespace) in self.namespaces.iter().enumerate() {
+            let target = self.targets.places[index].0;
+            let label = self.drives[target]
+                .label(namespace.nsid)
+                .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
+            let member = self.head.members[index];
+            let region = Some(member.region).filter(|region| *region != [0; 16]);
+            found.push(Found { nguid: namespace.nguid, region, label });
+        }
+        let fault = |error| OpenError::Assemble {
+            members: members.iter().map(ToString::to_string).collect(),
+            error,
+        };
+        let head = assemble(Some(name), &found).map_err(fault)?;
+        if head.volume != self.head.volume {
+            return Err(fault(AssembleError::Foreign {
+                given: 0,
+                name: head.name,
+                volume: head.volume,
+            }));
+        }
+        self.labels = found.into_iter().filter_map(|f| f.label.ok()).collect();
+        Ok(())
     }
 
     /// Whether the labels say that a log is due on a target.
@@ -275,6 +310,7 @@ pub(crate) fn open(
 
     // Now that nobody else writes: is what the logs hold really at rest, and how far are they?
     let taken = (|| {
+        assembled.read_labels_again(name, members)?;
         let statuses = assembled.statuses()?;
         let plan = assembled.plan(&intent, &statuses)?;
         for index in 0..assembled.labels.len() {
@@ -369,10 +405,27 @@ fn inner(
         servers: servers.collect(),
         connect: options.connect.clone(),
         marks: Mutex::new(marks),
-        streams: Mutex::new(BTreeMap::new()),
+        streams: Mutex::default(),
+        keepers: Mutex::default(),
         ledger,
         info,
     }
+}
+
+/// The members of a volume on one target, with their numbers.
+pub(crate) fn members_on(
+    targets: &Targets,
+    namespaces: &[Namespace],
+    target: usize,
+) -> Vec<MemberNamespace> {
+    let places = targets.places.iter().zip(namespaces).enumerate();
+    places
+        .filter(|(_, ((at, _), _))| *at == target)
+        .map(|(i, (_, namespace))| MemberNamespace {
+            member: Member(i as u8),
+            nsid: namespace.nsid,
+        })
+        .collect()
 }
 
 /// Claims the volume on every target; if one refuses, the others are given back.
@@ -381,7 +434,6 @@ fn claim(assembled: &mut Assembled, intent: &Intent, generation: u32) -> Result<
         if assembled.targets.associations[at].controller.extension.is_none() {
             continue;
         }
-        let places = assembled.targets.places.iter().zip(&assembled.namespaces);
         let request = Claim {
             volume: assembled.head.volume,
             generation,
@@ -390,7 +442,7 @@ fn claim(assembled: &mut Assembled, intent: &Intent, generation: u32) -> Result<
             unlogged: !assembled.logged(at),
             streams: intent.streams,
             slots: 0,
-            namespaces: places.filter(|((t, _), _)| *t == at).map(|(_, n)| n.nsid).collect(),
+            members: members_on(&assembled.targets, &assembled.namespaces, at),
         };
         let association = &mut assembled.targets.associations[at];
         let data = request.encode();

@@ -134,6 +134,8 @@ pub struct Stream {
     watch: Arc<Watched>,
     failure: Option<Box<StreamFailure>>,
     volume: Arc<Inner>,
+    /// Whether it is bound everywhere: before, whoever starts it keeps the reservation.
+    started: bool,
     closed: bool,
 }
 
@@ -158,7 +160,7 @@ impl Stream {
                 .map_err(|e| fault(server, poll_error(e)))?;
             connections.push(Connection::new(socket));
         }
-        let spin_ns = volume.connect.spin.as_nanos().min(u128::from(u64::MAX)) as u64;
+        let spin_ns = nanos(volume.connect.spin);
         let start = session.config().start;
         let watch =
             Watched { complete: start.0.into(), durable: start.0.into(), ..Watched::default() };
@@ -176,14 +178,18 @@ impl Stream {
             watch: Arc::new(watch),
             failure: None,
             volume: Arc::clone(&volume),
+            started: false,
             closed: false,
         };
         stream.session.start(now_ns());
-        let deadline = now_ns().saturating_add(volume.connect.timeout.as_nanos() as u64);
+        let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
         loop {
             let worked = stream.turn(&mut |_, _| ()).map_err(|(server, e)| fault(server, e))?;
             match stream.session.is_ready() {
-                Ok(true) => return Ok(stream),
+                Ok(true) => {
+                    stream.started = true;
+                    return Ok(stream);
+                }
                 Ok(false) => {}
                 Err(refused) => {
                     return Err(fault(
@@ -257,8 +263,7 @@ impl Stream {
             _ => {}
         }
         let released = self.released_seen;
-        let deadline =
-            timeout.map(|t| now_ns().saturating_add(t.as_nanos().min(u128::from(u64::MAX)) as u64));
+        let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
         loop {
             let worked = self.work(&mut |_, _| ());
             let marks = self.marks()?;
@@ -294,6 +299,7 @@ impl Stream {
         if !within {
             return Err(ReadError::OutOfRange { lba, bytes: into.len(), volume });
         }
+        self.marks()?;
         if blocks == 0 {
             return Ok(());
         }
@@ -605,7 +611,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.closed {
+        if self.started && !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id(), last = %self.last(),
                 "an ordered stream was dropped without being closed: the volume has to be recovered"
@@ -624,6 +630,11 @@ impl std::fmt::Debug for Stream {
             .field("marks", &self.session.marks())
             .finish_non_exhaustive()
     }
+}
+
+/// Nanoseconds; more than 584 years are that.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn is_fresh(op: &Op<Piece>) -> bool {

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use riopipe_net::now_ns;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{EngineKind, Limits, engine};
@@ -22,7 +22,7 @@ use crate::association::{Association, CallData, KATO_MS, open_socket};
 use crate::error::{CallError, CloseError, CreateError, OpenError, StreamError};
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
-use crate::stream::{Stream, StreamOptions};
+use crate::stream::{Stream, StreamOptions, nanos};
 use crate::{create, open};
 
 /// How a volume is to be made.
@@ -77,12 +77,11 @@ pub struct Recovery {
     pub fallback: Option<String>,
 }
 
-/// An ordered volume over one or more drives, owned by this process as long as it is open.
+/// An ordered volume over one or more drives, owned by this process as long as it, or a stream of
+/// it, is there.
 #[derive(Debug)]
 pub struct Volume {
     inner: Arc<Inner>,
-    /// Keeps the associations alive; ends when the volume is gone.
-    keeper: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 /// One target of an open volume.
@@ -110,10 +109,22 @@ pub(crate) struct Inner {
     pub(crate) servers: Vec<Server>,
     pub(crate) connect: ConnectOptions,
     pub(crate) marks: Mutex<Vec<Seq>>,
-    /// Open streams and the queue of each on every server.
-    pub(crate) streams: Mutex<BTreeMap<StreamId, Vec<u16>>>,
+    pub(crate) streams: Mutex<Streams>,
     pub(crate) flush_failures: Arc<FlushFailures>,
     pub(crate) ledger: Option<SharedLedger>,
+    /// Dropped with the rest: the keepers of the associations end then.
+    pub(crate) keepers: Mutex<Vec<Sender<()>>>,
+}
+
+/// Who has which queue on every server.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    /// Open streams.
+    open: BTreeMap<StreamId, Vec<u16>>,
+    /// Streams that ended without a close. Their last writes may still be on their way, so the
+    /// next life of the stream takes the same queues: a target grants a queue again only once
+    /// everything of its last connection has come back from the drives (T8).
+    ended: BTreeMap<StreamId, Vec<u16>>,
 }
 
 /// The ledger of T11 and T15, shared by a volume's streams.
@@ -195,8 +206,8 @@ impl Volume {
     ) -> Result<(Self, Recovery), OpenError> {
         let (inner, recovery) = open::open(name, members, options)?;
         let inner = Arc::new(inner);
-        let keeper = keep_alive(&inner);
-        Ok((Self { inner, keeper }, recovery))
+        keep_alive(&inner);
+        Ok((Self { inner }, recovery))
     }
 
     /// What it is.
@@ -234,11 +245,11 @@ impl Volume {
         }
         let queues = self.inner.reserve(stream)?;
         // A target may still be taking leave of the stream's last connection.
-        let deadline = Instant::now() + self.inner.connect.timeout;
+        let deadline = now_ns().saturating_add(nanos(self.inner.connect.timeout));
         loop {
             match self.start(stream, &queues, options) {
                 Err(StreamError::Target { source, .. })
-                    if is_passing(&source) && Instant::now() < deadline =>
+                    if is_passing(&source) && now_ns() < deadline =>
                 {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -279,7 +290,7 @@ impl Volume {
             start,
             nsids: inner.nsids.clone(),
             queue_depth: depth,
-            timeout_ns: options.timeout.as_nanos().min(u128::from(u64::MAX)) as u64,
+            timeout_ns: nanos(options.timeout),
         };
         let session = StreamSession::new(
             config,
@@ -295,9 +306,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`CloseError`].
-    pub fn close(mut self) -> Result<(), CloseError> {
-        self.stop_keeper();
-        let open = lock(&self.inner.streams).len();
+    pub fn close(self) -> Result<(), CloseError> {
+        let open = lock(&self.inner.streams).open.len();
         if open > 0 {
             return Err(CloseError::StreamsOpen(open));
         }
@@ -310,28 +320,24 @@ impl Volume {
         }
         Ok(())
     }
-
-    fn stop_keeper(&mut self) {
-        if let Some((stop, thread)) = self.keeper.take() {
-            drop(stop);
-            // The thread only waits and asks; if it panicked there is nothing to save.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Volume {
-    fn drop(&mut self) {
-        self.stop_keeper();
-    }
 }
 
 impl Inner {
     /// Takes the stream and a queue on each server for it.
     fn reserve(&self, stream: StreamId) -> Result<Vec<u16>, StreamError> {
         let mut streams = lock(&self.streams);
-        if streams.contains_key(&stream) {
+        if streams.open.contains_key(&stream) {
             return Err(StreamError::Open(stream));
+        }
+        if let Some(qids) = streams.ended.remove(&stream) {
+            streams.open.insert(stream, qids.clone());
+            return Ok(qids);
+        }
+        let short = self.servers.iter().any(|server| lock(&server.queues).is_empty());
+        if short && let Some((_, qids)) = streams.ended.pop_first() {
+            // Somebody else's last queues will do: they are granted once that one is over.
+            streams.open.insert(stream, qids.clone());
+            return Ok(qids);
         }
         let mut qids = Vec::new();
         for server in &self.servers {
@@ -346,22 +352,25 @@ impl Inner {
             };
             qids.push(qid);
         }
-        streams.insert(stream, qids.clone());
+        streams.open.insert(stream, qids.clone());
         Ok(qids)
     }
 
     /// The stream has been closed cleanly.
     pub(crate) fn stream_closed(&self, stream: StreamId, released: Seq) {
         lock(&self.marks)[usize::from(stream.0)] = released;
-        self.stream_dropped(stream);
-    }
-
-    /// The stream is gone.
-    pub(crate) fn stream_dropped(&self, stream: StreamId) {
-        if let Some(qids) = lock(&self.streams).remove(&stream) {
+        if let Some(qids) = lock(&self.streams).open.remove(&stream) {
             for (server, qid) in self.servers.iter().zip(qids) {
                 lock(&server.queues).insert(qid);
             }
+        }
+    }
+
+    /// The stream is gone, and what it had under way may not be.
+    pub(crate) fn stream_dropped(&self, stream: StreamId) {
+        let mut streams = lock(&self.streams);
+        if let Some(qids) = streams.open.remove(&stream) {
+            streams.ended.insert(stream, qids);
         }
     }
 
@@ -395,35 +404,36 @@ fn is_passing(error: &CallError) -> bool {
     }
 }
 
-/// A thread that tells every target, three times in each keep alive time, that the owner lives.
-fn keep_alive(inner: &Arc<Inner>) -> Option<(Sender<()>, JoinHandle<()>)> {
-    let (stop, stopped) = channel();
-    let weak = Arc::downgrade(inner);
+/// A thread for each target that tells it, three times in each keep alive time, that the owner
+/// lives: one that hangs keeps no other waiting.
+fn keep_alive(inner: &Arc<Inner>) {
     let every = Duration::from_millis(u64::from(KATO_MS) / 3);
-    let thread = std::thread::Builder::new().name("riopipe-keeper".into()).spawn(move || {
-        let mut lost = BTreeSet::new();
-        while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-            let Some(inner) = weak.upgrade() else { return };
-            for (index, server) in inner.servers.iter().enumerate() {
-                if lost.contains(&index) {
-                    continue;
-                }
+    for index in 0..inner.servers.len() {
+        let (stop, stopped) = channel();
+        let weak = Arc::downgrade(inner);
+        let keeper = std::thread::Builder::new().name("riopipe-keeper".into());
+        let thread = keeper.spawn(move || {
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                let Some(inner) = weak.upgrade() else { return };
+                let server = &inner.servers[index];
                 let told = lock(&server.association).admin.call(Sqe::keep_alive(), CallData::None);
-                if let Err(error) = told {
-                    tracing::warn!(
-                        volume = %inner.name, target = %server.name, %error,
-                        "lost the admin connection: the target will take this owner for dead"
-                    );
-                    lost.insert(index);
+                match told {
+                    Ok(_) | Err(CallError::TimedOut(_)) => {}
+                    Err(error) => {
+                        tracing::warn!(
+                            volume = %inner.name, target = %server.name, %error,
+                            "lost the admin connection: the target will take this owner for dead"
+                        );
+                        return;
+                    }
                 }
             }
-        }
-    });
-    match thread {
-        Ok(thread) => Some((stop, thread)),
-        Err(error) => {
-            tracing::error!(%error, "no thread to keep the volume's connections alive");
-            None
+        });
+        match thread {
+            Ok(_) => lock(&inner.keepers).push(stop),
+            Err(error) => {
+                tracing::error!(%error, "no thread to keep the volume's connections alive");
+            }
         }
     }
 }

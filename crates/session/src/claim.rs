@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
 
-use crate::wire::VolumeStatus;
+use crate::wire::{self, VolumeStatus};
 
 /// How a volume is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,12 @@ pub enum ClaimError {
         /// Streams on the labels.
         want: u16,
     },
+    /// Marks beyond any that a stream can reach.
+    #[error("the target tells of groups beyond all that there can be: its log can't be trusted")]
+    Marks {
+        /// Which target.
+        target: usize,
+    },
     /// Generations are used up.
     #[error("the volume's generation counter is used up")]
     Generations,
@@ -94,6 +100,7 @@ impl ClaimError {
             | Self::Unrecovered { target, .. }
             | Self::LogLost { target }
             | Self::LogMissing { target }
+            | Self::Marks { target }
             | Self::Streams { target, .. } => Some(*target),
             Self::Generations => None,
         }
@@ -135,6 +142,9 @@ pub fn plan(
         if status.streams != intent.streams {
             let (have, want) = (status.streams, intent.streams);
             return Err(ClaimError::Streams { target, have, want });
+        }
+        if status.released.iter().any(|mark| *mark > wire::SEQ_MAX) {
+            return Err(ClaimError::Marks { target });
         }
         for (mark, there) in released.iter_mut().zip(&status.released) {
             *mark = (*mark).max(*there);
@@ -200,6 +210,7 @@ mod tests {
         ));
         assert_eq!(with(|s| s.log_lost = true), ClaimError::LogLost { target: 0 });
         assert_eq!(with(|s| s.known = false), ClaimError::LogMissing { target: 0 });
+        assert_eq!(with(|s| s.released[1] = Seq(u64::MAX)), ClaimError::Marks { target: 0 });
         assert!(matches!(with(|s| s.streams = 3), ClaimError::Streams { have: 3, want: 2, .. }));
     }
 }

@@ -19,9 +19,13 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::log_region::MemberNamespace;
 
 /// Bytes of a block: Rio's volumes are made of 4 KiB blocks (assumption M1).
 pub const BLOCK_BYTES: usize = 4096;
+/// The highest seq that is taken from a peer: what is reached by counting from 1 stays far below,
+/// and arithmetic on it never wraps (T18).
+pub const SEQ_MAX: Seq = Seq(1 << 62);
 /// The version of the extension that this code speaks.
 pub const EXTENSION_VERSION: u16 = 1;
 /// Where the extension's record starts in Identify Controller (its vendor area, bytes 3072–4095).
@@ -234,6 +238,7 @@ pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
 /// Whether a command carries an attribute. Other commands have a directive type elsewhere or not
 /// at all: bind, for one, has a volume's id in these bits.
 #[must_use]
+#[inline]
 pub fn is_ordered(sqe: &Sqe) -> bool {
     use riopipe_nvme::command::opcode::{FLUSH, WRITE, WRITE_ZEROES};
     matches!(sqe.opcode(), WRITE | WRITE_ZEROES | FLUSH)
@@ -245,6 +250,7 @@ pub fn is_ordered(sqe: &Sqe) -> bool {
 ///
 /// # Errors
 /// [`BadAttribute`] names the field that makes no sense (T18).
+#[inline]
 pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
     use riopipe_nvme::command::opcode;
     let kind = match sqe.opcode() {
@@ -324,7 +330,7 @@ pub enum BadAttribute {
 /// | 21 | number of namespaces |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream (create; 0 = what fits) |
-/// | 32– | namespace ids, 4 bytes each |
+/// | 32– | for each namespace: its id (4 bytes), its member number in the volume (1), 0 (3) |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The volume.
@@ -341,8 +347,8 @@ pub struct Claim {
     pub streams: u16,
     /// Log slots per stream when creating; 0 lets the target choose.
     pub slots: u32,
-    /// The member namespaces on this target.
-    pub namespaces: Vec<u32>,
+    /// The member namespaces on this target, with the volume's numbers for them.
+    pub members: Vec<MemberNamespace>,
 }
 
 /// Length of a [`Claim`] on the wire, bytes.
@@ -352,21 +358,30 @@ pub const CLAIM_NAMESPACES_MAX: usize = 255;
 /// Streams of a volume at most.
 pub const STREAMS_MAX: u16 = 1024;
 
+/// Namespaces that are members 0, 1, … in this order.
+#[must_use]
+pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
+    let numbered = nsids.into_iter().enumerate();
+    numbered.map(|(i, nsid)| MemberNamespace { member: Member(i as u8), nsid }).collect()
+}
+
 impl Claim {
     /// The claim as it travels.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        debug_assert!(self.namespaces.len() <= CLAIM_NAMESPACES_MAX);
+        debug_assert!(self.members.len() <= CLAIM_NAMESPACES_MAX);
         let mut d = alloc::vec![0; CLAIM_LEN];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..20].copy_from_slice(&self.generation.to_le_bytes());
         d[20] =
             u8::from(self.create) | u8::from(self.take_over) << 1 | u8::from(self.unlogged) << 2;
-        d[21] = self.namespaces.len() as u8;
+        d[21] = self.members.len() as u8;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
-        for (i, nsid) in self.namespaces.iter().enumerate() {
-            d[32 + 4 * i..36 + 4 * i].copy_from_slice(&nsid.to_le_bytes());
+        for (i, place) in self.members.iter().enumerate() {
+            let at = 32 + 8 * i;
+            d[at..at + 4].copy_from_slice(&place.nsid.to_le_bytes());
+            d[at + 4] = place.member.0;
         }
         d
     }
@@ -389,7 +404,12 @@ impl Claim {
             unlogged: d[20] & 4 != 0,
             streams,
             slots: u32_at(d, 24),
-            namespaces: (0..usize::from(d[21])).map(|i| u32_at(d, 32 + 4 * i)).collect(),
+            members: (0..usize::from(d[21]))
+                .map(|i| MemberNamespace {
+                    nsid: u32_at(d, 32 + 8 * i),
+                    member: Member(d[36 + 8 * i]),
+                })
+                .collect(),
         })
     }
 }
@@ -642,7 +662,10 @@ mod tests {
             unlogged: false,
             streams: 24,
             slots: 512,
-            namespaces: alloc::vec![1, 2, 9],
+            members: alloc::vec![
+                MemberNamespace { member: Member(0), nsid: 1 },
+                MemberNamespace { member: Member(5), nsid: 9 },
+            ],
         };
         assert_eq!(Claim::decode(&claim.encode()), Some(claim));
         let status = VolumeStatus {

@@ -78,7 +78,7 @@ fn claims_that_make_no_sense_are_refused() {
             unlogged: false,
             streams: 2,
             slots: 64,
-            namespaces: vec![1],
+            members: wire::in_order([1]),
         };
         change(&mut claim);
         claim
@@ -87,9 +87,9 @@ fn claims_that_make_no_sense_are_refused() {
         let done = w.claim(admin, &with(change)).unwrap();
         (done.status, done.result)
     };
-    assert_eq!(refused(|c| c.namespaces = vec![2]).0, 0x0b);
-    assert_eq!(refused(|c| c.namespaces = vec![1, 1]).0, 0x02);
-    assert_eq!(refused(|c| c.namespaces = (1..100).collect()).0, 0x02);
+    assert_eq!(refused(|c| c.members = wire::in_order([2])).0, 0x0b);
+    assert_eq!(refused(|c| c.members = wire::in_order([1, 1])).0, 0x02);
+    assert_eq!(refused(|c| c.members = wire::in_order(1..100)).0, 0x02);
     assert_eq!(refused(|c| c.slots = 1).0, 0x02);
     assert_eq!(refused(|c| c.generation = 0).0, 0x702);
     let (status, result) = refused(|c| c.slots = 1 << 20);
@@ -286,7 +286,7 @@ fn t21_plain_writers_are_kept_off_owned_members() {
     let plain = w.io_as(RIVAL, RIVAL_ID, plain_id, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
     let (admin, cntlid) = w.admin();
-    let claim = wire::Claim { namespaces: vec![1], ..w.first_claim() };
+    let claim = wire::Claim { members: wire::in_order([1]), ..w.first_claim() };
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let dsm = peer::Sqe::new(0x09, 5, 1).inline(16).dword(11, 4);
     for (sqe, data) in [

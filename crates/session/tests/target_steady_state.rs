@@ -136,7 +136,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         unlogged: false,
         streams: 1,
         slots: 4096,
-        namespaces: vec![1],
+        members: wire::in_order([1]),
     };
     let mut admin = connect(&mut host, 1, 0, 0xffff);
     admin.command(&mut host, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);

@@ -425,7 +425,7 @@ fn claim(generation: u32, create: bool) -> wire::Claim {
         unlogged: false,
         streams: 2,
         slots: 64,
-        namespaces: vec![1],
+        members: wire::in_order([1]),
     }
 }
 

@@ -136,7 +136,7 @@ fn writes_per_second() {
             unlogged: false,
             streams: 1,
             slots: 16384,
-            namespaces: vec![1],
+            members: wire::in_order([1]),
         };
         let sqe = peer::Sqe(wire::claim_command().0).inline(4096);
         call(&mut admin, sqe.0, &claim.encode());

@@ -30,6 +30,11 @@ pub(super) struct Base<P> {
     live: u32,
 }
 
+/// Groups that may be under way, or kept for replay, at once: what carries no payload must be
+/// bounded, too (T14).
+const GROUPS_MAX: usize = 1 << 16;
+/// Requests that may be under way at once.
+const REQUESTS_MAX: u32 = 1 << 17;
 /// Payload bytes of a block.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
@@ -74,9 +79,24 @@ impl<P: Payload> Base<P> {
             .sum()
     }
 
+    /// Whether a group with this much payload may be taken now (T14).
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
+            && self.window.len() < GROUPS_MAX
+            && self.live < REQUESTS_MAX
+    }
+
     /// Turns a group's writes into requests: cut by stripe and transfer limit, neighbours merged.
-    /// They are in `shaped`, numbered, and not queued yet.
-    pub(super) fn shape(&mut self, writes: &[Write<P>], seq: Seq, tag: u64) {
+    /// They are in `shaped` and not queued yet.
+    ///
+    /// # Errors
+    /// When there would be more of them than a group can count; nothing was done.
+    pub(super) fn shape(&mut self, writes: &[Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
+        let parts: u64 =
+            writes.iter().map(|w| self.topology.parts_max(w.blocks)).fold(0, u64::saturating_add);
+        if parts > u64::from(GROUP_ENTRIES_MAX) {
+            return Err(Refusal::TooManyEntries);
+        }
         debug_assert!(self.shaped.is_empty());
         self.per_server.fill(0);
         for write in writes {
@@ -102,6 +122,7 @@ impl<P: Payload> Base<P> {
                 }
             }
         }
+        Ok(())
     }
 
     fn add(&mut self, write: &Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {

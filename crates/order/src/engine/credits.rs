@@ -10,7 +10,7 @@ use crate::topology::Topology;
 #[derive(Debug)]
 struct ServerCredits {
     slots: u32,
-    /// Slots that only a forced flush may take: as many as the server has members.
+    /// Slots that only a forced flush may take: as many as the server has volatile members.
     reserve: u32,
     /// Last seq of each entry in the log, oldest first.
     used: VecDeque<Seq>,
@@ -34,7 +34,7 @@ impl Credits {
             .enumerate()
             .map(|(i, server)| ServerCredits {
                 slots: server.slots,
-                reserve: topology.members_on(i as u16),
+                reserve: topology.volatile_on(i as u16),
                 used: VecDeque::with_capacity(server.slots.min(1 << 16) as usize),
             })
             .collect();

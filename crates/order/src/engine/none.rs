@@ -92,11 +92,11 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
         if bytes > max {
             return Err(Refusal::TooLarge(Bound::Memory));
         }
-        if base.window.kept_bytes() + bytes > max {
+        if !base.has_room(bytes) {
             return Err(Refusal::Full(Bound::Memory));
         }
         let seq = base.window.last().next();
-        base.shape(writes, seq, tag);
+        base.shape(writes, seq, tag)?;
         base.number()?;
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;

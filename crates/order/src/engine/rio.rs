@@ -135,7 +135,7 @@ impl<P: Payload> Rio<P> {
         let base = &mut self.base;
         let seq = base.window.last().next();
         base.per_server.fill(0);
-        base.shape(writes, seq, tag);
+        base.shape(writes, seq, tag)?;
         if durable {
             base.add_joint_flush(seq, tag);
             if base.shaped.is_empty() {
@@ -167,7 +167,9 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
         if self.pressed() {
             self.force_flush();
         }
-        if self.base.window.kept_bytes() + bytes > self.base.limits.kept_bytes_max {
+        if !self.base.has_room(bytes) {
+            // What is kept may be all that nobody flushed.
+            self.force_flush();
             return Err(Refusal::Full(Bound::Memory));
         }
         if let Err(refusal) = self.shape(writes, tag, durable) {

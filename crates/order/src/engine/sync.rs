@@ -91,11 +91,11 @@ impl<P: Payload + Send> Engine<P> for Sync<P> {
         if bytes > max {
             return Err(Refusal::TooLarge(Bound::Memory));
         }
-        if base.window.kept_bytes() + bytes > max {
+        if !base.has_room(bytes) {
             return Err(Refusal::Full(Bound::Memory));
         }
         let seq = base.window.last().next();
-        base.shape(writes, seq, tag);
+        base.shape(writes, seq, tag)?;
         base.number()?;
         base.window.open(base.shaped.len() as u32, false, bytes);
         let mut ids = self.spare.pop().unwrap_or_default();

@@ -191,6 +191,54 @@ fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
 }
 
 #[test]
+fn t14_memory_that_nobody_flushes_is_flushed_for_a_group_that_needs_it() {
+    let limits = Limits { merge: false, kept_bytes_max: 10 * 4096, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    engine.admit(&[write(0, 4)], 0, false).unwrap(); // less than half: nothing presses
+    assert_eq!(engine.admit(&[write(20, 7)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    for d in drain(&mut engine, 1) {
+        engine.done(d.id, Ok(()));
+    }
+    engine.poll();
+    assert!(engine.admit(&[write(20, 7)], 0, false).is_ok(), "P8");
+}
+
+#[test]
+fn t14_groups_without_payload_are_bounded_too() {
+    for kind in EngineKind::ALL {
+        let limits = Limits { merge: false, ..Limits::default() };
+        let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), limits);
+        let discard = |n: u64| Write { lba: n * 2 % 200, blocks: 1, op: Op::Discard };
+        let taken = (0..300_000).take_while(|n| engine.admit(&[discard(*n)], 0, false).is_ok());
+        assert!(taken.count() < 200_000, "{kind}");
+    }
+}
+
+#[test]
+fn t14_a_huge_group_is_refused_before_it_costs_anything() {
+    let member =
+        MemberInfo { server: 0, start: 8, blocks: 1 << 40, request_blocks_max: 32, volatile: true };
+    let topology = Topology::new(vec![member], vec![ServerInfo { slots: 64 }], 64).unwrap();
+    let mut engine = rio::Rio::<Piece>::new(topology, Limits::default());
+    let discard = Write { lba: 0, blocks: u32::MAX, op: Op::Discard };
+    assert_eq!(engine.admit(&[discard], 0, false), Err(Refusal::TooManyEntries));
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn t22_a_flush_that_ends_after_the_failure_vouches_for_nothing() {
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 4), Limits::default());
+    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.ask_durable(Seq(1));
+    let sent = drain(&mut engine, 1);
+    engine.done(sent[0].id, Ok(()));
+    engine.poll();
+    engine.flush_failed_elsewhere(Member(0));
+    engine.done(sent[1].id, Ok(()));
+    assert_eq!(engine.poll().durable, Seq(0), "what that one lost, this one did not write");
+}
+
+#[test]
 fn p6_what_a_lost_flush_may_have_harmed_is_never_reported() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&[write(0, 1)], 0, false).unwrap();

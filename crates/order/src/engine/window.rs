@@ -55,6 +55,10 @@ impl Window {
         self.forgotten.plus(self.groups.len() as u64)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
     pub(super) fn complete(&self) -> Seq {
         self.complete
     }
@@ -122,7 +126,9 @@ impl Window {
             }
         }
         // A flush behind an unfinished silent one vouches only for what was written after that.
-        if self.silent.is_none_or(|silent| silent > self.vouched) {
+        // What failed is behind the bar, and so is whatever would vouch for it.
+        let barred = self.barred.is_some_and(|bar| self.vouched >= bar);
+        if !barred && self.silent.is_none_or(|silent| silent > self.vouched) {
             self.durable = self.durable.max(self.vouched);
         }
     }

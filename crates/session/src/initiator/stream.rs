@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
     Cause, Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
 };
@@ -62,9 +62,14 @@ pub struct StreamConfig {
     pub timeout_ns: u64,
 }
 
+/// An idle stream tells its mark this often at most, ns: one command in passing, not one a write.
+const IDLE_MARK_NS: u64 = 50_000_000;
+
 /// Commands beside the queue depth that a queue must have room for: reads, marks, bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
+/// Commands of a read: its number in bits 32–39, the part below, so that what comes for a read
+/// that was given up is not taken for the next one's.
 const READ: u64 = 1 << 40;
 const BIND: u64 = 2 << 40;
 const MARK: u64 = 3 << 40;
@@ -78,6 +83,8 @@ struct Link<P> {
     lost: bool,
     /// When the target last answered, or was first asked something, ns.
     progress: u64,
+    /// The mark that the target was last told durably, and when, ns.
+    told: (Seq, u64),
 }
 
 #[derive(Debug)]
@@ -89,10 +96,12 @@ struct ReadPart {
     /// Where it starts in the whole read, bytes.
     offset: usize,
     sent: bool,
+    ended: bool,
 }
 
 #[derive(Debug, Default)]
 struct Reading {
+    number: u8,
     parts: Vec<ReadPart>,
     unsent: usize,
     outstanding: usize,
@@ -138,7 +147,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         debug_assert_eq!(config.nsids.len(), topology.members().len());
         let links = queues
             .into_iter()
-            .map(|queue| Link { queue, out: Outbox::new(), ready: false, lost: false, progress: 0 })
+            .map(|queue| Link {
+                queue,
+                out: Outbox::new(),
+                ready: false,
+                lost: false,
+                progress: 0,
+                told: (config.start, 0),
+            })
             .collect();
         let seen_epoch = shared.epoch.load(Ordering::Acquire);
         let seen = shared.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
@@ -187,7 +203,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// Turns what may be sent now into commands in the outboxes.
     pub fn pump(&mut self, now: u64) {
-        let Self { links, engine, config, reading, .. } = self;
+        let Self { links, engine, config, reading, marks_out, .. } = self;
         for (server, link) in links.iter_mut().enumerate() {
             if link.lost || !link.ready {
                 continue;
@@ -217,14 +233,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if reading.unsent > 0 {
                 send_reads(reading, server as u16, link);
             }
+            let released = engine.released();
+            // Alone when idle (T1): so that a crash of an idle initiator leaves a log at rest.
+            if config.engine == EngineKind::Rio
+                && engine.is_idle()
+                && released == engine.last()
+                && released > link.told.0
+                && now.saturating_sub(link.told.1) > IDLE_MARK_NS
+            {
+                link.told.1 = now;
+                tell_mark(link, released, marks_out);
+            }
         }
     }
 
     /// Starts a read of volume blocks; the caller has made sure that
-    /// [`read_must_wait`](Self::read_must_wait) is false. One read at a time.
+    /// [`read_must_wait`](Self::read_must_wait) is false. One read at a time: an earlier one that
+    /// has not ended is given up.
     pub fn start_read(&mut self, lba: u64, blocks: u32) {
-        debug_assert!(!self.is_reading(), "one read at a time");
         let Self { reading, topology, config, .. } = self;
+        reading.number = reading.number.wrapping_add(1);
         reading.parts.clear();
         reading.failed = None;
         topology.map(lba, blocks, |extent| {
@@ -235,6 +263,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 blocks: extent.blocks,
                 offset: extent.offset as usize * wire::BLOCK_BYTES,
                 sent: false,
+                ended: false,
             });
         });
         reading.unsent = reading.parts.len();
@@ -293,8 +322,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             match event {
                 Event::Ready { .. } => became_ready = true,
                 Event::Data { user, offset, bytes } => {
-                    if let Some(part) = reading.parts.get((user & !KIND) as usize) {
-                        sink(part.offset + offset as usize, bytes);
+                    if let Some(index) = reading.part(user) {
+                        sink(reading.parts[index].offset + offset as usize, bytes);
                     }
                 }
                 Event::Done { user, cqe } => {
@@ -306,17 +335,20 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 engine.done(id, Ok(()));
                             } else {
                                 let request = engine.request(id);
-                                if request.flags.has(Flags::FLUSH) || request.kind == Kind::Flush {
+                                // Ordered FLUSHes are the target's to judge: it knows whether it
+                                // was the drive that failed, and tells every stream there (T22).
+                                if config.engine != EngineKind::Rio
+                                    && request.kind == Kind::Flush
+                                    && is_drive_failure(status)
+                                {
                                     shared.fail(request.member);
                                 }
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
                         }
                         READ => {
-                            reading.outstanding -= 1;
-                            if !status.is_ok() && reading.failed.is_none() {
-                                let part = &reading.parts[(user & !KIND) as usize];
-                                reading.failed = Some((part.offset, status));
+                            if let Some(index) = reading.part(user) {
+                                reading.end(index, status);
                             }
                         }
                         BIND if status.is_ok() => link.ready = true,
@@ -392,11 +424,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             flush: false,
             cause,
         });
-        let offset = self.reading.parts.iter().find(|p| p.server == server).map(|p| p.offset);
-        if let (true, Some(offset)) = (self.reading.outstanding > 0, offset) {
-            self.reading.failed = Some((offset, Status::ABORTED_BY_HOST));
-            self.reading.outstanding = 0;
-            self.reading.unsent = 0;
+        for index in 0..self.reading.parts.len() {
+            if self.reading.parts[index].server == server {
+                self.reading.end(index, Status::ABORTED_BY_HOST);
+            }
         }
     }
 
@@ -420,10 +451,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let released = self.engine.released();
         for link in self.links.iter_mut().filter(|link| link.ready && !link.lost) {
-            let mark = wire::mark_command(released, true);
-            if link.queue.submit(mark, MARK, Data::None, &mut link.out).is_ok() {
-                self.marks_out += 1;
-            }
+            tell_mark(link, released, &mut self.marks_out);
         }
     }
 
@@ -482,6 +510,46 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
+fn tell_mark<P: AsRef<[u8]> + Clone>(link: &mut Link<P>, released: Seq, out: &mut usize) {
+    let mark = wire::mark_command(released, true);
+    if link.queue.submit(mark, MARK, Data::None, &mut link.out).is_ok() {
+        link.told.0 = released;
+        *out += 1;
+    }
+}
+
+/// Whether a FLUSH ended so because the drive failed: then what it held may be gone. A refusal
+/// says nothing about the drive.
+fn is_drive_failure(status: Status) -> bool {
+    status.sct() == Status::SCT_MEDIA
+        || status.is(Status::INTERNAL)
+        || status.is(Status::CAPACITY_EXCEEDED)
+        || status.is(Status::POWER_LOSS)
+}
+
+impl Reading {
+    /// The part that a command of the read under way is for.
+    fn part(&self, user: u64) -> Option<usize> {
+        let index = user as u32 as usize;
+        let part = self.parts.get(index)?;
+        (self.number == (user >> 32) as u8 && !part.ended).then_some(index)
+    }
+
+    fn end(&mut self, index: usize, status: Status) {
+        let part = &mut self.parts[index];
+        if core::mem::replace(&mut part.ended, true) {
+            return;
+        }
+        if !core::mem::replace(&mut part.sent, true) {
+            self.unsent -= 1;
+        }
+        self.outstanding -= 1;
+        if !status.is_ok() && self.failed.is_none() {
+            self.failed = Some((part.offset, status));
+        }
+    }
+}
+
 fn send_reads<P: AsRef<[u8]> + Clone>(reading: &mut Reading, server: u16, link: &mut Link<P>) {
     for (index, part) in reading.parts.iter_mut().enumerate() {
         if part.sent || part.server != server {
@@ -489,7 +557,8 @@ fn send_reads<P: AsRef<[u8]> + Clone>(reading: &mut Reading, server: u16, link: 
         }
         let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
         let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-        if link.queue.submit(sqe, READ | index as u64, data, &mut link.out).is_err() {
+        let user = READ | u64::from(reading.number) << 32 | index as u64;
+        if link.queue.submit(sqe, user, data, &mut link.out).is_err() {
             return;
         }
         part.sent = true;

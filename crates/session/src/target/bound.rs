@@ -43,8 +43,8 @@ const NO_DRIVE: u8 = u8::MAX;
 #[derive(Debug)]
 struct DriveOfStream {
     ns: usize,
-    /// The volume's number of the drive, learnt from the first request.
-    member: Option<Member>,
+    /// The volume's number of the drive.
+    member: Member,
     /// Failed FLUSHes of the drive when last looked at (T22).
     flush_failures: u64,
 }
@@ -74,7 +74,7 @@ impl<H: Host> Stream<H> {
     pub(super) fn new(
         volume: VolumeId,
         log: StreamLog<H::Region>,
-        members: &[usize],
+        members: &[(usize, Member)],
         namespaces: &Namespaces,
         released: Seq,
         entries: u16,
@@ -82,7 +82,7 @@ impl<H: Host> Stream<H> {
         let mut drive_of = Vec::new();
         let mut drives = Vec::new();
         let mut caches = Vec::new();
-        for &ns in members.iter().take(usize::from(NO_DRIVE)) {
+        for &(ns, member) in members.iter().take(usize::from(NO_DRIVE)) {
             if drive_of.len() <= ns {
                 drive_of.resize(ns + 1, NO_DRIVE);
             }
@@ -90,7 +90,7 @@ impl<H: Host> Stream<H> {
             drive_of[ns] = local;
             let namespace = namespaces.at(ns);
             let flush_failures = namespace.state.flush_failures();
-            drives.push(DriveOfStream { ns, member: None, flush_failures });
+            drives.push(DriveOfStream { ns, member, flush_failures });
             caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
         }
         let blank = Entry {
@@ -133,18 +133,8 @@ impl<H: Host> Stream<H> {
     /// namespace belong together as they have so far.
     pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
         let local = *self.drive_of.get(ns)?;
-        let known = self.drives.get(usize::from(local))?.member;
-        match known {
-            Some(known) if known == member => {}
-            Some(_) => return None,
-            None => {
-                if self.drives.iter().any(|d| d.member == Some(member)) {
-                    return None;
-                }
-                self.drives[usize::from(local)].member = Some(member);
-            }
-        }
-        Some(Member(local))
+        let drive = self.drives.get(usize::from(local))?;
+        (drive.member == member).then_some(Member(local))
     }
 
     /// Carries out the `Append`s among the steps from `from` on.

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     AddError, LogKind, LogRegion, MEMBERS_MAX, MemberNamespace, NewVolume, RegionHeader,
@@ -50,7 +50,7 @@ pub struct Volumes<R> {
 /// A stream that was bound.
 pub(super) struct Bound<R> {
     pub(super) log: StreamLog<R>,
-    pub(super) nsids: Vec<u32>,
+    pub(super) members: Vec<MemberNamespace>,
     pub(super) incarnation: u32,
 }
 
@@ -98,7 +98,7 @@ impl<R: Region> Volumes<R> {
                     generation: record.generation,
                     streams: record.streams,
                     slots: record.slots,
-                    nsids: record.members.iter().map(|m| m.nsid).collect(),
+                    members: record.members.clone(),
                     owner: None,
                     partitions,
                     lost,
@@ -117,7 +117,7 @@ impl<R: Region> Volumes<R> {
             generation: record.generation,
             streams: record.streams,
             slots: record.slots,
-            nsids: record.members.iter().map(|m| m.nsid).collect(),
+            members: record.members.clone(),
             owner: None,
             partitions: Vec::new(),
             lost: true,
@@ -217,7 +217,7 @@ impl<R: Region> Volumes<R> {
                     generation: 0,
                     streams: claim.streams,
                     slots,
-                    nsids: claim.namespaces.clone(),
+                    members: claim.members.clone(),
                     owner: None,
                     partitions,
                     lost: false,
@@ -251,16 +251,19 @@ impl<R: Region> Volumes<R> {
 
     /// T20, T21: the members exist, and belong to no other volume that is owned or unrecovered.
     fn check_members(&self, claim: &Claim, namespaces: &Namespaces) -> Result<(), Refusal> {
-        let nsids = &claim.namespaces;
-        if nsids.len() > MEMBERS_MAX || (1..nsids.len()).any(|i| nsids[..i].contains(&nsids[i])) {
+        let new = &claim.members;
+        let twice =
+            |i: usize| new[..i].iter().any(|m| m.nsid == new[i].nsid || m.member == new[i].member);
+        if new.len() > MEMBERS_MAX || (1..new.len()).any(twice) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
-        if nsids.iter().any(|nsid| namespaces.find(*nsid).is_none()) {
+        if new.iter().any(|m| namespaces.find(m.nsid).is_none()) {
             return Err((Status::INVALID_NAMESPACE.with_dnr(), 0));
         }
-        let taken = self.list.iter().any(|v| {
-            v.id != claim.volume && v.is_guarded() && v.nsids.iter().any(|id| nsids.contains(id))
-        });
+        let taken = self
+            .list
+            .iter()
+            .any(|v| v.id != claim.volume && v.is_guarded() && new.iter().any(|m| v.has(m.nsid)));
         if taken { Err((wire::status::GUARDED.with_dnr(), 0)) } else { Ok(()) }
     }
 
@@ -295,8 +298,8 @@ impl<R: Region> Volumes<R> {
         if !claim.create && !claim.unlogged && !logged {
             return Err((wire::status::NO_LOG.with_dnr(), 0));
         }
-        let same = v.nsids.len() == claim.namespaces.len()
-            && v.nsids.iter().all(|nsid| claim.namespaces.contains(nsid));
+        let same = v.members.len() == claim.members.len()
+            && v.members.iter().all(|member| claim.members.contains(member));
         if v.streams != claim.streams || !same {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
@@ -313,16 +316,11 @@ impl<R: Region> Volumes<R> {
             0 => fitting_slots(region.header(), claim.streams)?,
             slots => slots,
         };
-        let members = claim
-            .namespaces
-            .iter()
-            .enumerate()
-            .map(|(i, nsid)| MemberNamespace { member: Member(i as u8), nsid: *nsid });
         let new = NewVolume {
             id: claim.volume,
             streams: claim.streams,
             slots,
-            members: members.collect(),
+            members: claim.members.clone(),
         };
         let mut partitions = Vec::new();
         let crc = self.crc;
@@ -495,7 +493,7 @@ impl<R: Region> Volumes<R> {
                 let Partition::Home { log, .. } = core::mem::replace(partition, carried) else {
                     unreachable!("matched as Home above, and nothing came between");
                 };
-                Ok(Bound { log, nsids: volume.nsids.clone(), incarnation })
+                Ok(Bound { log, members: volume.members.clone(), incarnation })
             }
         }
     }
@@ -523,8 +521,7 @@ impl<R: Region> Volumes<R> {
     fn reguard(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
-            let mut guarded =
-                self.list.iter().filter(|v| v.nsids.contains(&nsid) && v.is_guarded());
+            let mut guarded = self.list.iter().filter(|v| v.has(nsid) && v.is_guarded());
             match guarded.next() {
                 None => namespace.state.open_to_all(),
                 Some(volume) => {

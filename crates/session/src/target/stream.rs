@@ -2,7 +2,7 @@
 //! (T8).
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::attribute::{Member, StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
 
 use super::bound::Stream;
@@ -65,10 +65,10 @@ impl<H: Host> TargetConn<H> {
             }
             Ok(bound) => {
                 let slots = bound.log.slots();
-                let members: alloc::vec::Vec<usize> = bound
-                    .nsids
+                let members: alloc::vec::Vec<(usize, Member)> = bound
+                    .members
                     .iter()
-                    .filter_map(|nsid| self.namespaces.find(*nsid).map(|(ns, _)| ns))
+                    .filter_map(|m| self.namespaces.find(m.nsid).map(|(ns, _)| (ns, m.member)))
                     .collect();
                 self.was_fenced = false;
                 self.stream = Some(alloc::boxed::Box::new(Stream::new(

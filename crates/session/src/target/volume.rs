@@ -3,7 +3,9 @@
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, VolumeId};
-use riopipe_order::log_region::{HEADER_BYTES, LogRegion, PARTITION_ALIGN, RegionHeader};
+use riopipe_order::log_region::{
+    HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader,
+};
 use riopipe_order::ordering_log::{SLOTS_MIN, StreamLog, partition_bytes};
 use riopipe_order::region::Region;
 
@@ -38,7 +40,8 @@ pub(super) struct Volume<R> {
     pub(super) generation: u32,
     pub(super) streams: u16,
     pub(super) slots: u32,
-    pub(super) nsids: Vec<u32>,
+    /// Its namespaces here, with its numbers for them.
+    pub(super) members: Vec<MemberNamespace>,
     pub(super) owner: Option<Owner>,
     /// One for each stream; none if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
@@ -47,6 +50,11 @@ pub(super) struct Volume<R> {
 }
 
 impl<R: Region> Volume<R> {
+    /// Whether a namespace is a member.
+    pub(super) fn has(&self, nsid: u32) -> bool {
+        self.members.iter().any(|m| m.nsid == nsid)
+    }
+
     /// Live entries in partitions at rest.
     pub(super) fn live(&self) -> u32 {
         self.partitions

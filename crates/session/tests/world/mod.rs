@@ -523,7 +523,7 @@ impl World {
             unlogged: false,
             streams: 2,
             slots: 64,
-            namespaces: (1..=self.host.drives.len() as u32).collect(),
+            members: wire::in_order(1..=self.host.drives.len() as u32),
         }
     }
 
