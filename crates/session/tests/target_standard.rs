@@ -357,6 +357,35 @@ fn blocks_are_written_read_zeroed_and_flushed() {
 }
 
 #[test]
+fn a_page_of_ranges_may_be_longer_than_its_ranges() {
+    // As Linux sends each of its discards: 4 KiB, of which dword 10 says how much counts.
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 1, 0, 4), &pattern(1, 4)).status, 0);
+    let mut page = vec![0; 4096];
+    page[4] = 1;
+    page[8] = 2;
+    // What looks like a range behind the last one is none.
+    page[20] = 1;
+    let dsm = |len| Sqe::new(0x09, 2, 1).inline(len).dword(10, 0).dword(11, 4);
+    assert_eq!(w.call(io, dsm(4096), &page).status, 0);
+    assert_eq!(w.host.drives[0].block(0), block(1));
+    assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
+    // The same, asked for.
+    page[8] = 3;
+    w.command(io, dsm(0).transport(4096), &[]);
+    let r2t = w.next(io).unwrap();
+    assert_eq!((r2t.kind, r2t.u32(12), r2t.u32(16)), (0x09, 0, 4096));
+    w.send(io, &peer::h2c_data(Digests::default(), 2, r2t.u16(10), 0, &page, true));
+    assert_eq!(w.next(io).unwrap().completion().status, 0);
+    assert_eq!(w.host.drives[0].block(3), vec![0; 4096]);
+    page.resize(8192, 0);
+    assert_eq!(w.call(io, dsm(8192), &page).status, 0x0f, "more than there can be ranges");
+    assert_eq!(w.call(io, dsm(8), &page[..8]).status, 0x0f, "less than the ranges");
+}
+
+#[test]
 fn what_is_wrong_with_a_command_is_said() {
     let mut w = World::new(&[false]);
     let (_, cntlid) = w.admin();

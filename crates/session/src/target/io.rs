@@ -12,6 +12,9 @@ use super::slots::Stage;
 use crate::outbox::Outbox;
 use crate::wire;
 
+/// A page of ranges of Dataset Management at its longest, bytes.
+const DSM_PAGE: u32 = 256 * DsmRange::LEN as u32;
+
 impl<H: Host> TargetConn<H> {
     /// A command on an I/O queue, with its in-capsule data at `data` in `buf`.
     #[inline]
@@ -253,7 +256,16 @@ impl<H: Host> TargetConn<H> {
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) -> Result<(), Closed> {
-        let want = sqe.dsm_ranges() * DsmRange::LEN as u32;
+        // The page may be longer than the ranges in it: Linux always sends all of its 4 KiB.
+        let ranges = sqe.dsm_ranges() * DsmRange::LEN as u32;
+        let want = match sqe.sgl() {
+            Ok(Sgl::InCapsule { len, .. } | Sgl::Transport { len })
+                if (ranges..=DSM_PAGE).contains(&len) =>
+            {
+                len
+            }
+            _ => ranges,
+        };
         let checked = match self.namespaces.find(sqe.nsid()) {
             None => Err(Status::INVALID_NAMESPACE.with_dnr()),
             Some((ns, _)) => Self::in_capsule(sqe, want, data).map(|inline| (ns, inline)),
