@@ -339,6 +339,20 @@ fn t17_without_a_log_the_volume_falls_back_to_sync_and_says_so() {
     target.stop().unwrap();
 }
 
+/// A target that listens on all addresses is named by the one that the host came by.
+#[test]
+fn discovery_names_an_address_that_can_be_reached() {
+    let mut config = riopipe_target::Config::on_loopback(&["mem:16M"]);
+    config.listen = vec!["0.0.0.0:0".into()];
+    let target = riopipe_target::Target::start(&config).unwrap();
+    let port = target.addresses()[0].port();
+    let entries = riopipe::discover("127.0.0.1", port, &connect()).unwrap();
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0].traddr, "127.0.0.1");
+    assert_eq!(entries[0].trsvcid, port.to_string());
+    target.stop().unwrap();
+}
+
 #[test]
 fn bad_input_is_told_clearly() {
     let log = TempDir::new().unwrap();

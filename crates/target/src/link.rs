@@ -3,7 +3,7 @@
 use riopipe_net::{LinkError, Received, RecvBuf, Socket};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
-use riopipe_session::target::{ConnId, TargetConn};
+use riopipe_session::target::{ConnId, LocalAddress, TargetConn};
 
 use crate::devices::{Buf, Devices};
 
@@ -36,11 +36,15 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(socket: Socket, id: ConnId, key: u64, now: u64) -> Self {
+        let local = socket.local_addr().ok().map(|address| LocalAddress {
+            traddr: address.ip().to_string(),
+            ipv6: address.is_ipv6(),
+        });
         Self {
             socket,
             input: RecvBuf::new(PDU_BYTES_MAX),
             output: Outbox::new(),
-            conn: TargetConn::new(id, key, crate::crc::crc32c, now),
+            conn: TargetConn::new(id, key, crate::crc::crc32c, now).came_by(local),
             blocked: false,
             watching: false,
             ending: None,

@@ -91,6 +91,17 @@ pub struct TargetConn<H: Host> {
     partial: bool,
     /// Since when the peer has taken nothing of what waits for it.
     unsent_since: Option<u64>,
+    /// The address by which the host came.
+    pub(super) local: Option<LocalAddress>,
+}
+
+/// An address of this machine, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The address.
+    pub traddr: String,
+    /// Whether it is IPv6.
+    pub ipv6: bool,
 }
 
 impl<H: Host> TargetConn<H> {
@@ -119,7 +130,15 @@ impl<H: Host> TargetConn<H> {
             progress: now,
             partial: false,
             unsent_since: None,
+            local: None,
         }
+    }
+
+    /// Tells by which address the host came: discovery names it for ports that listen on all.
+    #[must_use]
+    pub fn came_by(mut self, local: Option<LocalAddress>) -> Self {
+        self.local = local;
+        self
     }
 
     /// The id given to [`TargetConn::new`].

@@ -8,6 +8,7 @@ use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
 use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
 use riopipe_nvme::log_page;
 
+use super::conn::LocalAddress;
 use super::conn::{Closed, TargetConn};
 use super::host::Host;
 use super::limits::{
@@ -154,7 +155,7 @@ impl<H: Host> TargetConn<H> {
                 let (identity, generation, allowed) = host.with_shared(|s| {
                     (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
                 });
-                discovery_page(&identity, generation, allowed)
+                discovery_page(&identity, generation, allowed, self.local.as_ref())
             }
             _ if discovery => return None,
             log_page::SUPPORTED => log_page::supported(&[
@@ -255,16 +256,27 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
     }
 }
 
-/// The discovery log: every port of the subsystem, to hosts that may use it.
-fn discovery_page(identity: &Identity, generation: u64, allowed: bool) -> Vec<u8> {
+/// The discovery log: every port of the subsystem, to hosts that may use it. A port that listens on
+/// all addresses is named by the one that the host came by: it reaches that.
+fn discovery_page(
+    identity: &Identity,
+    generation: u64,
+    allowed: bool,
+    local: Option<&LocalAddress>,
+) -> Vec<u8> {
     let ports: Vec<&DiscoveryPort> =
         identity.ports.iter().filter(|port| allowed && !port.discovery_only).collect();
     let header = Header { genctr: generation, numrec: ports.len() as u64, recfmt: 0 };
     let mut page = header.encode().to_vec();
     for port in ports {
+        let everywhere = matches!(port.traddr.as_str(), "0.0.0.0" | "::");
+        let (traddr, ipv6) = match local.filter(|_| everywhere) {
+            Some(local) => (&local.traddr, local.ipv6),
+            None => (&port.traddr, port.ipv6),
+        };
         let entry = Entry {
             trtype: discovery::TRTYPE_TCP,
-            adrfam: if port.ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
+            adrfam: if ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
             // Nothing on a secure channel, as Linux's target says it: nvme-cli's library takes
             // "not required", too, for a reason to start TLS, and fails without a key.
@@ -274,7 +286,7 @@ fn discovery_page(identity: &Identity, generation: u64, allowed: bool) -> Vec<u8
             asqsz: 32,
             trsvcid: port.trsvcid.clone(),
             subnqn: identity.subnqn.clone(),
-            traddr: port.traddr.clone(),
+            traddr: traddr.clone(),
         };
         page.extend_from_slice(&entry.encode());
     }

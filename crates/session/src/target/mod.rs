@@ -25,7 +25,7 @@ mod transfer;
 mod volume;
 
 pub use claims::{Owner, Split, Volumes};
-pub use conn::{Closed, TargetConn};
+pub use conn::{Closed, LocalAddress, TargetConn};
 pub use host::{DeviceError, Event, Host, OpId, Submitted, WriteData};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
