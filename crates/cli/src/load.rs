@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use riopipe::{
@@ -33,6 +33,8 @@ pub struct Load {
     pub members: Vec<MemberAddr>,
     /// How to connect.
     pub connect: ConnectOptions,
+    /// How long a target may owe an answer.
+    pub io_timeout: Duration,
     /// What to write.
     pub workload: Workload,
     /// How long.
@@ -99,6 +101,7 @@ impl Load {
             // A write of the workload may become several requests, at stripes.
             queue_depth: (workload.queue_depth as usize * 2).clamp(1, 1024),
             merge: self.merge,
+            timeout: self.io_timeout,
             ..StreamOptions::default()
         };
         let streams = (0..workload.threads)

@@ -44,9 +44,12 @@ pub struct Connect {
     #[arg(short = 'G', long, value_enum, value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub data_digest: Digest,
-    /// Seconds to wait for a target before giving up
+    /// Seconds to wait for a connection and its set-up
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::seconds)]
     pub timeout: Duration,
+    /// Seconds that a target may owe the answer to a read, write or FLUSH
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    pub io_timeout: Duration,
 }
 
 /// Ask a target what it offers.

@@ -166,6 +166,7 @@ impl Place {
             volume: volume.to_owned(),
             members: members.to_vec(),
             connect: connect_options(&args.connect),
+            io_timeout: args.connect.io_timeout,
             workload,
             window: window(args.time),
             merge: args.merge == Switch::On,

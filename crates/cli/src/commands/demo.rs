@@ -160,6 +160,7 @@ fn measure(
         volume: own.volume().to_owned(),
         members: own.members().to_vec(),
         connect: ConnectOptions::default(),
+        io_timeout: StreamOptions::default().timeout,
         workload: Workload::journal(1, depth),
         window: window(time),
         merge: true,

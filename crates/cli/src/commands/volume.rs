@@ -62,8 +62,9 @@ fn with_store<R>(
         let engine = volume.engine();
         output.note(format!("note: {why}; engine {engine}: {}", engine.promise()));
     }
-    let stream =
-        volume.stream(STREAM, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
+    let timeout = args.members.connect.io_timeout;
+    let options = StreamOptions { timeout, ..StreamOptions::default() };
+    let stream = volume.stream(STREAM, &options).map_err(|error| stream_failure(&error))?;
     let mut store = VolumeStore::new(&volume, stream);
     // Only from here on is there something to bring to an end in order; before, Ctrl-C just ends.
     let interrupt = Interrupt::watch()?;

@@ -4,9 +4,10 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command},
+    time::Instant,
 };
 
-use crate::site::{content, finish, keys, rio, rio_in, start_in};
+use crate::site::{LIMIT, content, finish, keys, rio, rio_in, start_in};
 use serde_json::Value;
 
 /// A served target: the process, and what it said once ready.
@@ -59,6 +60,35 @@ fn serves_until_told_to_stop_and_keeps_what_it_has() {
     volume("verify", &said, &["v", "a"]).ok();
     signal(&child, "-INT");
     assert_eq!(finish(child).code, 0);
+}
+
+/// A target that is stopped like this still has its connections: only a clock notices.
+#[test]
+fn a_target_that_stalls_in_the_middle_of_a_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["--drive", "ssd:flash,size=1G,lazy", "--log", "file:l,size=2M"];
+    let (child, said) = serve(folder.path(), &words);
+    let member = said["addresses"][0].as_str().unwrap();
+    let volume = |words: &[&str]| {
+        let args = [&["volume"], words, &["-m", member, "-o", "json"]].concat();
+        start_in(folder.path(), &args)
+    };
+    finish(volume(&["create", "v"])).ok();
+    fs::File::create(folder.path().join("a")).unwrap().set_len(1000 << 20).unwrap();
+    let writer = volume(&["write", "v", "a", "--io-timeout", "1"]);
+    // It owns the volume from before its first write until after its last.
+    let begun = Instant::now();
+    while finish(volume(&["show"])).ok()["state"] != "owned" {
+        assert!(begun.elapsed() < LIMIT, "the copy was never seen at work");
+    }
+    signal(&child, "-STOP");
+    let done = finish(writer);
+    signal(&child, "-CONT");
+    signal(&child, "-TERM");
+    finish(child);
+    // If it was stopped while the stream was still being opened, that is said instead.
+    assert!([3, 6].contains(&done.code), "{done:?}");
+    assert!(done.stderr.contains("stalls"), "{done:?}");
 }
 
 #[test]
