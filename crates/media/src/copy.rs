@@ -50,7 +50,6 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
 mod tests {
     use super::*;
     use crate::buf::AlignedBuf;
-    use crate::mapping::Mapping;
 
     #[test]
     fn copies_one_block_and_no_more() {
@@ -61,36 +60,5 @@ mod tests {
         assert_eq!(&to[BLOCK_SIZE..2 * BLOCK_SIZE], &source[1..]);
         assert!(to[..BLOCK_SIZE].iter().all(|b| *b == 0));
         assert!(to[2 * BLOCK_SIZE..].iter().all(|b| *b == 0));
-    }
-
-    /// Not a test: `cargo test --release -p riopipe-media copy -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "a measurement"]
-    fn speed() {
-        let mapping = Mapping::anonymous(1 << 30).unwrap();
-        mapping.prefault(1 << 30).unwrap();
-        let blocks = (mapping.len() / BLOCK_SIZE) as u64;
-        let source = AlignedBuf::zeroed(64 * BLOCK_SIZE);
-        let mut random = crate::seed::Seed::new(1);
-        for round in 0..3 {
-            for streaming in [true, false] {
-                let count = 1_000_000;
-                let start = crate::now();
-                for i in 0..count {
-                    let block = random.below(blocks) as usize;
-                    // SAFETY: inside the mapping; one thread; the source has 64 blocks.
-                    unsafe {
-                        let to = mapping.start().add(block * BLOCK_SIZE);
-                        let from = source.as_ptr().add(i % 64 * BLOCK_SIZE);
-                        match streaming {
-                            true => copy_block(to, from),
-                            false => std::ptr::copy_nonoverlapping(from, to, BLOCK_SIZE),
-                        }
-                    }
-                }
-                let ns = (crate::now() - start) as f64 / count as f64;
-                println!("round {round}, streaming {streaming}: {ns:.0} ns per block");
-            }
-        }
     }
 }

@@ -447,28 +447,4 @@ mod tests {
         assert_eq!(id, boot_id().unwrap());
         assert_ne!(id, [0; 16]);
     }
-
-    /// Not a test: `cargo test --release -p riopipe-media log -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "a measurement"]
-    fn speed() {
-        for spec in ["file:/dev/shm/rio-log-speed,size=2M", "dax:/dev/shm/rio-log-speed,size=2M"] {
-            let log = open_log(spec).unwrap();
-            let mut part = log.part(0..log.len()).unwrap();
-            let entry = [7; 64];
-            for batch in [1, 16] {
-                let count = 2_000_000;
-                let start = crate::now();
-                for i in 0..count {
-                    part.write(i * 64 % (2 << 20), &entry);
-                    if i % batch == 0 {
-                        part.fence().unwrap();
-                    }
-                }
-                let ns = (crate::now() - start) as f64 / count as f64;
-                println!("{}: {ns:.1} ns per entry, a fence every {batch}", log.describe());
-            }
-        }
-        std::fs::remove_file("/dev/shm/rio-log-speed").unwrap();
-    }
 }

@@ -7,7 +7,6 @@ mod world;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::time::Instant;
 
 use peer::Digests;
 use riopipe_order::attribute::{Seq, StreamId};
@@ -188,24 +187,5 @@ fn a_warm_connection_allocates_nothing() {
                 "{allocated} allocations in round {round}; ordered: {is_ordered}, later: {holds}"
             );
         }
-    }
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn cost_per_write() {
-    let data = block(1);
-    for (what, is_ordered) in [("plain", false), ("ordered", true)] {
-        let (mut host, mut io) = warm(is_ordered);
-        let mut best = f64::MAX;
-        for round in 0..2000u64 {
-            let bytes = batch(is_ordered, 1 + round * 32, &data);
-            let start = Instant::now();
-            io.say(&mut host, &bytes);
-            best = best.min(start.elapsed().as_nanos() as f64 / 32.0);
-            assert_eq!(io.1.len_bytes(), 32 * 24);
-            io.1.clear();
-        }
-        println!("{what}: {best:.1} ns per write");
     }
 }

@@ -118,7 +118,7 @@ struct Fence {
     claimant: ConnId,
 }
 
-/// See the [module](self).
+/// The state that connections share.
 pub struct Shared<R: Region> {
     identity: Arc<Identity>,
     namespaces: Arc<Namespaces>,

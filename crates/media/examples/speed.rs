@@ -1,8 +1,9 @@
-//! Measurements, not tests: `cargo test --release -p riopipe-media --test speed -- --ignored
-//! --nocapture`, optionally with `RIO_SPEED=spec;spec;…`.
+//! What the media cost: `cargo run --release -p riopipe-media --example speed`, optionally with
+//! `RIO_SPEED=spec;spec;…` for other drives. `make bench` measures the whole path instead.
 
 use riopipe_media::ssd::{FLASH, Model};
-use riopipe_media::{BLOCK_SIZE, Data, Submitted, now, open_drive};
+use riopipe_media::{BLOCK_SIZE, Data, Submitted, now, open_drive, open_log};
+use riopipe_order::region::Region;
 
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
@@ -11,8 +12,6 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-#[test]
-#[ignore = "a measurement"]
 fn random_writes_of_4_kib() {
     let specs = std::env::var("RIO_SPEED").unwrap_or_else(|_| {
         "mem:1G;ssd:flash,size=1G;ssd:optane,size=1G;file:/var/tmp/rio-speed,size=1G;\
@@ -73,8 +72,6 @@ fn random_writes_of_4_kib() {
     }
 }
 
-#[test]
-#[ignore = "a measurement"]
 fn what_the_model_costs() {
     let blocks = 1 << 18;
     let mut drive = Model::new(&FLASH, blocks, 1, true).unwrap();
@@ -96,4 +93,48 @@ fn what_the_model_costs() {
         }
         println!("{what}: {} ns", (now() - start) / count);
     }
+}
+
+fn copies_of_cold_blocks() {
+    let blocks = (1usize << 30) / BLOCK_SIZE;
+    let mut memory = vec![1u8; blocks * BLOCK_SIZE];
+    let source = vec![7u8; 64 * BLOCK_SIZE];
+    let mut state = 88_172_645_463_325_252;
+    let count = 1_000_000;
+    let start = now();
+    for i in 0..count {
+        let to = random(&mut state) as usize % blocks * BLOCK_SIZE;
+        let from = i % 64 * BLOCK_SIZE;
+        memory[to..to + BLOCK_SIZE].copy_from_slice(&source[from..from + BLOCK_SIZE]);
+    }
+    println!("ordinary copy of a cold block: {} ns", (now() - start) / count as u64);
+    std::hint::black_box(&memory);
+}
+
+fn log_entries() {
+    let path = "/dev/shm/rio-log-speed";
+    for spec in [format!("file:{path},size=2M"), format!("dax:{path},size=2M")] {
+        let log = open_log(&spec).unwrap();
+        let mut part = log.part(0..log.len()).unwrap();
+        for batch in [1, 16] {
+            let count = 2_000_000;
+            let start = now();
+            for i in 0..count {
+                part.write(i * 64 % (2 << 20), &[7; 64]);
+                if i % batch == 0 {
+                    part.fence().unwrap();
+                }
+            }
+            let ns = (now() - start) as f64 / count as f64;
+            println!("{}: {ns:.1} ns per entry, a fence every {batch}", log.describe());
+        }
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+fn main() {
+    copies_of_cold_blocks();
+    random_writes_of_4_kib();
+    what_the_model_costs();
+    log_entries();
 }
