@@ -1,6 +1,7 @@
 //! A disk that fills below one stream's write, in a process of its own: the limit on file sizes that
 //! stands in for the full disk is the whole process's.
 
+#[path = "real/site.rs"]
 mod site;
 
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use riopipe::{StreamOptions, Until, Volume};
 use tempfile::TempDir;
 
-use site::{create_options, members, open_options, target, write};
+use site::{check, create_options, members, open_options, target, write};
 
 /// P6: only the stream whose write failed is poisoned; T22 is about failed FLUSHes.
 #[test]
@@ -46,5 +47,6 @@ fn p6_other_streams_go_on_when_one_meets_a_full_disk() {
     }
     let seq = write(&mut b, 300, 1, 1, true);
     b.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    check(&mut b, 300, 1, 1);
     b.close().unwrap();
 }

@@ -1,5 +1,4 @@
 //! Targets in this process, members, and blocks that say what they are.
-#![allow(dead_code)] // each test program uses its part
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

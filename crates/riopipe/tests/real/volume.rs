@@ -1,7 +1,5 @@
 //! Volumes against real targets on real sockets: the main way, and the ways that must be refused.
 
-mod site;
-
 use std::time::Duration;
 
 use riopipe::{
@@ -10,7 +8,9 @@ use riopipe::{
 };
 use tempfile::TempDir;
 
-use site::{BLOCK, check, connect, create_options, fill, members, open_options, target, write};
+use crate::site::{
+    BLOCK, check, connect, create_options, fill, members, open_options, target, write,
+};
 
 #[test]
 fn an_ordered_write_end_to_end_on_two_striped_targets() {

@@ -1,7 +1,5 @@
 //! Streams and volumes that end badly and live again, or meet one another.
 
-mod site;
-
 use std::time::Duration;
 
 use riopipe::{
@@ -9,7 +7,7 @@ use riopipe::{
 };
 use tempfile::TempDir;
 
-use site::{BLOCK, create_options, fill, members, open_options, target, write};
+use crate::site::{BLOCK, create_options, fill, members, open_options, target, write};
 
 fn synchronous() -> CreateOptions {
     CreateOptions { engine: Some(EngineKind::Sync), ..create_options() }
@@ -44,7 +42,7 @@ fn t8_an_earlier_life_of_a_stream_never_writes_over_a_later_one() {
         let seq = write(&mut stream, 500, 1, 2, true);
         stream.wait(Until::Durable(seq), None).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        site::check(&mut stream, 500, 1, 2);
+        crate::site::check(&mut stream, 500, 1, 2);
         stream.close().unwrap();
         volume.close().unwrap();
         target.stop().unwrap();
@@ -150,7 +148,7 @@ fn a_drive_that_has_shrunk_is_refused() {
     first.stop().unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(16 << 20).unwrap();
-    let second = site::target_named(&name, &[&spec("")], None);
+    let second = crate::site::target_named(&name, &[&spec("")], None);
     let error = Volume::open("v", &members(&[&second], 1), &open_options()).unwrap_err();
     assert!(error.to_string().contains("fewer"), "{error}");
     second.stop().unwrap();

@@ -1,0 +1,5 @@
+//! Volumes against real targets, in this process, on real sockets.
+
+mod lives;
+mod site;
+mod volume;
