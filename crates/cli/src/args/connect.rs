@@ -56,15 +56,16 @@ pub struct Connect {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
-  rio discover -a 192.0.2.10              a discovery service on the standard port
-  rio discover -a ::1 -s 4420 -o json     a rio target answers on its I/O port, too")]
+  rio discover -a 192.0.2.10
+  rio discover -a ::1 -s 4421 -o json")]
 pub struct Discover {
     /// The target's address: a name, an IPv4 or an IPv6 address
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub traddr: String,
-    /// Its port
-    #[arg(short = 's', long, value_name = "PORT", default_value_t = 8009)]
-    pub trsvcid: u16,
+    /// Its port [default: 8009, the standard's for discovery; if nobody listens there, 4420, where
+    /// a rio target answers, too]
+    #[arg(short = 's', long, value_name = "PORT")]
+    pub trsvcid: Option<u16>,
     /// How to connect.
     #[command(flatten)]
     pub connect: Connect,

@@ -1,5 +1,6 @@
 //! `rio discover`
 
+use riopipe::AttachError;
 use riopipe::discovery::{
     ADRFAM_IPV4, ADRFAM_IPV6, Entry, SUBTYPE_CURRENT, SUBTYPE_NVM, SUBTYPE_REFERRAL, TRTYPE_TCP,
 };
@@ -16,13 +17,26 @@ use crate::{
     output::{Output, Report},
 };
 
+/// Where the standard has discovery services.
+const DISCOVERY_PORT: u16 = 8009;
+/// Where it has I/O.
+const IO_PORT: u16 = 4420;
+
 pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
     let options = connect_options(&args.connect);
-    let entries = riopipe::discover(&args.traddr, args.trsvcid, &options)
-        .map_err(|error| attach_failure(&error))?;
+    let ask = |port| riopipe::discover(&args.traddr, port, &options).map(|found| (port, found));
+    let answer = match args.trsvcid {
+        Some(port) => ask(port),
+        None => match ask(DISCOVERY_PORT) {
+            // If nobody is on the other one either, the standard's port is the one to speak of.
+            Err(error @ AttachError::Connect(_)) => ask(IO_PORT).map_err(|_| error),
+            answer => answer,
+        },
+    };
+    let (port, entries) = answer.map_err(|error| attach_failure(&error))?;
     output.result(&Discovered {
         address: args.traddr.clone(),
-        port: args.trsvcid,
+        port,
         records: entries.iter().map(Record::of).collect(),
     })
 }
