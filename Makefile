@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench build setup
+.PHONY: help demo test lint bench guest build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -43,6 +43,9 @@ lint: setup ## Format, clippy, rustdoc, licences and advisories, house rules
 
 bench: build ## Orderless, ordered and synchronous writes at several depths, beside a raw exchange
 	@$(RIO) bench run --engine none,rio,sync --depth 1,32,128 --floor $(ARGS)
+
+guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated machine (minutes; Debian)
+	@scripts/kernel-guest --rio $(RIO) $(ARGS)
 
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
