@@ -2,8 +2,8 @@
 //! commit point that is waited for, and reading it back shows what is there.
 //!
 //! ```text
-//! rio target serve --listen 127.0.0.1:4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
-//! rio volume create logs --member 127.0.0.1:4420
+//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
+//! rio volume create logs -m 127.0.0.1:4420
 //! cargo run --release --example write_a_log -- logs 127.0.0.1:4420
 //! ```
 

@@ -270,6 +270,7 @@ pub fn discover(
         crate::crc32c,
     );
     config.header_digest = options.header_digest;
+    config.data_digest = options.data_digest.unwrap_or_else(|| !socket.peer().ip().is_loopback());
     let mut lane = Lane::new(socket);
     let mut discover = Discover::new(config);
     discover.start(&mut lane.out);

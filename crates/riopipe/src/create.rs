@@ -293,6 +293,9 @@ impl Creation {
     fn write_labels(&mut self, drives: &mut [DriveIo]) -> Result<(), CreateError> {
         for (index, namespace) in self.namespaces.iter().enumerate() {
             let target = self.targets.places[index].0;
+            drives[target]
+                .blank_data(namespace.nsid)
+                .map_err(|e| call(&self.targets.associations[target], "writing the label", e))?;
             for sequence in [1, 2] {
                 let label = Label { index: index as u16, sequence, ..self.label.clone() };
                 drives[target].write_label(namespace.nsid, &label).map_err(|e| {

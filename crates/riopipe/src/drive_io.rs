@@ -1,7 +1,7 @@
 //! Labels on drives: a few blocks, read and written one at a time.
 
 use riopipe_nvme::command::Sqe;
-use riopipe_session::label::{LABEL_LEN, Label, LabelError};
+use riopipe_session::label::{DATA_START, LABEL_LEN, Label, LabelError};
 
 use crate::association::{Association, CallData, Caller, open_socket};
 use crate::error::{AttachError, CallError};
@@ -35,6 +35,15 @@ impl DriveIo {
         let (_, page) = self.0.call(Sqe::read(nsid, 0, 2), CallData::Read(len as u32))?;
         let (a, b) = page.split_at(LABEL_LEN);
         Ok(Label::newest([a, b], crate::crc32c))
+    }
+
+    /// Makes the first blocks of the data area read as zeroes, so that what an earlier volume kept
+    /// there is not taken for the new one's.
+    pub(crate) fn blank_data(&mut self, nsid: u32) -> Result<(), CallError> {
+        let buf = Buf::zeroed(LABEL_LEN);
+        self.0.call(Sqe::write(nsid, DATA_START, 1), CallData::Piece(buf.piece()))?;
+        self.0.call(Sqe::flush(nsid), CallData::None)?;
+        Ok(())
     }
 
     /// Writes a label to its block and makes it durable.

@@ -140,7 +140,7 @@ pub enum CreateError {
     },
     /// It belongs to a volume already.
     #[error(
-        "{member} belongs to volume \"{volume}\" already; --force makes it forget that, and all its data"
+        "{member} belongs to volume \"{volume}\" already; --force gives that volume up, with all that is on it"
     )]
     InUse {
         /// The member.
@@ -160,7 +160,7 @@ pub enum CreateError {
     },
     /// The target's log has no room.
     #[error(
-        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free; use fewer streams or a larger region"
+        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free and other volumes have the rest; use fewer streams or slots, or a larger region (a log whose volumes are all gone can be removed while its target is down)"
     )]
     LogTooSmall {
         /// The target.
@@ -336,7 +336,7 @@ pub enum StreamError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before it are as \
-     reported, nothing later will be: close the stream, and open the volume again to recover"
+     reported, nothing later will be"
 )]
 pub struct StreamFailure {
     /// The volume.

@@ -11,7 +11,9 @@ use riopipe_order::topology::{MemberInfo as MemberPlace, Topology};
 use riopipe_session::claim::{ClaimError, Intent, Plan, plan};
 use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::stream::FlushFailures;
-use riopipe_session::label::{AssembleError, DATA_START, Found, Label, assemble};
+use riopipe_session::label::{
+    AssembleError, DATA_START, Found, Label, assemble, log_due, logs_due,
+};
 use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
@@ -82,6 +84,7 @@ impl Assembled {
     fn new(
         name: Option<&str>,
         members: &[MemberAddr],
+        accept_lost_log: bool,
         connect: &ConnectOptions,
     ) -> Result<Self, OpenError> {
         let targets = Targets::attach(members, connect)?;
@@ -101,7 +104,10 @@ impl Assembled {
             found.push(Found { nguid: namespace.nguid, region, label });
             namespaces.push(namespace.clone());
         }
-        let head = assemble(name, &found).map_err(|error| OpenError::Assemble {
+        let checked = assemble(name, &found).and_then(|head| {
+            if accept_lost_log { Ok(head) } else { logs_due(&found).map(|()| head) }
+        });
+        let head = checked.map_err(|error| OpenError::Assemble {
             members: members.iter().map(ToString::to_string).collect(),
             error,
         })?;
@@ -123,9 +129,7 @@ impl Assembled {
             let label = self.drives[target]
                 .label(namespace.nsid)
                 .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
-            let member = self.head.members[index];
-            let region = Some(member.region).filter(|region| *region != [0; 16]);
-            found.push(Found { nguid: namespace.nguid, region, label });
+            found.push(Found { nguid: namespace.nguid, region: None, label });
         }
         let fault = |error| OpenError::Assemble {
             members: members.iter().map(ToString::to_string).collect(),
@@ -148,8 +152,8 @@ impl Assembled {
         self.targets
             .places
             .iter()
-            .zip(&self.head.members)
-            .any(|((at, _), member)| *at == target && member.region != [0; 16])
+            .zip(&self.labels)
+            .any(|((at, _), label)| *at == target && log_due(label).is_some())
     }
 
     /// What every target that speaks the extension knows of the volume.
@@ -250,7 +254,7 @@ pub(crate) fn inspect(
     members: &[MemberAddr],
     connect: &ConnectOptions,
 ) -> Result<VolumeInfo, OpenError> {
-    let mut assembled = Assembled::new(None, members, connect)?;
+    let mut assembled = Assembled::new(None, members, true, connect)?;
     let statuses = assembled.statuses()?;
     let blocks = assembled.topology(&vec![1; assembled.targets.associations.len()])?.blocks();
     Ok(assembled.info(members, &statuses, blocks))
@@ -296,17 +300,19 @@ pub(crate) fn open(
     members: &[MemberAddr],
     options: &OpenOptions,
 ) -> Result<(Inner, Recovery), OpenError> {
-    let mut assembled = Assembled::new(Some(name), members, &options.connect)?;
+    let mut assembled =
+        Assembled::new(Some(name), members, options.accept_lost_log, &options.connect)?;
     let (engine, fallback) = choose_engine(&assembled, options.engine)?;
     let statuses = assembled.statuses()?;
     let intent = Intent {
         engine,
         take_over: options.take_over,
+        accept_lost_log: options.accept_lost_log,
         label_generation: assembled.labels.iter().map(|l| l.generation).max().unwrap_or(0),
         streams: assembled.head.streams,
     };
     let plan = assembled.plan(&intent, &statuses)?;
-    claim(&mut assembled, &intent, plan.generation)?;
+    claim(&mut assembled, &intent, &statuses, plan.generation)?;
 
     // Now that nobody else writes: is what the logs hold really at rest, and how far are they?
     let taken = (|| {
@@ -319,6 +325,12 @@ pub(crate) fn open(
             label.generation =
                 plan_generation(&statuses, target, label.generation, plan.generation);
             label.sequence = label.sequence.wrapping_add(1);
+            if options.accept_lost_log && log_due(label).is_some() {
+                // The log that is due from now on is the one that is there.
+                let extension = assembled.targets.associations[target].controller.extension;
+                let own = usize::from(label.index);
+                label.members[own].region = extension.map_or([0; 16], |e| e.region);
+            }
             let nsid = assembled.namespaces[index].nsid;
             assembled.drives[target].write_label(nsid, label).map_err(|e| {
                 call(&assembled.targets.associations[target], "writing the label", e)
@@ -429,7 +441,12 @@ pub(crate) fn members_on(
 }
 
 /// Claims the volume on every target; if one refuses, the others are given back.
-fn claim(assembled: &mut Assembled, intent: &Intent, generation: u32) -> Result<(), OpenError> {
+fn claim(
+    assembled: &mut Assembled,
+    intent: &Intent,
+    statuses: &[(usize, VolumeStatus)],
+    generation: u32,
+) -> Result<(), OpenError> {
     for at in 0..assembled.targets.associations.len() {
         if assembled.targets.associations[at].controller.extension.is_none() {
             continue;
@@ -437,7 +454,10 @@ fn claim(assembled: &mut Assembled, intent: &Intent, generation: u32) -> Result<
         let request = Claim {
             volume: assembled.head.volume,
             generation,
-            create: false,
+            // A log that was given up is begun anew.
+            create: intent.accept_lost_log
+                && assembled.logged(at)
+                && statuses.iter().any(|(t, s)| *t == at && (!s.known || s.unlogged)),
             take_over: intent.take_over,
             unlogged: !assembled.logged(at),
             streams: intent.streams,

@@ -62,6 +62,9 @@ pub struct OpenOptions {
     pub engine: Option<EngineKind>,
     /// Fence an owner that is alive (T8).
     pub take_over: bool,
+    /// Give up an ordering log that is not there any more, and with it the knowledge of what was
+    /// under way last (T19).
+    pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
     pub check_handover: bool,
     /// How to connect.

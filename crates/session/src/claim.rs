@@ -15,6 +15,8 @@ pub struct Intent {
     pub engine: EngineKind,
     /// Whether a living owner is to be fenced (T8).
     pub take_over: bool,
+    /// Whether a log that is not there any more is given up (T19).
+    pub accept_lost_log: bool,
     /// The generation on the labels.
     pub label_generation: u32,
     /// Streams of the volume.
@@ -44,7 +46,8 @@ pub enum ClaimError {
     /// A log holds what has not been recovered.
     #[error(
         "the ordering log holds {entries} entries that have not been recovered; this version \
-         can't recover yet, so the volume stays closed and nothing is lost"
+         can't recover yet, so the volume stays closed, its drives and logs as they are; to give up \
+         what is on it, make a new volume of its members (rio volume create --force)"
     )]
     Unrecovered {
         /// Which target says so.
@@ -55,7 +58,8 @@ pub enum ClaimError {
     /// The log is of another boot and lost with it (T19).
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
-         power loss), so what was in flight is unknown; to accept that, open with --accept-lost-log"
+         power loss), so what was in flight is unknown; to accept that, start the target and open \
+         the volume once with --accept-lost-log"
     )]
     LogLost {
         /// Which target says so.
@@ -129,6 +133,9 @@ pub fn plan(
             continue;
         }
         if !status.known || status.unlogged {
+            if intent.accept_lost_log {
+                continue;
+            }
             return Err(ClaimError::LogMissing { target });
         }
         if status.log_lost {
@@ -159,7 +166,13 @@ mod tests {
     use super::*;
 
     fn intent() -> Intent {
-        Intent { engine: EngineKind::Rio, take_over: false, label_generation: 2, streams: 2 }
+        Intent {
+            engine: EngineKind::Rio,
+            take_over: false,
+            accept_lost_log: false,
+            label_generation: 2,
+            streams: 2,
+        }
     }
 
     fn status(generation: u32, released: [u64; 2]) -> VolumeStatus {
@@ -210,6 +223,11 @@ mod tests {
         ));
         assert_eq!(with(|s| s.log_lost = true), ClaimError::LogLost { target: 0 });
         assert_eq!(with(|s| s.known = false), ClaimError::LogMissing { target: 0 });
+        let given_up = Intent { accept_lost_log: true, ..intent() };
+        let mut unknown = status(0, [0, 0]);
+        unknown.known = false;
+        let statuses = [(0, unknown), (1, status(3, [4, 9]))];
+        assert_eq!(plan(&given_up, &statuses, |_| true).unwrap().released, [Seq(4), Seq(9)]);
         assert_eq!(with(|s| s.released[1] = Seq(u64::MAX)), ClaimError::Marks { target: 0 });
         assert!(matches!(with(|s| s.streams = 3), ClaimError::Streams { have: 3, want: 2, .. }));
     }

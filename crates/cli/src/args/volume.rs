@@ -41,10 +41,14 @@ pub struct Open {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Take the volume from an owner that is still there. The other one fails; nothing is lost
-    /// that it was told was durable
+    /// Take the volume from an owner that is still there. The other one fails. If it had writes
+    /// under way, the volume needs recovery, which this version doesn't have: it stays closed
     #[arg(long)]
     pub take_over: bool,
+    /// Give up an ordering log that is not there any more, and with it the knowledge of what was
+    /// under way last
+    #[arg(long)]
+    pub accept_lost_log: bool,
 }
 
 /// Make a volume.

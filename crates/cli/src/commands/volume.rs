@@ -55,7 +55,12 @@ fn with_store<R>(
 ) -> Result<R, Failure> {
     let addresses = members(&args.members.members)?;
     let connect = connect_options(&args.members.connect);
-    let options = OpenOptions { take_over: args.take_over, connect, ..OpenOptions::default() };
+    let options = OpenOptions {
+        take_over: args.take_over,
+        accept_lost_log: args.accept_lost_log,
+        connect,
+        ..OpenOptions::default()
+    };
     let (volume, recovery) =
         Volume::open(&args.name, &addresses, &options).map_err(|error| open_failure(&error))?;
     if let Some(why) = &recovery.fallback {

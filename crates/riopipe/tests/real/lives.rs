@@ -196,3 +196,58 @@ fn t1_an_idle_owner_leaves_a_log_at_rest() {
     volume.close().unwrap();
     target.stop().unwrap();
 }
+
+/// A log that is gone is never taken for one with nothing to undo; giving it up is said aloud.
+#[test]
+fn t19_a_lost_log_is_given_up_only_on_demand() {
+    let (old, new) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let dir = TempDir::new().unwrap();
+    let spec = format!("file:{}/drive,size=16M", dir.path().display());
+    let first = target(&[&spec], Some(&old));
+    let name = first.subnqn().to_owned();
+    Volume::create("v", &members(&[&first], 1), &create_options()).unwrap();
+    let (volume, _) = Volume::open("v", &members(&[&first], 1), &open_options()).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    write(&mut stream, 7, 1, 1, false);
+    stream.close().unwrap();
+    volume.close().unwrap();
+    first.stop().unwrap();
+
+    let second = crate::site::target_named(&name, &[&spec], Some(&new));
+    let members = members(&[&second], 1);
+    let error = Volume::open("v", &members, &open_options()).unwrap_err();
+    assert!(error.to_string().contains("--accept-lost-log"), "{error}");
+    let accept = OpenOptions { accept_lost_log: true, ..open_options() };
+    let (volume, _) = Volume::open("v", &members, &accept).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    crate::site::check(&mut stream, 7, 1, 1);
+    write(&mut stream, 8, 1, 2, false);
+    stream.close().unwrap();
+    volume.close().unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    volume.close().unwrap();
+    second.stop().unwrap();
+}
+
+#[test]
+fn a_volume_made_anew_shows_nothing_of_the_old_one() {
+    let log = TempDir::new().unwrap();
+    let target = target(&["mem:16M"], Some(&log));
+    let members = members(&[&target], 1);
+    Volume::create("v", &members, &create_options()).unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    write(&mut stream, 0, 1, 1, false);
+    stream.close().unwrap();
+    volume.close().unwrap();
+    let force = CreateOptions { force: true, ..create_options() };
+    Volume::create("w", &members, &force).unwrap();
+    let (volume, _) = Volume::open("w", &members, &open_options()).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut block = vec![1; BLOCK];
+    stream.read(0, &mut block).unwrap();
+    assert!(block.iter().all(|byte| *byte == 0));
+    stream.close().unwrap();
+    volume.close().unwrap();
+    target.stop().unwrap();
+}

@@ -17,6 +17,9 @@ use crate::wire;
 /// 1 MiB of log for each stream.
 const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
+/// Slots per stream with which a volume is content with half of what is free.
+const SLOTS_ENOUGH: u32 = 1 << 10;
+
 pub(super) enum Log<R> {
     /// The target has no log region.
     None,
@@ -96,6 +99,10 @@ pub(super) fn fitting_slots(header: &RegionHeader, streams: u16) -> Result<u32, 
         at = extent.end;
     }
     gap = gap.max((header.len as usize).saturating_sub(at));
+    // Leave room for another volume, where that leaves this one enough.
+    let half = gap / 2;
+    let enough = partition_bytes(SLOTS_ENOUGH).saturating_mul(usize::from(streams.max(1)));
+    let gap = if half >= enough { half } else { gap };
     let share = gap / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
     if share < partition_bytes(SLOTS_MIN) {
         return Err(too_small(usize::from(streams) * PARTITION_ALIGN, gap));
