@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use riopipe_media::{LogPart, LogStore, boot_id, open_log};
 use riopipe_order::log_region::{
-    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, inspect,
+    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, PARTITION_ALIGN, inspect,
 };
 use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Split, Volumes};
@@ -24,6 +24,14 @@ pub enum LogOpenError {
     /// A new one can't be made.
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// A new one would have no room for a volume.
+    #[error("{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more")]
+    TooSmall {
+        /// Its size, bytes.
+        have: usize,
+        /// The least it must have, bytes.
+        need: usize,
+    },
     /// A part of it.
     #[error(transparent)]
     Part(#[from] riopipe_media::PartError),
@@ -110,6 +118,12 @@ pub(crate) fn open_volumes(
     let boot = boot_id()?;
     let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;
+    let need = HEADER_BYTES + PARTITION_ALIGN;
+    let mut bytes = vec![0; header.len()];
+    header.read(0, &mut bytes);
+    if len < need && bytes.iter().all(|byte| *byte == 0) {
+        return Err(LogOpenError::TooSmall { have: len, need });
+    }
     let mut what = "";
     let region = match inspect(&header, len, boot, crc32c) {
         Class::Blank => create(header, len, boot, spec)?,

@@ -247,7 +247,7 @@ fn a_volume_that_was_cut_off_stays_closed() {
             finish(child).failed(6, &["stream 0"]);
             site.add(&config);
         }
-        site.volume("verify", &["v"]).failed(4, &["recover", "nothing is lost"]);
+        site.volume("verify", &["v"]).failed(4, &["recover", "stays closed"]);
         assert_eq!(site.volume("show", &[]).ok()["state"], "unrecovered");
         // Not even by force, and not by making another volume of it by accident.
         site.volume("verify", &["v", "--take-over"]).failed(4, &["recover"]);
