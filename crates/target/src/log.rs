@@ -25,7 +25,9 @@ pub enum LogOpenError {
     #[error(transparent)]
     Create(#[from] CreateError),
     /// A new one would have no room for a volume.
-    #[error("{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more")]
+    #[error(
+        "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
+    )]
     TooSmall {
         /// Its size, bytes.
         have: usize,
