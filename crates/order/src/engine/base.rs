@@ -5,7 +5,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::window::Window;
-use super::{Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write};
+use super::{
+    Bound, Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write,
+};
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
 use crate::topology::{Extent, Topology};
 
@@ -70,8 +72,26 @@ impl<P: Payload> Base<P> {
         self.live
     }
 
+    /// What can be said of a group at once, whatever the engine; returns its payload bytes.
+    ///
+    /// # Errors
+    /// The stream has failed, the group is empty, or it can never fit (T14).
+    pub(super) fn vet(&self, writes: &[Write<P>], durable: bool) -> Result<u64, Refusal> {
+        if let Some(failure) = self.failure {
+            return Err(Refusal::Poisoned(failure));
+        }
+        if writes.is_empty() && !durable {
+            return Err(Refusal::Empty);
+        }
+        let bytes = Self::bytes(writes);
+        if bytes > self.limits.kept_bytes_max {
+            return Err(Refusal::TooLarge(Bound::Memory));
+        }
+        Ok(bytes)
+    }
+
     /// Payload bytes of a group.
-    pub(super) fn bytes(writes: &[Write<P>]) -> u64 {
+    fn bytes(writes: &[Write<P>]) -> u64 {
         writes
             .iter()
             .filter(|w| matches!(w.op, Op::Write(..)))

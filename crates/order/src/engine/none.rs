@@ -81,17 +81,7 @@ impl<P: Payload> NoOrder<P> {
 impl<P: Payload + Send> Engine<P> for NoOrder<P> {
     fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
-        if let Some(failure) = base.failure {
-            return Err(Refusal::Poisoned(failure));
-        }
-        if writes.is_empty() && !durable {
-            return Err(Refusal::Empty);
-        }
-        let bytes = Base::bytes(writes);
-        let max = base.limits.kept_bytes_max;
-        if bytes > max {
-            return Err(Refusal::TooLarge(Bound::Memory));
-        }
+        let bytes = base.vet(writes, durable)?;
         if !base.has_room(bytes) {
             return Err(Refusal::Full(Bound::Memory));
         }

@@ -154,16 +154,7 @@ impl<P: Payload> Rio<P> {
 
 impl<P: Payload + Send> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
-        if let Some(failure) = self.base.failure {
-            return Err(Refusal::Poisoned(failure));
-        }
-        if writes.is_empty() && !durable {
-            return Err(Refusal::Empty);
-        }
-        let bytes = Base::bytes(writes);
-        if bytes > self.base.limits.kept_bytes_max {
-            return Err(Refusal::TooLarge(Bound::Memory));
-        }
+        let bytes = self.base.vet(writes, durable)?;
         if self.pressed() {
             self.force_flush();
         }
