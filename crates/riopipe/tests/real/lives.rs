@@ -216,7 +216,8 @@ fn t19_a_lost_log_is_given_up_only_on_demand() {
     let second = crate::site::target_named(&name, &[&spec], Some(&new));
     let members = members(&[&second], 1);
     let error = Volume::open("v", &members, &open_options()).unwrap_err();
-    assert!(error.to_string().contains("--accept-lost-log"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("another ordering log") && text.contains("--accept-lost-log"), "{text}");
     let accept = OpenOptions { accept_lost_log: true, ..open_options() };
     let (volume, _) = Volume::open("v", &members, &accept).unwrap();
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
