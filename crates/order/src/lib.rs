@@ -19,5 +19,6 @@ pub mod group;
 pub mod handover;
 pub mod log_region;
 pub mod ordering_log;
+pub mod probe;
 pub mod region;
 pub mod topology;

@@ -1,0 +1,296 @@
+//! Test-only switches and counters, compiled in by the feature `probe` (the simulator's).
+//!
+//! - A [`Plant`] removes the defence of one trap; the simulator's oracle must then see a promise
+//!   broken. At most one is set in a process.
+//! - A [`Rare`] counts a path that is seldom taken; the simulator fails when one never was.
+//!
+//! Without the feature, [`planted`] is constantly false and [`hit`] does nothing: not an
+//! instruction is left of either.
+
+macro_rules! named {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name on the command line and in reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+
+            /// The one with this name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|it| it.name() == name)
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+named! {
+    /// A bug that can be planted: the defence of a trap, removed.
+    Plant {
+        /// The initiator releases what is complete but not durable.
+        T1ReleaseUndurable = "T1-release-undurable",
+        /// The target reuses a slot before the mark that frees it is durable.
+        T1ReuseBeforeMark = "T1-reuse-before-mark",
+        /// Recovery starts at the smallest released mark among the servers, not the largest.
+        T1SmallestMark = "T1-smallest-mark",
+        /// A FLUSH is issued without waiting for the stream's earlier writes there.
+        T2FlushEarly = "T2-flush-early",
+        /// A joint FLUSH reaches only the drives that its own group writes.
+        T3OwnDrivesOnly = "T3-own-drives-only",
+        /// The flush entries of a joint FLUSH are not counted in the group.
+        T3NotCounted = "T3-not-counted",
+        /// A flushed entry vouches for entries on other drives, too.
+        T4VouchOtherDrive = "T4-vouch-other-drive",
+        /// After a target's crash only what was not complete is replayed.
+        T4ReplayIncompleteOnly = "T4-replay-incomplete-only",
+        /// A flush behind a failed write completes, and vouches for it.
+        T4VouchAfterFailure = "T4-vouch-after-failure",
+        /// Wire numbers are not widened next to the last seq: the upper half is taken as zero.
+        T5NotWidened = "T5-not-widened",
+        /// A group counts as whole without all of its entries.
+        T6IgnoreNum = "T6-ignore-num",
+        /// Entries are counted, not distinct ones; and replays are logged again.
+        T6CountTwice = "T6-count-twice",
+        /// A torn entry is believed: its checksum is not looked at.
+        T7NoChecksum = "T7-no-checksum",
+        /// Any persist word that is not zero vouches, also one of an older lap.
+        T7AnyPersistWord = "T7-any-persist-word",
+        /// The completion is sent before the persist word is durable.
+        T7AnswerBeforeFence = "T7-answer-before-fence",
+        /// The write goes to the drive before its attribute is durable.
+        T7WriteBeforeFence = "T7-write-before-fence",
+        /// A claim does not wait for the old owner's writes under way.
+        T8ClaimNoWait = "T8-claim-no-wait",
+        /// A fenced owner's requests are still carried out.
+        T8StaleOwner = "T8-stale-owner",
+        /// Replay starts before the first copy's writes have come back.
+        T8GhostReplay = "T8-ghost-replay",
+        /// A restarted target serves a drive while writes of its former life are under way.
+        T8ServeGhosts = "T8-serve-ghosts",
+        /// Logs are shortened before undo is done everywhere.
+        T9SettleEarly = "T9-settle-early",
+        /// What was undone is not flushed before logs are shortened.
+        T9UndoNotFlushed = "T9-undo-not-flushed",
+        /// A stream restarts before all logs are shortened.
+        T9RestartEarly = "T9-restart-early",
+        /// In-place lists are dropped without having been acknowledged.
+        T9ForgetInPlace = "T9-forget-in-place",
+        /// Undo deallocates, whatever deallocated blocks read as.
+        T10Deallocate = "T10-deallocate",
+        /// Undo zeroes in-place updates, too.
+        T11UndoInPlace = "T11-undo-in-place",
+        /// In-place updates beyond k are not listed.
+        T11NotListed = "T11-not-listed",
+        /// A write does not wait for an earlier one to the same block.
+        T12NoOverlap = "T12-no-overlap",
+        /// Groups are admitted without looking at the log's free slots.
+        T13NoCredits = "T13-no-credits",
+        /// No slots are kept for the flush that makes room.
+        T13NoReserve = "T13-no-reserve",
+        /// Payload is forgotten when complete, not when durable.
+        T14ForgetEarly = "T14-forget-early",
+        /// The replay memory is not bounded.
+        T14Unbounded = "T14-unbounded",
+        /// The caller hands blocks from one stream to another before the first is released.
+        T15HandOverEarly = "T15-hand-over-early",
+        /// Requests are merged over gaps between their blocks.
+        T16MergeGaps = "T16-merge-gaps",
+        /// Fresh and in-place writes are merged.
+        T16MergePlaces = "T16-merge-places",
+        /// A blank log where one is due is taken for nothing to undo.
+        T19BlankLog = "T19-blank-log",
+        /// Recovery goes on without the lists of one server.
+        T20MissingServer = "T20-missing-server",
+        /// A plain writer may write members of an unrecovered volume.
+        T21NoGuard = "T21-no-guard",
+        /// A stream's own failed FLUSH does not stop it.
+        T22OwnFlush = "T22-own-flush",
+        /// A failed FLUSH does not reach other streams with unflushed writes on the drive.
+        T22OtherStreams = "T22-other-streams",
+        /// A failed write does not stop its stream at the target.
+        T22FailedWrite = "T22-failed-write",
+        /// Completions are delivered as they come, not in group order.
+        P3AnyOrder = "P3-any-order",
+    }
+}
+
+named! {
+    /// A path that is seldom taken.
+    Rare {
+        /// Blocks beyond k were zeroed.
+        Undo = "undo",
+        /// A request was sent again after a lost connection.
+        Replay = "replay",
+        /// A replayed request was complete before, but not durable.
+        ReplayComplete = "replay-of-complete",
+        /// A lost completion was made up for from the target's list.
+        CompletionFromList = "completion-from-list",
+        /// A replayed entry was found in the log and not appended again.
+        Adopted = "adopted-entry",
+        /// A torn entry was found.
+        TornEntry = "torn-entry",
+        /// A whole entry of an older lap or generation was found.
+        StaleEntry = "stale-entry",
+        /// A persist word of an older lap was found.
+        AlienPersist = "alien-persist-word",
+        /// A hole among live entries was made a void.
+        Void = "void",
+        /// The gate held an entry that overtook its predecessors.
+        GateEarly = "gate-early",
+        /// The gate held a write that overlaps one under way.
+        GateOverlap = "gate-overlap",
+        /// The gate held a FLUSH for earlier writes.
+        GateFlush = "gate-flush",
+        /// A group was refused because a log was full.
+        LogFull = "log-full",
+        /// A group was refused because the replay memory was full.
+        MemoryFull = "memory-full",
+        /// The engine put in a flush of its own.
+        ForcedFlush = "forced-flush",
+        /// A mark was written to make room in the log.
+        MarkForRoom = "mark-for-room",
+        /// A durable mark was sent alone by an idle stream.
+        IdleMark = "idle-mark",
+        /// A new owner waited for the old one's operations.
+        FenceWaited = "fence-waited",
+        /// An old owner was told that it is fenced.
+        FencedOwner = "fenced-owner",
+        /// A binding waited for the old connection's operations.
+        GhostWaited = "ghost-waited",
+        /// A drive finished a write after the process that issued it had died.
+        LateWrite = "late-write",
+        /// A crash came while a recovery was under way.
+        CrashInRecovery = "crash-in-recovery",
+        /// A crash came while a replay was under way.
+        CrashInReplay = "crash-in-replay",
+        /// Recovery found a partition that was settled already.
+        SettledBefore = "settled-before",
+        /// Wire seq passed 2^32.
+        SeqWrap = "seq-wrap",
+        /// The ring of a log came around.
+        LogLap = "log-lap",
+        /// A group had entries on several servers.
+        GroupAcrossServers = "group-across-servers",
+        /// A write was split.
+        Split = "split",
+        /// Writes of one group were merged.
+        MergedInGroup = "merged-in-group",
+        /// Whole groups were merged.
+        MergedGroups = "merged-groups",
+        /// An in-place update beyond k was listed.
+        InPlaceListed = "in-place-listed",
+        /// A group beyond k was found whole.
+        WholeBeyondK = "whole-beyond-k",
+        /// A group was found with some entries missing.
+        PartialGroup = "partial-group",
+        /// An entry without a persist word was durable by a later flush.
+        Vouched = "vouched",
+        /// An entry without a persist word was durable by a later overlapping write.
+        VouchedByOverlap = "vouched-by-overlap",
+        /// A stream was poisoned by its own failed write.
+        WriteFailed = "write-failed",
+        /// A stream was poisoned by its own failed FLUSH.
+        FlushFailed = "flush-failed",
+        /// A stream was poisoned by another's failed FLUSH.
+        FlushFailedElsewhere = "flush-failed-elsewhere",
+        /// A poisoned stream was reopened.
+        Reopened = "reopened",
+        /// A log's fence failed.
+        LogFailed = "log-failed",
+        /// A lost, blank or foreign log was refused.
+        LogRefused = "log-refused",
+        /// Recovery was refused because a member was missing.
+        MemberMissing = "member-missing",
+        /// A plain writer was kept from a guarded drive.
+        Guarded = "guarded",
+        /// An initiator gave a target up for good.
+        GivenUp = "given-up",
+    }
+}
+
+#[cfg(feature = "probe")]
+mod state {
+    use super::{Plant, Rare};
+    use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    /// Index of the planted bug plus one; 0 for none.
+    static PLANTED: AtomicU32 = AtomicU32::new(0);
+    static COUNTS: [AtomicU64; Rare::ALL.len()] = [const { AtomicU64::new(0) }; Rare::ALL.len()];
+
+    /// Whether this bug is planted.
+    #[must_use]
+    #[inline]
+    pub fn planted(plant: Plant) -> bool {
+        PLANTED.load(Ordering::Relaxed) == plant as u32 + 1
+    }
+
+    /// Plants a bug in this process, or takes it out again.
+    pub fn plant(plant: Option<Plant>) {
+        PLANTED.store(plant.map_or(0, |plant| plant as u32 + 1), Ordering::Relaxed);
+    }
+
+    /// Counts one passage of a rare path.
+    #[inline]
+    pub fn hit(rare: Rare) {
+        COUNTS[rare as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often each rare path was taken in this process, in the order of [`Rare::ALL`].
+    #[must_use]
+    pub fn counts() -> [u64; Rare::ALL.len()] {
+        core::array::from_fn(|i| COUNTS[i].load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(not(feature = "probe"))]
+mod state {
+    use super::{Plant, Rare};
+
+    /// Whether this bug is planted: never, without the feature `probe`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn planted(_: Plant) -> bool {
+        false
+    }
+
+    /// Counts one passage of a rare path: nothing, without the feature `probe`.
+    #[inline(always)]
+    pub const fn hit(_: Rare) {}
+}
+
+pub use state::*;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_lead_back() {
+        for (i, plant) in Plant::ALL.iter().enumerate() {
+            assert_eq!(Plant::from_name(plant.name()), Some(*plant));
+            assert_eq!(*plant as usize, i);
+        }
+        for (i, rare) in Rare::ALL.iter().enumerate() {
+            assert_eq!(Rare::from_name(rare.name()), Some(*rare));
+            assert_eq!(*rare as usize, i);
+        }
+    }
+}
