@@ -20,5 +20,6 @@ pub mod handover;
 pub mod log_region;
 pub mod ordering_log;
 pub mod probe;
+pub mod recovery;
 pub mod region;
 pub mod topology;

@@ -222,6 +222,7 @@ impl Creation {
                 create: true,
                 take_over: false,
                 unlogged: self.label.engine != EngineKind::Rio,
+                resume: false,
                 streams: options.streams,
                 slots: options.slots,
                 members: members_on(&self.targets, &self.namespaces, at),

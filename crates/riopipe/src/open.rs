@@ -460,6 +460,7 @@ fn claim(
                 && statuses.iter().any(|(t, s)| *t == at && (!s.known || s.unlogged)),
             take_over: intent.take_over,
             unlogged: !assembled.logged(at),
+            resume: false,
             streams: intent.streams,
             slots: 0,
             members: members_on(&assembled.targets, &assembled.namespaces, at),

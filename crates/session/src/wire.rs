@@ -19,7 +19,10 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::entry::Position;
 use riopipe_order::log_region::MemberNamespace;
+
+pub mod list;
 
 /// Bytes of a block: Rio's volumes are made of 4 KiB blocks (assumption M1).
 pub const BLOCK_BYTES: usize = 4096;
@@ -42,13 +45,24 @@ pub const ADMIN_STATUS: u8 = 0xc2;
 /// Admin: give a volume back (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
 /// free its log partitions.
 pub const ADMIN_RELEASE: u8 = 0xc4;
+/// Admin: one page of a partition's live entries (controller → host data, [`list::Page`]): the
+/// volume's id in CDW12–15, CDW10 the length (bytes), CDW11 the stream, CDW2–3 the position from
+/// which to list (64 bits).
+pub const ADMIN_LIST: u8 = 0xc6;
+/// Admin: record how far recovery kept each stream (host → controller data, [`list::Settle`]).
+pub const ADMIN_SETTLE: u8 = 0xc9;
 /// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
-/// CDW2–3 the released mark to start from (64 bits). The completion's dword 0 has the log slots
+/// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = go on after a lost connection
+/// with what the log holds (P7). The completion's dword 0 has the log slots
 /// of the partition, dword 1 the target's incarnation.
 pub const IO_BIND: u8 = 0x84;
 /// I/O: a released mark alone (no data): CDW2–3 the mark (64 bits); CDW10 bit 0 = make it durable
 /// before completing (a clean close, or a full log).
 pub const IO_MARK: u8 = 0x88;
+/// I/O: like [`ADMIN_LIST`], for the stream that the queue is bound to; CDW11–15 are not used.
+pub const IO_LIST: u8 = 0x8a;
+/// CDW10 of [`IO_BIND`]: go on with what the log holds.
+const BIND_RESUME: u32 = 1 << 31;
 
 /// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
 pub const DTYPE_ORDERED: u32 = 0xf;
@@ -92,6 +106,10 @@ pub mod status {
     pub const LOG_LOST: Status = Status(0x710);
     /// The log store itself failed.
     pub const LOG_FAILED: Status = Status(0x711);
+    /// The stream's in-place list has not been acknowledged (T9).
+    pub const IN_PLACE_PENDING: Status = Status(0x712);
+    /// The partition was settled at another group.
+    pub const SETTLED: Status = Status(0x713);
 
     /// What a vendor status means, for error messages.
     #[must_use]
@@ -114,6 +132,8 @@ pub mod status {
             NOT_BOUND => "the queue is bound to no stream",
             LOG_LOST => "the log is from another boot of the target and cannot be trusted",
             LOG_FAILED => "the target's log store failed",
+            IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",
+            SETTLED => "an earlier recovery has settled the stream at another group",
             _ => return None,
         })
     }
@@ -326,7 +346,7 @@ pub enum BadAttribute {
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation |
-/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed |
+/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed, bit 3 resume |
 /// | 21 | number of namespaces |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream (create; 0 = what fits) |
@@ -343,6 +363,9 @@ pub struct Claim {
     pub take_over: bool,
     /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
     pub unlogged: bool,
+    /// The same owner comes back after its association or the target died: `generation` is the
+    /// one on record, and what the logs hold stays (P7).
+    pub resume: bool,
     /// Streams of the volume, at most 1024.
     pub streams: u16,
     /// Log slots per stream when creating; 0 lets the target choose.
@@ -373,8 +396,10 @@ impl Claim {
         let mut d = alloc::vec![0; CLAIM_LEN];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..20].copy_from_slice(&self.generation.to_le_bytes());
-        d[20] =
-            u8::from(self.create) | u8::from(self.take_over) << 1 | u8::from(self.unlogged) << 2;
+        d[20] = u8::from(self.create)
+            | u8::from(self.take_over) << 1
+            | u8::from(self.unlogged) << 2
+            | u8::from(self.resume) << 3;
         d[21] = self.members.len() as u8;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
@@ -389,7 +414,7 @@ impl Claim {
     /// Reads a claim; `None` if it is short or makes no sense (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < CLAIM_LEN || d[20] & !0b111 != 0 {
+        if d.len() < CLAIM_LEN || d[20] & !0b1111 != 0 {
             return None;
         }
         let streams = u16::from_le_bytes([d[22], d[23]]);
@@ -402,6 +427,7 @@ impl Claim {
             create: d[20] & 1 != 0,
             take_over: d[20] & 2 != 0,
             unlogged: d[20] & 4 != 0,
+            resume: d[20] & 8 != 0,
             streams,
             slots: u32_at(d, 24),
             members: (0..usize::from(d[21]))
@@ -547,6 +573,55 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
     sqe
 }
 
+/// The bind command of an owner that comes back: the stream goes on with what the log holds, and
+/// the owner replays what is not durable (P7).
+#[must_use]
+pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
+    let mut sqe = bind_command(volume, stream, generation, released);
+    sqe.set_dword(10, sqe.dword(10) | BIND_RESUME);
+    sqe
+}
+
+/// Whether a bind command goes on with what the log holds, and the stream it names.
+#[must_use]
+pub fn bind_of(sqe: &Sqe) -> (bool, StreamId) {
+    (sqe.dword(10) & BIND_RESUME != 0, StreamId(sqe.dword(10) as u16))
+}
+
+/// The list command of the admin queue; `len` bytes, at most [`list::PAGE_BYTES_MAX`].
+#[must_use]
+pub fn list_command(volume: VolumeId, stream: StreamId, from: Position, len: usize) -> Sqe {
+    let mut sqe = volume_command(ADMIN_LIST, volume);
+    put_mark(&mut sqe, Seq(from.0));
+    sqe.set_dword(10, len as u32);
+    sqe.set_dword(11, u32::from(stream.0));
+    sqe
+}
+
+/// The list command of a bound I/O queue.
+#[must_use]
+pub fn own_list_command(from: Position, len: usize) -> Sqe {
+    let mut sqe = Sqe::new(IO_LIST, 0);
+    put_mark(&mut sqe, Seq(from.0));
+    sqe.set_dword(10, len as u32);
+    sqe
+}
+
+/// What a list command asks for: the stream (of the admin command), the first position, the
+/// length in bytes.
+#[must_use]
+pub fn list_of(sqe: &Sqe) -> (StreamId, Position, usize) {
+    (StreamId(sqe.dword(11) as u16), Position(mark_of(sqe).0), sqe.dword(10) as usize)
+}
+
+/// The settle command; its data is [`list::Settle::encode`].
+#[must_use]
+pub fn settle_command() -> Sqe {
+    let mut sqe = Sqe::new(ADMIN_SETTLE, 0);
+    sqe.set_dword(10, list::SETTLE_LEN as u32);
+    sqe
+}
+
 /// The mark command: the stream is released up to `released`.
 #[must_use]
 pub fn mark_command(released: Seq, durable: bool) -> Sqe {
@@ -660,6 +735,7 @@ mod tests {
             create: true,
             take_over: false,
             unlogged: false,
+            resume: true,
             streams: 24,
             slots: 512,
             members: alloc::vec![

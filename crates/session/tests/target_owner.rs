@@ -76,6 +76,7 @@ fn claims_that_make_no_sense_are_refused() {
             create: true,
             take_over: false,
             unlogged: false,
+            resume: false,
             streams: 2,
             slots: 64,
             members: wire::in_order([1]),

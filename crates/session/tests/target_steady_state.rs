@@ -133,6 +133,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         create: true,
         take_over: false,
         unlogged: false,
+        resume: false,
         streams: 1,
         slots: 4096,
         members: wire::in_order([1]),

@@ -423,6 +423,7 @@ fn claim(generation: u32, create: bool) -> wire::Claim {
         create,
         take_over: false,
         unlogged: false,
+        resume: false,
         streams: 2,
         slots: 64,
         members: wire::in_order([1]),

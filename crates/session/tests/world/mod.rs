@@ -521,6 +521,7 @@ impl World {
             create: true,
             take_over: false,
             unlogged: false,
+            resume: false,
             streams: 2,
             slots: 64,
             members: wire::in_order(1..=self.host.drives.len() as u32),

@@ -1,0 +1,378 @@
+//! What a crash has left: which entries are durable, how far each stream reaches, and what must
+//! be undone (Rio paper §4.4).
+//!
+//! A target [`validate`]s the live entries of each of its partitions; the initiator merges the
+//! lists of all targets and [`decide`]s. Nothing here changes anything.
+
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use crate::entry::Position;
+use crate::group::{GroupCount, count_group};
+use crate::ordering_log::LoggedEntry;
+use crate::probe::{self, Plant, Rare};
+
+/// Which of a partition's live entries are durable, in the order given (T4).
+///
+/// An entry is durable if
+///
+/// - its persist word is set, or
+/// - a persisted flush entry on the same drive comes later in stream order: the gate issued that
+///   FLUSH after all earlier entries there had completed, without a failure among them, or
+/// - its drive keeps what is completed (`volatile` is false) and a durable entry later in stream
+///   order overlaps it: that one was submitted only after this one had completed (T12).
+///
+/// Vouching crosses neither drives nor generations (live entries of a partition are of one). It
+/// does cross the lives of a target within a generation: there the owner replays everything that
+/// is not durable, in order, before anything new (P7), so that a later flush covers it, too.
+#[must_use]
+pub fn validate(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_by_key(|&i| stream_order(&entries[i].attribute));
+    let mut durable = vec![false; entries.len()];
+    let mut flushed: Vec<Member> = Vec::new();
+    // What a later durable entry on a drive without volatile cache covers, by member: disjoint
+    // runs of blocks, first to end.
+    let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
+    for &i in order.iter().rev() {
+        let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
+        let vouched = flushed.contains(&a.member)
+            || probe::planted(Plant::T4VouchOtherDrive) && !flushed.is_empty();
+        let keeps = !volatile(a.member) && a.kind != Kind::Flush;
+        let overlapped = keeps && overlaps(&covered, a);
+        durable[i] = *persisted || vouched || overlapped;
+        if !persisted && vouched {
+            probe::hit(Rare::Vouched);
+        } else if !persisted && overlapped {
+            probe::hit(Rare::VouchedByOverlap);
+        }
+        if *persisted && a.is_flush() && !flushed.contains(&a.member) {
+            flushed.push(a.member);
+        }
+        if durable[i] && keeps {
+            cover(&mut covered, a);
+        }
+    }
+    durable
+}
+
+/// The order of a stream's entries on one server.
+fn stream_order(a: &Attribute) -> (Seq, u16) {
+    (a.seq, a.index)
+}
+
+fn overlaps(covered: &BTreeMap<(u8, u64), u64>, a: &Attribute) -> bool {
+    let end = a.lba.saturating_add(u64::from(a.blocks));
+    let before = covered.range((a.member.0, 0)..(a.member.0, end)).next_back();
+    before.is_some_and(|(_, &run_end)| run_end > a.lba)
+}
+
+fn cover(covered: &mut BTreeMap<(u8, u64), u64>, a: &Attribute) {
+    let (mut first, mut end) = (a.lba, a.lba.saturating_add(u64::from(a.blocks)));
+    while let Some((&key, &run_end)) =
+        covered.range((a.member.0, 0)..=(a.member.0, end)).next_back()
+    {
+        if run_end < first {
+            break;
+        }
+        (first, end) = (first.min(key.1), end.max(run_end));
+        covered.remove(&key);
+    }
+    covered.insert((a.member.0, first), end);
+}
+
+/// One live entry as a target reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedEntry {
+    /// Where it is in the log.
+    pub position: Position,
+    /// What it says.
+    pub attribute: Attribute,
+    /// In which life of the target it was appended.
+    pub incarnation: u32,
+    /// Whether its persist word is set.
+    pub persisted: bool,
+    /// Whether it is durable, by [`validate`].
+    pub durable: bool,
+}
+
+/// What one server's partition holds of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamList {
+    /// The server, as the volume's topology counts them.
+    pub server: u16,
+    /// Groups up to here are released (T1).
+    pub released: Seq,
+    /// The newest group up to `released` of which the partition knows, and the caller's tag of it.
+    pub tag: (Seq, u64),
+    /// An earlier recovery has settled the partition: `released` is its k, and everything listed
+    /// has been undone or is an in-place update (T9).
+    pub settled: bool,
+    /// The live entries.
+    pub entries: Vec<ListedEntry>,
+}
+
+/// Blocks of one drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DriveExtent {
+    /// The drive.
+    pub member: Member,
+    /// First block on it.
+    pub lba: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// An in-place update beyond the prefix: the blocks may hold the old content, the new, or, where a
+/// fresh write beyond the prefix touched them too, zeroes (T11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InPlace {
+    /// Its (first) group.
+    pub seq: Seq,
+    /// Where.
+    pub extent: DriveExtent,
+}
+
+/// What is to be done about one stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPlan {
+    /// The stream.
+    pub stream: StreamId,
+    /// The largest released mark among the servers.
+    pub released: Seq,
+    /// The prefix: every group up to this is whole and durable (P1, P2).
+    pub k: Seq,
+    /// The caller's tag of group k; 0 if no log knows it (a stream that was never written).
+    pub tag: u64,
+    /// Live entries found, on all servers.
+    pub found: u32,
+    /// Groups beyond the released mark that are kept.
+    pub kept: u64,
+    /// Groups beyond k of which at least one entry was found.
+    pub dropped: u64,
+    /// Fresh blocks of dropped groups, to be zeroed: sorted, neighbours joined.
+    pub undo: Vec<DriveExtent>,
+    /// In-place updates of dropped groups, in order of seq.
+    pub in_place: Vec<InPlace>,
+    /// Servers that an earlier, interrupted recovery has settled.
+    pub settled: u16,
+}
+
+impl StreamPlan {
+    /// Whether every server's partition is at rest and empty.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.found == 0
+    }
+
+    /// Blocks that are zeroed.
+    #[must_use]
+    pub fn undone_blocks(&self) -> u64 {
+        self.undo.iter().map(|extent| extent.blocks).sum()
+    }
+}
+
+/// Why no prefix can be told from the lists. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecideError {
+    /// Entries of one group that cannot both be true (T6).
+    #[error(
+        "the logs contradict each other about group {seq} of stream {stream}: they are damaged, or \
+         not all of this volume"
+    )]
+    Contradiction {
+        /// The stream.
+        stream: StreamId,
+        /// The group.
+        seq: Seq,
+    },
+    /// An entry for a drive that the reporting server does not have.
+    #[error(
+        "the log of server {server} has an entry of stream {stream}, group {seq}, for member \
+         {member}, which is not on that server"
+    )]
+    WrongServer {
+        /// The stream.
+        stream: StreamId,
+        /// The group.
+        seq: Seq,
+        /// The server, as the volume counts them.
+        server: u16,
+        /// The member.
+        member: u8,
+    },
+    /// Two servers settled by an interrupted recovery disagree about k (T9).
+    #[error(
+        "stream {stream} was settled at group {first} on one server and at {second} on another: \
+         the logs are not all of this volume"
+    )]
+    Settled {
+        /// The stream.
+        stream: StreamId,
+        /// One k.
+        first: Seq,
+        /// The other.
+        second: Seq,
+    },
+}
+
+/// Merges what all servers have of one stream, and decides.
+///
+/// `server_of` tells which server has a drive; `None` for a drive that the volume does not have.
+/// `lists` has one element for **every** server of the volume (T20).
+///
+/// # Errors
+/// The lists cannot all be of this volume, or are damaged.
+pub fn decide(
+    stream: StreamId,
+    lists: &[StreamList],
+    server_of: impl Fn(Member) -> Option<u16>,
+) -> Result<StreamPlan, DecideError> {
+    for list in lists {
+        for ListedEntry { attribute: a, .. } in &list.entries {
+            if server_of(a.member) != Some(list.server) {
+                let (server, member) = (list.server, a.member.0);
+                return Err(DecideError::WrongServer { stream, seq: a.seq, server, member });
+            }
+        }
+    }
+    let marks = lists.iter().map(|list| list.released);
+    let released = if probe::planted(Plant::T1SmallestMark) {
+        marks.min().unwrap_or_default()
+    } else {
+        marks.max().unwrap_or_default()
+    };
+    let mut groups: BTreeMap<Seq, Vec<&ListedEntry>> = BTreeMap::new();
+    for entry in lists.iter().flat_map(|list| &list.entries) {
+        if entry.attribute.seq_end() > released {
+            groups.entry(entry.attribute.seq).or_default().push(entry);
+        }
+    }
+    for (&seq, entries) in &groups {
+        if count_group(entries.iter().map(|e| &e.attribute)) == GroupCount::Contradictory {
+            return Err(DecideError::Contradiction { stream, seq });
+        }
+    }
+    let k = match settled_at(stream, lists)? {
+        // Everything beyond was undone then; nothing is counted again (T9).
+        Some(k) => k,
+        None => prefix(released, &groups),
+    };
+    let beyond = || groups.range(k.next()..);
+    if let Some((_, entries)) = beyond().next()
+        && !is_whole(entries, |_| true)
+    {
+        probe::hit(Rare::PartialGroup);
+    }
+    if beyond().skip(1).any(|(_, entries)| is_whole(entries, |e| e.durable)) {
+        probe::hit(Rare::WholeBeyondK);
+    }
+    if lists.iter().any(|list| list.settled) {
+        probe::hit(Rare::SettledBefore);
+    }
+    let (undo, in_place) = beyond_prefix(lists, k);
+    Ok(StreamPlan {
+        stream,
+        released,
+        k,
+        tag: tag_of(lists, k),
+        found: groups.values().map(|entries| entries.len() as u32).sum(),
+        kept: k.0.saturating_sub(released.0),
+        dropped: beyond().count() as u64,
+        undo,
+        in_place,
+        settled: lists.iter().filter(|list| list.settled).count() as u16,
+    })
+}
+
+/// The k that an interrupted recovery has recorded, if any has.
+fn settled_at(stream: StreamId, lists: &[StreamList]) -> Result<Option<Seq>, DecideError> {
+    let mut found: Option<Seq> = None;
+    for list in lists.iter().filter(|list| list.settled) {
+        match found {
+            Some(first) if first != list.released => {
+                let second = list.released;
+                return Err(DecideError::Settled { stream, first, second });
+            }
+            _ => found = Some(list.released),
+        }
+    }
+    Ok(found)
+}
+
+/// How far the groups reach without a hole (P1): each must be whole and durable everywhere.
+fn prefix(released: Seq, groups: &BTreeMap<Seq, Vec<&ListedEntry>>) -> Seq {
+    let mut k = released;
+    for (&seq, entries) in groups {
+        // A merged request may begin at or before the mark.
+        if seq > k.next() || !is_whole(entries, |entry| entry.durable) {
+            break;
+        }
+        k = k.max(entries.iter().map(|e| e.attribute.seq_end()).max().unwrap_or(k));
+    }
+    k
+}
+
+fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> bool {
+    let counted = || entries.iter().filter(|e| which(e)).map(|e| &e.attribute);
+    if probe::planted(Plant::T6IgnoreNum) {
+        return counted().next().is_some();
+    }
+    if probe::planted(Plant::T6CountTwice) {
+        return counted().next().is_some_and(|a| counted().count() >= usize::from(a.num));
+    }
+    count_group(counted()) == GroupCount::Whole
+}
+
+/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11).
+fn beyond_prefix(lists: &[StreamList], k: Seq) -> (Vec<DriveExtent>, Vec<InPlace>) {
+    let mut undo = Vec::new();
+    let mut in_place = Vec::new();
+    for list in lists {
+        for ListedEntry { attribute: a, .. } in &list.entries {
+            if a.seq_end() <= k || a.kind == Kind::Flush {
+                continue;
+            }
+            let blocks = u64::from(a.blocks);
+            let extent = DriveExtent { member: a.member, lba: a.lba, blocks };
+            let live = a.flags.has(Flags::IN_PLACE);
+            if live && !probe::planted(Plant::T11NotListed) {
+                probe::hit(Rare::InPlaceListed);
+                in_place.push(InPlace { seq: a.seq, extent });
+            }
+            if !list.settled && (!live || probe::planted(Plant::T11UndoInPlace)) {
+                undo.push(extent);
+            }
+        }
+    }
+    in_place.sort_unstable();
+    in_place.dedup();
+    (join(undo), in_place)
+}
+
+/// Sorts extents and joins those that touch or overlap.
+fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
+    extents.sort_unstable();
+    let mut joined: Vec<DriveExtent> = Vec::new();
+    for extent in extents {
+        match joined.last_mut() {
+            Some(last) if last.member == extent.member && extent.lba <= last.lba + last.blocks => {
+                let end = (extent.lba + extent.blocks).max(last.lba + last.blocks);
+                last.blocks = end - last.lba;
+            }
+            _ => joined.push(extent),
+        }
+    }
+    joined
+}
+
+/// The caller's tag of the newest group up to k.
+fn tag_of(lists: &[StreamList], k: Seq) -> u64 {
+    let listed = lists.iter().flat_map(|list| &list.entries);
+    let listed = listed.map(|e| (e.attribute.seq_end(), e.attribute.tag));
+    let marked = lists.iter().map(|list| list.tag);
+    let known = listed.chain(marked).filter(|(seq, _)| *seq <= k);
+    known.max_by_key(|(seq, _)| *seq).map_or(0, |(_, tag)| tag)
+}
