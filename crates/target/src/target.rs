@@ -115,13 +115,25 @@ impl Target {
     /// Whatever keeps the target from serving exactly what the configuration says; nothing is
     /// left open.
     pub fn start(config: &Config) -> Result<Running, StartError> {
+        Self::start_on(config, &[])
+    }
+
+    /// Like [`start`](Self::start), but on drives that are open already, one for each namespace
+    /// in order: those that [`Running::power_cut`] gave back. Missing ones are opened.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let settled = crate::check::settle(config).map_err(StartError::Config)?;
         let mut drives: Vec<Arc<dyn Drive>> = Vec::new();
         let mut namespaces = Vec::new();
         let mut describe = Vec::new();
-        for ns in &settled.namespaces {
-            let drive = open_drive(&ns.drive)
-                .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?;
+        for (index, ns) in settled.namespaces.iter().enumerate() {
+            let drive = match open.get(index) {
+                Some(drive) => Arc::clone(drive),
+                None => open_drive(&ns.drive)
+                    .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?,
+            };
             let geometry = drive.geometry();
             describe.push(format!("namespace {}: {}", ns.nsid, geometry.describe));
             namespaces.push(NamespaceConfig {
@@ -315,6 +327,22 @@ impl Running {
     pub fn kill(mut self) {
         // Nothing of a killed process can go well or badly.
         let _ = self.end(Order::Die);
+    }
+
+    /// Cuts the power, as far as the drives model it: what they may lose is lost or kept as `seed`
+    /// decides, and the process ends as by [`kill`](Self::kill). Gives back the drives, with power
+    /// again, for [`Target::start_on`]. Drives that model nothing keep everything.
+    #[must_use]
+    pub fn power_cut(mut self, seed: u64) -> Vec<Arc<dyn Drive>> {
+        for (index, drive) in self.drives.iter().enumerate() {
+            let _ = drive.power_cut(seed.wrapping_add(index as u64));
+        }
+        // As with a killed process, nothing can go well or badly.
+        let _ = self.end(Order::Die);
+        for drive in &self.drives {
+            drive.power_on();
+        }
+        std::mem::take(&mut self.drives)
     }
 
     fn end(&mut self, order: Order) -> Result<(), StopError> {
