@@ -1,0 +1,89 @@
+//! The ownership flag under a model checker: every interleaving of two threads, and every value
+//! that the memory model lets a load return. The file under test is compiled as it is, with the
+//! checker's atomics.
+
+#[allow(unreachable_pub)]
+#[path = "../src/owned.rs"]
+mod owned;
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
+
+    #[derive(Debug)]
+    pub(crate) struct Cell<T>(loom::cell::UnsafeCell<T>);
+
+    impl<T> Cell<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::cell::UnsafeCell::new(value))
+        }
+
+        pub(crate) fn access(&self) -> Access<T> {
+            Access(self.0.get_mut())
+        }
+    }
+
+    /// Two at a time, or one that does not happen after the last, and the checker stops.
+    #[derive(Debug)]
+    pub(crate) struct Access<T>(loom::cell::MutPtr<T>);
+
+    impl<T> Access<T> {
+        pub(crate) fn get(&self) -> *mut T {
+            self.0.with(|pointer| pointer)
+        }
+    }
+
+    pub(crate) fn relax(_: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+use loom::sync::Arc;
+use loom::thread;
+use owned::Owned;
+
+/// What one turn leaves, the next one finds, whoever has it: also a caretaker that takes it only
+/// when it is free.
+#[test]
+fn turns_never_overlap_and_follow_one_another() {
+    loom::model(|| {
+        let owned = Arc::new(Owned::new((0u32, 0u32)));
+        let caretaker = {
+            let owned = Arc::clone(&owned);
+            thread::spawn(move || {
+                let mut turns = 0;
+                for _ in 0..2 {
+                    if let Some(mut pair) = owned.try_take() {
+                        assert_eq!(pair.0, pair.1, "a turn half done");
+                        pair.0 += 1;
+                        pair.1 += 1;
+                        turns += 1;
+                    }
+                }
+                turns
+            })
+        };
+        for _ in 0..2 {
+            let mut pair = owned.take();
+            assert_eq!(pair.0, pair.1, "a turn half done");
+            pair.0 += 1;
+            pair.1 += 1;
+        }
+        let turns = caretaker.join().unwrap();
+        assert_eq!(*owned.take(), (2 + turns, 2 + turns));
+    });
+}
+
+/// A turn that ends in a panic is over, too: the next may begin.
+#[test]
+fn a_panic_gives_it_back() {
+    loom::model(|| {
+        let owned = Owned::new(1);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _taken = owned.take();
+            assert!(owned.try_take().is_none());
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(*owned.take(), 1);
+    });
+}
