@@ -1,0 +1,400 @@
+//! A drive as the media assumptions have it (`docs/ordering-contract.md`), at its worst.
+//!
+//! Writes in flight land in any order, before or after they are reported complete, also when the
+//! process that issued them has died. With power-loss protection what is complete is durable;
+//! without, only what a FLUSH has covered is, and after a power cut any subset of the rest is
+//! there. A FLUSH covers what had *completed* before it was submitted. A FLUSH that fails loses,
+//! keeps or forgets to keep what it should have made durable, block by block.
+
+use riopipe_session::target::OpId;
+use serde::{Deserialize, Serialize};
+
+use crate::block::{self, Content, GARBAGE, ZERO};
+use crate::rng::Rng;
+
+/// What kind of drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveSpec {
+    /// Power-loss protection: completed is durable.
+    pub plp: bool,
+    /// Deallocated blocks read as garbage, not as zeroes.
+    pub garbage: bool,
+    /// Of 100 operations, how many finish within the call.
+    pub at_once: u8,
+    /// The longest that an operation takes, µs.
+    pub latency_us: u32,
+}
+
+/// What is asked of a drive.
+#[derive(Clone, Debug)]
+pub enum Ask {
+    /// Writes these contents from a block on.
+    Write(u32, Vec<Content>),
+    /// Zeroes blocks; `true`: deallocates them.
+    Zero(u32, u32, bool),
+    /// Reads blocks.
+    Read(u32, u32),
+    /// Makes durable what had completed when this count of completions was reached.
+    Flush(u64),
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Well; a read with what it read.
+    Ok(Option<Vec<Content>>),
+    /// Not: the medium failed.
+    Failed,
+    /// Not: there is no space.
+    Full,
+}
+
+/// A fault that is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DriveFault {
+    /// The next write fails; some of it may have landed.
+    Write,
+    /// The next FLUSH fails.
+    Flush,
+    /// The next write finds no space.
+    Full,
+}
+
+/// What the oracle is told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// These blocks' contents have completed.
+    Completed(Vec<Content>),
+    /// A write or discard failed; blocks and, of writes, their contents.
+    WriteFailed(Vec<(u32, Content)>),
+    /// A FLUSH failed while these blocks had contents that were not durable.
+    FlushFailed(Vec<(u32, Content)>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    content: Content,
+    /// When its write completed; `PENDING` before.
+    completed: u64,
+    /// A failed FLUSH has given it up: no later one makes it durable.
+    doomed: bool,
+    /// Which write put it there.
+    flight: u64,
+}
+
+const PENDING: u64 = u64::MAX;
+
+#[derive(Clone, Debug, Default)]
+struct Block {
+    durable: Content,
+    /// What landed since, oldest first.
+    versions: Vec<Version>,
+}
+
+impl Block {
+    fn now(&self) -> Content {
+        self.versions.last().map_or(self.durable, |version| version.content)
+    }
+
+    /// What `completed` says is durable becomes so: the last such version, and none before it.
+    fn settle(&mut self, completed: u64) {
+        let covered = |v: &Version| v.completed <= completed && !v.doomed;
+        if let Some(at) = self.versions.iter().rposition(covered) {
+            self.durable = self.versions[at].content;
+            self.versions.drain(..=at);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Flight {
+    number: u64,
+    /// Whom to tell; nobody once the process has died.
+    op: Option<OpId>,
+    ask: Ask,
+    landed: bool,
+    fault: Option<DriveFault>,
+}
+
+/// A drive.
+#[derive(Debug)]
+pub struct Drive {
+    spec: DriveSpec,
+    blocks: Vec<Block>,
+    flights: Vec<Flight>,
+    /// Completions so far.
+    clock: u64,
+    launched: u64,
+    /// Blocks that have versions.
+    dirty: Vec<u32>,
+    faults: Vec<DriveFault>,
+    told: Vec<Told>,
+    /// Writes that landed after the process that issued them had died.
+    late: u64,
+}
+
+impl Drive {
+    /// A drive of so many blocks, all zero.
+    #[must_use]
+    pub fn new(spec: DriveSpec, blocks: u32) -> Self {
+        Self {
+            spec,
+            blocks: vec![Block::default(); blocks as usize],
+            flights: Vec::new(),
+            clock: 0,
+            launched: 0,
+            dirty: Vec::new(),
+            faults: Vec::new(),
+            told: Vec::new(),
+            late: 0,
+        }
+    }
+
+    /// What kind it is.
+    #[must_use]
+    pub const fn spec(&self) -> &DriveSpec {
+        &self.spec
+    }
+
+    /// What a reader finds in a block.
+    #[must_use]
+    pub fn block(&self, lba: u32) -> Content {
+        self.blocks[lba as usize].now()
+    }
+
+    /// What a power cut may leave in a block.
+    pub fn possible(&self, lba: u32) -> impl Iterator<Item = Content> {
+        let block = &self.blocks[lba as usize];
+        let kept = block.versions.iter().filter(|v| !v.doomed).map(|v| v.content);
+        core::iter::once(block.durable).chain(kept)
+    }
+
+    /// What is durable in a block.
+    #[must_use]
+    pub fn durable(&self, lba: u32) -> Content {
+        self.blocks[lba as usize].durable
+    }
+
+    /// The next fault to come.
+    pub fn plan_fault(&mut self, fault: DriveFault) {
+        self.faults.push(fault);
+    }
+
+    /// No faults are to come any more.
+    pub fn heal(&mut self) {
+        self.faults.clear();
+    }
+
+    /// Operations under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Begins an operation; its number.
+    pub fn begin(&mut self, op: OpId, ask: Ask, rng: &mut Rng) -> u64 {
+        self.launched += 1;
+        let fault = self.take_fault(&ask);
+        let ask = if matches!(ask, Ask::Flush(_)) { Ask::Flush(self.clock) } else { ask };
+        let mut flight = Flight { number: self.launched, op: Some(op), ask, landed: false, fault };
+        // It may be on the medium long before it is reported.
+        if fault.is_none() && rng.one_in(4) {
+            self.land(&mut flight);
+        }
+        self.flights.push(flight);
+        self.launched
+    }
+
+    fn take_fault(&mut self, ask: &Ask) -> Option<DriveFault> {
+        let fits = |fault: &DriveFault| match fault {
+            DriveFault::Write => matches!(ask, Ask::Write(..) | Ask::Zero(..)),
+            DriveFault::Full => matches!(ask, Ask::Write(..)),
+            DriveFault::Flush => matches!(ask, Ask::Flush(_)),
+        };
+        let at = self.faults.iter().position(fits)?;
+        Some(self.faults.remove(at))
+    }
+
+    /// Ends an operation; `None` if a power cut has ended it before. Nobody is to be told if its
+    /// process has died.
+    pub fn finish(&mut self, number: u64, rng: &mut Rng) -> Option<(Option<OpId>, End)> {
+        let at = self.flights.iter().position(|flight| flight.number == number)?;
+        let mut flight = self.flights.swap_remove(at);
+        let end = match flight.fault {
+            None => self.complete(&mut flight),
+            Some(fault) => self.fail(&flight, fault, rng),
+        };
+        if flight.op.is_none() && matches!(flight.ask, Ask::Write(..) | Ask::Zero(..)) {
+            self.late += 1;
+        }
+        Some((flight.op, end))
+    }
+
+    fn complete(&mut self, flight: &mut Flight) -> End {
+        self.land(flight);
+        self.clock += 1;
+        match &flight.ask {
+            Ask::Read(lba, blocks) => {
+                return End::Ok(Some((*lba..lba + blocks).map(|lba| self.block(lba)).collect()));
+            }
+            Ask::Flush(clock) => self.flush(*clock),
+            Ask::Write(lba, contents) => {
+                let (lba, blocks) = (*lba, contents.len() as u32);
+                self.completed(flight.number, lba, blocks);
+                self.told.push(Told::Completed(contents.clone()));
+            }
+            Ask::Zero(lba, blocks, _) => self.completed(flight.number, *lba, *blocks),
+        }
+        End::Ok(None)
+    }
+
+    /// Puts what an operation writes onto the medium, or into its cache.
+    fn land(&mut self, flight: &mut Flight) {
+        if core::mem::replace(&mut flight.landed, true) {
+            return;
+        }
+        match &flight.ask {
+            Ask::Write(lba, contents) => {
+                for (lba, content) in (*lba..).zip(contents) {
+                    self.put(lba, *content, flight.number);
+                }
+            }
+            Ask::Zero(lba, blocks, deallocate) => {
+                let content = self.zeroed(*deallocate);
+                for lba in *lba..lba + blocks {
+                    self.put(lba, content, flight.number);
+                }
+            }
+            Ask::Read(..) | Ask::Flush(_) => {}
+        }
+    }
+
+    const fn zeroed(&self, deallocate: bool) -> Content {
+        if deallocate && self.spec.garbage { GARBAGE } else { ZERO }
+    }
+
+    fn put(&mut self, lba: u32, content: Content, flight: u64) {
+        let block = &mut self.blocks[lba as usize];
+        if block.versions.is_empty() {
+            self.dirty.push(lba);
+        }
+        block.versions.push(Version { content, completed: PENDING, doomed: false, flight });
+    }
+
+    fn completed(&mut self, flight: u64, lba: u32, blocks: u32) {
+        for lba in lba..lba + blocks {
+            let block = &mut self.blocks[lba as usize];
+            for version in block.versions.iter_mut().filter(|v| v.flight == flight) {
+                version.completed = self.clock;
+            }
+            if self.spec.plp {
+                block.settle(self.clock);
+            }
+        }
+    }
+
+    fn flush(&mut self, clock: u64) {
+        let blocks = &mut self.blocks;
+        self.dirty.retain(|lba| {
+            let block = &mut blocks[*lba as usize];
+            block.settle(clock);
+            !block.versions.is_empty()
+        });
+    }
+
+    fn fail(&mut self, flight: &Flight, fault: DriveFault, rng: &mut Rng) -> End {
+        match &flight.ask {
+            Ask::Write(lba, contents) => {
+                let blocks = || (*lba..).zip(contents.iter().copied());
+                if fault != DriveFault::Full {
+                    for (lba, content) in blocks() {
+                        if rng.one_in(2) {
+                            self.put(lba, content, flight.number);
+                        }
+                    }
+                }
+                self.told.push(Told::WriteFailed(blocks().collect()));
+            }
+            Ask::Zero(lba, blocks, deallocate) => {
+                for lba in *lba..lba + blocks {
+                    if rng.one_in(2) {
+                        self.put(lba, self.zeroed(*deallocate), flight.number);
+                    }
+                }
+                self.told
+                    .push(Told::WriteFailed((*lba..lba + blocks).map(|b| (b, ZERO)).collect()));
+            }
+            Ask::Flush(clock) => self.fail_flush(*clock, rng),
+            Ask::Read(..) => {}
+        }
+        if fault == DriveFault::Full { End::Full } else { End::Failed }
+    }
+
+    /// "fsyncgate": what should have become durable is gone, or stays readable without ever
+    /// becoming so, or made it all the same.
+    fn fail_flush(&mut self, clock: u64, rng: &mut Rng) {
+        let mut harmed = Vec::new();
+        for lba in self.dirty.clone() {
+            let block = &mut self.blocks[lba as usize];
+            let covered = |v: &Version| v.completed <= clock && !v.doomed;
+            let Some(last) = block.versions.iter().rposition(covered) else { continue };
+            harmed.push((lba, block.versions[last].content));
+            match rng.below(3) {
+                0 => {
+                    block.versions.drain(..=last);
+                }
+                1 => block.versions[..=last].iter_mut().for_each(|v| v.doomed = true),
+                _ => block.settle(clock),
+            }
+        }
+        let blocks = &self.blocks;
+        self.dirty.retain(|lba| !blocks[*lba as usize].versions.is_empty());
+        self.told.push(Told::FlushFailed(harmed));
+    }
+
+    /// The process that issued the operations under way has died: they go on.
+    pub fn orphan(&mut self) {
+        for flight in &mut self.flights {
+            flight.op = None;
+        }
+        self.flights.retain(|f| matches!(f.ask, Ask::Write(..) | Ask::Zero(..)));
+    }
+
+    /// The power is cut: of all that is not durable, any subset is there afterwards.
+    pub fn power_cut(&mut self, rng: &mut Rng) {
+        let mut flights = core::mem::take(&mut self.flights);
+        while !flights.is_empty() {
+            let mut flight = flights.swap_remove(rng.index(flights.len()));
+            if rng.one_in(2) {
+                self.land(&mut flight);
+            }
+        }
+        // All, nothing, or whatever.
+        let keep = *rng.pick(&[0, 50, 50, 100]);
+        for lba in core::mem::take(&mut self.dirty) {
+            let block = &mut self.blocks[lba as usize];
+            let versions = core::mem::take(&mut block.versions);
+            let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();
+            if !kept.is_empty() && rng.percent(keep) {
+                let last = if keep == 100 { kept.len() - 1 } else { rng.index(kept.len()) };
+                block.durable = kept[last].content;
+            }
+        }
+    }
+
+    /// What the oracle is to be told.
+    pub fn take_told(&mut self) -> Vec<Told> {
+        core::mem::take(&mut self.told)
+    }
+
+    /// Writes that landed after the death of who issued them, since the last call.
+    pub fn take_late(&mut self) -> u64 {
+        core::mem::take(&mut self.late)
+    }
+}
+
+/// The bytes of contents that were read.
+#[must_use]
+pub fn read_bytes(contents: &[Content]) -> Vec<u8> {
+    block::bytes(contents)
+}

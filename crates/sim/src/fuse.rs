@@ -1,0 +1,51 @@
+//! A crash in the middle of something: after so many more effects on the outside, nothing that a
+//! process does has any effect.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// One process's fuse; clones burn together.
+#[derive(Clone, Debug, Default)]
+pub struct Fuse(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Effects left, plus one; 0: none is counted.
+    left: AtomicU32,
+    blown: AtomicBool,
+}
+
+impl Fuse {
+    /// After `effects` more, the fuse blows.
+    pub fn light(&self, effects: u32) {
+        self.0.left.store(effects + 1, Ordering::Relaxed);
+    }
+
+    /// An effect is to take place: whether it still does.
+    #[inline]
+    #[must_use]
+    pub fn burn(&self) -> bool {
+        let left = self.0.left.load(Ordering::Relaxed);
+        if left == 0 {
+            return true;
+        }
+        if left == 1 {
+            self.0.blown.store(true, Ordering::Relaxed);
+            return false;
+        }
+        self.0.left.store(left - 1, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether it has blown.
+    #[must_use]
+    pub fn is_blown(&self) -> bool {
+        self.0.blown.load(Ordering::Relaxed)
+    }
+
+    /// A new fuse, for the next life.
+    pub fn renew(&self) {
+        self.0.left.store(0, Ordering::Relaxed);
+        self.0.blown.store(false, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,14 @@
+//! A whole cluster in one thread, from one seed.
+//!
+//! The *same* sessions, engines and logs that run on real sockets and drives run here on a
+//! simulated clock, network and media. A seed decides the topology, the workload and the faults;
+//! an oracle far simpler than the code checks the promises P1 to P9 (`docs/ordering-contract.md`).
+//!
+//! Nothing here reads a clock or depends on the order of anything but the seed: a seed that fails
+//! fails again, everywhere.
+
+pub mod block;
+pub mod drive;
+pub mod fuse;
+pub mod log_store;
+pub mod rng;

@@ -1,0 +1,315 @@
+//! Where a target's ordering log rests, with what each kind of store loses.
+//!
+//! - `file:` keeps all that was stored when the process dies, and nothing of worth when the power
+//!   is cut: the boot id tells (T19).
+//! - `dax:` (and `pci:`) keep what was stored when the process dies; of what was not fenced, each
+//!   8-byte word is old or new, or anything stored in between, after a power cut.
+//! - `block:` is a drive behind a copy in memory: whoever kills the process or cuts the power
+//!   before a fence finds each 4 KiB block as it was, and in the middle of a fence each as it was
+//!   or as it was to become.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use riopipe_order::log_region::LogKind;
+use riopipe_order::region::{Region, RegionError};
+use serde::{Deserialize, Serialize};
+
+use crate::block::BLOCK;
+use crate::fuse::Fuse;
+use crate::rng::Rng;
+
+/// What kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogStoreKind {
+    /// A mapped file.
+    File,
+    /// Persistent memory.
+    Dax,
+    /// An ordinary drive with power-loss protection.
+    Block,
+}
+
+impl LogStoreKind {
+    /// What the region's header says of it.
+    #[must_use]
+    pub const fn log_kind(self) -> LogKind {
+        match self {
+            Self::File => LogKind::File,
+            Self::Dax => LogKind::Dax,
+            Self::Block => LogKind::Block,
+        }
+    }
+}
+
+/// What was in a place before a store that no fence has covered.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    word: u32,
+    old: u64,
+}
+
+/// One part: the header, or a stream's partition. Each has its own fences, so that one's fence
+/// does not hide that another's is missing.
+#[derive(Debug)]
+struct Part {
+    bytes: Vec<u8>,
+    undo: Vec<Undo>,
+    /// Fences to succeed before one fails, plus one; 0: none fails.
+    fences_left: u32,
+}
+
+impl Part {
+    fn word(&self, word: u32) -> u64 {
+        let at = word as usize * 8;
+        u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("8 bytes were sliced"))
+    }
+
+    fn put(&mut self, word: u32, value: u64) {
+        let at = word as usize * 8;
+        self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// Each word that no fence has covered becomes what it was, is, or was in between.
+    fn tear_words(&mut self, rng: &mut Rng) {
+        let keep = *rng.pick(&[0, 50, 50, 80, 100]);
+        let undo = core::mem::take(&mut self.undo);
+        let mut values: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for Undo { word, old } in undo {
+            values.entry(word).or_default().push(old);
+        }
+        for (word, older) in values {
+            if !rng.percent(keep) {
+                self.put(word, *rng.pick(&older));
+            }
+        }
+    }
+
+    /// Each 4 KiB block with something that no fence has covered becomes what it was, unless it
+    /// was being written.
+    fn tear_blocks(&mut self, fencing: bool, rng: &mut Rng) {
+        let undo = core::mem::take(&mut self.undo);
+        let mut blocks: BTreeMap<u32, bool> = BTreeMap::new();
+        for Undo { word, old } in undo.into_iter().rev() {
+            let block = word / (BLOCK as u32 / 8);
+            let stays = *blocks.entry(block).or_insert_with(|| fencing && rng.one_in(2));
+            if !stays {
+                self.put(word, old);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    parts: BTreeMap<usize, Part>,
+    /// The part in whose fence the process was stopped.
+    fencing: Option<usize>,
+    fuse: Fuse,
+}
+
+/// A machine's log store. It outlives the target's process.
+#[derive(Clone, Debug)]
+pub struct LogStore {
+    kind: LogStoreKind,
+    parts: Arc<Mutex<Parts>>,
+}
+
+impl LogStore {
+    /// A blank store.
+    #[must_use]
+    pub fn new(kind: LogStoreKind, fuse: Fuse) -> Self {
+        Self { kind, parts: Arc::new(Mutex::new(Parts { fuse, ..Parts::default() })) }
+    }
+
+    /// What kind it is.
+    #[must_use]
+    pub const fn kind(&self) -> LogStoreKind {
+        self.kind
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The part of the store in this range of bytes.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> LogPart {
+        let len = range.len();
+        let blank = || Part { bytes: vec![0; len], undo: Vec::new(), fences_left: 0 };
+        self.lock().parts.entry(range.start).or_insert_with(blank);
+        LogPart { parts: Arc::clone(&self.parts), at: range.start, len }
+    }
+
+    /// The process has died.
+    pub fn process_died(&self, rng: &mut Rng) {
+        let mut all = self.lock();
+        let fencing = all.fencing.take();
+        if self.kind == LogStoreKind::Block {
+            for (at, part) in &mut all.parts {
+                part.tear_blocks(fencing == Some(*at), rng);
+            }
+        }
+    }
+
+    /// The power was cut.
+    pub fn power_cut(&self, rng: &mut Rng) {
+        if self.kind == LogStoreKind::Dax {
+            let mut all = self.lock();
+            all.fencing = None;
+            all.parts.values_mut().for_each(|part| part.tear_words(rng));
+        } else {
+            self.process_died(rng);
+        }
+    }
+
+    /// Somebody has put an empty store in its place; the other one is returned.
+    #[must_use]
+    pub fn replace(&self) -> SetAside {
+        SetAside(core::mem::take(&mut self.lock().parts))
+    }
+
+    /// Puts the right one back.
+    pub fn put_back(&self, store: SetAside) {
+        self.lock().parts = store.0;
+    }
+
+    /// Lets `fences` more fences of each stream's part succeed; the one after fails.
+    pub fn fail_fence_after(&self, fences: u32) {
+        for (_, part) in self.lock().parts.iter_mut().skip(1) {
+            part.fences_left = fences + 1;
+        }
+    }
+
+    /// No fence fails any more.
+    pub fn heal(&self) {
+        self.lock().parts.values_mut().for_each(|part| part.fences_left = 0);
+    }
+}
+
+/// A store that lies beside the machine.
+#[derive(Debug)]
+pub struct SetAside(BTreeMap<usize, Part>);
+
+/// A part of the store, as the target's code sees it.
+#[derive(Debug)]
+pub struct LogPart {
+    parts: Arc<Mutex<Parts>>,
+    at: usize,
+    len: usize,
+}
+
+impl LogPart {
+    fn with<T>(&self, f: impl FnOnce(&mut Part, &Fuse) -> T) -> T {
+        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Parts { parts, fuse, .. } = &mut *all;
+        let blank = || Part { bytes: vec![0; self.len], undo: Vec::new(), fences_left: 0 };
+        f(parts.entry(self.at).or_insert_with(blank), fuse)
+    }
+}
+
+impl Region for LogPart {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.with(|part, _| into.copy_from_slice(&part.bytes[offset..offset + into.len()]));
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.with(|part, fuse| {
+            if !fuse.burn() {
+                return;
+            }
+            for (word, value) in (offset as u32 / 8..).zip(bytes.chunks_exact(8)) {
+                let value = u64::from_le_bytes(value.try_into().expect("chunks of 8 bytes"));
+                part.undo.push(Undo { word, old: part.word(word) });
+                part.put(word, value);
+            }
+        });
+    }
+
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.write(offset, &value.to_le_bytes());
+    }
+
+    fn fence(&mut self) -> Result<(), RegionError> {
+        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_blown = all.fuse.is_blown();
+        if !all.fuse.burn() {
+            if !was_blown {
+                all.fencing = Some(self.at);
+            }
+            return Ok(());
+        }
+        let Some(part) = all.parts.get_mut(&self.at) else { return Ok(()) };
+        match part.fences_left {
+            0 => {}
+            1 => return Err(RegionError::new("the store reported an error")),
+            _ => part.fences_left -= 1,
+        }
+        part.undo.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(kind: LogStoreKind) -> (LogStore, LogPart) {
+        let store = LogStore::new(kind, Fuse::default());
+        let mut part = store.part(0..2 * BLOCK);
+        part.write(0, &[1; 16]);
+        part.fence().unwrap();
+        part.write(8, &[2; 16]);
+        part.write(BLOCK, &[3; 8]);
+        (store, part)
+    }
+
+    fn word(part: &LogPart, at: usize) -> u8 {
+        let mut bytes = [0; 8];
+        part.read(at, &mut bytes);
+        bytes[0]
+    }
+
+    #[test]
+    fn each_kind_loses_what_it_may() {
+        let mut words = BTreeMap::new();
+        for seed in 0..64 {
+            let (store, part) = written(LogStoreKind::Dax);
+            store.process_died(&mut Rng::new(seed));
+            assert_eq!((word(&part, 8), word(&part, BLOCK)), (2, 3), "stored is stored");
+            store.power_cut(&mut Rng::new(seed));
+            assert_eq!(word(&part, 0), 1, "fenced");
+            *words.entry((word(&part, 8), word(&part, 16), word(&part, BLOCK))).or_insert(0) += 1;
+
+            let (store, part) = written(LogStoreKind::Block);
+            store.process_died(&mut Rng::new(seed));
+            assert_eq!((word(&part, 8), word(&part, BLOCK)), (1, 0), "only in memory");
+
+            let (store, part) = written(LogStoreKind::File);
+            store.process_died(&mut Rng::new(seed));
+            assert_eq!((word(&part, 8), word(&part, BLOCK)), (2, 3));
+        }
+        assert_eq!(words.len(), 8, "each word on its own: {words:?}");
+    }
+
+    #[test]
+    fn a_block_store_stopped_in_a_fence_has_each_block_old_or_new() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..64 {
+            let (store, mut part) = written(LogStoreKind::Block);
+            store.lock().fuse.light(0);
+            part.fence().unwrap();
+            store.process_died(&mut Rng::new(seed));
+            let (first, second) = ((word(&part, 8), word(&part, 16)), word(&part, BLOCK));
+            assert!(first == (1, 0) || first == (2, 2), "whole blocks: {first:?}");
+            *seen.entry((first, second)).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 4, "{seen:?}");
+    }
+}
