@@ -196,6 +196,19 @@ impl Topology {
         }
     }
 
+    /// Which block of the volume block `lba` of a member's drive is: [`map`](Self::map) the other
+    /// way round. `None` for a member that is not there, and outside of its data area: labels, and
+    /// what the smallest member leaves over on a larger one.
+    #[must_use]
+    pub fn volume_block(&self, member: Member, lba: u64) -> Option<u64> {
+        let info = self.members.get(usize::from(member.0))?;
+        let unit = u64::from(self.unit_blocks);
+        let at = lba.checked_sub(info.start)?;
+        let (stripe, within) = (at / unit, at % unit);
+        let width = self.members.len() as u64;
+        (stripe < self.stripes).then(|| (stripe * width + u64::from(member.0)) * unit + within)
+    }
+
     /// Whether `blocks` at `lba` of a member's drive lie within one stripe unit (T16); always
     /// so on a volume of one member.
     #[must_use]
@@ -233,6 +246,32 @@ mod tests {
             }
         });
         assert_eq!((next, seen.len()), (192, 192));
+    }
+
+    #[test]
+    fn each_block_of_a_drive_leads_back_to_the_volume() {
+        for width in 1..=3 {
+            let mut members = vec![member(0, 3); width];
+            // Larger than the smallest: what it has more is of no use.
+            members[width - 1].blocks += 40;
+            members[0].start = 5;
+            members[0].blocks = 67;
+            let t = Topology::new(members, vec![ServerInfo { slots: 8 }], 4).unwrap();
+            for block in 0..t.blocks() {
+                let mut place = None;
+                t.map(block, 1, |e| place = Some((e.member, e.lba)));
+                let (member, lba) = place.unwrap();
+                assert_eq!(t.volume_block(member, lba), Some(block));
+            }
+            let known =
+                |i: usize| (0..200).filter_map(|b| t.volume_block(Member(i as u8), b)).count();
+            let total: usize = (0..width).map(known).sum();
+            assert_eq!(total as u64, t.blocks(), "no other block of a drive is the volume's");
+            assert_eq!(t.volume_block(Member(0), 4), None, "a label");
+            assert_eq!(t.volume_block(Member(0), 5), Some(0));
+            assert_eq!(t.volume_block(Member(0), 5 + 64), None, "what no stripe covers");
+            assert_eq!(t.volume_block(Member(width as u8), 8), None, "no such member");
+        }
     }
 
     #[test]
