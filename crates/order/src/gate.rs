@@ -14,6 +14,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::attribute::{Attribute, Kind, Member};
+use crate::probe::{self, Plant, Rare};
 use overlap::Filter;
 use poison::Poison;
 pub use step::{Cause, GateError, MemberCache, Step, Ticket};
@@ -146,6 +147,7 @@ impl Gate {
                 self.admit(ticket, steps);
             }
         } else {
+            probe::hit(Rare::GateEarly);
             let index = ordinal as usize & (self.early.len() - 1);
             self.early[index] = ticket.0;
             self.held += 1;
@@ -164,12 +166,17 @@ impl Gate {
         assert!(slot.state == State::Writing, "{ticket:?} is not being written");
         self.leave_drive(ticket.0);
         if !ok {
+            probe::hit(Rare::WriteFailed);
             let member = self.drives[usize::from(slot.drive)].cache.member;
             let ordinal = slot.ordinal;
-            self.poison_from(Cause::WriteFailed { member, ordinal }, Some(ordinal), steps);
+            let cause = Cause::WriteFailed { member, ordinal };
+            if probe::planted(Plant::T22FailedWrite) {
+                return self.fail_alone(ticket.0, cause, steps);
+            }
+            self.poison_from(cause, Some(ordinal), steps);
         }
         let volatile = self.drives[usize::from(slot.drive)].cache.volatile;
-        if self.is_doomed(slot.ordinal) {
+        if self.is_doomed(&slot) {
             self.refuse(ticket.0, steps);
         } else if slot.flush {
             self.slots[ticket.0 as usize].state = State::Unflushed;
@@ -195,19 +202,24 @@ impl Gate {
         assert!(drive.flushing.take() == Some(ticket.0), "{ticket:?} is not being flushed");
         let member = drive.cache.member;
         if !ok {
-            self.poison_from(Cause::FlushFailed { member }, None, steps);
+            probe::hit(Rare::FlushFailed);
+            let cause = Cause::FlushFailed { member };
+            if probe::planted(Plant::T22OwnFlush) {
+                return self.fail_alone(ticket.0, cause, steps);
+            }
+            self.poison_from(cause, None, steps);
             return;
         }
         if drive.unflushed.is_some_and(|last| !is_after(last, slot.ordinal)) {
             drive.unflushed = None;
         }
         while let Some(&first) = self.drives[usize::from(slot.drive)].pending.front() {
-            let ordinal = self.slots[first as usize].ordinal;
-            if is_after(ordinal, slot.ordinal) {
+            let covered = self.slots[first as usize];
+            if is_after(covered.ordinal, slot.ordinal) {
                 break;
             }
             self.drives[usize::from(slot.drive)].pending.pop_front();
-            if self.is_doomed(ordinal) {
+            if self.is_doomed(&covered) {
                 self.refuse(first, steps);
             } else {
                 self.complete(first, true, steps);
@@ -267,13 +279,18 @@ impl Gate {
             drive.unflushed = Some(slot.ordinal);
         }
         let may_overlap = self.filter.add(slot.drive, slot.lba, slot.end);
-        let blockers = if may_overlap { self.overlapping(ticket) } else { 0 };
+        let blockers = if may_overlap && !probe::planted(Plant::T12NoOverlap) {
+            self.overlapping(ticket)
+        } else {
+            0
+        };
         let slot = &mut self.slots[ticket as usize];
         slot.blockers = blockers;
         if blockers == 0 {
             slot.state = State::Writing;
             steps.push(Step::Write(Ticket(ticket)));
         } else {
+            probe::hit(Rare::GateOverlap);
             slot.state = State::Waiting;
             self.waiting.push(ticket);
         }
@@ -324,10 +341,15 @@ impl Gate {
         }
         let oldest = (at.first != NONE).then(|| self.slots[at.first as usize].ordinal);
         let ready = at.pending.iter().take_while(|&&ticket| {
-            oldest.is_none_or(|oldest| is_after(oldest, self.slots[ticket as usize].ordinal))
+            let slot = &self.slots[ticket as usize];
+            oldest.is_none_or(|oldest| is_after(oldest, slot.ordinal))
+                || probe::planted(Plant::T2FlushEarly) && slot.state == State::Unflushed
         });
         let ready = ready.count();
         if ready == 0 {
+            if self.slots[at.pending[0] as usize].state == State::Unflushed {
+                probe::hit(Rare::GateFlush);
+            }
             return;
         }
         if at.cache.volatile {

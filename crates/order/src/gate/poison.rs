@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use super::{Cause, Gate, NONE, Slot, State, Step, Ticket, is_after};
 use crate::attribute::Member;
+use crate::probe::{self, Plant, Rare};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Poison {
@@ -23,8 +24,12 @@ impl Gate {
     /// writes there, since they may be lost even if a later FLUSH succeeds (T22), and says
     /// whether it did.
     pub fn flush_failed_on(&mut self, member: Member, steps: &mut Vec<Step>) -> bool {
-        let harmed = self.has_unflushed(member);
+        let own = self.drives.iter().any(|d| d.cache.member == member && d.flushing.is_some());
+        let harmed = self.has_unflushed(member) && !(own && probe::planted(Plant::T22OwnFlush));
         if harmed {
+            if !own {
+                probe::hit(Rare::FlushFailedElsewhere);
+            }
             self.poison_from(Cause::FlushFailed { member }, None, steps);
         }
         harmed
@@ -73,7 +78,7 @@ impl Gate {
         }
         let mut waiting = core::mem::take(&mut self.waiting);
         waiting.retain(|&ticket| {
-            let doomed = self.is_doomed(self.slots[ticket as usize].ordinal);
+            let doomed = self.is_doomed(&self.slots[ticket as usize]);
             if doomed {
                 self.leave_drive(ticket);
                 self.slots[ticket as usize].state = State::Unflushed;
@@ -89,9 +94,10 @@ impl Gate {
             let covered = self.drives[drive].flushing.map(|last| self.slots[last as usize].ordinal);
             let mut pending = core::mem::take(&mut self.drives[drive].pending);
             pending.retain(|&ticket| {
-                let Slot { ordinal, state, .. } = self.slots[ticket as usize];
+                let slot = &self.slots[ticket as usize];
+                let (ordinal, state) = (slot.ordinal, slot.state);
                 let goes =
-                    self.is_doomed(ordinal) && covered.is_none_or(|last| is_after(ordinal, last));
+                    self.is_doomed(slot) && covered.is_none_or(|last| is_after(ordinal, last));
                 if goes && state == State::Unflushed {
                     self.refuse(ticket, steps);
                 }
@@ -134,8 +140,41 @@ impl Gate {
     }
 
     #[inline]
-    pub(super) fn is_doomed(&self, ordinal: u32) -> bool {
-        self.poison.is_some_and(|poison| poison.from.is_none_or(|from| !is_after(from, ordinal)))
+    pub(super) fn is_doomed(&self, slot: &Slot) -> bool {
+        let Some(Poison { from, .. }) = self.poison else { return false };
+        let spared = probe::planted(Plant::T4VouchAfterFailure)
+            && slot.flush
+            && slot.blockers == 0
+            && from.is_some_and(|from| from != slot.ordinal);
+        from.is_none_or(|from| !is_after(from, slot.ordinal)) && !spared
+    }
+
+    /// Refuses an entry, and for a FLUSH all that it was to cover, as if nothing else were harmed
+    /// by what failed: the planted bugs of T22.
+    #[cold]
+    pub(super) fn fail_alone(&mut self, ticket: u32, why: Cause, steps: &mut Vec<Step>) {
+        let slot = self.slots[ticket as usize];
+        let mut gone = Vec::new();
+        let pending = &mut self.drives[usize::from(slot.drive)].pending;
+        pending.retain(|&other| {
+            let covered = slot.state == State::Unflushed
+                && !is_after(self.slots[other as usize].ordinal, slot.ordinal);
+            let goes = other == ticket || covered;
+            if goes {
+                gone.push(other);
+            }
+            !goes
+        });
+        if !slot.flush {
+            gone.push(ticket);
+        }
+        for ticket in gone {
+            self.slots[ticket as usize].state = State::Free;
+            self.inside -= 1;
+            steps.push(Step::Refuse { ticket: Ticket(ticket), why });
+        }
+        self.wake(&slot, steps);
+        self.flush_if_due(slot.drive, steps);
     }
 
     #[cold]
