@@ -9,6 +9,7 @@ use super::{
     Bound, Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write,
 };
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
+use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, Topology};
 
 #[derive(Debug)]
@@ -35,8 +36,8 @@ pub(super) struct Base<P> {
 /// Groups that may be under way, or kept for replay, at once: what carries no payload must be
 /// bounded, too (T14).
 const GROUPS_MAX: usize = 1 << 16;
-/// Requests that may be under way at once.
-const REQUESTS_MAX: u32 = 1 << 17;
+/// Requests that may be under way, or kept for replay, at once.
+const REQUESTS_MAX: usize = 1 << 17;
 /// Payload bytes of a block.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
@@ -99,11 +100,18 @@ impl<P: Payload> Base<P> {
             .sum()
     }
 
-    /// Whether a group with this much payload may be taken now (T14).
+    /// Whether a group with this much payload may be taken now. What is complete counts as long as
+    /// it may have to be replayed (T14).
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
+        let in_use = self.requests.len() - self.free.len();
+        let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
             && self.window.len() < GROUPS_MAX
-            && self.live < REQUESTS_MAX
+            && in_use < REQUESTS_MAX
+            || probe::planted(Plant::T14Unbounded);
+        if !fits {
+            probe::hit(Rare::MemoryFull);
+        }
+        fits
     }
 
     /// Turns a group's writes into requests: cut by stripe and transfer limit, neighbours merged.
@@ -130,6 +138,9 @@ impl<P: Payload> Base<P> {
                 count += 1;
             });
             let split = count > 1;
+            if split {
+                probe::hit(Rare::Split);
+            }
             if count <= parts.len() {
                 for extent in &parts[..count] {
                     self.add(write, *extent, split, seq, tag);
@@ -160,6 +171,7 @@ impl<P: Payload> Base<P> {
             && let Some(last) = self.shaped.last().copied()
             && self.continues(last, extent, kind, flags)
         {
+            probe::hit(Rare::MergedInGroup);
             let last = self.request_mut(last);
             last.blocks += extent.blocks;
             last.pieces.extend(piece);
@@ -180,6 +192,7 @@ impl<P: Payload> Base<P> {
             tag,
             pieces: Vec::new(),
             live: true,
+            again: false,
         });
         self.request_mut(id).pieces.extend(piece);
         self.shaped.push(id);
@@ -203,13 +216,15 @@ impl<P: Payload> Base<P> {
             tag,
             pieces: Vec::new(),
             live: true,
+            again: false,
         });
         self.shaped.push(id);
         self.per_server[usize::from(server)] += 1;
     }
 
     /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last one
-    /// (T3): on the last write of the group there, or as an entry of its own.
+    /// (T3): on the last write of the group there, or as an entry of its own. Where there is
+    /// nothing to flush, the group is on record all the same.
     pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
         for index in 0..self.topology.members().len() {
             let member = Member(index as u8);
@@ -221,9 +236,14 @@ impl<P: Payload> Base<P> {
             if let Some(id) = last {
                 let request = self.request_mut(id);
                 request.flags = request.flags.with(Flags::FLUSH);
-            } else if self.dirty[index].is_some() {
+            } else if self.dirty[index].is_some()
+                && (self.shaped.is_empty() || !probe::planted(Plant::T3OwnDrivesOnly))
+            {
                 self.add_flush(member, seq, tag);
             }
+        }
+        if self.shaped.is_empty() {
+            self.add_flush(Member(0), seq, tag);
         }
     }
 
@@ -275,6 +295,7 @@ impl<P: Payload> Base<P> {
         if !fits {
             return None;
         }
+        probe::hit(Rare::MergedGroups);
         let (tag, flags, blocks) = (new.tag, new.flags, new.blocks);
         let mut pieces = core::mem::take(&mut self.request_mut(id).pieces);
         let queued = self.request_mut(tail);
@@ -295,12 +316,14 @@ impl<P: Payload> Base<P> {
         let request = self.request(id);
         let place = Flags::IN_PLACE;
         let blocks = request.blocks + extent.blocks;
+        let end = request.lba + u64::from(request.blocks);
         kind != Kind::Flush
             && request.kind == kind
             && request.member == extent.member
             && !request.flags.has(Flags::SPLIT)
-            && request.flags.has(place) == flags.has(place)
-            && request.lba + u64::from(request.blocks) == extent.lba
+            && (request.flags.has(place) == flags.has(place)
+                || probe::planted(Plant::T16MergePlaces))
+            && (end == extent.lba || end < extent.lba && probe::planted(Plant::T16MergeGaps))
             && blocks <= self.topology.member(extent.member).request_blocks_max
             && self.topology.within_unit(extent.member, request.lba, blocks)
     }
@@ -370,12 +393,7 @@ impl<P: Payload> Base<P> {
         }
         let mut pending = false;
         self.topology.map(lba, blocks, |extent| {
-            pending |= self.requests.iter().any(|r| {
-                r.live
-                    && r.member == extent.member
-                    && r.lba < extent.lba + u64::from(extent.blocks)
-                    && extent.lba < r.lba + u64::from(r.blocks)
-            });
+            pending |= self.requests.iter().any(|r| r.live && r.touches(&extent));
         });
         pending
     }
@@ -392,13 +410,26 @@ impl<P: Payload> Base<P> {
         RequestId(self.requests.len() as u32 - 1)
     }
 
-    /// A request is over.
+    /// A request is over, and nothing of it is needed any more.
     pub(super) fn retire(&mut self, id: RequestId) {
-        let request = &mut self.requests[id.0 as usize];
-        debug_assert!(request.live, "a request is retired once");
-        request.live = false;
+        let was_live = self.end(id);
+        debug_assert!(was_live, "a request is retired once");
+        self.free(id);
+    }
+
+    /// A request is complete, but kept: it may have to be replayed (T14). Says whether it was not
+    /// before.
+    pub(super) fn end(&mut self, id: RequestId) -> bool {
+        let was_live = core::mem::replace(&mut self.request_mut(id).live, false);
+        self.live -= u32::from(was_live);
+        was_live
+    }
+
+    /// Forgets a request that has ended.
+    pub(super) fn free(&mut self, id: RequestId) {
+        let request = self.request_mut(id);
+        debug_assert!(!request.live && !request.again, "what may still end is not forgotten");
         request.pieces.clear();
-        self.live -= 1;
         self.free.push(id);
     }
 }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::Bound;
 use crate::attribute::Seq;
+use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
 #[derive(Debug)]
@@ -20,7 +21,7 @@ struct ServerCredits {
 ///
 /// An entry is given back when the released mark has passed it: each command carries the mark, and
 /// the target takes it in before it appends, so a slot freed here is free there by the time it is
-/// needed.
+/// needed. A replayed entry keeps its slot there, and so its credit here.
 #[derive(Debug)]
 pub(super) struct Credits {
     servers: Vec<ServerCredits>,
@@ -45,11 +46,14 @@ impl Credits {
     pub(super) fn check(&self, wanted: &[u32]) -> Result<(), (Bound, bool)> {
         for (i, (server, wanted)) in self.servers.iter().zip(wanted).enumerate() {
             let bound = Bound::Log { server: i as u16 };
-            let usable = server.slots.saturating_sub(server.reserve);
+            let reserve = if probe::planted(Plant::T13NoReserve) { 0 } else { server.reserve };
+            let usable = server.slots.saturating_sub(reserve);
             if *wanted > usable {
                 return Err((bound, true));
             }
-            if *wanted > 0 && server.used.len() as u32 + wanted > usable {
+            let full = *wanted > 0 && server.used.len() as u32 + wanted > usable;
+            if full && !probe::planted(Plant::T13NoCredits) {
+                probe::hit(Rare::LogFull);
                 return Err((bound, false));
             }
         }
@@ -59,7 +63,11 @@ impl Credits {
     /// An entry that ends with `seq` goes to `server`.
     pub(super) fn take(&mut self, server: u16, seq: Seq) {
         let server = &mut self.servers[usize::from(server)];
-        debug_assert!((server.used.len() as u32) < server.slots, "T13: within the partition");
+        let planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
+        debug_assert!(
+            (server.used.len() as u32) < server.slots || planted,
+            "T13: within the partition"
+        );
         server.used.push_back(seq);
     }
 

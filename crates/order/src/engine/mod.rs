@@ -13,6 +13,7 @@
 
 mod base;
 mod credits;
+mod lane;
 pub mod none;
 pub mod rio;
 pub mod sync;
@@ -23,7 +24,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
-use crate::topology::Topology;
+use crate::topology::{Extent, Topology};
 
 /// A handle on payload bytes that stay where they are (cheap to clone: a counted reference).
 /// Cutting a write in two cuts its handle.
@@ -74,7 +75,8 @@ pub struct Marks {
     pub durable: Seq,
 }
 
-/// A request under way, by number; numbers are reused once a request is done.
+/// A request under way, by number; numbers are reused once a request is done and, where it may
+/// have to be replayed, released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
@@ -105,8 +107,10 @@ pub struct Request<P> {
     pub tag: u64,
     /// Its payload, in order.
     pub pieces: Vec<P>,
-    /// Whether it is neither done nor free.
+    /// Whether it is neither complete nor free.
     live: bool,
+    /// Whether it is to be sent again, or was and is out.
+    again: bool,
 }
 
 impl<P> Request<P> {
@@ -114,6 +118,13 @@ impl<P> Request<P> {
     #[must_use]
     pub fn seq_end(&self) -> Seq {
         Seq(self.seq.0 + u64::from(self.span) - 1)
+    }
+
+    /// Whether it touches these blocks.
+    fn touches(&self, extent: &Extent) -> bool {
+        self.member == extent.member
+            && self.lba < extent.lba + u64::from(extent.blocks)
+            && extent.lba < self.lba + u64::from(self.blocks)
     }
 
     /// The ordering attribute with which it travels.
@@ -218,8 +229,42 @@ pub trait Engine<P: Payload>: Send {
     /// A request that was returned by [`next`](Self::next) and is not done.
     fn request(&self, id: RequestId) -> &Request<P>;
 
-    /// A request has ended.
+    /// A request that [`next`](Self::next) has returned since the last [`suspend`](Self::suspend)
+    /// of its server has ended.
     fn done(&mut self, id: RequestId, result: Result<(), Cause>);
+
+    /// The connection to a server is lost. If the engine can replay, it gives out nothing for
+    /// that server until [`resume`](Self::resume), expects no [`done`](Self::done) for what was
+    /// out there, and returns true; groups are admitted as before, within the bounds. If it
+    /// cannot, or the stream has failed, nothing changes: the caller [`poison`](Self::poison)s
+    /// the stream.
+    ///
+    /// It may come at any time, also while a replay is under way.
+    fn suspend(&mut self, server: u16) -> bool {
+        let _ = server;
+        false
+    }
+
+    /// The stream is bound to a suspended server again, by the same owner; the server has looked
+    /// through its log. `durable` tells whether it found the entry with this (first) seq and
+    /// index *durable*, not merely there.
+    ///
+    /// Ordinals start at 1 again. What is durable there counts as complete. Everything else that
+    /// was given out for this server and is not released comes again from [`next`](Self::next),
+    /// as it was, in the order in which it first did, before anything new (P7, T4). Entries keep
+    /// their slots in the server's log, so no credits are needed (T13).
+    ///
+    /// On a stream that has failed meanwhile, nothing is sent again.
+    fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
+        let _ = (server, durable);
+    }
+
+    /// Whether requests to this server wait to be sent again, or are out again: until they have
+    /// ended, its blocks may hold older content than they did before (P9).
+    fn replaying(&self, server: u16) -> bool {
+        let _ = server;
+        false
+    }
 
     /// The marks, which thereby count as delivered (T1).
     fn poll(&mut self) -> Marks;
@@ -249,7 +294,7 @@ pub trait Engine<P: Payload>: Send {
     /// Whether an incomplete write touches these volume blocks (P9).
     fn writes_pending(&self, lba: u64, blocks: u32) -> bool;
 
-    /// Whether a server has something that could be sent now or once there is room.
+    /// Whether nothing is under way: every request is complete, and no replay is queued or out.
     fn is_idle(&self) -> bool;
 }
 

@@ -132,7 +132,7 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
     fn poll(&mut self) -> Marks {
         let marks = self.base.window.deliver();
         // Nothing is ever replayed: what is complete may be forgotten.
-        self.base.window.forget(marks.complete);
+        self.base.window.forget(self.base.window.complete());
         marks
     }
 

@@ -1,13 +1,37 @@
 //! Rio's engine: everything is sent at once, with an ordering attribute each; the targets log,
-//! the initiator completes in order (Rio paper §4).
+//! the initiator completes in order (Rio paper §4), and sends again what a target has lost (P7).
+//!
+//! # Why replay keeps durability honest
+//!
+//! Group v *vouches* if, once everything up to v is complete, everything up to v is durable: it
+//! carries a FLUSH for each drive with unflushed writes, or there is none such. A target that
+//! crashes takes completed writes with it, so "complete" must not be forgotten to have been said,
+//! and yet not be relied on:
+//!
+//! - A flush entry that is complete was persisted before its completion (T7). The log shows it,
+//!   and with it all that it vouches for: nothing of that is sent again.
+//! - A flush entry that is not complete is on the list, too, behind the writes it is to vouch for,
+//!   and is sent again behind them, or was never sent and goes behind all replays. Its group
+//!   becomes complete, and so vouches, only when it ends, which the gate delays until the writes
+//!   before it, sent again, have ended (T2).
+//! - A write that is complete and not durable is sent again although nobody waits for it; its end
+//!   changes no mark.
+//!
+//! A log that does not show what it persisted would break the first point. No log does, but so
+//! little is needed to be safe even then that it is done: nothing becomes durable, and nothing is
+//! released, up to or beyond a request that is being replayed.
+
+use alloc::vec::Vec;
 
 use super::base::Base;
 use super::credits::Credits;
+use super::lane::Lane;
 use super::{
     Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
     Write,
 };
-use crate::attribute::{Member, Seq};
+use crate::attribute::{Kind, Member, Seq};
+use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
 /// The `rio` engine of one stream.
@@ -15,8 +39,8 @@ use crate::topology::Topology;
 pub struct Rio<P> {
     base: Base<P>,
     credits: Credits,
-    /// The last ordinal given on each server (T5: dense per stream and server).
-    ordinals: alloc::vec::Vec<u32>,
+    /// What went to each server.
+    lanes: Vec<Lane>,
     /// The last group with a joint FLUSH.
     flushed: Seq,
     /// A flush that the engine itself put in, until it is released: it alone may use the slots
@@ -44,10 +68,9 @@ impl<P: Payload> Rio<P> {
     /// The engine of a new stream.
     #[must_use]
     pub fn new(topology: Topology, limits: Limits) -> Self {
-        let servers = topology.servers().len();
         Self {
             credits: Credits::new(&topology),
-            ordinals: alloc::vec![0; servers],
+            lanes: topology.servers().iter().map(|server| Lane::new(server.slots)).collect(),
             flushed: limits.start,
             forced: None,
             wanted: limits.start,
@@ -70,7 +93,14 @@ impl<P: Payload> Rio<P> {
     /// Takes the shaped and numbered group in.
     fn commit(&mut self, flush: Flush, bytes: u64) -> Seq {
         let base = &mut self.base;
-        let requests = base.shaped.len() as u32;
+        let mut requests = base.shaped.len() as u32;
+        if probe::planted(Plant::T3NotCounted) {
+            let flushes = base.shaped.iter().filter(|id| base.request(**id).kind == Kind::Flush);
+            requests -= (flushes.count() as u32).min(requests - 1);
+        }
+        if base.per_server.iter().filter(|entries| **entries > 0).count() > 1 {
+            probe::hit(Rare::GroupAcrossServers);
+        }
         let seq = base.window.last().next();
         base.note_dirty(seq);
         if flush != Flush::No {
@@ -103,7 +133,9 @@ impl<P: Payload> Rio<P> {
         if self.forced.is_some() || self.base.failure.is_some() || !self.any_dirty() {
             return;
         }
+        probe::hit(Rare::ForcedFlush);
         let seq = self.base.window.last().next();
+        self.base.per_server.fill(0);
         self.base.add_joint_flush(seq, self.tag);
         // As many entries as there are dirty members at most: they fit the reserve.
         if self.base.number().is_ok() {
@@ -116,6 +148,9 @@ impl<P: Payload> Rio<P> {
     fn reclaim(&mut self) {
         let released = self.base.window.released();
         self.credits.release(released);
+        for lane in &mut self.lanes {
+            lane.release(&mut self.base, released);
+        }
         self.base.window.forget(released);
         if self.forced.is_some_and(|seq| seq <= released) {
             self.forced = None;
@@ -124,6 +159,21 @@ impl<P: Payload> Rio<P> {
             // Asked for while another forced flush had the reserve.
             self.force_flush();
         }
+    }
+
+    /// Tells the window how far the replays are.
+    fn note_replays(&mut self) {
+        let oldest = self.lanes.iter().filter_map(Lane::replaying);
+        let oldest = oldest.map(|id| self.base.request(id).seq).min();
+        self.base.window.replay_from(oldest);
+    }
+
+    /// The stream has failed: nothing is sent again either (P6).
+    fn stop(&mut self) {
+        for lane in &mut self.lanes {
+            lane.stop(&mut self.base);
+        }
+        self.note_replays();
     }
 
     fn pressed(&self) -> bool {
@@ -138,10 +188,6 @@ impl<P: Payload> Rio<P> {
         base.shape(writes, seq, tag)?;
         if durable {
             base.add_joint_flush(seq, tag);
-            if base.shaped.is_empty() {
-                // Nothing to flush anywhere, but the group must be on record.
-                base.add_flush(Member(0), seq, tag);
-            }
         }
         base.number()?;
         if let Err((bound, never)) = self.credits.check(&base.per_server) {
@@ -174,10 +220,9 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
     }
 
     fn next(&mut self, server: u16) -> Option<Dispatch> {
-        let id = self.base.queues[usize::from(server)].pop_front()?;
-        let ordinal = &mut self.ordinals[usize::from(server)];
-        *ordinal = ordinal.wrapping_add(1);
-        Some(Dispatch { id, ordered: Some((*ordinal, self.base.window.released())) })
+        let at = usize::from(server);
+        let (id, ordinal) = self.lanes[at].next(&mut self.base.queues[at])?;
+        Some(Dispatch { id, ordered: Some((ordinal, self.base.window.released())) })
     }
 
     fn request(&self, id: RequestId) -> &Request<P> {
@@ -185,15 +230,59 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
     }
 
     fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
-        match result {
-            Ok(()) => {
-                let request = self.base.request(id);
-                let (first, last) = (request.seq, request.seq_end());
-                self.base.window.request_done(first, last);
-            }
-            Err(cause) => self.base.fail(id, cause),
+        let request = self.base.request_mut(id);
+        let (first, last) = (request.seq, request.seq_end());
+        let server = usize::from(request.server);
+        let replay = core::mem::replace(&mut request.again, false);
+        let first_time = self.base.end(id);
+        if first_time {
+            self.lanes[server].finished();
         }
-        self.base.retire(id);
+        if let Err(cause) = result {
+            self.base.fail(id, cause);
+            self.stop();
+        }
+        if replay {
+            self.lanes[server].replay_ended(&self.base);
+            self.note_replays();
+        }
+        // Complete before, and lost with its target: counted then (T6).
+        if first_time && result.is_ok() {
+            self.base.window.request_done(first, last);
+        }
+        if probe::planted(Plant::T14ForgetEarly) {
+            self.lanes[server].drop_one(&mut self.base, id);
+        }
+    }
+
+    fn suspend(&mut self, server: u16) -> bool {
+        if self.base.failure.is_some() {
+            return false;
+        }
+        self.lanes[usize::from(server)].suspend();
+        true
+    }
+
+    fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
+        // What the marks sent so far have released is gone from the server's log: not there does
+        // not mean not durable.
+        self.reclaim();
+        let Self { base, lanes, .. } = self;
+        let lane = &mut lanes[usize::from(server)];
+        debug_assert!(lane.is_suspended() || base.failure.is_some(), "resumed, never suspended");
+        if base.failure.is_none() {
+            lane.resume(base, durable, |base, id| {
+                base.end(id);
+                let request = base.request(id);
+                let (first, last) = (request.seq, request.seq_end());
+                base.window.request_done(first, last);
+            });
+        }
+        self.note_replays();
+    }
+
+    fn replaying(&self, server: u16) -> bool {
+        self.lanes[usize::from(server)].replaying().is_some()
     }
 
     fn poll(&mut self) -> Marks {
@@ -210,6 +299,9 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
     }
 
     fn kept_after(&self) -> Seq {
+        if probe::planted(Plant::T14ForgetEarly) {
+            return self.base.window.complete();
+        }
         self.base.window.forgotten()
     }
 
@@ -227,6 +319,7 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
 
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
+        self.stop();
     }
 
     fn flush_failed_elsewhere(&mut self, member: Member) {
@@ -236,10 +329,20 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
     }
 
     fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        self.base.writes_pending(lba, blocks)
+        let Self { base, lanes, .. } = self;
+        if base.live() == 0 {
+            return false;
+        }
+        let mut pending = false;
+        base.topology.map(lba, blocks, |extent| {
+            let server = usize::from(base.topology.member(extent.member).server);
+            pending |= lanes[server].touches(base, &extent)
+                || base.queues[server].iter().any(|id| base.request(*id).touches(&extent));
+        });
+        pending
     }
 
     fn is_idle(&self) -> bool {
-        self.base.live() == 0
+        self.base.live() == 0 && self.lanes.iter().all(|lane| lane.replaying().is_none())
     }
 }

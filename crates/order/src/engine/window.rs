@@ -4,6 +4,7 @@ use alloc::collections::VecDeque;
 
 use super::Marks;
 use crate::attribute::Seq;
+use crate::probe::{self, Plant};
 
 #[derive(Clone, Copy, Debug)]
 struct GroupState {
@@ -34,6 +35,11 @@ pub(super) struct Window {
     silent: Option<Seq>,
     /// Nothing at or after this seq is ever reported complete (P6).
     barred: Option<Seq>,
+    /// The oldest group of which a request is being replayed: what it puts back does not become
+    /// durable before that, and is not released (T4).
+    replayed: Option<Seq>,
+    /// Complete on all servers, durable and delivered (T1).
+    released: Seq,
 }
 
 impl Window {
@@ -48,6 +54,8 @@ impl Window {
             vouched: start,
             silent: None,
             barred: None,
+            replayed: None,
+            released: start,
         }
     }
 
@@ -93,8 +101,12 @@ impl Window {
     /// One request that covers `first..=last` has ended well.
     pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
         for seq in first.0..=last.0 {
-            let group = &mut self.groups[(seq - self.forgotten.0 - 1) as usize];
-            debug_assert!(group.remaining > 0, "a request ends once");
+            let at = seq.checked_sub(self.forgotten.0 + 1);
+            let group = at.and_then(|at| self.groups.get_mut(at as usize));
+            let Some(group) = group.filter(|group| group.remaining > 0) else {
+                debug_assert!(probe::planted(Plant::T3NotCounted), "a request ends once");
+                continue;
+            };
             group.remaining -= 1;
             if group.silent && group.remaining == 0 {
                 group.vouches = true;
@@ -126,10 +138,23 @@ impl Window {
             }
         }
         // A flush behind an unfinished silent one vouches only for what was written after that.
-        // What failed is behind the bar, and so is whatever would vouch for it.
-        let barred = self.barred.is_some_and(|bar| self.vouched >= bar);
-        if !barred && self.silent.is_none_or(|silent| silent > self.vouched) {
+        // What failed is behind the bar, and so is whatever would vouch for it. What is being
+        // replayed was not durable, whatever vouched for it before (T4).
+        let waits = [self.barred, self.replayed, self.silent];
+        if waits.iter().flatten().all(|from| *from > self.vouched) {
             self.durable = self.durable.max(self.vouched);
+        }
+        self.release();
+    }
+
+    /// Moves the released mark.
+    fn release(&mut self) {
+        let mut mark = self.delivered.min(self.durable);
+        if probe::planted(Plant::T1ReleaseUndurable) {
+            mark = self.silent.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
+        }
+        if [self.barred, self.replayed].iter().flatten().all(|from| *from > mark) {
+            self.released = mark;
         }
     }
 
@@ -137,21 +162,37 @@ impl Window {
     pub(super) fn set_durable(&mut self, seq: Seq) {
         debug_assert!(seq <= self.complete);
         self.durable = self.durable.max(seq);
+        self.release();
     }
 
-    /// Nothing from `seq` on is ever reported.
+    /// The oldest group of which a request is being replayed is this, or there is none.
+    pub(super) fn replay_from(&mut self, oldest: Option<Seq>) {
+        if self.replayed != oldest {
+            self.replayed = oldest;
+            self.advance();
+        }
+    }
+
+    /// Nothing from `seq` on is ever reported, nor anything that a replay was still to put back.
     pub(super) fn bar(&mut self, seq: Seq) {
+        let seq = self.replayed.map_or(seq, |from| from.min(seq));
         self.barred = Some(self.barred.map_or(seq, |bar| bar.min(seq)));
     }
 
     pub(super) fn deliver(&mut self) -> Marks {
         self.delivered = self.complete;
-        Marks { complete: self.complete, durable: self.durable.min(self.complete) }
+        self.release();
+        let mut complete = self.complete;
+        if probe::planted(Plant::P3AnyOrder) {
+            let newest = self.groups.iter().rposition(|group| group.remaining == 0);
+            complete = newest.map_or(complete, |at| self.forgotten.plus(at as u64 + 1));
+        }
+        Marks { complete, durable: self.durable.min(self.complete) }
     }
 
     /// Complete on all servers, durable and delivered (T1).
     pub(super) fn released(&self) -> Seq {
-        self.delivered.min(self.durable)
+        self.released
     }
 
     /// Forgets groups up to `seq`.

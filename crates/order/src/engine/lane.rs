@@ -1,0 +1,159 @@
+//! What went to one server: kept until released, and sent again when the server has lost it (P7).
+
+use alloc::collections::VecDeque;
+
+use super::RequestId;
+use super::base::Base;
+use crate::attribute::Seq;
+use crate::probe::{self, Plant, Rare};
+use crate::topology::Extent;
+
+/// The requests of one stream that were given out for one server.
+///
+/// In steady state a request costs a push and a pop here. Replay goes by the list: it is the
+/// order in which everything went out, which is the order of (seq, index).
+#[derive(Debug)]
+pub(super) struct Lane {
+    /// Given out and not released, oldest first (T14).
+    sent: VecDeque<RequestId>,
+    /// How many of them are not complete.
+    unfinished: usize,
+    /// What is to be sent again, oldest first; those in front that have ended are taken off.
+    replays: VecDeque<RequestId>,
+    /// How many of the replays have been given out.
+    given: usize,
+    /// The last ordinal given (T5: dense per binding).
+    ordinal: u32,
+    /// The connection is lost: nothing is given out.
+    suspended: bool,
+}
+
+impl Lane {
+    /// A lane to a server whose log has this many slots: no more can be kept for it.
+    pub(super) fn new(slots: u32) -> Self {
+        Self {
+            sent: VecDeque::with_capacity(slots.min(1 << 16) as usize),
+            unfinished: 0,
+            replays: VecDeque::new(),
+            given: 0,
+            ordinal: 0,
+            suspended: false,
+        }
+    }
+
+    /// The next request and its ordinal: replays, then what was never sent.
+    pub(super) fn next(&mut self, fresh: &mut VecDeque<RequestId>) -> Option<(RequestId, u32)> {
+        if self.suspended {
+            return None;
+        }
+        let id = if let Some(id) = self.replays.get(self.given) {
+            self.given += 1;
+            *id
+        } else {
+            let id = fresh.pop_front()?;
+            self.sent.push_back(id);
+            self.unfinished += 1;
+            id
+        };
+        self.ordinal = self.ordinal.wrapping_add(1);
+        Some((id, self.ordinal))
+    }
+
+    /// A request that was given out here is complete for the first time.
+    pub(super) fn finished(&mut self) {
+        self.unfinished -= 1;
+    }
+
+    pub(super) fn suspend(&mut self) {
+        self.suspended = true;
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// A new binding, for which everything on the list that is not durable is to be sent again
+    /// before anything new, as it was sent: a later flush entry vouches for it only because of
+    /// that (T4). What is complete and not durable may be lost just as well as what is out.
+    ///
+    /// Calls `complete` for each request whose completion was lost.
+    pub(super) fn resume<P: super::Payload>(
+        &mut self,
+        base: &mut Base<P>,
+        durable: &mut dyn FnMut(Seq, u16) -> bool,
+        mut complete: impl FnMut(&mut Base<P>, RequestId),
+    ) {
+        self.suspended = false;
+        self.ordinal = 0;
+        self.replays.clear();
+        self.given = 0;
+        for id in &self.sent {
+            let request = base.request_mut(*id);
+            request.again = !durable(request.seq, request.index);
+            if !request.live && probe::planted(Plant::T4ReplayIncompleteOnly) {
+                request.again = false;
+            }
+            let (live, again) = (request.live, request.again);
+            if again {
+                probe::hit(Rare::Replay);
+                if !live {
+                    probe::hit(Rare::ReplayComplete);
+                }
+                self.replays.push_back(*id);
+            } else if live {
+                probe::hit(Rare::CompletionFromList);
+                self.unfinished -= 1;
+                complete(base, *id);
+            }
+        }
+    }
+
+    /// A replay has ended: takes those that have off the front.
+    pub(super) fn replay_ended<P: super::Payload>(&mut self, base: &Base<P>) {
+        while self.replays.front().is_some_and(|id| !base.request(*id).again) {
+            self.replays.pop_front();
+            self.given -= 1;
+        }
+    }
+
+    /// The oldest replay that is queued or out.
+    pub(super) fn replaying(&self) -> Option<RequestId> {
+        self.replays.front().copied()
+    }
+
+    /// Nothing more is sent again; what is out still ends, if its connection is there.
+    pub(super) fn stop<P: super::Payload>(&mut self, base: &mut Base<P>) {
+        if self.suspended {
+            self.given = 0;
+        }
+        for id in self.replays.drain(self.given..) {
+            base.request_mut(id).again = false;
+        }
+    }
+
+    /// Forgets what is released. What may still end is kept, whatever the mark says.
+    pub(super) fn release<P: super::Payload>(&mut self, base: &mut Base<P>, released: Seq) {
+        while let Some(&id) = self.sent.front() {
+            let request = base.request(id);
+            if request.seq_end() > released || request.live || request.again {
+                break;
+            }
+            self.sent.pop_front();
+            base.free(id);
+        }
+    }
+
+    /// Drops one request from the list, wherever it is: what must never be done to one that is
+    /// not released (T14).
+    pub(super) fn drop_one<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
+        self.sent.retain(|kept| *kept != id);
+        base.free(id);
+    }
+
+    /// Whether a request that is not complete touches these blocks (P9).
+    pub(super) fn touches<P: super::Payload>(&self, base: &Base<P>, extent: &Extent) -> bool {
+        // The unfinished ones are the newest, mostly.
+        let newest = self.sent.iter().rev().map(|id| base.request(*id));
+        newest.filter(|r| r.live).take(self.unfinished).any(|r| r.touches(extent))
+    }
+}
