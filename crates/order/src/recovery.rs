@@ -218,6 +218,18 @@ pub enum DecideError {
     },
 }
 
+impl DecideError {
+    /// The stream it is about.
+    #[must_use]
+    pub const fn stream(&self) -> StreamId {
+        match self {
+            Self::Contradiction { stream, .. }
+            | Self::WrongServer { stream, .. }
+            | Self::Settled { stream, .. } => *stream,
+        }
+    }
+}
+
 /// Merges what all servers have of one stream, and decides.
 ///
 /// `server_of` tells which server has a drive; `None` for a drive that the volume does not have.
@@ -353,7 +365,8 @@ fn beyond_prefix(lists: &[StreamList], k: Seq) -> (Vec<DriveExtent>, Vec<InPlace
 }
 
 /// Sorts extents and joins those that touch or overlap.
-fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
+#[must_use]
+pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
     extents.sort_unstable();
     let mut joined: Vec<DriveExtent> = Vec::new();
     for extent in extents {

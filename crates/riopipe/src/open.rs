@@ -172,7 +172,12 @@ impl Assembled {
     }
 
     fn plan(&self, intent: &Intent, statuses: &[(usize, VolumeStatus)]) -> Result<Plan, OpenError> {
-        plan(intent, statuses, |target| self.logged(target)).map_err(|error| OpenError::Claim {
+        let planned = plan(intent, statuses, |target| self.logged(target));
+        let at_rest = planned.and_then(|plan| match plan.unrecovered {
+            Some((target, entries)) => Err(ClaimError::Unrecovered { target, entries }),
+            None => Ok(plan),
+        });
+        at_rest.map_err(|error| OpenError::Claim {
             volume: self.head.name.clone(),
             target: error
                 .target()

@@ -1,0 +1,403 @@
+//! Taking a volume and finding its prefix again after any crash: asking, claiming, listing,
+//! undoing and settling on all targets together (Rio paper §4.4; T1, T8–T11, T19, T20).
+//!
+//! [`Opening`] is one pure machine for four errands ([`Mode`]):
+//!
+//! | mode | steps |
+//! |---|---|
+//! | open | Ask → Claim → AskAgain → *Claimed* → List → *Decided* → Undo → Flush → Settle → Over |
+//! | reopen some streams | List → *Decided* → Undo → Flush → Settle → Over |
+//! | dry run | Ask → List → Over |
+//! | acknowledge in-place lists | List → Settle → Over |
+//!
+//! The steps are barriers across all targets: what is undone is undone and flushed *everywhere*
+//! before any log is shortened, and nothing restarts before all are (T9). In the pauses, which
+//! are set in italics, the driver does its own part and says [`Opening::go_on`].
+//!
+//! The driver asks [`Opening::next`] for each target's commands, sends them in any order, several
+//! at once, and reports each with [`Opening::done`]. If a connection is lost it drops the machine
+//! and begins a new one: from any point the same prefix is found.
+
+mod error;
+mod outcome;
+mod pages;
+mod steps;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::probe::{self, Plant, Rare};
+
+use crate::claim::Intent;
+use crate::wire::VolumeStatus;
+use crate::wire::list::SettleStream;
+pub use error::OpeningError;
+pub use outcome::{Counts, Outcome, StreamOutcome};
+use pages::Lists;
+use steps::Job;
+
+/// Commands of an admin queue that are out at a time at most.
+pub const ADMIN_COMMANDS_MAX: usize = 8;
+/// Commands of an I/O queue that are out at a time at most.
+pub const IO_COMMANDS_MAX: usize = 64;
+/// Blocks of one Write Zeroes command at most: 8 MiB, so that none keeps a drive for long.
+pub const UNDO_BLOCKS_MAX: u32 = 2048;
+
+/// A drive of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpeningMember {
+    /// Its number in the volume, and its namespace on its target.
+    pub place: MemberNamespace,
+    /// First block of its data area; labels lie before.
+    pub start: u64,
+    /// Blocks of its data area.
+    pub blocks: u64,
+    /// Whether it has a volatile write cache.
+    pub volatile: bool,
+}
+
+/// A target of the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpeningServer {
+    /// Whether it is there at all (T20).
+    pub present: bool,
+    /// Whether it speaks Rio's extension; one that doesn't takes no part (T17).
+    pub speaks: bool,
+    /// Whether a log is due there, by the labels.
+    pub logged: bool,
+    /// Bytes of data that one of its commands may have at most (MDTS).
+    pub transfer_bytes_max: usize,
+    /// The volume's drives there.
+    pub members: Vec<OpeningMember>,
+}
+
+/// What there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpeningConfig {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its targets, *all* of them (T20), in the order in which the topology counts them.
+    pub servers: Vec<OpeningServer>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Take the volume, and recover every stream that needs it.
+    Open(Intent),
+    /// Tell what opening would find, and change nothing, not even a generation.
+    DryRun(Intent),
+    /// Recover some streams of a volume that is owned with this generation. Their connections
+    /// are closed.
+    Reopen {
+        /// The owner's generation.
+        generation: u32,
+        /// The streams.
+        streams: Vec<StreamId>,
+    },
+    /// Drop the in-place lists of some streams of a volume that is owned with this generation:
+    /// the caller has seen them.
+    Acknowledge {
+        /// The owner's generation.
+        generation: u32,
+        /// The streams.
+        streams: Vec<StreamId>,
+    },
+}
+
+/// How far an opening is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Asking every target what it knows of the volume.
+    Ask,
+    /// Taking the volume, target after target.
+    Claim,
+    /// Asking again, now that nobody else writes.
+    AskAgain,
+    /// A pause: the volume is taken, and its labels can be read again.
+    Claimed,
+    /// Reading all logs.
+    List,
+    /// A pause: the prefix of every stream is known, nothing has been undone.
+    Decided,
+    /// Zeroing fresh blocks beyond the prefix.
+    Undo,
+    /// Flushing what was zeroed.
+    Flush,
+    /// Recording the prefix in all logs, and shortening them.
+    Settle,
+    /// Done: the streams may start.
+    Over,
+}
+
+impl Phase {
+    /// Whether the machine waits for [`Opening::go_on`].
+    #[must_use]
+    pub const fn is_pause(self) -> bool {
+        matches!(self, Self::Claimed | Self::Decided)
+    }
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ask => "ask",
+            Self::Claim => "claim",
+            Self::AskAgain => "ask again",
+            Self::Claimed => "claimed",
+            Self::List => "list",
+            Self::Decided => "decided",
+            Self::Undo => "undo",
+            Self::Flush => "flush",
+            Self::Settle => "settle",
+            Self::Over => "over",
+        }
+    }
+}
+
+/// How much of a phase is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The phase.
+    pub phase: Phase,
+    /// Commands done (of [`Phase::List`]: partitions read).
+    pub done: usize,
+    /// Of how many.
+    pub total: usize,
+}
+
+/// A command that was given out, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u32);
+
+/// A command to be sent to a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// On the admin queue.
+    Admin {
+        /// The command.
+        sqe: Sqe,
+        /// The data that goes with it; empty if none does.
+        send: Vec<u8>,
+        /// Bytes of data that come back; 0 if none do.
+        receive: usize,
+    },
+    /// On an I/O queue of the owner, without data.
+    Io {
+        /// The command.
+        sqe: Sqe,
+    },
+}
+
+/// A command that a target has put off, and that is to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutOff {
+    /// What it answered.
+    pub status: Status,
+    /// How often it has said so.
+    pub attempts: u32,
+}
+
+/// A command and how often it has been put off.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    job: Job,
+    attempts: u32,
+}
+
+#[derive(Debug, Default)]
+struct ServerQueue {
+    waiting: VecDeque<Pending>,
+    out: usize,
+    put_off: Option<PutOff>,
+}
+
+/// Taking and recovering a volume; see the [module](self).
+#[derive(Debug)]
+pub struct Opening {
+    config: OpeningConfig,
+    mode: Mode,
+    phase: Phase,
+    failed: bool,
+    generation: u32,
+    queues: Vec<ServerQueue>,
+    out: BTreeMap<Ticket, (usize, Pending)>,
+    next_ticket: u32,
+    done: usize,
+    total: usize,
+    statuses: Vec<(usize, VolumeStatus)>,
+    marks: Vec<Seq>,
+    lists: Lists,
+    settle: Vec<SettleStream>,
+    outcome: Outcome,
+}
+
+impl Opening {
+    /// Begins.
+    ///
+    /// # Errors
+    /// A target of the volume is missing (T20).
+    pub fn new(config: OpeningConfig, mode: Mode) -> Result<Self, OpeningError> {
+        if let Some(server) = config.servers.iter().position(|server| !server.present) {
+            probe::hit(Rare::MemberMissing);
+            if !probe::planted(Plant::T20MissingServer) {
+                return Err(OpeningError::Missing { server });
+            }
+        }
+        let generation = match &mode {
+            Mode::Open(_) | Mode::DryRun(_) => 0,
+            Mode::Reopen { generation, .. } | Mode::Acknowledge { generation, .. } => *generation,
+        };
+        let queues = config.servers.iter().map(|_| ServerQueue::default()).collect();
+        let mut opening = Self {
+            config,
+            mode,
+            phase: Phase::Ask,
+            failed: false,
+            generation,
+            queues,
+            out: BTreeMap::new(),
+            next_ticket: 0,
+            done: 0,
+            total: 0,
+            statuses: Vec::new(),
+            marks: Vec::new(),
+            lists: Lists::default(),
+            settle: Vec::new(),
+            outcome: Outcome::default(),
+        };
+        opening.begin()?;
+        Ok(opening)
+    }
+
+    /// The next command for a target, if one may be sent now.
+    pub fn next(&mut self, server: usize) -> Option<(Ticket, Call)> {
+        if self.failed || self.phase.is_pause() {
+            return None;
+        }
+        let queue = self.queues.get_mut(server)?;
+        let most = match self.phase {
+            Phase::Undo | Phase::Flush => IO_COMMANDS_MAX,
+            _ => ADMIN_COMMANDS_MAX,
+        };
+        if queue.out >= most {
+            return None;
+        }
+        let pending = queue.waiting.pop_front()?;
+        queue.out += 1;
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket = self.next_ticket.wrapping_add(1);
+        self.out.insert(ticket, (server, pending));
+        let call = self.call(server, &pending.job);
+        Some((ticket, call))
+    }
+
+    /// A command has ended; `answer` has the data that came back.
+    ///
+    /// Nothing follows on an error: no further command is given out. The targets are as they
+    /// were before [`Phase::Undo`], and from later on everything can be run again.
+    ///
+    /// # Errors
+    /// Why the volume or stream can't be taken or recovered.
+    pub fn done(
+        &mut self,
+        ticket: Ticket,
+        answer: Result<&[u8], Status>,
+    ) -> Result<(), OpeningError> {
+        let Some((server, mut pending)) = self.out.remove(&ticket) else {
+            debug_assert!(false, "{ticket:?} is not out");
+            return Ok(());
+        };
+        let queue = &mut self.queues[server];
+        queue.out -= 1;
+        if self.failed {
+            return Ok(());
+        }
+        if let Err(status) = answer
+            && is_passing(status)
+        {
+            pending.attempts += 1;
+            self.outcome.counts.put_off += 1;
+            queue.put_off = Some(PutOff { status, attempts: pending.attempts });
+            queue.waiting.push_back(pending);
+            return Ok(());
+        }
+        queue.put_off = None;
+        let taken = self.take(server, pending.job, answer).and_then(|()| self.advance());
+        self.failed = taken.is_err();
+        taken
+    }
+
+    /// Goes on after a pause; does nothing outside of one.
+    ///
+    /// # Errors
+    /// The lists say that no prefix can be told (only where a volume has no log at all).
+    pub fn go_on(&mut self) -> Result<(), OpeningError> {
+        if self.failed || !self.phase.is_pause() {
+            return Ok(());
+        }
+        let gone = self.leave();
+        self.failed = gone.is_err();
+        gone
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// How much of the phase is done.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress { phase: self.phase, done: self.done, total: self.total }
+    }
+
+    /// What a target has last put off, if that is still to be sent again: the driver waits a
+    /// moment before it asks for the target's [`next`](Self::next).
+    #[must_use]
+    pub fn put_off(&self, server: usize) -> Option<PutOff> {
+        self.queues.get(server).and_then(|queue| queue.put_off)
+    }
+
+    /// The generation under which the volume is taken; 0 before it is known, and in a dry run.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// What the targets that speak the extension have last said of the volume, by target; empty
+    /// where nothing was asked.
+    #[must_use]
+    pub fn statuses(&self) -> &[(usize, VolumeStatus)] {
+        &self.statuses
+    }
+
+    /// What was found and done so far; of streams from [`Phase::Decided`] on.
+    #[must_use]
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// What was found and done.
+    #[must_use]
+    pub fn into_outcome(self) -> Outcome {
+        self.outcome
+    }
+}
+
+/// Refusals that pass: the same command succeeds a little later.
+fn is_passing(status: Status) -> bool {
+    use crate::wire::status::STREAM_BUSY;
+    let passing = [
+        STREAM_BUSY,
+        Status::NAMESPACE_NOT_READY,
+        Status::INTERRUPTED,
+        Status::TRANSIENT_TRANSPORT,
+        Status::CONNECT_BUSY,
+    ];
+    !status.dnr() && passing.iter().any(|one| status.is(*one))
+}

@@ -1,0 +1,169 @@
+//! Why an opening ends.
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::recovery::DecideError;
+
+use crate::claim::ClaimError;
+use crate::wire;
+
+/// Why a volume or stream can't be taken or recovered. `server` counts the volume's targets.
+///
+/// Whatever it is, the same opening can be begun again: before [`Phase::Undo`] no drive and no
+/// log has changed, and after it the same prefix is found.
+///
+/// [`Phase::Undo`]: super::Phase::Undo
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpeningError {
+    /// A target is missing (T20).
+    #[error(
+        "a target of the volume is not there, and without all of them what was written last can't \
+         be told: bring it back"
+    )]
+    Missing {
+        /// Which.
+        server: usize,
+    },
+    /// What the targets say of the volume forbids taking it.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The volume was taken over while it was being opened (T8).
+    #[error("another initiator has taken the volume over; if it is to be yours, open it again")]
+    TakenOver {
+        /// Which target says so.
+        server: usize,
+    },
+    /// A target has refused a command.
+    #[error("{doing} was refused: {}", Meaning(*.status))]
+    Refused {
+        /// The target.
+        server: usize,
+        /// What was to be done.
+        doing: &'static str,
+        /// The stream it was about, if it was about one.
+        stream: Option<StreamId>,
+        /// Its answer.
+        status: Status,
+    },
+    /// A target's answer can't be read (T18).
+    #[error("{what}: it is damaged, or of another version; nothing was changed")]
+    Nonsense {
+        /// The target.
+        server: usize,
+        /// The stream it is about, if it is about one.
+        stream: Option<StreamId>,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// An entry for blocks outside the drive's data area (T19).
+    #[error(
+        "the log has an entry of stream {stream}, group {seq}, for blocks {lba} to {} of member \
+         {member}, outside its data area: it is damaged, or not this volume's; nothing was changed",
+        lba + u64::from(*.blocks) - 1
+    )]
+    Outside {
+        /// The target.
+        server: usize,
+        /// The stream.
+        stream: StreamId,
+        /// The group.
+        seq: Seq,
+        /// The member.
+        member: u8,
+        /// First block.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+    },
+    /// The lists of all targets don't fit together.
+    #[error("{0}; nothing was changed")]
+    Decide(#[from] DecideError),
+    /// A drive could not be undone.
+    #[error(
+        "zeroing blocks {lba} to {} of member {member} failed: {}; the logs are as they were: when \
+         the drive works again, open the volume again",
+        lba + u64::from(*.blocks) - 1, Meaning(*.status)
+    )]
+    Undo {
+        /// The target.
+        server: usize,
+        /// The member.
+        member: u8,
+        /// First block.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+        /// The target's answer.
+        status: Status,
+    },
+    /// A drive could not be flushed.
+    #[error(
+        "flushing member {member} after undo failed: {}; the logs are as they were: when the drive \
+         works again, open the volume again",
+        Meaning(*.status)
+    )]
+    Flush {
+        /// The target.
+        server: usize,
+        /// The member.
+        member: u8,
+        /// The target's answer.
+        status: Status,
+    },
+    /// A stream has no in-place list that could be acknowledged.
+    #[error("stream {stream} has no list of in-place updates that waits to be acknowledged")]
+    NotPending {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A stream's recovery was interrupted; it comes before acknowledging.
+    #[error("stream {stream} has not been recovered on all targets: reopen it, or the volume")]
+    NotRecovered {
+        /// The stream.
+        stream: StreamId,
+    },
+}
+
+impl OpeningError {
+    /// Which of the volume's targets it is about.
+    #[must_use]
+    pub fn server(&self) -> Option<usize> {
+        match self {
+            Self::Missing { server }
+            | Self::TakenOver { server }
+            | Self::Refused { server, .. }
+            | Self::Nonsense { server, .. }
+            | Self::Outside { server, .. }
+            | Self::Undo { server, .. }
+            | Self::Flush { server, .. } => Some(*server),
+            Self::Claim(error) => error.target(),
+            Self::Decide(DecideError::WrongServer { server, .. }) => Some(usize::from(*server)),
+            Self::Decide(_) | Self::NotPending { .. } | Self::NotRecovered { .. } => None,
+        }
+    }
+
+    /// Which stream it is about.
+    #[must_use]
+    pub fn stream(&self) -> Option<StreamId> {
+        match self {
+            Self::Refused { stream, .. } | Self::Nonsense { stream, .. } => *stream,
+            Self::Outside { stream, .. }
+            | Self::NotPending { stream }
+            | Self::NotRecovered { stream } => Some(*stream),
+            Self::Decide(error) => Some(error.stream()),
+            _ => None,
+        }
+    }
+}
+
+/// A status, and what it means if it is one of Rio's own.
+struct Meaning(Status);
+
+impl core::fmt::Display for Meaning {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match wire::status::meaning(self.0) {
+            Some(meaning) => f.write_str(meaning),
+            None => core::fmt::Display::fmt(&self.0, f),
+        }
+    }
+}

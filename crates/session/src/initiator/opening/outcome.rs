@@ -1,0 +1,47 @@
+//! What an opening has found and done.
+
+use alloc::vec::Vec;
+
+use riopipe_order::recovery::StreamPlan;
+
+/// What was found of one stream, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamOutcome {
+    /// The prefix, what was undone and what is listed.
+    pub plan: StreamPlan,
+    /// Whether its in-place list waits to be acknowledged: until then the stream can't start
+    /// (T9).
+    pub pending: bool,
+}
+
+/// How much was read and sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Live entries read from all logs.
+    pub entries: u64,
+    /// Slots with bytes that are no whole entry: torn by a crash.
+    pub torn: u64,
+    /// Pages read.
+    pub pages: u64,
+    /// Write Zeroes commands that were done.
+    pub undos: u64,
+    /// Blocks zeroed.
+    pub undone_blocks: u64,
+    /// Drives flushed.
+    pub flushes: u64,
+    /// Settle commands that were done.
+    pub settles: u64,
+    /// Commands that a target has put off.
+    pub put_off: u64,
+}
+
+/// What an opening has found and done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether any log had something to recover.
+    pub needed: bool,
+    /// Every stream that was looked at, in order of number.
+    pub streams: Vec<StreamOutcome>,
+    /// How much was read and sent.
+    pub counts: Counts,
+}

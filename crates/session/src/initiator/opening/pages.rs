@@ -1,0 +1,105 @@
+//! Putting the pages of every partition together.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::StreamId;
+use riopipe_order::entry::Position;
+use riopipe_order::recovery::{ListedEntry, StreamList};
+
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
+
+/// Bytes of a first page when nothing is known of how much there is.
+const FIRST_PAGE_BYTES: usize = 32 << 10;
+
+/// One partition as far as it has been read.
+#[derive(Debug)]
+struct Partial {
+    list: StreamList,
+    torn: u32,
+    live: u32,
+}
+
+/// What has been read of all partitions.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    partials: BTreeMap<(StreamId, u16), Partial>,
+}
+
+impl Lists {
+    /// Takes a page of `stream` on `server` that was asked for from `from` on; returns where the
+    /// next one goes on, if there is more.
+    pub(super) fn take(
+        &mut self,
+        server: u16,
+        stream: StreamId,
+        from: Position,
+        page: Page,
+    ) -> Result<Option<Position>, &'static str> {
+        let ascends = |pair: &[ListedEntry]| pair[0].position < pair[1].position;
+        let after = page.entries.last().map_or(from, |last| Position(last.position.0 + 1));
+        if page.stream != stream
+            || page.entries.first().is_some_and(|first| first.position < from)
+            || !page.entries.windows(2).all(ascends)
+            || page.more && (page.entries.is_empty() || page.next < after)
+        {
+            return Err("a page of the log's list that is not what was asked for");
+        }
+        let Page { released, tag, settled, torn, live, .. } = page;
+        let partial = self.partials.entry((stream, server)).or_insert_with(|| Partial {
+            list: StreamList { server, released, tag, settled, entries: Vec::new() },
+            torn,
+            live,
+        });
+        let list = &mut partial.list;
+        if (list.released, list.tag, list.settled, partial.torn, partial.live)
+            != (released, tag, settled, torn, live)
+        {
+            return Err("the log's list changed while it was read");
+        }
+        list.entries.extend(page.entries);
+        if page.more {
+            return Ok(Some(page.next));
+        }
+        if list.entries.len() != live as usize {
+            return Err("a list of the log that is shorter or longer than it says");
+        }
+        Ok(None)
+    }
+
+    /// Bytes of the page to ask for next: what is missing, as far as that is known, else what
+    /// `expected` entries would take.
+    pub(super) fn page_bytes(
+        &self,
+        server: u16,
+        stream: StreamId,
+        expected: Option<usize>,
+        most: usize,
+    ) -> usize {
+        let read = self.partials.get(&(stream, server));
+        let missing =
+            read.map(|partial| (partial.live as usize).saturating_sub(partial.list.entries.len()));
+        let entries = missing.or(expected).unwrap_or(room(FIRST_PAGE_BYTES)).max(1);
+        let most = room(most.min(PAGE_BYTES_MAX)).max(1);
+        (1 + entries.min(most)) * RECORD_BYTES
+    }
+
+    /// What every server of `servers` has of a stream.
+    pub(super) fn of(&self, stream: StreamId, servers: &[u16]) -> Vec<StreamList> {
+        let of = |server: &u16| Some(self.partials.get(&(stream, *server))?.list.clone());
+        servers.iter().filter_map(of).collect()
+    }
+
+    /// Whether a partition has anything that is to be cleared away.
+    pub(super) fn is_dirty(&self, stream: StreamId, server: u16) -> bool {
+        let partial = self.partials.get(&(stream, server));
+        partial.is_some_and(|p| !p.list.entries.is_empty() || p.torn > 0)
+    }
+
+    /// Entries and torn slots in all.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        self.partials.values().fold((0, 0), |(entries, torn), p| {
+            (entries + p.list.entries.len() as u64, torn + u64::from(p.torn))
+        })
+    }
+}

@@ -1,0 +1,468 @@
+//! The steps of an opening: what each sends, what it takes in, what comes after it.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Kind, Member, StreamId};
+use riopipe_order::entry::Position;
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::recovery::{self, DriveExtent, StreamList, StreamPlan};
+
+use super::{
+    Call, Mode, Opening, OpeningError, OpeningMember, Pending, Phase, StreamOutcome,
+    UNDO_BLOCKS_MAX,
+};
+use crate::claim::{ClaimError, Intent, Plan, plan};
+use crate::wire::list::{Page, SETTLE_STREAMS_MAX, Settle, SettleStream};
+use crate::wire::{self, Claim, STATUS_LEN, VolumeStatus};
+
+/// One command to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// What do you know of the volume?
+    Ask,
+    /// The volume is mine.
+    Claim,
+    /// What is in this stream's log from here on?
+    List { stream: StreamId, from: Position },
+    /// Zero these blocks.
+    Undo(DriveExtent),
+    /// Flush this drive.
+    Flush(Member),
+    /// Record the prefixes of this batch of streams.
+    Settle { batch: usize },
+}
+
+impl Opening {
+    pub(super) fn begin(&mut self) -> Result<(), OpeningError> {
+        match self.mode {
+            Mode::Open(_) | Mode::DryRun(_) => self.enter(Phase::Ask),
+            Mode::Reopen { .. } | Mode::Acknowledge { .. } => self.enter(Phase::List),
+        }
+    }
+
+    /// Goes on when nothing is left to do in this phase.
+    pub(super) fn advance(&mut self) -> Result<(), OpeningError> {
+        let busy = self.queues.iter().any(|queue| queue.out > 0 || !queue.waiting.is_empty());
+        if busy || self.phase.is_pause() || self.phase == Phase::Over {
+            return Ok(());
+        }
+        self.leave()
+    }
+
+    fn enter(&mut self, phase: Phase) -> Result<(), OpeningError> {
+        self.phase = phase;
+        self.done = 0;
+        match phase {
+            Phase::Ask | Phase::AskAgain => {
+                self.statuses.clear();
+                for server in self.speaking() {
+                    self.add(server, Job::Ask);
+                }
+            }
+            Phase::Claim => {
+                if let Some(first) = self.speaking().first() {
+                    self.add(*first, Job::Claim);
+                }
+            }
+            Phase::List => {
+                for stream in self.streams() {
+                    for server in self.listed() {
+                        self.add(server, Job::List { stream, from: Position(0) });
+                    }
+                }
+            }
+            Phase::Undo => {
+                for extent in self.undo() {
+                    if let Some((server, _)) = self.place(extent.member) {
+                        self.add(server, Job::Undo(extent));
+                    }
+                }
+            }
+            Phase::Flush => {
+                for (server, member) in self.to_flush() {
+                    self.add(server, Job::Flush(member));
+                }
+            }
+            Phase::Settle => {
+                let batches = self.settle.len().div_ceil(SETTLE_STREAMS_MAX);
+                let mut servers = self.keepers();
+                if probe::planted(Plant::T9RestartEarly) {
+                    servers.truncate(1);
+                }
+                for server in servers {
+                    for batch in 0..batches {
+                        self.add(server, Job::Settle { batch });
+                    }
+                }
+            }
+            Phase::Claimed | Phase::Decided | Phase::Over => {}
+        }
+        self.total = match phase {
+            Phase::Claim => self.speaking().len(),
+            _ => self.queues.iter().map(|queue| queue.waiting.len()).sum(),
+        };
+        self.advance()
+    }
+
+    fn add(&mut self, server: usize, job: Job) {
+        self.queues[server].waiting.push_back(Pending { job, attempts: 0 });
+    }
+
+    /// Ends a phase: what was learnt in it is judged, the next one begins.
+    pub(super) fn leave(&mut self) -> Result<(), OpeningError> {
+        let next = match self.phase {
+            Phase::Ask => {
+                let Plan { generation, released, .. } = self.plan()?;
+                self.marks = released;
+                if matches!(self.mode, Mode::DryRun(_)) {
+                    Phase::List
+                } else {
+                    self.generation = generation;
+                    Phase::Claim
+                }
+            }
+            Phase::Claim => Phase::AskAgain,
+            Phase::AskAgain => {
+                let other = self.statuses.iter().find(|(_, status)| !status.own);
+                if let Some((server, _)) = other {
+                    return Err(OpeningError::TakenOver { server: *server });
+                }
+                self.marks = self.plan()?.released;
+                Phase::Claimed
+            }
+            Phase::Claimed => Phase::List,
+            Phase::List => {
+                self.decide()?;
+                match self.mode {
+                    Mode::DryRun(_) => Phase::Over,
+                    Mode::Acknowledge { .. } => Phase::Settle,
+                    Mode::Open(_) | Mode::Reopen { .. } => Phase::Decided,
+                }
+            }
+            Phase::Decided if self.settle.is_empty() => Phase::Over,
+            Phase::Decided if probe::planted(Plant::T9SettleEarly) => Phase::Settle,
+            Phase::Decided => Phase::Undo,
+            Phase::Undo => Phase::Flush,
+            Phase::Flush if probe::planted(Plant::T9SettleEarly) => Phase::Over,
+            Phase::Flush => Phase::Settle,
+            Phase::Settle if probe::planted(Plant::T9SettleEarly) && !self.acknowledges() => {
+                Phase::Undo
+            }
+            Phase::Settle | Phase::Over => Phase::Over,
+        };
+        self.enter(next)
+    }
+
+    fn acknowledges(&self) -> bool {
+        matches!(self.mode, Mode::Acknowledge { .. })
+    }
+
+    fn intent(&self) -> Option<&Intent> {
+        match &self.mode {
+            Mode::Open(intent) | Mode::DryRun(intent) => Some(intent),
+            Mode::Reopen { .. } | Mode::Acknowledge { .. } => None,
+        }
+    }
+
+    /// Targets that take part.
+    fn speaking(&self) -> Vec<usize> {
+        let servers = self.config.servers.iter().enumerate();
+        servers.filter(|(_, s)| s.present && s.speaks).map(|(i, _)| i).collect()
+    }
+
+    /// Targets with a log of the volume.
+    fn keepers(&self) -> Vec<usize> {
+        let servers = self.config.servers.iter().enumerate();
+        servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
+    }
+
+    /// Targets whose logs are read: all that have one (T20).
+    fn listed(&self) -> Vec<usize> {
+        let mut servers = self.keepers();
+        if matches!(self.mode, Mode::DryRun(_)) {
+            // A lost log that is given up stays blank until the volume is taken.
+            servers.retain(|server| {
+                self.status(*server).is_some_and(|status| status.known && !status.unlogged)
+            });
+        }
+        if probe::planted(Plant::T20MissingServer) && servers.len() > 1 {
+            servers.pop();
+        }
+        servers
+    }
+
+    fn status(&self, server: usize) -> Option<&VolumeStatus> {
+        self.statuses.iter().find(|(at, _)| *at == server).map(|(_, status)| status)
+    }
+
+    fn streams(&self) -> Vec<StreamId> {
+        match &self.mode {
+            Mode::Open(intent) | Mode::DryRun(intent) => {
+                (0..intent.streams).map(StreamId).collect()
+            }
+            Mode::Reopen { streams, .. } | Mode::Acknowledge { streams, .. } => streams.clone(),
+        }
+    }
+
+    fn plan(&self) -> Result<Plan, ClaimError> {
+        let Some(intent) = self.intent() else {
+            return Ok(Plan::default());
+        };
+        // A dry run fences nobody, and what a living owner is writing can't be judged.
+        let take_over = intent.take_over && !matches!(self.mode, Mode::DryRun(_));
+        let logged = |server: usize| self.config.servers[server].logged;
+        plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
+    }
+
+    /// Where a member is.
+    fn place(&self, member: Member) -> Option<(usize, &OpeningMember)> {
+        self.config.servers.iter().enumerate().find_map(|(i, server)| {
+            Some((i, server.members.iter().find(|m| m.place.member == member)?))
+        })
+    }
+
+    fn nsid(&self, member: Member) -> u32 {
+        self.place(member).map_or(0, |(_, m)| m.place.nsid)
+    }
+
+    /// The command for a job.
+    pub(super) fn call(&self, server: usize, job: &Job) -> Call {
+        let volume = self.config.volume;
+        let admin = |sqe: Sqe, send: Vec<u8>, receive| Call::Admin { sqe, send, receive };
+        match *job {
+            Job::Ask => admin(wire::status_command(volume), Vec::new(), STATUS_LEN),
+            Job::Claim => admin(wire::claim_command(), self.claim(server).encode(), 0),
+            Job::List { stream, from } => {
+                let expected = self.status(server).map(|s| s.live_entries.min(s.slots) as usize);
+                let most = self.config.servers[server].transfer_bytes_max;
+                let len = self.lists.page_bytes(server as u16, stream, expected, most);
+                admin(wire::list_command(volume, stream, from, len), Vec::new(), len)
+            }
+            Job::Settle { batch } => {
+                let batches = self.settle.chunks(SETTLE_STREAMS_MAX);
+                let streams = batches.skip(batch).take(1).flatten().copied().collect();
+                let settle = Settle { volume, generation: self.generation, streams };
+                admin(wire::settle_command(), settle.encode(), 0)
+            }
+            // Without DEAC: deallocated blocks may read as anything (T10).
+            Job::Undo(DriveExtent { member, lba, blocks }) => Call::Io {
+                sqe: Sqe::write_zeroes(
+                    self.nsid(member),
+                    lba,
+                    blocks as u32,
+                    probe::planted(Plant::T10Deallocate),
+                ),
+            },
+            Job::Flush(member) => Call::Io { sqe: Sqe::flush(self.nsid(member)) },
+        }
+    }
+
+    fn claim(&self, at: usize) -> Claim {
+        let server = &self.config.servers[at];
+        let intent = self.intent();
+        let given_up =
+            intent.is_some_and(|i| i.accept_lost_log) || probe::planted(Plant::T19BlankLog);
+        Claim {
+            volume: self.config.volume,
+            generation: self.generation,
+            // A log that was given up is begun anew.
+            create: given_up
+                && server.logged
+                && self.status(at).is_some_and(|s| !s.known || s.unlogged),
+            take_over: intent.is_some_and(|i| i.take_over),
+            unlogged: !server.logged,
+            resume: false,
+            streams: intent.map_or(0, |i| i.streams),
+            slots: 0,
+            members: server.members.iter().map(|m| m.place).collect(),
+        }
+    }
+
+    /// Takes in the answer to a job.
+    pub(super) fn take(
+        &mut self,
+        server: usize,
+        job: Job,
+        answer: Result<&[u8], Status>,
+    ) -> Result<(), OpeningError> {
+        let refused =
+            |doing, stream| move |status| OpeningError::Refused { server, doing, stream, status };
+        match job {
+            Job::Ask => {
+                let data = answer.map_err(refused("asking for the volume's state", None))?;
+                let status = VolumeStatus::decode(data)
+                    .filter(|status| status.volume == self.config.volume)
+                    .ok_or(OpeningError::Nonsense {
+                        server,
+                        stream: None,
+                        what: "the volume's state as the target tells it makes no sense",
+                    })?;
+                self.statuses.push((server, status));
+                self.statuses.sort_by_key(|(server, _)| *server);
+            }
+            Job::Claim => {
+                if let Err(status) = answer {
+                    if status.is(wire::status::OWNED) {
+                        let owner = "another host".into();
+                        return Err(ClaimError::Owned { target: server, owner }.into());
+                    }
+                    return Err(refused("claiming the volume", None)(status));
+                }
+                // One after the other, in the members' order, which is the same for everybody:
+                // of two that want the volume, one gets all of it.
+                if let Some(next) = self.speaking().into_iter().find(|at| *at > server) {
+                    self.add(next, Job::Claim);
+                }
+            }
+            Job::List { stream, from } => {
+                let data = answer.map_err(refused("reading a stream's log", Some(stream)))?;
+                if !self.take_page(server, stream, from, data)? {
+                    return Ok(());
+                }
+            }
+            Job::Undo(DriveExtent { member, lba, blocks }) => {
+                if let Err(status) = answer {
+                    let (member, blocks) = (member.0, blocks as u32);
+                    return Err(OpeningError::Undo { server, member, lba, blocks, status });
+                }
+                probe::hit(Rare::Undo);
+                self.outcome.counts.undos += 1;
+                self.outcome.counts.undone_blocks += blocks;
+            }
+            Job::Flush(member) => {
+                if let Err(status) = answer {
+                    return Err(OpeningError::Flush { server, member: member.0, status });
+                }
+                self.outcome.counts.flushes += 1;
+            }
+            Job::Settle { .. } => {
+                answer.map_err(refused("recording the prefix in the log", None))?;
+                self.outcome.counts.settles += 1;
+            }
+        }
+        self.done += 1;
+        Ok(())
+    }
+
+    /// Takes a page of a partition; returns whether it was the last.
+    fn take_page(
+        &mut self,
+        server: usize,
+        stream: StreamId,
+        from: Position,
+        data: &[u8],
+    ) -> Result<bool, OpeningError> {
+        let nonsense = |what| OpeningError::Nonsense { server, stream: Some(stream), what };
+        let page = Page::decode(data)
+            .filter(|page| page.volume == self.config.volume)
+            .ok_or(nonsense("a page of the log's list makes no sense"))?;
+        self.outcome.counts.pages += 1;
+        for entry in &page.entries {
+            let a = &entry.attribute;
+            let inside = self.place(a.member).is_none_or(|(_, m)| {
+                a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
+            });
+            // Labels lie outside: undo must never reach them (T19). A member that is elsewhere
+            // or nowhere is told of when deciding.
+            if a.kind != Kind::Flush && !inside {
+                return Err(OpeningError::Outside {
+                    server,
+                    stream,
+                    seq: a.seq,
+                    member: a.member.0,
+                    lba: a.lba,
+                    blocks: a.blocks,
+                });
+            }
+        }
+        match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
+            Some(from) => {
+                self.add(server, Job::List { stream, from });
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+
+    /// Finds every stream's prefix, and what has to be settled.
+    fn decide(&mut self) -> Result<(), OpeningError> {
+        let listed = self.listed();
+        let servers: Vec<u16> = listed.iter().map(|server| *server as u16).collect();
+        let (entries, torn) = self.lists.counts();
+        (self.outcome.counts.entries, self.outcome.counts.torn) = (entries, torn);
+        let is_dirty =
+            |stream: StreamId| servers.iter().any(|server| self.lists.is_dirty(stream, *server));
+        // A target that holds something which its lists don't show is cleared as a whole.
+        let unseen = listed.iter().any(|server| {
+            self.status(*server).is_some_and(|status| status.unrecovered)
+                && !self.streams().iter().any(|s| self.lists.is_dirty(*s, *server as u16))
+        });
+        let mut streams = Vec::new();
+        let mut settle = Vec::new();
+        for stream in self.streams() {
+            let lists = self.lists.of(stream, &servers);
+            let plan = self.decide_one(stream, &lists)?;
+            let acknowledges = self.acknowledges();
+            if acknowledges {
+                match usize::from(plan.settled) {
+                    0 => return Err(OpeningError::NotPending { stream }),
+                    settled if settled < servers.len() => {
+                        return Err(OpeningError::NotRecovered { stream });
+                    }
+                    _ => {}
+                }
+            }
+            let pending = !plan.in_place.is_empty() && !acknowledges;
+            if unseen || acknowledges || is_dirty(stream) {
+                let keep = pending && !probe::planted(Plant::T9ForgetInPlace);
+                settle.push(SettleStream { stream, keep, k: plan.k, tag: plan.tag });
+            }
+            streams.push(StreamOutcome { plan, pending });
+        }
+        self.outcome.needed = !settle.is_empty();
+        self.outcome.streams = streams;
+        self.settle = settle;
+        Ok(())
+    }
+
+    fn decide_one(
+        &self,
+        stream: StreamId,
+        lists: &[StreamList],
+    ) -> Result<StreamPlan, OpeningError> {
+        let server_of = |member| self.place(member).map(|(server, _)| server as u16);
+        Ok(recovery::decide(stream, lists, server_of)?)
+    }
+
+    /// What is zeroed, of all streams together: neighbours joined, then cut to what one command
+    /// takes.
+    fn undo(&self) -> Vec<DriveExtent> {
+        let plans = self.outcome.streams.iter().map(|stream| &stream.plan);
+        let all = plans.flat_map(|plan| plan.undo.iter().copied()).collect();
+        let mut cut = Vec::new();
+        for DriveExtent { member, mut lba, blocks } in recovery::join(all) {
+            let end = lba + blocks;
+            while lba < end {
+                let blocks = (end - lba).min(u64::from(UNDO_BLOCKS_MAX));
+                cut.push(DriveExtent { member, lba, blocks });
+                lba += blocks;
+            }
+        }
+        cut
+    }
+
+    /// Every volatile drive of the targets that keep logs: also one without anything to undo may
+    /// hold an in-place update of a dropped group in its cache, and what the caller sees when he
+    /// acknowledges it must not change again.
+    fn to_flush(&self) -> Vec<(usize, Member)> {
+        if probe::planted(Plant::T9UndoNotFlushed) {
+            return Vec::new();
+        }
+        let members = self.keepers().into_iter().flat_map(|server| {
+            let members = &self.config.servers[server].members;
+            members.iter().filter(|m| m.volatile).map(move |m| (server, m.place.member))
+        });
+        members.collect()
+    }
+}
