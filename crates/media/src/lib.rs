@@ -37,5 +37,8 @@ pub use buf::AlignedBuf;
 pub use clock::now;
 pub use drive::{BLOCK_SIZE, BLOCKS_MAX, Data, Done, Drive, Geometry, Queue, Submitted};
 pub use error::{Cause, Gone, IoError, OpenError, Operation, Os};
-pub use log::{LOG_HELP, LogPart, LogStore, PartError, boot_id, open_log};
-pub use open::{DRIVE_HELP, open_drive};
+pub use log::{
+    LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
+    read_log, survival_once_created,
+};
+pub use open::{DRIVE_HELP, open_drive, open_drive_within};

@@ -1,21 +1,36 @@
-//! Where ordering logs rest: a mapped file, handed out in disjoint parts.
+//! Where ordering logs rest, handed out in disjoint parts.
 //!
 //! A [`LogStore`] is opened once by whoever serves it; each [`LogPart`] of it (the header, the
-//! partition of one stream) is owned by one thread, which writes it without a lock.
+//! partition of one stream) is owned by one thread, which writes it without a lock. What is mapped
+//! (`file:`, `dax:`, `mem:`) is written by stores; a device (`block:`) is written from a mirror in
+//! memory, block by block, when the part is fenced.
 
+use std::fs::File;
 use std::ops::Range;
-use std::ptr;
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
 
+use crate::drive::BLOCK_SIZE;
 use crate::error::{Gone, OpenError};
 use crate::mapping::Mapping;
-use crate::medium::{Medium, Reserve};
+use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::persist::Persist;
 use crate::spec::Spec;
 use crate::survival::{Kept, Survival};
+
+mod block;
+mod device;
+mod mapped;
+mod reader;
+
+use block::BlockPart;
+use device::BlockStore;
+use mapped::{MappedPart, Memory};
+pub use reader::{LogReader, read_log};
 
 /// The kinds of log and their options, as shown with every complaint about a specification.
 pub const LOG_HELP: &str = "logs are:
@@ -23,26 +38,94 @@ pub const LOG_HELP: &str = "logs are:
       a mapped file: survives the process, not the power; size= creates it if need be
   dax:PATH[,size=SIZE]
       a file on persistent memory (a file system mounted with -o dax): survives the power
+  block:PATH[,plp]
+      a small block device, all of it: survives the power. Without power-loss protection it is
+      flushed with every fence; plp: it has it although it reports a volatile cache
+  block:PATH[,size=SIZE]
+      the same in a file, to try it out: each fence waits for the file system
   mem:SIZE
       this process's memory, gone with it
 sizes are whole numbers of 4096-byte blocks, written like 2M";
 
 /// Opens (or creates) and locks the log that `spec` names; [`LOG_HELP`] lists the kinds.
 pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
-    let mut spec = Spec::parse(spec, LOG_HELP)?;
-    match spec.kind {
-        "mem" => {
-            let bytes = spec.blocks(spec.what)?;
-            spec.finish()?;
-            LogStore::in_memory(bytes)
+    open_log_within(spec, LOCK_WAIT_SHORT)
+}
+
+/// [`open_log`], waiting so long for another process that has it locked: one that was killed keeps
+/// its locks until its last write has landed (T8).
+pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, OpenError> {
+    let busy = Busy::within(lock_wait);
+    match Parsed::from(spec)? {
+        Parsed::Memory { bytes } => LogStore::in_memory(bytes),
+        Parsed::Mapped { path, size, dax } => LogStore::in_file(path, size, dax, busy),
+        Parsed::Device { path, plp } => LogStore::on_device(path, plp, busy),
+        Parsed::Blocks { path, size } => LogStore::in_blocks_of_file(path, size, busy),
+    }
+}
+
+/// What a log that `spec` would create will survive; `None` where nothing would be created.
+pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> {
+    let is_new = |path: &str, size: Option<u64>| {
+        let new = size.is_some() && std::fs::metadata(path).is_err();
+        new.then(|| std::path::Path::new(path).parent().map(ToOwned::to_owned)).flatten()
+    };
+    Ok(match Parsed::from(spec)? {
+        Parsed::Mapped { path, size, dax } => is_new(path, size).map(|_| mapped_survival(dax, dax)),
+        Parsed::Blocks { path, size } => is_new(path, size).map(|parent| {
+            let here = std::path::Path::new(".");
+            let parent = if parent.as_os_str().is_empty() { here } else { &parent };
+            block_file_survival(File::open(parent).is_ok_and(|file| is_in_memory(&file)))
+        }),
+        Parsed::Memory { .. } | Parsed::Device { .. } => None,
+    })
+}
+
+/// A specification, understood.
+enum Parsed<'a> {
+    Memory { bytes: u64 },
+    Mapped { path: &'a str, size: Option<u64>, dax: bool },
+    Device { path: &'a str, plp: bool },
+    Blocks { path: &'a str, size: Option<u64> },
+}
+
+impl<'a> Parsed<'a> {
+    fn from(spec: &'a str) -> Result<Self, OpenError> {
+        let mut spec = Spec::parse(spec, LOG_HELP)?;
+        match spec.kind {
+            "mem" => {
+                let bytes = spec.blocks(spec.what)?;
+                spec.finish()?;
+                Ok(Self::Memory { bytes })
+            }
+            kind @ ("file" | "dax") => {
+                let size = spec.size("size")?;
+                let path = spec.path()?;
+                spec.finish()?;
+                Ok(Self::Mapped { path, size, dax: kind == "dax" })
+            }
+            "block" => {
+                let size = spec.size("size")?;
+                let plp = spec.switch("plp")?;
+                let path = spec.path()?;
+                spec.finish()?;
+                let is_file =
+                    std::fs::metadata(path).map_or(size.is_some(), |found| found.is_file());
+                match (is_file, size) {
+                    (true, _) if plp => Err(spec.wrong(
+                        "plp is for a device: a file never counts as protected, whatever is under \
+                         it",
+                    )),
+                    (true, size) => Ok(Self::Blocks { path, size }),
+                    (false, Some(_)) => Err(spec.wrong(
+                        "size= is for a file: a device is used as a whole (make a partition of \
+                         the size that you want)",
+                    )),
+                    (false, None) => Ok(Self::Device { path, plp }),
+                }
+            }
+            kind => Err(spec.wrong(format!("unknown kind of log {kind:?}"))),
         }
-        kind @ ("file" | "dax") => {
-            let size = spec.size("size")?;
-            let path = spec.path()?;
-            spec.finish()?;
-            LogStore::in_file(path, size, kind == "dax")
-        }
-        kind => Err(spec.wrong(format!("unknown kind of log {kind:?}"))),
     }
 }
 
@@ -68,17 +151,20 @@ pub fn boot_id() -> Result<[u8; 16], OpenError> {
 /// A log's bytes, before they are handed out with [`LogStore::part`].
 pub struct LogStore {
     shared: Arc<Shared>,
+    kind: LogKind,
     describe: String,
     survival: Survival,
 }
 
 struct Shared {
-    mapping: Mapping,
-    persist: Persist,
-    /// Locked for as long as any part lives.
-    medium: Option<Medium>,
+    bytes: Bytes,
     /// The parts that are out.
     lent: Mutex<Vec<Range<usize>>>,
+}
+
+enum Bytes {
+    Mapped(Arc<Memory>),
+    Blocks(Arc<BlockStore>),
 }
 
 /// Why a part of a log can't be had.
@@ -106,6 +192,14 @@ pub enum PartError {
         /// The part that is out.
         lent: Range<usize>,
     },
+    /// The device can't be read there.
+    #[error("bytes {}..{} of the log: can't be read: {cause}", .part.start, .part.end)]
+    Read {
+        /// What was asked for.
+        part: Range<usize>,
+        /// The system's answer.
+        cause: String,
+    },
 }
 
 impl LogStore {
@@ -115,13 +209,19 @@ impl LogStore {
             bytes,
             source,
         })?;
+        let memory = Memory { mapping, persist: Persist::Stores, medium: None };
         let survival = Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" };
         let describe = format!("memory, {} KiB", bytes >> 10);
-        Ok(LogStore::new(mapping, Persist::Stores, None, describe, survival))
+        Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::File, describe, survival))
     }
 
-    fn in_file(path: &str, size: Option<u64>, dax: bool) -> Result<LogStore, OpenError> {
-        let medium = Medium::file(path, size, Reserve::Must, false)?;
+    fn in_file(
+        path: &str,
+        size: Option<u64>,
+        dax: bool,
+        busy: Busy,
+    ) -> Result<LogStore, OpenError> {
+        let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
         let len = medium.len as usize;
         let os = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
         let synchronous = if dax { Mapping::shared(&medium.file, len, true).ok() } else { None };
@@ -130,64 +230,106 @@ impl LogStore {
             Some(mapping) => mapping,
             None => Mapping::shared(&medium.file, len, false).map_err(os)?,
         };
-        let note = match (dax, persistent) {
-            (true, true) => "",
-            (true, false) => {
-                "not on a DAX file system: this log is only as durable as memory, it does not \
-                 survive a power cut"
-            }
-            (false, _) => "the log survives the process, not the power",
-        };
+        let survival = mapped_survival(dax, persistent);
         if dax && !persistent {
-            tracing::warn!(path, "{note}");
+            tracing::warn!(path, "{}", survival.note);
         }
         let persist = if dax { Persist::lines() } else { Persist::Stores };
-        let survival = Survival {
-            process_kill: Kept::Completed,
-            power_cut: if persistent { Kept::Completed } else { Kept::Nothing },
-            note,
-        };
         let describe = format!(
             "{} {path}, {} KiB, {}",
             if persistent { "persistent memory" } else { "mapped file" },
             len >> 10,
             persist.describe(),
         );
-        Ok(LogStore::new(mapping, persist, Some(medium), describe, survival))
+        let memory = Memory { mapping, persist, medium: Some(medium) };
+        Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::Dax, describe, survival))
     }
 
-    fn new(
-        mapping: Mapping,
-        persist: Persist,
-        medium: Option<Medium>,
-        describe: String,
-        survival: Survival,
-    ) -> LogStore {
-        let lent = Mutex::new(Vec::new());
-        let shared = Arc::new(Shared { mapping, persist, medium, lent });
-        LogStore { shared, describe, survival }
+    fn on_device(path: &str, plp: bool, busy: Busy) -> Result<LogStore, OpenError> {
+        let medium = Medium::device(path, busy)?;
+        let flush = !plp && medium.device_has_volatile_cache();
+        let note = match flush {
+            true => {
+                "the log's device has a volatile cache: every fence waits for its FLUSH, which is \
+                 slow; with power-loss protection it needs none (if this device has it, say plp)"
+            }
+            false => "",
+        };
+        let survival = Survival { process_kill: Kept::Completed, power_cut: Kept::Completed, note };
+        let describe = format!(
+            "block device {path}, {} KiB, {}",
+            medium.len >> 10,
+            if flush { "a FLUSH with each fence" } else { "power-loss protection" },
+        );
+        let store = BlockStore::new(medium, flush)?;
+        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+    }
+
+    fn in_blocks_of_file(path: &str, size: Option<u64>, busy: Busy) -> Result<LogStore, OpenError> {
+        let medium = Medium::file(path, size, Reserve::Must, true, busy)?;
+        let survival = block_file_survival(is_in_memory(&medium.file));
+        let describe = format!(
+            "file {path} in place of a device, {} KiB, an fdatasync with each fence",
+            medium.len >> 10
+        );
+        let store = BlockStore::new(medium, true)?;
+        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+    }
+
+    fn new(bytes: Bytes, kind: LogKind, describe: String, survival: Survival) -> LogStore {
+        let shared = Arc::new(Shared { bytes, lent: Mutex::new(Vec::new()) });
+        // The stamp says what the log can be trusted for later, not what it was asked to be.
+        let kind = if survival.power_cut == Kept::Completed { kind } else { LogKind::File };
+        LogStore { shared, kind, describe, survival }
     }
 
     /// Size in bytes.
     #[allow(clippy::len_without_is_empty, reason = "never empty: at least one block")]
     pub fn len(&self) -> usize {
-        self.shared.mapping.len()
+        match &self.shared.bytes {
+            Bytes::Mapped(memory) => memory.mapping.len(),
+            Bytes::Blocks(store) => store.len(),
+        }
     }
 
-    /// Hands out the bytes in `part` to be written by one owner, until that is dropped.
+    /// What a log region made here is stamped as. [`LogKind::File`] whenever it wouldn't survive a
+    /// power cut: what is stamped otherwise is trusted after another boot (T19).
+    pub fn kind(&self) -> LogKind {
+        self.kind
+    }
+
+    /// Hands out the bytes in `part` to be written by one owner, until that is dropped. Parts of a
+    /// device never share a block: one's block would go out with the other's half-made change.
     pub fn part(&self, part: Range<usize>) -> Result<LogPart, PartError> {
         let len = self.len();
         let aligned = part.start.is_multiple_of(8) && part.end.is_multiple_of(8);
         if !aligned || part.start >= part.end || part.end > len {
             return Err(PartError::OutOfRange { part, len });
         }
+        let unit = match &self.shared.bytes {
+            Bytes::Mapped(_) => 8,
+            Bytes::Blocks(_) => BLOCK_SIZE,
+        };
+        let ends = |r: &Range<usize>| (r.start / unit * unit, r.end.next_multiple_of(unit));
+        let (start, end) = ends(&part);
         let mut lent = self.shared.lent();
-        if let Some(other) = lent.iter().find(|o| o.start < part.end && part.start < o.end) {
+        let clash = |other: &&Range<usize>| ends(other).0 < end && start < ends(other).1;
+        if let Some(other) = lent.iter().find(clash) {
             return Err(PartError::Lent { lent: other.clone(), part });
         }
+        let kind = match &self.shared.bytes {
+            Bytes::Mapped(memory) => {
+                Kind::Mapped(MappedPart { memory: Arc::clone(memory), part: part.clone() })
+            }
+            Bytes::Blocks(store) => {
+                Kind::Blocks(BlockPart::read(Arc::clone(store), part.clone()).map_err(|error| {
+                    PartError::Read { part: part.clone(), cause: error.to_string() }
+                })?)
+            }
+        };
         lent.push(part.clone());
         drop(lent);
-        Ok(LogPart { shared: Arc::clone(&self.shared), part })
+        Ok(LogPart { kind, shared: Arc::clone(&self.shared), part })
     }
 
     /// One line for people: kind, place, size, how it is made durable.
@@ -204,56 +346,89 @@ impl LogStore {
     /// a file that somebody has cut short ends the process (SIGBUS), and one into a deleted file
     /// is lost.
     pub fn check(&self) -> Result<(), Gone> {
-        self.shared.medium.as_ref().map_or(Ok(()), Medium::check)
+        match &self.shared.bytes {
+            Bytes::Mapped(memory) => memory.medium.as_ref().map_or(Ok(()), Medium::check),
+            Bytes::Blocks(store) => store.medium.check(),
+        }
     }
 
     /// Writes everything back to the file and waits (`msync`): for a clean shutdown of a `file:`
-    /// log, so that it also survives a power cut after that.
+    /// log, so that it also survives a power cut after that. A `block:` log has nothing left to
+    /// write.
     pub fn sync(&self) -> std::io::Result<()> {
-        match self.shared.medium {
-            Some(_) => self.shared.mapping.sync(),
-            None => Ok(()),
+        match &self.shared.bytes {
+            Bytes::Mapped(memory) if memory.medium.is_some() => memory.mapping.sync(),
+            Bytes::Mapped(_) | Bytes::Blocks(_) => Ok(()),
         }
     }
 }
 
+/// What a mapped file keeps; `persistent` if it is persistent memory.
+fn mapped_survival(dax: bool, persistent: bool) -> Survival {
+    Survival {
+        process_kill: Kept::Completed,
+        power_cut: if persistent { Kept::Completed } else { Kept::Nothing },
+        note: match (dax, persistent) {
+            (true, true) => "",
+            (true, false) => {
+                "not on a DAX file system: this log is only as durable as memory, it does not \
+                 survive a power cut"
+            }
+            (false, _) => "the log survives the process, not the power",
+        },
+    }
+}
+
+/// What a `block:` log in a file keeps.
+fn block_file_survival(in_memory: bool) -> Survival {
+    Survival {
+        process_kill: Kept::Completed,
+        power_cut: if in_memory { Kept::Nothing } else { Kept::Completed },
+        note: match in_memory {
+            true => "the log's file is in memory (tmpfs): it does not survive a power cut",
+            false => {
+                "the log is a file in place of a device, to try it out: no power-loss protection, \
+                 every fence waits for the file system, and it survives a power cut only as far \
+                 as that file system's fdatasync does"
+            }
+        },
+    }
+}
+
+/// Whether a file's file system is memory.
+fn is_in_memory(file: &File) -> bool {
+    const RAMFS_MAGIC: i128 = 0x8584_58f6;
+    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: an open descriptor and room for the answer, which is read only if it was filled in.
+    let kind = unsafe {
+        match libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) {
+            0 => i128::from(found.assume_init().f_type),
+            _ => return false,
+        }
+    };
+    kind == i128::from(libc::TMPFS_MAGIC) || kind == RAMFS_MAGIC
+}
+
 /// A part of a log, owned by one thread at a time.
 ///
-/// Stores of aligned words are single stores. They survive the process as soon as they are made
-/// (`file:`, `dax:`); [`Region::fence`] makes them survive the power on `dax:`.
+/// Stores of aligned words are single stores. They survive the process as soon as they are made on
+/// `file:` and `dax:`; [`Region::fence`] makes them survive the power on `dax:`, and both on
+/// `block:`.
 pub struct LogPart {
+    kind: Kind,
     shared: Arc<Shared>,
     part: Range<usize>,
+}
+
+enum Kind {
+    Mapped(MappedPart),
+    Blocks(BlockPart<BlockStore>),
 }
 
 impl LogPart {
     /// Where it lies in the log, in bytes.
     pub fn range(&self) -> Range<usize> {
         self.part.clone()
-    }
-
-    /// The address of the part's byte `offset`, of which `len` bytes are wanted.
-    #[inline]
-    fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.part.len());
-        assert!(
-            fits && offset.is_multiple_of(8) && len.is_multiple_of(8),
-            "{len} bytes at {offset} are not aligned words of a part of {} bytes",
-            self.part.len()
-        );
-        self.shared.mapping.start().wrapping_add(self.part.start + offset)
-    }
-
-    /// Starts making `len` bytes at `start` durable.
-    #[inline]
-    fn write_back(&self, start: *const u8, len: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if let Persist::Lines(lines) = self.shared.persist {
-            // SAFETY: `start` and `len` come from `at`, so they are inside the mapping.
-            unsafe { lines.write_back(start, len) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (start, len);
     }
 }
 
@@ -263,49 +438,34 @@ impl Region for LogPart {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        let from = self.at(offset, into.len()).cast::<u64>();
-        for (i, word) in into.chunks_exact_mut(8).enumerate() {
-            // SAFETY: inside the part (see `at`), aligned, and this part's owner is the only one
-            // who writes it. Volatile, since the bytes are also a file's.
-            let value = unsafe { ptr::read_volatile(from.wrapping_add(i)) };
-            word.copy_from_slice(&value.to_ne_bytes());
+        match &self.kind {
+            Kind::Mapped(part) => part.read(offset, into),
+            Kind::Blocks(part) => part.read(offset, into),
         }
     }
 
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        let to = self.at(offset, bytes.len());
-        for (i, word) in bytes.chunks_exact(8).enumerate() {
-            let value = u64::from_ne_bytes(word.try_into().expect("chunks of eight bytes"));
-            // SAFETY: inside the part, aligned, and only this owner writes it. Volatile, so that
-            // each word is one store: that is what "in units of 8 bytes" means (M5).
-            unsafe { ptr::write_volatile(to.cast::<u64>().wrapping_add(i), value) };
+        match &mut self.kind {
+            Kind::Mapped(part) => part.write(offset, bytes),
+            Kind::Blocks(part) => part.write(offset, bytes),
         }
-        self.write_back(to, bytes.len());
     }
 
     #[inline]
     fn write_word(&mut self, offset: usize, value: u64) {
-        let to = self.at(offset, 8);
-        // SAFETY: as in `write`.
-        unsafe { ptr::write_volatile(to.cast::<u64>(), value.to_le()) };
-        self.write_back(to, 8);
+        match &mut self.kind {
+            Kind::Mapped(part) => part.write_word(offset, value),
+            Kind::Blocks(part) => part.write_word(offset, value),
+        }
     }
 
     #[inline]
     fn fence(&mut self) -> Result<(), RegionError> {
-        match self.shared.persist {
-            // What has been stored outlives the process, in the order of the stores: the kernel
-            // and every reader of the file see this CPU's stores as it made them.
-            Persist::Stores => compiler_fence(Ordering::SeqCst),
-            #[cfg(target_arch = "x86_64")]
-            Persist::Lines(_) => crate::persist::fence(),
-            #[cfg(not(target_arch = "x86_64"))]
-            Persist::Sync => {
-                self.shared.mapping.sync().map_err(|error| RegionError::new(error.to_string()))?
-            }
+        match &mut self.kind {
+            Kind::Mapped(part) => part.fence(),
+            Kind::Blocks(part) => part.fence(),
         }
-        Ok(())
     }
 }
 
@@ -323,128 +483,4 @@ impl Shared {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn roundtrip(spec: &str) {
-        let log = open_log(spec).unwrap();
-        let mut part = log.part(4096..8192).unwrap();
-        assert_eq!(part.len(), 4096);
-        part.write(64, &[7; 64]);
-        part.write_word(128, 0x0102_0304_0506_0708);
-        part.fence().unwrap();
-        let mut bytes = [0; 80];
-        part.read(56, &mut bytes);
-        assert_eq!(&bytes[..8], &[0; 8]);
-        assert_eq!(&bytes[8..72], &[7; 64]);
-        assert_eq!(&bytes[72..], &[8, 7, 6, 5, 4, 3, 2, 1], "words are little endian");
-    }
-
-    #[test]
-    fn each_kind_keeps_what_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log").display().to_string();
-        for spec in [format!("file:{path},size=64K"), format!("dax:{path}"), "mem:64K".into()] {
-            roundtrip(&spec);
-            if !spec.starts_with("mem") {
-                // What the mapping holds, the file holds.
-                let bytes = std::fs::read(&path).unwrap();
-                assert_eq!(&bytes[4096 + 64..4096 + 128], &[7; 64], "{spec}");
-                std::fs::write(&path, [0; 65536]).unwrap();
-            }
-        }
-    }
-
-    #[test]
-    fn what_was_written_is_there_after_reopening() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log").display().to_string();
-        let log = open_log(&format!("file:{path},size=8K")).unwrap();
-        log.part(0..64).unwrap().write(0, &[3; 64]);
-        log.sync().unwrap();
-        drop(log);
-        let log = open_log(&format!("file:{path}")).unwrap();
-        assert_eq!(log.len(), 8192);
-        let mut bytes = [0; 64];
-        log.part(0..64).unwrap().read(0, &mut bytes);
-        assert_eq!(bytes, [3; 64]);
-    }
-
-    #[test]
-    fn parts_never_overlap_and_come_back() {
-        let log = open_log("mem:8K").unwrap();
-        let first = log.part(0..4096).unwrap();
-        assert_eq!(
-            log.part(4088..8192).err(),
-            Some(PartError::Lent { part: 4088..8192, lent: 0..4096 })
-        );
-        let second = log.part(4096..8192).unwrap();
-        std::thread::spawn(move || drop(second)).join().unwrap();
-        drop(log.part(4096..8192).unwrap());
-        drop(first);
-        drop(log.part(0..8192).unwrap());
-        for part in [4..64, 0..60, 64..64, 0..8200] {
-            assert!(matches!(log.part(part), Err(PartError::OutOfRange { .. })));
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "not aligned words of a part")]
-    fn nothing_outside_the_part_is_touched() {
-        let log = open_log("mem:8K").unwrap();
-        log.part(0..64).unwrap().write(8, &[0; 64]);
-    }
-
-    #[test]
-    fn a_log_is_locked_by_whoever_serves_it() {
-        // T8.
-        let dir = tempfile::tempdir().unwrap();
-        let spec = format!("file:{},size=8K", dir.path().join("log").display());
-        let log = open_log(&spec).unwrap();
-        let part = log.part(0..64).unwrap();
-        assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })));
-        drop(log);
-        assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })), "a part still lives");
-        drop(part);
-        open_log(&spec).unwrap();
-    }
-
-    #[test]
-    fn a_file_that_is_too_short_or_too_long_is_refused_and_one_that_goes_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log").display().to_string();
-        assert!(matches!(open_log(&format!("file:{path}")), Err(OpenError::NoSuchFile { .. })));
-        let log = open_log(&format!("file:{path},size=8K")).unwrap();
-        log.check().unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(log.check(), Err(Gone::Deleted));
-        drop(log);
-
-        std::fs::write(&path, [0; 4096]).unwrap();
-        let refused = open_log(&format!("file:{path},size=8K")).err().unwrap();
-        assert!(matches!(refused, OpenError::Size { .. }), "{refused}");
-        std::fs::write(&path, [0; 5000]).unwrap();
-        assert!(matches!(open_log(&format!("file:{path}")), Err(OpenError::Size { .. })));
-    }
-
-    #[test]
-    fn only_persistent_memory_survives_the_power() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log").display().to_string();
-        let log = open_log(&format!("file:{path},size=8K")).unwrap();
-        assert_eq!(log.survives().process_kill, Kept::Completed);
-        assert_eq!(log.survives().power_cut, Kept::Nothing);
-        drop(log);
-        let log = open_log(&format!("dax:{path}")).unwrap();
-        if log.survives().power_cut != Kept::Completed {
-            assert!(log.survives().note.contains("only as durable as memory"));
-        }
-    }
-
-    #[test]
-    fn boots_have_names() {
-        let id = boot_id().unwrap();
-        assert_eq!(id, boot_id().unwrap());
-        assert_ne!(id, [0; 16]);
-    }
-}
+mod tests;

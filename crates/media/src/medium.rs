@@ -5,14 +5,53 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::drive::BLOCK_SIZE;
 use crate::error::{Gone, OpenError};
 
-/// How often, and with which pause, a busy lock is tried.
-const LOCK_ATTEMPTS: u32 = 10;
+/// How long a busy lock is waited for by who doesn't say: long enough for a process that is just
+/// ending, and for others' short looks at a new device.
+pub(crate) const LOCK_WAIT_SHORT: Duration = Duration::from_millis(200);
+/// How often a busy lock is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// What to do about a medium that another process has locked: try again for a time.
+///
+/// The kernel keeps a lock longer than the process if writes of it are still under way; that is as
+/// it should be (they may land yet, T8), and so there is something to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Busy {
+    wait: Duration,
+    until: Instant,
+    told: bool,
+}
+
+impl Busy {
+    pub(crate) fn within(wait: Duration) -> Busy {
+        let now = Instant::now();
+        Busy { wait, until: now.checked_add(wait).unwrap_or(now), told: false }
+    }
+
+    /// Waits a little; false if the time is over.
+    fn again(&mut self, path: &str) -> bool {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        if !self.told && self.wait > LOCK_WAIT_SHORT {
+            tracing::warn!(
+                path,
+                "in use by another process: waiting up to {} s until it lets go (a killed one does \
+                 once its last write has landed)",
+                self.wait.as_secs_f64()
+            );
+        }
+        self.told = true;
+        std::thread::sleep(LOCK_PAUSE.min(left));
+        true
+    }
+}
 
 /// A file or device that this process has locked and will serve.
 #[derive(Debug)]
@@ -49,12 +88,13 @@ impl Medium {
         size: Option<u64>,
         reserve: Reserve,
         direct: bool,
+        busy: Busy,
     ) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let (file, direct, created) = open_or_create(path, size.is_some(), direct)?;
         let medium =
             Medium { file, path: path.to_owned(), len: 0, direct, reserved: false, device: false };
-        let prepared = medium.prepare_file(size, reserve, os("look at it"));
+        let prepared = medium.prepare_file(size, reserve, busy, os("look at it"));
         if created && prepared.is_err() {
             // Half a file would be in the way of the next attempt.
             let _ = std::fs::remove_file(path);
@@ -74,9 +114,10 @@ impl Medium {
         mut self,
         size: Option<u64>,
         reserve: Reserve,
-        os: impl FnOnce(io::Error) -> OpenError,
+        busy: Busy,
+        os: impl Fn(io::Error) -> OpenError,
     ) -> Result<Medium, OpenError> {
-        let metadata = self.file.metadata().map_err(os)?;
+        let metadata = self.file.metadata().map_err(&os)?;
         if !metadata.is_file() {
             let problem = match metadata.file_type().is_block_device() {
                 true => format!("a block device, not a file: write block:{}", self.path),
@@ -84,7 +125,12 @@ impl Medium {
             };
             return Err(OpenError::Kind { path: self.path, problem });
         }
-        self.lock()?;
+        self.lock(busy)?;
+        // Whoever had the lock may have given the file its size, or taken its name.
+        let metadata = self.file.metadata().map_err(os)?;
+        if metadata.nlink() == 0 {
+            return Err(OpenError::NoSuchFile { path: self.path });
+        }
         let problem = match (metadata.len(), size) {
             (0, None) => Some("the file is empty: add ,size= to give it a size".to_owned()),
             (len, None) if !len.is_multiple_of(BLOCK_SIZE as u64) => Some(format!(
@@ -110,7 +156,7 @@ impl Medium {
     }
 
     /// Opens the block device at `path` for this process alone.
-    pub(crate) fn device(path: &str) -> Result<Medium, OpenError> {
+    pub(crate) fn device(path: &str, mut busy: Busy) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let metadata = std::fs::metadata(path).map_err(os("look at it"))?;
         if !metadata.file_type().is_block_device() {
@@ -120,15 +166,22 @@ impl Medium {
             });
         }
         // O_EXCL on a block device refuses one that is mounted or otherwise in use.
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_DIRECT | libc::O_EXCL)
-            .open(path)
-            .map_err(|source| match source.raw_os_error() {
-                Some(libc::EBUSY) => OpenError::Locked { path: path.to_owned() },
-                _ => OpenError::Os { path: path.to_owned(), doing: "open it", source },
-            })?;
+        let file = loop {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_DIRECT | libc::O_EXCL)
+                .open(path);
+            match opened {
+                Ok(file) => break file,
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                    if !busy.again(path) {
+                        return Err(OpenError::Locked { path: path.to_owned() });
+                    }
+                }
+                Err(source) => return Err(os("open it")(source)),
+            }
+        };
         let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
         let len = len / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
         if len == 0 {
@@ -139,23 +192,34 @@ impl Medium {
         }
         let medium =
             Medium { file, path: path.to_owned(), len, direct: true, reserved: true, device: true };
-        medium.lock()?;
+        medium.lock(busy)?;
+        let unit = medium.queue_says("logical_block_size");
+        if let Some(bytes) = unit.and_then(|text| text.trim().parse::<u64>().ok())
+            && bytes > BLOCK_SIZE as u64
+        {
+            let problem = format!(
+                "its blocks have {bytes} bytes: this needs 4096 or less, which many drives can be \
+                 formatted to (nvme format --lbaf)"
+            );
+            return Err(OpenError::Kind { path: medium.path, problem });
+        }
         Ok(medium)
     }
 
     /// Whether a device says that completed writes may be lost in a power cut: what its queue's
     /// `write_cache` says. Unknown counts as yes.
     pub(crate) fn device_has_volatile_cache(&self) -> bool {
-        let Ok(metadata) = self.file.metadata() else {
-            return true;
-        };
-        let device = metadata.rdev();
+        self.queue_says("write_cache").is_none_or(|cache| cache.trim() != "write through")
+    }
+
+    /// What a device's queue says of itself in sysfs.
+    fn queue_says(&self, what: &str) -> Option<String> {
+        let device = self.file.metadata().ok()?.rdev();
         let directory = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
         // A partition's queue is its disk's.
-        ["queue/write_cache", "../queue/write_cache"]
+        ["queue", "../queue"]
             .iter()
-            .find_map(|file| std::fs::read_to_string(format!("{directory}/{file}")).ok())
-            .is_none_or(|cache| cache.trim() != "write through")
+            .find_map(|queue| std::fs::read_to_string(format!("{directory}/{queue}/{what}")).ok())
     }
 
     /// Whether the file is still there in full. Errors of the check itself say nothing.
@@ -172,23 +236,22 @@ impl Medium {
         }
     }
 
-    /// One server per medium (T8); the lock goes with the process.
-    ///
-    /// The kernel keeps the lock a little longer than the process if writes of it are still under
-    /// way; that is as it should be (they may land yet), so a busy lock is tried again for a
-    /// moment.
-    fn lock(&self) -> Result<(), OpenError> {
-        for _ in 0..LOCK_ATTEMPTS {
+    /// One server per medium (T8). The lock is the open file's: it goes with the last user of that,
+    /// and each write under way is one, whether or not its process still lives.
+    fn lock(&self, mut busy: Busy) -> Result<(), OpenError> {
+        loop {
             match self.file.try_lock() {
                 Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::WouldBlock) if busy.again(&self.path) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(OpenError::Locked { path: self.path.clone() });
+                }
                 Err(TryLockError::Error(source)) => {
                     let path = self.path.clone();
                     return Err(OpenError::Os { path, doing: "lock it", source });
                 }
             }
         }
-        Err(OpenError::Locked { path: self.path.clone() })
     }
 
     fn reserve(&mut self, reserve: Reserve) -> Result<(), OpenError> {

@@ -1,12 +1,13 @@
 //! From a specification to a drive.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::disk::DiskDrive;
 use crate::drive::{BLOCK_SIZE, Drive};
 use crate::error::OpenError;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, Reserve};
+use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::mem::Mem;
 use crate::spec::Spec;
 use crate::ssd::{Model, Profile, Ssd};
@@ -30,6 +31,13 @@ sizes are whole numbers of 4096-byte blocks, written like 64M or 10G";
 ///
 /// A file or device is locked: who else opens it is refused (T8).
 pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
+    open_drive_within(spec, LOCK_WAIT_SHORT)
+}
+
+/// [`open_drive`], waiting so long for another process that has it locked: one that was killed
+/// keeps its locks until its last write has landed (T8).
+pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Drive>, OpenError> {
+    let busy = Busy::within(lock_wait);
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;
     match spec.kind {
         "mem" => {
@@ -45,7 +53,7 @@ pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
             let path = spec.path()?;
             spec.finish()?;
             let reserve = if sparse { Reserve::No } else { Reserve::Try };
-            let medium = Medium::file(path, size, reserve, true)?;
+            let medium = Medium::file(path, size, reserve, true, busy)?;
             Ok(Arc::new(DiskDrive::new(medium, None, threads)))
         }
         "block" => {
@@ -53,15 +61,15 @@ pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
             let threads = threads(&mut spec)?;
             let path = spec.path()?;
             spec.finish()?;
-            let medium = Medium::device(path)?;
+            let medium = Medium::device(path, busy)?;
             Ok(Arc::new(DiskDrive::new(medium, plp.then_some(false), threads)))
         }
-        "ssd" => ssd(spec),
+        "ssd" => ssd(spec, busy),
         kind => Err(spec.wrong(format!("unknown kind of drive {kind:?}"))),
     }
 }
 
-fn ssd(mut spec: Spec<'_>) -> Result<Arc<dyn Drive>, OpenError> {
+fn ssd(mut spec: Spec<'_>, busy: Busy) -> Result<Arc<dyn Drive>, OpenError> {
     let profile = Profile::named(spec.what)
         .ok_or_else(|| spec.wrong(format!("no modelled drive {:?}: flash or optane", spec.what)))?;
     let size = spec.size("size")?;
@@ -75,7 +83,7 @@ fn ssd(mut spec: Spec<'_>) -> Result<Arc<dyn Drive>, OpenError> {
     let lazy = spec.switch("lazy")?;
     spec.finish()?;
     if let Some(path) = file {
-        let medium = Medium::file(path, size, Reserve::Must, false)?;
+        let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
         let map = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
         let mapping = Mapping::shared(&medium.file, medium.len as usize, false).map_err(map)?;
         let model = Model::in_file(profile, mapping, seed)?;

@@ -1,13 +1,16 @@
 //! What every kind of drive must do, asked of each through the same calls. `block:` is among them
 //! where this process may attach a loop device.
 
-use std::process::Command;
+mod common;
+
 use std::sync::Arc;
 
 use riopipe_media::{
     AlignedBuf, BLOCK_SIZE, BLOCKS_MAX, Blocking, Cause, Data, Done, Drive, OpenError, Queue,
     Submitted, now, open_drive,
 };
+
+use common::LoopDevice;
 
 const BLOCKS: u64 = 1024;
 
@@ -17,25 +20,6 @@ struct Drives {
     /// Detached, then deleted, when the drives are gone.
     _device: Option<LoopDevice>,
     _dirs: Vec<tempfile::TempDir>,
-}
-
-/// A block device over a file, where this process may have one.
-struct LoopDevice(String);
-
-impl LoopDevice {
-    fn over(path: &str) -> Option<LoopDevice> {
-        std::fs::write(path, vec![0; BLOCKS as usize * BLOCK_SIZE]).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show", path]).output().ok()?;
-        let name = String::from_utf8(output.stdout).ok()?.trim().to_owned();
-        (output.status.success() && !name.is_empty()).then_some(LoopDevice(name))
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = Command::new("losetup").args(["--detach", &self.0]).status();
-        assert!(detached.is_ok_and(|status| status.success()), "can't detach {}", self.0);
-    }
 }
 
 impl Drives {
@@ -62,8 +46,9 @@ impl Drives {
             specs.push(format!("file:{path}/threads,size=4M,io=threads"));
             dirs.push(dir);
         }
-        let device = LoopDevice::over(&format!("{path}/under-the-device"));
-        if let Some(LoopDevice(name)) = &device {
+        let device = LoopDevice::over(&format!("{path}/under-the-device"), BLOCKS);
+        if let Some(device) = &device {
+            let name = device.name();
             specs.push(format!("block:{name}"));
         }
         let all = specs

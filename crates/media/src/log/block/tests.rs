@@ -1,0 +1,409 @@
+//! A log on a device that loses its power at every moment there is.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use proptest::prelude::*;
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::entry::{Life, PartitionId, Position};
+use riopipe_order::ordering_log::{StreamLog, partition_bytes};
+
+use super::*;
+use crate::seed::Seed;
+
+/// Blocks in memory whose power goes when told to: each block of the write that is under way then
+/// is there or not, wholly (M1), whatever became of the others (M4).
+struct Fake(Mutex<State>);
+
+struct State {
+    bytes: Vec<u8>,
+    writes: u64,
+    /// How many writes still succeed; none do once it is dead.
+    left: u64,
+    seed: u64,
+    /// Blocks of the last write that were kept and lost.
+    kept: u32,
+    lost: u32,
+}
+
+impl Fake {
+    fn new(len: usize) -> Arc<Self> {
+        let bytes = vec![FOREIGN; len];
+        let state = State { bytes, writes: 0, left: u64::MAX, seed: 0, kept: 0, lost: 0 };
+        Arc::new(Self(Mutex::new(state)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Blocks for Fake {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        assert!(offset.is_multiple_of(4096) && into.len().is_multiple_of(4096));
+        into.copy_from_slice(&self.state().bytes[offset as usize..][..into.len()]);
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], base: u64, runs: &[Range<usize>]) -> Result<(), RegionError> {
+        let mut state = self.state();
+        assert!(!runs.is_empty());
+        assert!(runs.is_sorted_by(|a, b| a.end < b.start), "a block twice in flight: {runs:?}");
+        if state.left == 0 {
+            return Err(RegionError::new("no power"));
+        }
+        state.writes += 1;
+        state.left -= 1;
+        let dying = state.left == 0;
+        let mut seed = Seed::new(state.seed);
+        for block in runs.iter().flat_map(|run| run.clone().step_by(BLOCK_SIZE)) {
+            assert!(block.is_multiple_of(BLOCK_SIZE) && block + BLOCK_SIZE <= bytes.len());
+            if dying {
+                if seed.below(2) == 0 {
+                    state.lost += 1;
+                    continue;
+                }
+                state.kept += 1;
+            }
+            let to = base as usize + block;
+            state.bytes[to..to + BLOCK_SIZE].copy_from_slice(&bytes[block..block + BLOCK_SIZE]);
+        }
+        if dying { Err(RegionError::new("the power went")) } else { Ok(()) }
+    }
+}
+
+/// What `MemRegion::forgetful` says may be there after a crash: for each word its durable value,
+/// or any stored since the last fence.
+#[derive(Default)]
+struct Allowed {
+    words: BTreeMap<usize, Vec<u64>>,
+}
+
+/// A part that also keeps that account.
+struct Watched {
+    part: BlockPart<Fake>,
+    allowed: Arc<Mutex<Allowed>>,
+}
+
+impl Watched {
+    fn open(fake: &Arc<Fake>) -> Self {
+        let part = BlockPart::read(Arc::clone(fake), PART).unwrap();
+        Self { part, allowed: Arc::default() }
+    }
+}
+
+impl Region for Watched {
+    fn len(&self) -> usize {
+        self.part.len()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.part.read(offset, into);
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let mut old = vec![0; bytes.len()];
+        self.part.read(offset, &mut old);
+        let mut allowed = self.allowed.lock().unwrap();
+        for (i, (new, old)) in bytes.chunks_exact(8).zip(old.chunks_exact(8)).enumerate() {
+            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+            let values = allowed.words.entry(offset + 8 * i).or_insert_with(|| vec![word(old)]);
+            values.push(word(new));
+        }
+        self.part.write(offset, bytes);
+    }
+
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.write(offset, &value.to_le_bytes());
+    }
+
+    fn fence(&mut self) -> Result<(), RegionError> {
+        self.part.fence()?;
+        let mut allowed = self.allowed.lock().unwrap();
+        // A fence that succeeds and leaves something behind is what would hurt most.
+        let bytes = &self.part.blocks.state().bytes[PART];
+        for (&offset, values) in &allowed.words {
+            assert_eq!(word_at(bytes, offset), *values.last().unwrap(), "word {offset}");
+        }
+        allowed.words.clear();
+        Ok(())
+    }
+}
+
+fn word_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap())
+}
+
+/// Twelve blocks: enough for what is dirty to lie apart.
+const SLOTS: u32 = 700;
+/// Not at the device's start, and followed by a neighbour in the next block.
+const START: usize = 3 * BLOCK_SIZE;
+const PART: Range<usize> = START..START + partition_bytes(SLOTS);
+const DEVICE: usize = PART.end.next_multiple_of(BLOCK_SIZE) + 2 * BLOCK_SIZE;
+const FOREIGN: u8 = 0xa5;
+const ID: PartitionId = PartitionId { volume: VolumeId([7; 16]), stream: StreamId(3) };
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1));
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+fn crc32c(crc: u32, data: &[u8]) -> u32 {
+    !data.iter().fold(!crc, |crc, &byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
+}
+
+fn attribute(seq: u64) -> Attribute {
+    Attribute {
+        seq: Seq(seq),
+        span: 1,
+        num: 1,
+        index: 0,
+        ordinal: seq as u32,
+        member: Member(0),
+        kind: Kind::Write,
+        flags: Flags::BOUNDARY,
+        lba: seq * 8,
+        blocks: 1,
+        tag: seq ^ 0xfeed,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Append(u8),
+    Persist(u8),
+    Fence,
+    Release(u8),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => (1..120u8).prop_map(Op::Append),
+        4 => any::<u8>().prop_map(Op::Persist),
+        3 => Just(Op::Fence),
+        1 => (0..200u8).prop_map(Op::Release),
+    ];
+    proptest::collection::vec(op, 1..40)
+}
+
+/// What the log was told, and what a fence has confirmed of it.
+#[derive(Default)]
+struct Told {
+    /// By seq: position, and whether persisted.
+    entries: BTreeMap<u64, (Position, bool)>,
+    /// The same as of the last good fence.
+    fenced: BTreeMap<u64, (Position, bool)>,
+    released: Seq,
+    last: u64,
+    /// Seqs from this one on are of this binding, and may be persisted.
+    bound_from: u64,
+}
+
+/// Lives through `ops` until the power goes.
+fn live(log: &mut StreamLog<Watched>, told: &mut Told, ops: &[Op]) {
+    for &op in ops {
+        match op {
+            Op::Append(count) => {
+                for _ in 0..count {
+                    if log.free() == 0 {
+                        break;
+                    }
+                    // A full ring writes its mark first, and that may be when the power goes.
+                    let Ok(position) = log.append(&attribute(told.last + 1)) else {
+                        return;
+                    };
+                    told.last += 1;
+                    told.entries.insert(told.last, (position, false));
+                }
+            }
+            Op::Persist(which) => {
+                // Submitted, and so completed, only once the entry itself is durable.
+                let from = told.bound_from.max(told.released.0 + 1);
+                let can: Vec<u64> = told.fenced.range(from..).map(|(&seq, _)| seq).collect();
+                if !can.is_empty() {
+                    let entry = told.entries.get_mut(&can[usize::from(which) % can.len()]).unwrap();
+                    log.persist(entry.0);
+                    entry.1 = true;
+                }
+            }
+            Op::Fence => match log.fence() {
+                Ok(()) => told.fenced.clone_from(&told.entries),
+                Err(_) => return,
+            },
+            Op::Release(back) => {
+                // Only what is durable is ever released (T1).
+                let fenced = told.fenced.last_key_value().map_or(0, |(&seq, _)| seq);
+                let mark = Seq(fenced.saturating_sub(u64::from(back)));
+                told.released = told.released.max(mark);
+                log.release(mark);
+            }
+        }
+    }
+}
+
+/// Everything that must hold of the device's bytes and of the log read from them; from then on
+/// what was found is what counts.
+fn judge(fake: &Arc<Fake>, allowed: &Allowed, mirror: &[u8], told: &mut Told) {
+    let bytes = fake.state().bytes.clone();
+    for offset in (0..PART.len()).step_by(8) {
+        let now = word_at(&bytes[PART], offset);
+        match allowed.words.get(&offset) {
+            Some(values) => assert!(values.contains(&now), "word {offset}: {now:x} of {values:x?}"),
+            // Fenced as it is in the mirror.
+            None => assert_eq!(now, word_at(mirror, offset), "word {offset} was fenced"),
+        }
+    }
+    for (at, &byte) in bytes.iter().enumerate() {
+        if !(PART.start..PART.end.next_multiple_of(BLOCK_SIZE)).contains(&at) {
+            assert_eq!(byte, FOREIGN, "byte {at} is a neighbour's");
+        }
+    }
+    let part = BlockPart::read(Arc::clone(fake), PART).unwrap();
+    let (_, found) = StreamLog::open(part, ID, crc32c).unwrap();
+    assert!(found.released <= told.released);
+    let mut listed = BTreeMap::new();
+    for entry in &found.entries {
+        let seq = entry.attribute.seq;
+        assert_eq!(entry.attribute, attribute(seq.0), "an entry that was never appended");
+        listed.insert(seq.0, (entry.position, entry.persisted));
+    }
+    for (seq, fenced) in told.fenced.range(told.released.0 + 1..) {
+        let there = listed.get(seq);
+        assert!(there.is_some(), "{seq} was fenced, and is gone");
+        assert!(there >= Some(fenced), "{seq} was persisted and fenced, and is not");
+    }
+    for (seq, there) in &listed {
+        assert!(told.entries.get(seq) >= Some(there), "{seq} was never persisted");
+    }
+    told.entries.clone_from(&listed);
+    told.fenced = listed;
+}
+
+/// Two lives, with the power going at write `first` of the first and write `second` of the second
+/// (0: not at all). Returns how many writes there were in each.
+fn two_lives(ops: [&[Op]; 2], first: u64, second: u64, seed: u64) -> [u64; 2] {
+    let fake = Fake::new(DEVICE);
+    StreamLog::format(Watched::open(&fake), ID, 1, crc32c).unwrap();
+    let mut told = Told::default();
+    let mut writes = [0; 2];
+    for (index, (ops, dies_at)) in ops.into_iter().zip([first, second]).enumerate() {
+        {
+            let mut state = fake.state();
+            state.writes = 0;
+            state.left = if dies_at == 0 { u64::MAX } else { dies_at };
+            state.seed = seed;
+        }
+        let mut log = StreamLog::open(Watched::open(&fake), ID, crc32c).unwrap().0;
+        // The binding, too, may be cut short.
+        if log.resume(Life { generation: 1, incarnation: index as u32 + 1 }).is_ok() {
+            told.bound_from = told.last + 1;
+            live(&mut log, &mut told, ops);
+        }
+        writes[index] = fake.state().writes;
+        let Watched { part, allowed } = log.into_region();
+        judge(&fake, &allowed.lock().unwrap(), &part.mirror[part.part.clone()], &mut told);
+    }
+    writes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// M5 on a device: whatever write the power goes at, and whatever of it is lost.
+    #[test]
+    fn a_power_cut_at_any_write_leaves_what_a_forgetful_region_may(
+        first in ops(), second in ops(), seed in any::<u64>(),
+    ) {
+        let ops = [&first[..], &second];
+        let [writes, _] = two_lives(ops, 0, 0, seed);
+        for cut in 1..=writes {
+            let [_, writes] = two_lives(ops, cut, 0, seed ^ cut);
+            let again = 1 + (seed ^ cut) % writes.max(1);
+            two_lives(ops, cut, again, seed.rotate_left(17) ^ cut);
+        }
+    }
+}
+
+#[test]
+fn a_cut_loses_any_subset_of_the_blocks_under_way() {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..64u64 {
+        let fake = Fake::new(DEVICE);
+        let mut part = BlockPart::read(Arc::clone(&fake), PART).unwrap();
+        part.write(0, &[1; 3 * BLOCK_SIZE]);
+        fake.state().left = 1;
+        fake.state().seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        part.fence().unwrap_err();
+        let bytes = fake.state().bytes.clone();
+        let there = [0, 1, 2].map(|block| bytes[START + block * BLOCK_SIZE] == 1);
+        seen.insert(there);
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
+#[test]
+fn what_lies_together_goes_out_together() {
+    let mut dirty = Dirty::none_of(200);
+    let mut runs = Vec::new();
+    dirty.take_runs(&mut runs);
+    assert!(runs.is_empty());
+    dirty.note(70, 70);
+    dirty.note(63, 64);
+    dirty.note(199, 199);
+    dirty.note(0, 0);
+    dirty.note(70, 70);
+    dirty.take_runs(&mut runs);
+    let blocks = |first: usize, end: usize| first * BLOCK_SIZE..end * BLOCK_SIZE;
+    assert_eq!(runs, [blocks(0, 1), blocks(63, 65), blocks(70, 71), blocks(199, 200)]);
+    dirty.take_runs(&mut runs);
+    assert!(runs.is_empty(), "each is written once");
+    dirty.note(10, 10);
+    dirty.note(10 + GAP_BLOCKS_MAX + 1, 10 + GAP_BLOCKS_MAX + 1);
+    dirty.take_runs(&mut runs);
+    assert_eq!(runs, [blocks(10, 12 + GAP_BLOCKS_MAX)], "a small gap is no reason for two");
+}
+
+#[test]
+fn the_common_fence_is_one_write() {
+    let fake = Fake::new(DEVICE);
+    let mut log = StreamLog::format(Watched::open(&fake), ID, 1, crc32c).unwrap();
+    log.resume(Life { generation: 1, incarnation: 1 }).unwrap();
+    let before = fake.state().writes;
+    // Below the count at which a mark rides along.
+    for seq in 1..=20 {
+        let position = log.append(&attribute(seq)).unwrap();
+        log.fence().unwrap();
+        log.persist(position);
+        log.fence().unwrap();
+        log.fence().unwrap();
+    }
+    assert_eq!(fake.state().writes - before, 40, "one for each fence that has something");
+}
+
+#[test]
+fn a_failed_fence_stops_the_log_for_good() {
+    let fake = Fake::new(DEVICE);
+    let mut log = StreamLog::format(Watched::open(&fake), ID, 1, crc32c).unwrap();
+    log.resume(Life { generation: 1, incarnation: 1 }).unwrap();
+    log.append(&attribute(1)).unwrap();
+    fake.state().left = 1;
+    log.fence().unwrap_err();
+    // The device works again: what may have been lost in between is still not vouched for.
+    fake.state().left = u64::MAX;
+    let writes = fake.state().writes;
+    assert!(log.fence().is_err() && log.append(&attribute(2)).is_err());
+    let mut part = log.into_region().part;
+    part.write(0, &[1; 8]);
+    assert!(part.fence().is_err(), "the part itself refuses, too");
+    assert_eq!(fake.state().writes, writes);
+}

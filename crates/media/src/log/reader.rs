@@ -1,0 +1,103 @@
+//! Looking at a log that may be anybody's: nothing is written, nothing is kept locked.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+
+use super::Parsed;
+use crate::buf::AlignedBuf;
+use crate::drive::BLOCK_SIZE;
+use crate::error::OpenError;
+
+/// A log opened for reading only.
+pub struct LogReader {
+    file: File,
+    path: String,
+    len: u64,
+    served: bool,
+}
+
+/// Opens the log that `spec` names for reading only; options that tell how to create or serve it
+/// are understood and change nothing.
+///
+/// Nobody is kept out for longer than the moment that it takes to ask whether somebody serves it.
+pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
+    // What is in the page cache is the newest of a mapped log; a device's is what lies on it.
+    let (path, direct) = match Parsed::from(spec)? {
+        Parsed::Memory { .. } => {
+            return Err(OpenError::Kind {
+                path: spec.to_owned(),
+                problem: "a log in memory can't be read from outside of its process".to_owned(),
+            });
+        }
+        Parsed::Mapped { path, .. } => (path, false),
+        Parsed::Device { path, .. } | Parsed::Blocks { path, .. } => (path, true),
+    };
+    let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+    let open = |direct| {
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        OpenOptions::new().read(true).custom_flags(flags).open(path)
+    };
+    let file = match open(direct) {
+        Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => open(false),
+        other => other,
+    };
+    let file = file.map_err(os("read it"))?;
+    let kind = file.metadata().map_err(os("look at it"))?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let problem = "neither a file nor a block device".to_owned();
+        return Err(OpenError::Kind { path: path.to_owned(), problem });
+    }
+    let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
+    let served = match file.try_lock_shared() {
+        Ok(()) => {
+            file.unlock().map_err(os("unlock it"))?;
+            false
+        }
+        Err(TryLockError::WouldBlock) => true,
+        // It can be read all the same.
+        Err(TryLockError::Error(_)) => false,
+    };
+    Ok(LogReader { file, path: path.to_owned(), len, served })
+}
+
+impl LogReader {
+    /// Its size in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "an empty file is a finding of the caller's")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether somebody serves it: what is read may change meanwhile.
+    pub fn is_served(&self) -> bool {
+        self.served
+    }
+
+    /// The bytes in `range`, as far as they are there.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, OpenError> {
+        let end = range.end.min(self.len);
+        let start = range.start.min(end);
+        // Whole blocks, for direct I/O.
+        let block = BLOCK_SIZE as u64;
+        let from = start / block * block;
+        let mut bytes = AlignedBuf::zeroed((end.next_multiple_of(block) - from) as usize);
+        let mut done = 0;
+        while from + (done as u64) < end {
+            match self.file.read_at(&mut bytes[done..], from + done as u64) {
+                // Cut short since it was opened: the rest reads as zeroes.
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(OpenError::Os {
+                        path: self.path.clone(),
+                        doing: "read it",
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(bytes[(start - from) as usize..(end - from) as usize].to_vec())
+    }
+}

@@ -1,0 +1,256 @@
+use super::*;
+
+fn roundtrip(spec: &str) {
+    let log = open_log(spec).unwrap();
+    let mut part = log.part(4096..8192).unwrap();
+    assert_eq!(part.len(), 4096);
+    part.write(64, &[7; 64]);
+    part.write_word(128, 0x0102_0304_0506_0708);
+    part.fence().unwrap();
+    let mut bytes = [0; 80];
+    part.read(56, &mut bytes);
+    assert_eq!(&bytes[..8], &[0; 8]);
+    assert_eq!(&bytes[8..72], &[7; 64]);
+    assert_eq!(&bytes[72..], &[8, 7, 6, 5, 4, 3, 2, 1], "words are little endian");
+}
+
+#[test]
+fn each_kind_keeps_what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    let specs = [
+        format!("file:{path},size=64K"),
+        format!("dax:{path}"),
+        format!("block:{path}"),
+        "mem:64K".into(),
+    ];
+    for spec in specs {
+        roundtrip(&spec);
+        if !spec.starts_with("mem") {
+            // What the mapping or the mirror holds, the file holds.
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(&bytes[4096 + 64..4096 + 128], &[7; 64], "{spec}");
+            std::fs::write(&path, [0; 65536]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_written_is_there_after_reopening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    for kind in ["file", "block"] {
+        let log = open_log(&format!("{kind}:{path},size=8K")).unwrap();
+        let mut part = log.part(0..64).unwrap();
+        part.write(0, &[3; 64]);
+        part.fence().unwrap();
+        // Lent once more, it is read from where it rests.
+        drop(part);
+        let mut bytes = [0; 64];
+        log.part(0..64).unwrap().read(0, &mut bytes);
+        assert_eq!(bytes, [3; 64], "{kind}");
+        log.sync().unwrap();
+        drop(log);
+        let log = open_log(&format!("{kind}:{path}")).unwrap();
+        assert_eq!(log.len(), 8192);
+        let mut bytes = [0; 64];
+        log.part(0..64).unwrap().read(0, &mut bytes);
+        assert_eq!(bytes, [3; 64], "{kind}");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_block_log_is_written_by_its_fence_and_only_where_it_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let log = open_log(&format!("block:{},size=64K", path.display())).unwrap();
+    let mut part = log.part(8192..8192 + 5 * 4096 + 64).unwrap();
+    part.write(4096 - 64, &[1; 128]);
+    part.write_word(5 * 4096 + 56, u64::MAX);
+    assert_eq!(std::fs::read(&path).unwrap(), [0; 65536], "nothing before the fence");
+    // Somebody else's bytes in a block that the part has not touched stay.
+    let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_at(&other, &[9; 4096], 0).unwrap();
+    part.fence().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let mut expected = vec![0; 65536];
+    expected[..4096].fill(9);
+    expected[8192 + 4096 - 64..][..128].fill(1);
+    expected[8192 + 5 * 4096 + 56..][..8].fill(0xff);
+    assert_eq!(bytes, expected);
+}
+
+#[test]
+fn parts_of_a_block_log_share_no_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open_log(&format!("block:{},size=64K", dir.path().join("log").display())).unwrap();
+    let first = log.part(8192..8192 + 128).unwrap();
+    let neighbour = 8192 + 128..16384;
+    assert_eq!(
+        log.part(neighbour.clone()).err(),
+        Some(PartError::Lent { part: neighbour, lent: 8192..8192 + 128 })
+    );
+    log.part(8192 + 4096..16384).unwrap();
+    log.part(0..8192).unwrap();
+    drop(first);
+    log.part(8192 + 128..16384).unwrap();
+}
+
+#[test]
+fn what_a_block_log_keeps_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    let spec = format!("block:{path},size=64K");
+    let before = survival_once_created(&spec).unwrap().unwrap();
+    let log = open_log(&spec).unwrap();
+    assert_eq!(log.survives(), before, "what is said of a file that is not there yet is true");
+    assert_eq!(log.survives().process_kill, Kept::Completed);
+    assert_eq!(survival_once_created(&spec).unwrap(), None, "it is there now");
+    // A file never counts as protected; what is stamped `block` is trusted after a power cut.
+    assert!(log.describe().contains("in place of a device"), "{}", log.describe());
+    let in_memory = log.survives().power_cut == Kept::Nothing;
+    assert_eq!(log.kind(), if in_memory { LogKind::File } else { LogKind::Block });
+    assert!(log.survives().note.contains(if in_memory { "tmpfs" } else { "no power-loss" }));
+    if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
+        let spec = format!("block:{},size=64K", dir.path().join("log").display());
+        let before = survival_once_created(&spec).unwrap().unwrap();
+        let log = open_log(&spec).unwrap();
+        assert_eq!(log.survives(), before);
+        assert_eq!((log.survives().power_cut, log.kind()), (Kept::Nothing, LogKind::File));
+    }
+}
+
+#[test]
+fn what_can_be_no_block_log_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    std::fs::write(&path, [0; 65536]).unwrap();
+    for (spec, says) in [
+        (format!("block:{path},plp"), "a file never counts"),
+        (format!("block:{path},size=128K"), "leave size= out"),
+        ("block:".to_owned(), "no path"),
+        (format!("block:{path},fast"), "unknown option"),
+        ("block:/dev/null".to_owned(), "not a block device"),
+        ("block:/dev/null,size=64K".to_owned(), "size= is for a file"),
+        (format!("block:{}/none", dir.path().display()), "No such file"),
+        (format!("block:{}/none,plp,size=8K", dir.path().display()), "a file never counts"),
+        (format!("block:{}", dir.path().display()), "not a block device"),
+    ] {
+        let text = open_log(&spec).err().unwrap().to_string();
+        assert!(text.contains(says), "{spec}: {text}");
+    }
+}
+
+#[test]
+fn a_block_log_on_a_file_that_goes_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let log = open_log(&format!("block:{},size=64K", path.display())).unwrap();
+    log.check().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(log.check(), Err(Gone::Deleted));
+}
+
+#[test]
+fn a_log_is_read_without_being_opened_for_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    for kind in ["file", "block"] {
+        let spec = format!("{kind}:{path},size=64K");
+        let log = open_log(&spec).unwrap();
+        let mut part = log.part(8192..16384).unwrap();
+        part.write(8, &[7; 8]);
+        part.fence().unwrap();
+        let reader = read_log(&spec).unwrap();
+        assert!(reader.is_served(), "{kind}");
+        assert_eq!(reader.len(), 65536);
+        assert_eq!(reader.read(8200..8224).unwrap()[..8], [7; 8], "{kind}");
+        assert_eq!(reader.read(65528..70000).unwrap().len(), 8, "{kind}: as far as it is there");
+        drop((log, part));
+        assert!(!read_log(&spec).unwrap().is_served(), "{kind}");
+        open_log(&spec).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(read_log(&spec), Err(OpenError::Os { .. })));
+    }
+    assert!(matches!(read_log("mem:2M"), Err(OpenError::Kind { .. })));
+    assert!(matches!(read_log("file:/dev/null"), Err(OpenError::Kind { .. })));
+}
+
+#[test]
+fn parts_never_overlap_and_come_back() {
+    let log = open_log("mem:8K").unwrap();
+    let first = log.part(0..4096).unwrap();
+    assert_eq!(
+        log.part(4088..8192).err(),
+        Some(PartError::Lent { part: 4088..8192, lent: 0..4096 })
+    );
+    let second = log.part(4096..8192).unwrap();
+    std::thread::spawn(move || drop(second)).join().unwrap();
+    drop(log.part(4096..8192).unwrap());
+    drop(first);
+    drop(log.part(0..8192).unwrap());
+    for part in [4..64, 0..60, 64..64, 0..8200] {
+        assert!(matches!(log.part(part), Err(PartError::OutOfRange { .. })));
+    }
+}
+
+#[test]
+#[should_panic(expected = "not aligned words of a part")]
+fn nothing_outside_the_part_is_touched() {
+    let log = open_log("mem:8K").unwrap();
+    log.part(0..64).unwrap().write(8, &[0; 64]);
+}
+
+#[test]
+fn a_log_is_locked_by_whoever_serves_it() {
+    // T8.
+    let dir = tempfile::tempdir().unwrap();
+    let spec = format!("file:{},size=8K", dir.path().join("log").display());
+    let log = open_log(&spec).unwrap();
+    let part = log.part(0..64).unwrap();
+    assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })));
+    drop(log);
+    assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })), "a part still lives");
+    drop(part);
+    open_log(&spec).unwrap();
+}
+
+#[test]
+fn a_file_that_is_too_short_or_too_long_is_refused_and_one_that_goes_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    assert!(matches!(open_log(&format!("file:{path}")), Err(OpenError::NoSuchFile { .. })));
+    let log = open_log(&format!("file:{path},size=8K")).unwrap();
+    log.check().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(log.check(), Err(Gone::Deleted));
+    drop(log);
+
+    std::fs::write(&path, [0; 4096]).unwrap();
+    let refused = open_log(&format!("file:{path},size=8K")).err().unwrap();
+    assert!(matches!(refused, OpenError::Size { .. }), "{refused}");
+    std::fs::write(&path, [0; 5000]).unwrap();
+    assert!(matches!(open_log(&format!("file:{path}")), Err(OpenError::Size { .. })));
+}
+
+#[test]
+fn only_persistent_memory_survives_the_power() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log").display().to_string();
+    let log = open_log(&format!("file:{path},size=8K")).unwrap();
+    assert_eq!(log.survives().process_kill, Kept::Completed);
+    assert_eq!(log.survives().power_cut, Kept::Nothing);
+    drop(log);
+    let log = open_log(&format!("dax:{path}")).unwrap();
+    if log.survives().power_cut != Kept::Completed {
+        assert!(log.survives().note.contains("only as durable as memory"));
+    }
+}
+
+#[test]
+fn boots_have_names() {
+    let id = boot_id().unwrap();
+    assert_eq!(id, boot_id().unwrap());
+    assert_ne!(id, [0; 16]);
+}
