@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::topology::{MemberInfo, ServerInfo};
 
+mod replay;
+
 /// Payload handle: (first block's number, blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece(u32, u32);
