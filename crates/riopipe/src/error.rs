@@ -360,6 +360,11 @@ pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
         Cause::SharedFlush => {
             "another stream's FLUSH of the drive failed, so unflushed data there may be lost".into()
         }
+        Cause::LogMismatch => {
+            "the target's log is not what this stream has sent to it: another log stands in its \
+             place, or it is damaged"
+                .into()
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{MemberInfo as MemberPlace, Topology};
 use riopipe_session::claim::{ClaimError, Intent, Plan, plan};
 use riopipe_session::initiator::attach::Namespace;
-use riopipe_session::initiator::stream::FlushFailures;
+use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::label::{
     AssembleError, DATA_START, Found, Label, assemble, log_due, logs_due,
 };
@@ -417,6 +417,7 @@ fn inner(
         engine,
         generation,
         flush_failures: FlushFailures::new(topology.members().len()),
+        replay_board: ReplayBoard::new(topology.servers().len()),
         topology,
         nsids: assembled.namespaces.iter().map(|n| n.nsid).collect(),
         servers: servers.collect(),

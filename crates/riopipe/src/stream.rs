@@ -444,7 +444,7 @@ impl Stream {
             match self.turn(sink) {
                 Ok(worked) => {
                     if !worked && let Some(server) = self.session.stalled(now_ns()) {
-                        self.session.lost(server, Cause::TimedOut);
+                        self.session.lost(server, Cause::TimedOut, now_ns());
                         self.connections[usize::from(server)].socket.shutdown();
                         return true;
                     }
@@ -460,7 +460,7 @@ impl Stream {
             stream = %self.id(), target = %self.volume.server_name(server), %error,
             "lost the connection of an ordered stream"
         );
-        self.session.lost(server as u16, Cause::Disconnected);
+        self.session.lost(server as u16, Cause::Disconnected, now_ns());
         self.connections[server].socket.shutdown();
     }
 

@@ -13,7 +13,7 @@ use riopipe_order::handover::{Breach, Ledger};
 use riopipe_order::topology::{ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::stream::{
-    CONTROL_COMMANDS, FlushFailures, StreamConfig, StreamSession,
+    CONTROL_COMMANDS, FlushFailures, ReplayBoard, StreamConfig, StreamSession,
 };
 use riopipe_session::wire;
 
@@ -114,6 +114,7 @@ pub(crate) struct Inner {
     pub(crate) marks: Mutex<Vec<Seq>>,
     pub(crate) streams: Mutex<Streams>,
     pub(crate) flush_failures: Arc<FlushFailures>,
+    pub(crate) replay_board: Arc<ReplayBoard>,
     pub(crate) ledger: Option<SharedLedger>,
     /// Dropped with the rest: the keepers of the associations end then.
     pub(crate) keepers: Mutex<Vec<Sender<()>>>,
@@ -294,6 +295,7 @@ impl Volume {
             nsids: inner.nsids.clone(),
             queue_depth: depth,
             timeout_ns: nanos(options.timeout),
+            loss_ns: 0,
         };
         let session = StreamSession::new(
             config,
@@ -301,6 +303,7 @@ impl Volume {
             inner.topology.clone(),
             queues,
             Arc::clone(&inner.flush_failures),
+            &inner.replay_board,
         );
         Stream::start(Arc::clone(inner), session, sockets, options)
     }

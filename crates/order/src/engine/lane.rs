@@ -68,6 +68,11 @@ impl Lane {
         self.suspended = true;
     }
 
+    /// What was given out and is not released, oldest first.
+    pub(super) fn sent(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.sent.iter().copied()
+    }
+
     pub(super) fn is_suspended(&self) -> bool {
         self.suspended
     }

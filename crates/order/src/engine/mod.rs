@@ -168,6 +168,8 @@ pub enum Cause {
     /// Another stream's FLUSH of the same drive failed; this stream's unflushed data there may be
     /// gone (T22).
     SharedFlush,
+    /// The target's log of the stream is not what was sent to it (T18, T19).
+    LogMismatch,
 }
 
 /// A stream's first failure: what poisons it (P6).
@@ -257,6 +259,12 @@ pub trait Engine<P: Payload>: Send {
     /// On a stream that has failed meanwhile, nothing is sent again.
     fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
         let _ = (server, durable);
+    }
+
+    /// Visits what was given out for a server and may have to be sent again, in that order, with
+    /// ordinal 0: what the server's log may hold beyond the released mark.
+    fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
+        let _ = (server, visit);
     }
 
     /// Whether requests to this server wait to be sent again, or are out again: until they have

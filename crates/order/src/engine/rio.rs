@@ -30,7 +30,7 @@ use super::{
     Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
     Write,
 };
-use crate::attribute::{Kind, Member, Seq};
+use crate::attribute::{Attribute, Kind, Member, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
@@ -279,6 +279,12 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
             });
         }
         self.note_replays();
+    }
+
+    fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
+        for id in self.lanes[usize::from(server)].sent() {
+            visit(&self.base.request(id).attribute(0));
+        }
     }
 
     fn replaying(&self, server: u16) -> bool {

@@ -4,42 +4,32 @@
 //! sends what the outboxes hold, feeds what arrives to [`receive`](StreamSession::receive), and
 //! reads the marks. No reply is ever waited for here.
 
+mod board;
+mod link;
+mod reading;
+mod rejoin;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
     Cause, Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
 };
+use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
 
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
-
-/// Failed FLUSHes of a volume's drives, shared by its streams (T22).
-#[derive(Debug)]
-pub struct FlushFailures {
-    epoch: AtomicU64,
-    members: Vec<AtomicU64>,
-}
-
-impl FlushFailures {
-    /// None so far, for a volume of `members` drives.
-    #[must_use]
-    pub fn new(members: usize) -> Arc<Self> {
-        let members = (0..members).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self { epoch: AtomicU64::new(0), members })
-    }
-
-    fn fail(&self, member: Member) {
-        self.members[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::Release);
-    }
-}
+pub use board::{FlushFailures, ReplayBoard};
+pub use link::LinkState;
+use link::{Link, State};
+use reading::{ReadPart, Reading};
+use rejoin::{News, is_fenced};
 
 /// What a stream is.
 #[derive(Clone, Debug)]
@@ -60,6 +50,10 @@ pub struct StreamConfig {
     pub queue_depth: usize,
     /// How long a target may make no progress while commands are out, ns.
     pub timeout_ns: u64,
+    /// How long a server may be away before it is given up, ns: the stream goes on when it comes
+    /// back within that time (P7). 0: a lost connection poisons the stream at once, as it does
+    /// with engines that cannot replay.
+    pub loss_ns: u64,
 }
 
 /// An idle stream tells its mark this often at most, ns: one command in passing, not one a write.
@@ -73,40 +67,8 @@ pub const CONTROL_COMMANDS: usize = 8;
 const READ: u64 = 1 << 40;
 const BIND: u64 = 2 << 40;
 const MARK: u64 = 3 << 40;
+const LIST: u64 = 4 << 40;
 const KIND: u64 = 0xff << 40;
-
-#[derive(Debug)]
-struct Link<P> {
-    queue: QueuePair<P>,
-    out: Outbox<P>,
-    ready: bool,
-    lost: bool,
-    /// When the target last answered, or was first asked something, ns.
-    progress: u64,
-    /// The mark that the target was last told durably, and when, ns.
-    told: (Seq, u64),
-}
-
-#[derive(Debug)]
-struct ReadPart {
-    server: u16,
-    nsid: u32,
-    lba: u64,
-    blocks: u32,
-    /// Where it starts in the whole read, bytes.
-    offset: usize,
-    sent: bool,
-    ended: bool,
-}
-
-#[derive(Debug, Default)]
-struct Reading {
-    number: u8,
-    parts: Vec<ReadPart>,
-    unsent: usize,
-    outstanding: usize,
-    failed: Option<(usize, Status)>,
-}
 
 /// Why a stream could not be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,16 +87,22 @@ pub struct StreamSession<P> {
     links: Vec<Link<P>>,
     reading: Reading,
     marks: Marks,
-    marks_out: usize,
+    /// Every target is to be told the last mark: the stream is being closed.
+    closing: bool,
     mark_refused: Option<BindRefused>,
     bind_refused: Option<BindRefused>,
+    /// Some connection is neither simply up nor given up.
+    unsettled: bool,
+    /// The failure of the stream has been seen here.
+    over: bool,
     shared: Arc<FlushFailures>,
     seen_epoch: u64,
     seen: Vec<u64>,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// A stream over `queues`, one for each server of the topology, none of them started.
+    /// A stream over `queues`, one for each server of the topology, none of them started. All
+    /// streams of a volume in this process share `shared` and `board`.
     #[must_use]
     pub fn new(
         config: StreamConfig,
@@ -142,19 +110,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         topology: Topology,
         queues: Vec<QueuePair<P>>,
         shared: Arc<FlushFailures>,
+        board: &Arc<ReplayBoard>,
     ) -> Self {
         debug_assert_eq!(queues.len(), topology.servers().len());
         debug_assert_eq!(config.nsids.len(), topology.members().len());
         let links = queues
             .into_iter()
-            .map(|queue| Link {
-                queue,
-                out: Outbox::new(),
-                ready: false,
-                lost: false,
-                progress: 0,
-                told: (config.start, 0),
-            })
+            .zip(0..)
+            .map(|(queue, server)| Link::new(queue, board.seat(server), config.start))
             .collect();
         let seen_epoch = shared.epoch.load(Ordering::Acquire);
         let seen = shared.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
@@ -165,9 +128,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             topology,
             links,
             reading: Reading::default(),
-            marks_out: 0,
+            closing: false,
             mark_refused: None,
             bind_refused: None,
+            unsettled: true,
+            over: false,
             shared,
             seen_epoch,
             seen,
@@ -189,7 +154,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn is_ready(&self) -> Result<bool, BindRefused> {
         match self.bind_refused {
             Some(refused) => Err(refused),
-            None => Ok(self.links.iter().all(|link| link.ready)),
+            None => Ok(self.links.iter().all(Link::carries)),
         }
     }
 
@@ -201,11 +166,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.admit(writes, tag, durable)
     }
 
-    /// Turns what may be sent now into commands in the outboxes.
+    /// Turns what may be sent now into commands in the outboxes, and looks after connections that
+    /// are being set up.
     pub fn pump(&mut self, now: u64) {
-        let Self { links, engine, config, reading, marks_out, .. } = self;
+        if self.unsettled {
+            self.tend(now);
+        }
+        let Self { links, engine, config, reading, closing, .. } = self;
         for (server, link) in links.iter_mut().enumerate() {
-            if link.lost || !link.ready {
+            if !link.carries() {
                 continue;
             }
             if link.queue.in_flight() == 0 {
@@ -231,7 +200,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 debug_assert!(sent.is_ok(), "the queue has room for its depth");
             }
             if reading.unsent > 0 {
-                send_reads(reading, server as u16, link);
+                reading.send(server as u16, link);
             }
             let released = engine.released();
             // Alone when idle (T1): so that a crash of an idle initiator leaves a log at rest.
@@ -239,10 +208,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 && engine.is_idle()
                 && released == engine.last()
                 && released > link.told.0
-                && now.saturating_sub(link.told.1) > IDLE_MARK_NS
+                && (*closing || now.saturating_sub(link.told.1) >= IDLE_MARK_NS)
+                && link.tell_mark(released, now)
             {
-                link.told.1 = now;
-                tell_mark(link, released, marks_out);
+                probe::hit(Rare::IdleMark);
             }
         }
     }
@@ -268,6 +237,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         });
         reading.unsent = reading.parts.len();
         reading.outstanding = reading.parts.len();
+        for (link, server) in self.links.iter().zip(0..) {
+            if link.state == State::Dead {
+                self.reading.give_up(server);
+            }
+        }
     }
 
     /// Whether an own write to these blocks is not complete: a read must wait for it (P9).
@@ -303,27 +277,21 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self {
-            links,
-            engine,
-            config,
-            reading,
-            marks_out,
-            bind_refused,
-            mark_refused,
-            shared,
-            ..
-        } = self;
+        let Self { links, engine, config, reading, mark_refused, shared, .. } = self;
         let link = &mut links[usize::from(server)];
-        let mut became_ready = false;
+        let mut news = None;
         let mut events = 0u32;
         let used = link.queue.receive(buf, &mut link.out, |event| {
             events += 1;
             match event {
-                Event::Ready { .. } => became_ready = true,
+                Event::Ready { .. } => news = Some(News::Connected),
                 Event::Data { user, offset, bytes } => {
-                    if let Some(index) = reading.part(user) {
-                        sink(reading.parts[index].offset + offset as usize, bytes);
+                    let at = offset as usize;
+                    if user & KIND == LIST {
+                        // The queue pair lets nothing through beyond what was asked for.
+                        link.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
+                    } else if let Some(index) = reading.part(user) {
+                        sink(reading.parts[index].offset + at, bytes);
                     }
                 }
                 Event::Done { user, cqe } => {
@@ -333,6 +301,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             let id = RequestId(user as u32);
                             if status.is_ok() {
                                 engine.done(id, Ok(()));
+                            } else if config.loss_ns > 0 && is_fenced(status) {
+                                // Another owner has the volume, or this one by another way: the
+                                // next bind tells. The engine hears no more of the request.
+                                news = Some(News::Fenced(status));
                             } else {
                                 let request = engine.request(id);
                                 // Ordered FLUSHes are the target's to judge: it knows whether it
@@ -347,15 +319,21 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             }
                         }
                         READ => {
+                            link.reads_out -= 1;
+                            if link.reads_out == 0 {
+                                link.seat.end_read();
+                            }
                             if let Some(index) = reading.part(user) {
                                 reading.end(index, status);
                             }
                         }
-                        BIND if status.is_ok() => link.ready = true,
-                        BIND => *bind_refused = Some(BindRefused { server, status }),
+                        BIND => news = Some(News::Bound(cqe)),
+                        LIST => news = Some(News::Listed(cqe)),
                         _ => {
-                            *marks_out -= 1;
-                            if !status.is_ok() {
+                            link.marks_out -= 1;
+                            if is_fenced(status) && config.loss_ns > 0 {
+                                news = Some(News::Fenced(status));
+                            } else if !status.is_ok() {
                                 *mark_refused = Some(BindRefused { server, status });
                             }
                         }
@@ -366,19 +344,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if events > 0 {
             link.progress = now;
         }
-        if became_ready {
-            if config.engine == EngineKind::Rio {
-                let bind = wire::bind_command(
-                    config.volume,
-                    config.stream,
-                    config.generation,
-                    config.start,
-                );
-                let sent = link.queue.submit(bind, BIND, Data::None, &mut link.out);
-                debug_assert!(sent.is_ok(), "a fresh queue has room");
-            } else {
-                link.ready = true;
-            }
+        if let Some(news) = news {
+            self.news(server, news, now);
         }
         Ok(used)
     }
@@ -400,7 +367,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
         }
         self.marks = self.engine.poll();
-        self.engine.failure().map_or(Ok(self.marks), Err)
+        match self.engine.failure() {
+            None => Ok(self.marks),
+            Some(failure) => {
+                self.failed();
+                Err(failure)
+            }
+        }
     }
 
     /// The marks as of the last poll.
@@ -409,50 +382,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks
     }
 
-    /// The connection to a server is gone, or it is given up: the stream is poisoned (P6).
-    pub fn lost(&mut self, server: u16, cause: Cause) {
-        let link = &mut self.links[usize::from(server)];
-        if core::mem::replace(&mut link.lost, true) {
-            return;
-        }
-        link.out.clear();
-        self.marks = self.engine.poll();
-        let member = self.topology.members().iter().position(|m| m.server == server).unwrap_or(0);
-        self.engine.poison(Failure {
-            seq: self.marks.complete.next(),
-            member: Member(member as u8),
-            flush: false,
-            cause,
-        });
-        for index in 0..self.reading.parts.len() {
-            if self.reading.parts[index].server == server {
-                self.reading.end(index, Status::ABORTED_BY_HOST);
-            }
-        }
-    }
-
-    /// A server that has made no progress for too long though it was asked something.
+    /// A server that has made no progress for too long though it was asked something: the caller
+    /// closes the connection and says [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
         self.links
             .iter()
             .position(|link| {
-                let waits = !link.ready || link.queue.in_flight() > 0;
-                !link.lost && waits && now.saturating_sub(link.progress) > self.config.timeout_ns
+                link.waits() && now.saturating_sub(link.progress) > self.config.timeout_ns
             })
             .map(|server| server as u16)
     }
 
-    /// Tells every target durably how far the stream is released: before a clean close, when all
-    /// is durable and delivered.
+    /// Has every target told durably how far the stream is released: before a clean close, when
+    /// all is durable and delivered.
     pub fn send_marks(&mut self) {
-        if self.config.engine != EngineKind::Rio {
-            return;
-        }
-        let released = self.engine.released();
-        for link in self.links.iter_mut().filter(|link| link.ready && !link.lost) {
-            tell_mark(link, released, &mut self.marks_out);
-        }
+        self.closing = true;
     }
 
     /// Whether all targets have confirmed their marks.
@@ -460,7 +405,21 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// A target that could not take it.
     pub fn marks_confirmed(&self) -> Result<bool, BindRefused> {
-        self.mark_refused.map_or(Ok(self.marks_out == 0), Err)
+        if let Some(refused) = self.mark_refused {
+            return Err(refused);
+        }
+        let released = self.engine.released();
+        let logged = self.config.engine == EngineKind::Rio;
+        let told = |link: &Link<P>| link.marks_out == 0 && link.told.0 >= released;
+        Ok(!logged || self.links.iter().all(|link| link.carries() && told(link)))
+    }
+
+    /// The mark that an idle stream has to tell, if it is idle.
+    fn idle_mark(&self) -> Option<Seq> {
+        let engine = &self.engine;
+        let released = engine.released();
+        let idle = self.config.engine == EngineKind::Rio && engine.is_idle();
+        (idle && released == engine.last()).then_some(released)
     }
 
     /// Bytes that the next PDU at the start of `buf` needs in all.
@@ -480,10 +439,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.links[usize::from(server)].queue.in_flight()
     }
 
-    /// Whether the connection to a server was given up.
+    /// Whether there is no connection to a server: nothing is to be received from it or sent to it.
     #[must_use]
     pub fn is_lost(&self, server: u16) -> bool {
-        self.links[usize::from(server)].lost
+        !self.links[usize::from(server)].connected()
     }
 
     /// Asks that everything up to `seq` become durable.
@@ -510,14 +469,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-fn tell_mark<P: AsRef<[u8]> + Clone>(link: &mut Link<P>, released: Seq, out: &mut usize) {
-    let mark = wire::mark_command(released, true);
-    if link.queue.submit(mark, MARK, Data::None, &mut link.out).is_ok() {
-        link.told.0 = released;
-        *out += 1;
-    }
-}
-
 /// Whether a FLUSH ended so because the drive failed: then what it held may be gone. A refusal
 /// says nothing about the drive.
 fn is_drive_failure(status: Status) -> bool {
@@ -525,43 +476,4 @@ fn is_drive_failure(status: Status) -> bool {
         || status.is(Status::INTERNAL)
         || status.is(Status::CAPACITY_EXCEEDED)
         || status.is(Status::POWER_LOSS)
-}
-
-impl Reading {
-    /// The part that a command of the read under way is for.
-    fn part(&self, user: u64) -> Option<usize> {
-        let index = user as u32 as usize;
-        let part = self.parts.get(index)?;
-        (self.number == (user >> 32) as u8 && !part.ended).then_some(index)
-    }
-
-    fn end(&mut self, index: usize, status: Status) {
-        let part = &mut self.parts[index];
-        if core::mem::replace(&mut part.ended, true) {
-            return;
-        }
-        if !core::mem::replace(&mut part.sent, true) {
-            self.unsent -= 1;
-        }
-        self.outstanding -= 1;
-        if !status.is_ok() && self.failed.is_none() {
-            self.failed = Some((part.offset, status));
-        }
-    }
-}
-
-fn send_reads<P: AsRef<[u8]> + Clone>(reading: &mut Reading, server: u16, link: &mut Link<P>) {
-    for (index, part) in reading.parts.iter_mut().enumerate() {
-        if part.sent || part.server != server {
-            continue;
-        }
-        let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
-        let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-        let user = READ | u64::from(reading.number) << 32 | index as u64;
-        if link.queue.submit(sqe, user, data, &mut link.out).is_err() {
-            return;
-        }
-        part.sent = true;
-        reading.unsent -= 1;
-    }
 }

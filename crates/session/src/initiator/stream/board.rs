@@ -1,0 +1,195 @@
+//! What the streams of a volume tell one another: failed FLUSHes (T22), and where reads must wait
+//! (P9).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use riopipe_order::attribute::Member;
+
+/// Failed FLUSHes of a volume's drives, shared by its streams (T22).
+#[derive(Debug)]
+pub struct FlushFailures {
+    pub(super) epoch: AtomicU64,
+    pub(super) members: Vec<AtomicU64>,
+}
+
+impl FlushFailures {
+    /// None so far, for a volume of `members` drives.
+    #[must_use]
+    pub fn new(members: usize) -> Arc<Self> {
+        let members = (0..members).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Self { epoch: AtomicU64::new(0), members })
+    }
+
+    pub(super) fn fail(&self, member: Member) {
+        self.members[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Which servers of a volume may be read, shared by its streams (P9).
+///
+/// After a target's restart what a stream has delivered may not be there, and while a stream
+/// replays, its older writes stand over its newer ones for a moment. So a server is read only
+/// while every stream that writes there is *up to date*: bound in the target's newest incarnation
+/// that anyone knows of, with nothing left to replay. And a replay starts only when no read of
+/// anybody's is under way there.
+#[derive(Debug)]
+pub struct ReplayBoard {
+    servers: Vec<ServerBoard>,
+}
+
+#[derive(Debug, Default)]
+struct ServerBoard {
+    /// See [`Word`].
+    word: AtomicU64,
+    /// Streams that have reads under way.
+    reads: AtomicU32,
+}
+
+/// The state of a server: changed as a whole.
+#[derive(Clone, Copy)]
+struct Word {
+    /// The newest incarnation that a stream was told of.
+    incarnation: u32,
+    /// Streams that write there.
+    streams: u16,
+    /// How many of them are up to date.
+    current: u16,
+}
+
+impl Word {
+    const fn of(word: u64) -> Self {
+        Self {
+            incarnation: (word >> 32) as u32,
+            streams: (word >> 16) as u16,
+            current: word as u16,
+        }
+    }
+
+    const fn bits(self) -> u64 {
+        (self.incarnation as u64) << 32 | (self.streams as u64) << 16 | self.current as u64
+    }
+}
+
+impl ReplayBoard {
+    /// For a volume on `servers` servers, without streams.
+    #[must_use]
+    pub fn new(servers: usize) -> Arc<Self> {
+        Arc::new(Self { servers: (0..servers).map(|_| ServerBoard::default()).collect() })
+    }
+
+    /// Whether a server may be read now.
+    #[must_use]
+    pub fn readable(&self, server: u16) -> bool {
+        let word = Word::of(self.servers[usize::from(server)].word.load(Ordering::SeqCst));
+        word.streams == word.current
+    }
+
+    pub(super) fn seat(self: &Arc<Self>, server: u16) -> Seat {
+        Seat { board: Arc::clone(self), server, incarnation: None, current: false, reading: false }
+    }
+}
+
+/// One stream's place on the board of one server; given up when dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    board: Arc<ReplayBoard>,
+    server: u16,
+    /// Where the stream is bound, if it has ever been.
+    incarnation: Option<u32>,
+    /// Counted as up to date when `incarnation` was the newest.
+    current: bool,
+    /// Counted among those with reads under way.
+    reading: bool,
+}
+
+impl Seat {
+    fn change(&self, change: impl Fn(Word) -> Word) {
+        let change = |word| Some(change(Word::of(word)).bits());
+        let word = &self.board.servers[usize::from(self.server)].word;
+        // The closure always says what to store.
+        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
+    }
+
+    /// The stream is bound, but not up to date; in a newer incarnation nobody else is, either.
+    pub(super) fn bound(&mut self, incarnation: u32) {
+        self.behind();
+        let first = self.incarnation.is_none();
+        self.incarnation = Some(incarnation);
+        self.change(|word| {
+            let newer = incarnation > word.incarnation;
+            Word {
+                incarnation: word.incarnation.max(incarnation),
+                streams: word.streams + u16::from(first),
+                current: if newer { 0 } else { word.current },
+            }
+        });
+    }
+
+    /// The stream has nothing left to replay.
+    pub(super) fn up_to_date(&mut self) {
+        let Some(mine) = self.incarnation.filter(|_| !self.current) else { return };
+        self.current = true;
+        self.change(|word| {
+            let counts = word.incarnation == mine;
+            Word { current: word.current + u16::from(counts), ..word }
+        });
+    }
+
+    /// The stream has lost its connection.
+    pub(super) fn behind(&mut self) {
+        let Some(mine) = self.incarnation.filter(|_| self.current) else { return };
+        self.current = false;
+        self.change(|word| {
+            let counted = word.incarnation == mine;
+            Word { current: word.current - u16::from(counted), ..word }
+        });
+    }
+
+    /// Before a read is sent: whether it may be, and then the stream counts as reading until
+    /// [`end_read`](Self::end_read).
+    pub(super) fn begin_read(&mut self) -> bool {
+        let counted = self.reading;
+        if !counted {
+            // Counted first, looked at the word after: who starts a replay does it the other way
+            // round, so that one of the two sees the other.
+            self.board.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
+            self.reading = true;
+        }
+        let may = self.board.readable(self.server);
+        if !may && !counted {
+            self.end_read();
+        }
+        may
+    }
+
+    /// No read is under way any more.
+    pub(super) fn end_read(&mut self) {
+        if core::mem::take(&mut self.reading) {
+            self.board.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether nobody reads the server: a replay may start.
+    pub(super) fn unread(&self) -> bool {
+        debug_assert!(!self.current, "reads may begin again");
+        self.board.servers[usize::from(self.server)].reads.load(Ordering::SeqCst) == 0
+    }
+
+    /// The stream writes there no more.
+    pub(super) fn leave(&mut self) {
+        self.behind();
+        if self.incarnation.take().is_some() {
+            self.change(|word| Word { streams: word.streams - 1, ..word });
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.end_read();
+        self.leave();
+    }
+}

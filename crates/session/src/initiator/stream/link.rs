@@ -1,0 +1,166 @@
+//! The stream's connection to one of its servers, and what is known of it.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::Cause;
+use riopipe_order::entry::Position;
+use riopipe_order::recovery::ListedEntry;
+
+use super::MARK;
+use super::board::Seat;
+use crate::initiator::queue_pair::{Data, QueuePair};
+use crate::outbox::Outbox;
+use crate::wire;
+
+/// How a stream stands with one of its servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// A connection is being set up: handshake, bind, and, if there was one before, the list of
+    /// what the target's log has.
+    Joining,
+    /// Requests flow.
+    Up,
+    /// Requests flow, and some of them replay what the last connection may not have carried out.
+    Replaying,
+    /// There is no connection; one is wanted.
+    Down,
+    /// Given up: the stream has failed.
+    Dead,
+}
+
+/// Where a connection is that is being set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// ICReq and Connect.
+    Connect,
+    /// Bind has been sent.
+    Bind,
+    /// The target still has operations of the old connection under way (T8): bind again then.
+    Busy {
+        /// When.
+        at: u64,
+    },
+    /// A page of the target's list has been asked for.
+    List,
+    /// All is known; reads by other streams must end before anything is replayed (P9).
+    Reads,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Joining(Step),
+    Up,
+    Replaying,
+    Down,
+    Dead,
+}
+
+/// What the target's log has of the stream, page by page.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// The page under way.
+    pub(super) page: Vec<u8>,
+    /// Where it starts.
+    pub(super) from: Position,
+    /// By (seq, index) once complete.
+    pub(super) entries: Vec<ListedEntry>,
+}
+
+/// A connection that was lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    /// When the first of those was lost that nothing has come after.
+    pub(super) since: u64,
+    /// What went wrong last.
+    pub(super) cause: Cause,
+}
+
+#[derive(Debug)]
+pub(super) struct Link<P> {
+    pub(super) queue: QueuePair<P>,
+    pub(super) out: Outbox<P>,
+    pub(super) state: State,
+    /// When the target last answered, or was first asked something, ns.
+    pub(super) progress: u64,
+    /// The mark that the target was last told durably, and when, ns.
+    pub(super) told: (Seq, u64),
+    /// Durable marks that have not been answered.
+    pub(super) marks_out: u32,
+    /// Read commands that have not been answered.
+    pub(super) reads_out: u32,
+    pub(super) seat: Seat,
+    /// Whether the stream has ever been bound here: then the log may hold something of it.
+    pub(super) bound: bool,
+    /// Whether the engine waits for the server to come back.
+    pub(super) suspended: bool,
+    pub(super) loss: Option<Loss>,
+    /// How long the next bind waits if the target is busy, ns.
+    pub(super) patience: u64,
+    /// Slots of the stream's log on the server.
+    pub(super) slots: u32,
+    pub(super) listing: Listing,
+}
+
+impl<P: AsRef<[u8]> + Clone> Link<P> {
+    pub(super) fn new(queue: QueuePair<P>, seat: Seat, start: Seq) -> Self {
+        Self {
+            queue,
+            out: Outbox::new(),
+            state: State::Joining(Step::Connect),
+            progress: 0,
+            told: (start, 0),
+            marks_out: 0,
+            reads_out: 0,
+            seat,
+            bound: false,
+            suspended: false,
+            loss: None,
+            patience: 0,
+            slots: 0,
+            listing: Listing::default(),
+        }
+    }
+
+    /// Whether requests flow.
+    #[inline]
+    pub(super) const fn carries(&self) -> bool {
+        matches!(self.state, State::Up | State::Replaying)
+    }
+
+    /// Whether there is a connection that bytes may come from.
+    pub(super) const fn connected(&self) -> bool {
+        !matches!(self.state, State::Down | State::Dead)
+    }
+
+    /// Tells the target durably how far the stream is released.
+    pub(super) fn tell_mark(&mut self, released: Seq, now: u64) -> bool {
+        let mark = wire::mark_command(released, true);
+        let sent = self.queue.submit(mark, MARK, Data::None, &mut self.out).is_ok();
+        if sent {
+            self.told = (released, now);
+            self.marks_out += 1;
+        }
+        sent
+    }
+
+    /// Whether something was asked that has not been answered.
+    pub(super) fn waits(&self) -> bool {
+        match self.state {
+            State::Joining(Step::Connect | Step::Bind | Step::List) => true,
+            State::Up | State::Replaying => self.queue.in_flight() > 0,
+            State::Joining(Step::Busy { .. } | Step::Reads) | State::Down | State::Dead => false,
+        }
+    }
+
+    /// The connection is gone: nothing that was asked is answered, nothing said has to be sent.
+    pub(super) fn cut(&mut self) {
+        self.queue.close();
+        self.out.clear();
+        self.marks_out = 0;
+        self.reads_out = 0;
+        self.seat.end_read();
+        self.seat.behind();
+        self.listing = Listing::default();
+    }
+}

@@ -1,0 +1,96 @@
+//! The read that a stream has under way, in parts: one for each drive it touches.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+
+use super::READ;
+use super::link::Link;
+use crate::initiator::queue_pair::Data;
+use crate::wire;
+
+#[derive(Debug)]
+pub(super) struct ReadPart {
+    pub(super) server: u16,
+    pub(super) nsid: u32,
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+    /// Where it starts in the whole read, bytes.
+    pub(super) offset: usize,
+    pub(super) sent: bool,
+    pub(super) ended: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    pub(super) number: u8,
+    pub(super) parts: Vec<ReadPart>,
+    pub(super) unsent: usize,
+    pub(super) outstanding: usize,
+    pub(super) failed: Option<(usize, Status)>,
+}
+
+impl Reading {
+    /// The part that a command of the read under way is for.
+    pub(super) fn part(&self, user: u64) -> Option<usize> {
+        let index = user as u32 as usize;
+        let part = self.parts.get(index)?;
+        (self.number == (user >> 32) as u8 && !part.ended).then_some(index)
+    }
+
+    pub(super) fn end(&mut self, index: usize, status: Status) {
+        let part = &mut self.parts[index];
+        if core::mem::replace(&mut part.ended, true) {
+            return;
+        }
+        if !core::mem::replace(&mut part.sent, true) {
+            self.unsent -= 1;
+        }
+        self.outstanding -= 1;
+        if !status.is_ok() && self.failed.is_none() {
+            self.failed = Some((part.offset, status));
+        }
+    }
+
+    /// No answer will come from `server` any more.
+    pub(super) fn give_up(&mut self, server: u16) {
+        for index in 0..self.parts.len() {
+            if self.parts[index].server == server {
+                self.end(index, Status::ABORTED_BY_HOST);
+            }
+        }
+    }
+
+    /// The connection to `server` is lost: what was asked there is asked again on the next one.
+    pub(super) fn ask_again(&mut self, server: u16) {
+        for part in &mut self.parts {
+            if part.server == server && !part.ended && core::mem::take(&mut part.sent) {
+                self.unsent += 1;
+            }
+        }
+    }
+
+    /// Sends what is for `server`, if it may be read now (P9).
+    pub(super) fn send<P: AsRef<[u8]> + Clone>(&mut self, server: u16, link: &mut Link<P>) {
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            if part.sent || part.server != server {
+                continue;
+            }
+            if !link.seat.begin_read() {
+                return;
+            }
+            let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
+            let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
+            let user = READ | u64::from(self.number) << 32 | index as u64;
+            if link.queue.submit(sqe, user, data, &mut link.out).is_err() {
+                if link.reads_out == 0 {
+                    link.seat.end_read();
+                }
+                return;
+            }
+            link.reads_out += 1;
+            part.sent = true;
+            self.unsent -= 1;
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! A lost connection, and the way back (P7).
+//!
+//! ```text
+//! lost → Down → rejoin: handshake → bind (resume) → the target's list → replay → Up
+//!                          ↑____________| STREAM_BUSY: operations of the old connection (T8)
+//! ```
+//!
+//! The engine holds what may have to be sent again; the list tells it what need not be, and must
+//! not be: a durable write sent again would put old content over a newer write that the crash of a
+//! moment later leaves durable, too. The replay itself is the ordinary sending of requests.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Cqe, Status};
+use riopipe_order::attribute::{Attribute, Member, Seq};
+use riopipe_order::engine::{Cause, Engine, EngineKind, Failure, Payload};
+use riopipe_order::entry::Position;
+use riopipe_order::probe::{self, Rare};
+use riopipe_order::recovery::ListedEntry;
+
+use super::link::{Loss, State, Step};
+use super::{BIND, BindRefused, IDLE_MARK_NS, LIST, LinkState, StreamSession};
+use crate::initiator::queue_pair::{Data, QueuePair};
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
+use crate::wire::{self, status};
+
+/// A bind that found the target busy is sent again after this long at first, ns; each time twice
+/// as long.
+const PATIENCE_MIN_NS: u64 = 2_000_000;
+/// … up to this.
+const PATIENCE_MAX_NS: u64 = 100_000_000;
+/// How often to look whether other streams let this one go on, ns.
+const LOOK_NS: u64 = 2_000_000;
+
+/// What came of setting up a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum News {
+    /// The queue exists.
+    Connected,
+    /// The bind has been answered.
+    Bound(Cqe),
+    /// A page of the list has been answered.
+    Listed(Cqe),
+    /// The target says that this connection does not carry the stream any more.
+    Fenced(Status),
+}
+
+impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
+    /// The connection to a server is gone, or it has been silent for too long. The stream goes on
+    /// without that server until it has [`rejoin`](Self::rejoin)ed it (P7), or, if the engine
+    /// cannot replay or no time is given for it, is poisoned (P6).
+    pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
+        let link = &mut self.links[usize::from(server)];
+        if !link.connected() {
+            return;
+        }
+        let survives = self.config.loss_ns > 0
+            && self.config.engine == EngineKind::Rio
+            && self.engine.failure().is_none()
+            && (!link.bound || link.suspended || self.engine.suspend(server));
+        if !survives {
+            return self.give_up(server, cause);
+        }
+        link.cut();
+        link.suspended = link.bound;
+        link.state = State::Down;
+        let since = link.loss.map_or(now, |loss| loss.since);
+        link.loss = Some(Loss { since, cause });
+        self.reading.ask_again(server);
+        self.unsettled = true;
+    }
+
+    /// The servers to which a new connection is wanted.
+    pub fn wants_rejoin(&self) -> impl Iterator<Item = u16> + '_ {
+        let failed = self.engine.failure().is_some();
+        let down = self.links.iter().zip(0..).filter(move |(l, _)| l.state == State::Down);
+        down.map(|(_, server)| server).filter(move |_| !failed)
+    }
+
+    /// Takes a new connection to a server that [is wanted](Self::wants_rejoin), not started, and
+    /// opens the handshake on it. Nothing of the old connection may be fed to the session any
+    /// more.
+    pub fn rejoin(&mut self, server: u16, queue: QueuePair<P>, now: u64) {
+        let link = &mut self.links[usize::from(server)];
+        if link.state != State::Down {
+            debug_assert!(false, "no connection to server {server} was wanted");
+            return;
+        }
+        link.queue = queue;
+        link.progress = now;
+        link.patience = PATIENCE_MIN_NS;
+        link.state = State::Joining(Step::Connect);
+        link.queue.start(&mut link.out);
+    }
+
+    /// A server will not come back: the stream is poisoned (P6).
+    pub fn give_up(&mut self, server: u16, cause: Cause) {
+        let link = &mut self.links[usize::from(server)];
+        if link.state == State::Dead {
+            return;
+        }
+        link.cut();
+        link.state = State::Dead;
+        self.reading.give_up(server);
+        probe::hit(Rare::GivenUp);
+        self.marks = self.engine.poll();
+        let member = self.topology.members().iter().position(|m| m.server == server).unwrap_or(0);
+        self.engine.poison(Failure {
+            seq: self.marks.complete.next(),
+            member: Member(member as u8),
+            flush: false,
+            cause,
+        });
+        self.failed();
+    }
+
+    /// The stream has failed: nothing is replayed any more, and others need not wait for it.
+    #[cold]
+    pub(super) fn failed(&mut self) {
+        if core::mem::replace(&mut self.over, true) {
+            return;
+        }
+        for (link, server) in self.links.iter_mut().zip(0..) {
+            link.seat.leave();
+            if !link.carries() {
+                link.cut();
+                link.state = State::Dead;
+                self.reading.give_up(server);
+            }
+        }
+    }
+
+    /// Time went by: a server that has been away for too long is given up. [`pump`](Self::pump)
+    /// does this, too.
+    pub fn tick(&mut self, now: u64) {
+        for server in 0..self.links.len() {
+            let link = &self.links[server];
+            if let Some(loss) = link.loss
+                && !link.carries()
+                && link.state != State::Dead
+                && now.saturating_sub(loss.since) >= self.config.loss_ns
+            {
+                self.give_up(server as u16, loss.cause);
+            }
+        }
+    }
+
+    /// When the session wants to be called next, though nothing may have come: then
+    /// [`pump`](Self::pump) it, after asking whether a server has [`stalled`](Self::stalled).
+    #[must_use]
+    pub fn deadline(&self, now: u64) -> Option<u64> {
+        if self.engine.failure().is_some() {
+            return None;
+        }
+        let mut first: Option<u64> = None;
+        let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
+        let idle_mark = self.idle_mark();
+        for link in &self.links {
+            if let (Some(loss), false) = (link.loss, link.carries()) {
+                at(loss.since.saturating_add(self.config.loss_ns));
+            }
+            match link.state {
+                State::Joining(Step::Busy { at: time }) => at(time),
+                State::Joining(Step::Reads) => at(now.saturating_add(LOOK_NS)),
+                _ if link.waits() => at(link.progress.saturating_add(self.config.timeout_ns)),
+                State::Up if idle_mark.is_some_and(|mark| mark > link.told.0) => {
+                    at(link.told.1.saturating_add(IDLE_MARK_NS));
+                }
+                _ => {}
+            }
+        }
+        let unread = |link: &super::Link<P>| link.carries() && link.reads_out == 0;
+        if self.reading.unsent > 0 && self.links.iter().any(unread) {
+            at(now.saturating_add(LOOK_NS));
+        }
+        first
+    }
+
+    /// How the stream stands with a server.
+    #[must_use]
+    pub fn link(&self, server: u16) -> LinkState {
+        match self.links[usize::from(server)].state {
+            State::Joining(_) => LinkState::Joining,
+            State::Up => LinkState::Up,
+            State::Replaying => LinkState::Replaying,
+            State::Down => LinkState::Down,
+            State::Dead => LinkState::Dead,
+        }
+    }
+
+    /// Looks after connections that are not simply up.
+    #[cold]
+    pub(super) fn tend(&mut self, now: u64) {
+        for server in 0..self.links.len() {
+            let link = &mut self.links[server];
+            match link.state {
+                State::Joining(Step::Busy { at }) if now >= at => self.bind(server as u16, now),
+                State::Joining(Step::Reads) if link.seat.unread() => {
+                    self.replay(server as u16, now)
+                }
+                State::Replaying if !self.engine.replaying(server as u16) => {
+                    link.state = State::Up;
+                    link.seat.up_to_date();
+                }
+                _ => {}
+            }
+        }
+        self.tick(now);
+        self.unsettled =
+            self.links.iter().any(|link| !matches!(link.state, State::Up | State::Dead));
+    }
+
+    /// Something has come of setting up the connection to `server`.
+    #[cold]
+    pub(super) fn news(&mut self, server: u16, news: News, now: u64) {
+        match news {
+            News::Connected if self.config.engine == EngineKind::Rio => self.bind(server, now),
+            News::Connected => self.links[usize::from(server)].state = State::Up,
+            News::Bound(cqe) => self.bound(server, &cqe, now),
+            News::Listed(cqe) => self.listed(server, &cqe, now),
+            News::Fenced(status) => self.lost(server, Cause::Status(status.code()), now),
+        }
+    }
+
+    fn bind(&mut self, server: u16, now: u64) {
+        let Self { links, engine, config, .. } = self;
+        let link = &mut links[usize::from(server)];
+        let (volume, stream, generation) = (config.volume, config.stream, config.generation);
+        let bind = if link.bound {
+            wire::resume_command(volume, stream, generation, engine.released())
+        } else {
+            wire::bind_command(volume, stream, generation, config.start)
+        };
+        let sent = link.queue.submit(bind, BIND, Data::None, &mut link.out);
+        debug_assert!(sent.is_ok(), "a fresh queue has room");
+        link.progress = now;
+        link.state = State::Joining(Step::Bind);
+    }
+
+    fn bound(&mut self, server: u16, cqe: &Cqe, now: u64) {
+        let link = &mut self.links[usize::from(server)];
+        let said = cqe.status();
+        if said.is_ok() {
+            link.slots = cqe.result() as u32;
+            link.seat.bound((cqe.result() >> 32) as u32);
+            if link.bound {
+                return self.list(server, Position::default());
+            }
+            link.bound = true;
+            link.loss = None;
+            link.state = State::Up;
+            link.seat.up_to_date();
+            return;
+        }
+        if said.is(status::STREAM_BUSY) {
+            link.state = State::Joining(Step::Busy { at: now.saturating_add(link.patience) });
+            link.patience = (link.patience * 2).clamp(PATIENCE_MIN_NS, PATIENCE_MAX_NS);
+            self.unsettled = true;
+            if let Some(loss) = &mut link.loss {
+                loss.cause = Cause::Status(said.code());
+            }
+        } else if !link.bound {
+            self.bind_refused = Some(BindRefused { server, status: said });
+        } else if said.is(status::NOT_OWNER) {
+            // The association that the connection belongs to is not the owner's any more, but the
+            // generation is: the same owner comes back with another, or will.
+            self.lost(server, Cause::Status(said.code()), now);
+        } else {
+            self.refused(server, said);
+        }
+    }
+
+    /// The target will not have the stream back.
+    fn refused(&mut self, server: u16, said: Status) {
+        if said.is(status::STALE_GENERATION) {
+            probe::hit(Rare::FencedOwner);
+        }
+        self.give_up(server, Cause::Status(said.code()));
+    }
+
+    /// Asks for the page of the target's list that starts at `from`.
+    fn list(&mut self, server: u16, from: Position) {
+        let link = &mut self.links[usize::from(server)];
+        let room = (link.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
+        let wanted = (link.slots as usize).saturating_add(1).saturating_mul(RECORD_BYTES);
+        let len = room.min(wanted) / RECORD_BYTES * RECORD_BYTES;
+        link.listing.from = from;
+        link.listing.page.clear();
+        link.listing.page.resize(len, 0);
+        let command = wire::own_list_command(from, len);
+        let sent = link.queue.submit(command, LIST, Data::Read(len as u32), &mut link.out);
+        debug_assert!(sent.is_ok(), "a queue with nothing else under way has room");
+        link.state = State::Joining(Step::List);
+    }
+
+    fn listed(&mut self, server: u16, cqe: &Cqe, now: u64) {
+        let said = cqe.status();
+        if !said.is_ok() {
+            return match is_fenced(said) {
+                // The next bind tells for good.
+                true => self.lost(server, Cause::Status(said.code()), now),
+                false => self.refused(server, said),
+            };
+        }
+        let Self { links, engine, config, .. } = self;
+        let link = &mut links[usize::from(server)];
+        let listing = &mut link.listing;
+        let page = Page::decode(&listing.page).filter(|page| {
+            let held = listing.entries.len() + page.entries.len();
+            page.volume == config.volume
+                && page.stream == config.stream
+                && !page.settled
+                && page.released <= engine.released()
+                && held <= link.slots as usize
+                && (!page.more || page.next > listing.from && !page.entries.is_empty())
+        });
+        let Some(page) = page else {
+            return self.give_up(server, Cause::LogMismatch);
+        };
+        listing.entries.extend(page.entries);
+        if page.more {
+            return self.list(server, page.next);
+        }
+        listing.page = Vec::new();
+        link.state = State::Joining(Step::Reads);
+        self.unsettled = true;
+        self.tend(now);
+    }
+
+    /// Lets the engine send again what the target's log does not have as durable.
+    fn replay(&mut self, server: u16, now: u64) {
+        let link = &mut self.links[usize::from(server)];
+        let known = Known::new(core::mem::take(&mut link.listing.entries));
+        if !known.is_of(&*self.engine, server) {
+            return self.give_up(server, Cause::LogMismatch);
+        }
+        self.engine.resume(server, &mut |seq, index| known.durable(seq, index));
+        link.suspended = false;
+        link.loss = None;
+        link.progress = now;
+        // The mark that it was told may have been lost, or not be durable.
+        link.told = (self.config.start, 0);
+        link.state = State::Replaying;
+    }
+}
+
+/// Whether a status says that the connection carries the stream no more: who has it now is told by
+/// the next bind.
+pub(super) fn is_fenced(said: Status) -> bool {
+    said.is(status::STALE_GENERATION) || said.is(status::NOT_BOUND)
+}
+
+/// What the target's log has, to be looked up by request.
+struct Known(Vec<ListedEntry>);
+
+impl Known {
+    fn new(mut entries: Vec<ListedEntry>) -> Self {
+        entries.sort_by_key(|entry| key(&entry.attribute));
+        Self(entries)
+    }
+
+    /// The entries of a request. More than one count once (T6).
+    fn of(&self, key_of: (Seq, u16)) -> &[ListedEntry] {
+        let first = self.0.partition_point(|entry| key(&entry.attribute) < key_of);
+        let rest = &self.0[first..];
+        &rest[..rest.partition_point(|entry| key(&entry.attribute) == key_of)]
+    }
+
+    fn durable(&self, seq: Seq, index: u16) -> bool {
+        self.of((seq, index)).iter().any(|entry| entry.durable)
+    }
+
+    /// Whether all that is not released is what was sent, in the shape in which it was (T19).
+    fn is_of<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
+        let released = engine.released();
+        let mut left = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();
+        let mut same = true;
+        engine.visit_sent(server, &mut |sent| {
+            for ListedEntry { attribute: a, .. } in self.of(key(sent)) {
+                same &= Attribute { ordinal: sent.ordinal, ..*a } == *sent;
+                left -= usize::from(a.seq_end() > released).min(left);
+            }
+        });
+        same && left == 0
+    }
+}
+
+fn key(a: &Attribute) -> (Seq, u16) {
+    (a.seq, a.index)
+}
