@@ -11,6 +11,7 @@
 pub mod bars;
 pub mod demo_report;
 pub mod floor;
+pub mod full_log;
 pub mod generator;
 pub mod harness;
 pub mod latency;

@@ -9,7 +9,7 @@ const SHORT_MAX: usize = 256;
 
 /// CRC32C in append form; see [`riopipe_nvme::Crc32c`].
 #[inline]
-pub(crate) fn crc32c(crc: u32, data: &[u8]) -> u32 {
+pub fn crc32c(crc: u32, data: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if data.len() <= SHORT_MAX && std::arch::is_x86_feature_detected!("sse4.2") {
         // SAFETY: the processor has SSE 4.2.
