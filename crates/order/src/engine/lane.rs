@@ -121,6 +121,11 @@ impl Lane {
         }
     }
 
+    /// Replays that are queued or out.
+    pub(super) fn replays(&self) -> usize {
+        self.replays.len()
+    }
+
     /// The oldest replay that is queued or out.
     pub(super) fn replaying(&self) -> Option<RequestId> {
         self.replays.front().copied()

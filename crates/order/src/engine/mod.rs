@@ -274,6 +274,11 @@ pub trait Engine<P: Payload>: Send {
         false
     }
 
+    /// Requests that were put in line to be sent again, ever: for reports.
+    fn replayed(&self) -> u64 {
+        0
+    }
+
     /// The marks, which thereby count as delivered (T1).
     fn poll(&mut self) -> Marks;
 

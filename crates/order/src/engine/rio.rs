@@ -52,6 +52,8 @@ pub struct Rio<P> {
     tag: u64,
     /// How many flushes were forced, for the curious.
     forced_count: u64,
+    /// How many requests were put in line to be sent again, for the curious.
+    replayed: u64,
 }
 
 /// Whether a group flushes, and for whom.
@@ -76,6 +78,7 @@ impl<P: Payload> Rio<P> {
             wanted: limits.start,
             tag: 0,
             forced_count: 0,
+            replayed: 0,
             base: Base::new(topology, limits),
         }
     }
@@ -277,6 +280,7 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
                 let (first, last) = (request.seq, request.seq_end());
                 base.window.request_done(first, last);
             });
+            self.replayed += lane.replays() as u64;
         }
         self.note_replays();
     }
@@ -285,6 +289,10 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
         for id in self.lanes[usize::from(server)].sent() {
             visit(&self.base.request(id).attribute(0));
         }
+    }
+
+    fn replayed(&self) -> u64 {
+        self.replayed
     }
 
     fn replaying(&self, server: u16) -> bool {
