@@ -436,7 +436,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Commands in flight to a server.
     #[must_use]
     pub fn in_flight(&self, server: u16) -> usize {
-        self.links[usize::from(server)].queue.in_flight()
+        let link = &self.links[usize::from(server)];
+        if link.connected() { link.queue.in_flight() } else { 0 }
     }
 
     /// Whether there is no connection to a server: nothing is to be received from it or sent to it.

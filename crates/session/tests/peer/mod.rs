@@ -3,6 +3,8 @@
 //! not against ourselves.
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
+pub(crate) mod target;
+
 /// The discovery subsystem's well-known name (Base §4.5).
 pub(crate) const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Who the scripted host is.
