@@ -4,16 +4,17 @@ use std::fmt;
 use std::path::Path;
 
 use riopipe_media::survival::{Kept, Row, Survival, row};
-use riopipe_media::{boot_id, open_drive, open_log};
+use riopipe_media::{boot_id, open_drive, open_log, survival_once_created};
 use riopipe_net::{Listener, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
-use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
+use riopipe_order::log_region::{Class, HEADER_BYTES, LogKind, inspect};
 use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::identity;
+use crate::log::check_kind;
 
 /// One mistake: where, what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,31 @@ pub struct Promise {
     pub log: String,
     /// What survives what, and the gain to expect.
     pub row: Row,
+}
+
+impl Promise {
+    pub(crate) fn new(
+        nsid: u32,
+        drive: &str,
+        survival: Survival,
+        volatile: bool,
+        log: Option<&str>,
+        log_survives: Option<Survival>,
+    ) -> Self {
+        Self {
+            nsid,
+            drive: drive.to_owned(),
+            log: log.unwrap_or("none").to_owned(),
+            row: match log_survives {
+                Some(log) => row(survival, volatile, log),
+                None => Row {
+                    process_kill: "blocks without order: there is no log",
+                    power_cut: "blocks without order: there is no log",
+                    gain: "none: engine rio needs a log; hosts fall back to sync",
+                },
+            },
+        }
+    }
 }
 
 impl Report {
@@ -127,19 +153,8 @@ pub fn check(config: &Config) -> Report {
         if !survival.note.is_empty() {
             report.notes.push(Problem::new(&place, survival.note, ""));
         }
-        report.promises.push(Promise {
-            nsid: ns.nsid,
-            drive: ns.drive.clone(),
-            log: config.log.clone().unwrap_or_else(|| "none".into()),
-            row: match log {
-                Some(log) => row(survival, volatile, log),
-                None => Row {
-                    process_kill: "blocks without order: there is no log",
-                    power_cut: "blocks without order: there is no log",
-                    gain: "none: engine rio needs a log; hosts fall back to sync",
-                },
-            },
-        });
+        let spec = config.log.as_deref();
+        report.promises.push(Promise::new(ns.nsid, &ns.drive, survival, volatile, spec, log));
     }
     report
 }
@@ -148,7 +163,8 @@ pub fn check(config: &Config) -> Report {
 fn to_be_created(spec: &str) -> Option<&str> {
     let (kind, rest) = spec.split_once(':')?;
     let path = rest.split(',').next()?;
-    let creates = matches!(kind, "file" | "dax") && rest.split(',').any(|o| o.starts_with("size="));
+    let creates =
+        matches!(kind, "file" | "dax" | "block") && rest.split(',').any(|o| o.starts_with("size="));
     (creates && !Path::new(path).exists()).then_some(path)
 }
 
@@ -192,12 +208,18 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
             return None;
         }
         report.notes.push(Problem::new("log", format!("{path} will be created"), ""));
-        return Some(Survival {
-            process_kill: Kept::Completed,
-            // Whether the place is persistent memory is known once the file is there.
-            power_cut: if spec.starts_with("dax:") { Kept::Completed } else { Kept::Nothing },
-            note: "",
-        });
+        return match survival_once_created(spec) {
+            Ok(Some(survival)) => {
+                note(report, survival);
+                Some(survival)
+            }
+            // Created by somebody else just now.
+            Ok(None) => None,
+            Err(error) => {
+                report.problems.push(Problem::new("log", error, ""));
+                None
+            }
+        };
     }
     let store = match open_log(spec) {
         Ok(store) => store,
@@ -206,13 +228,11 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
             return None;
         }
     };
-    if !store.survives().note.is_empty() {
-        report.notes.push(Problem::new("log", store.survives().note, ""));
-    }
+    note(report, store.survives());
     let refused = match (store.part(0..HEADER_BYTES.min(store.len())), boot_id()) {
         (Ok(header), Ok(boot)) => {
             let class = inspect(&header, store.len(), boot, crate::crc::crc32c);
-            explain(&class, store.len(), config.accept_lost_log)
+            explain(&class, store.len(), store.kind(), config.accept_lost_log)
         }
         (Err(error), _) => Some(Problem::new("log", error, "")),
         (_, Err(error)) => Some(Problem::new("log", error, "")),
@@ -221,14 +241,25 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     Some(store.survives())
 }
 
-fn explain(class: &Class, len: usize, accept: bool) -> Option<Problem> {
+fn note(report: &mut Report, survival: Survival) {
+    if !survival.note.is_empty() {
+        report.notes.push(Problem::new("log", survival.note, ""));
+    }
+}
+
+fn explain(class: &Class, len: usize, kind: LogKind, accept: bool) -> Option<Problem> {
     let problem = |what: String, advice| Some(Problem::new("log", what, advice));
     match class {
         Class::Blank if len < HEADER_BYTES + 4096 => {
             problem(format!("{len} bytes are too small for a log region"), "give it 2M or more")
         }
-        Class::Blank | Class::Ours(_) => None,
-        Class::StaleBoot(_) | Class::Damaged { .. } if accept => None,
+        Class::Blank => None,
+        Class::Ours(_) | Class::StaleBoot(_) if accept => None,
+        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
+            check_kind(found, kind).err().and_then(|other| problem(other.to_string(), ""))
+        }
+        Class::Ours(_) => None,
+        Class::Damaged { .. } if accept => None,
         Class::StaleBoot(_) => problem(
             "the log is of another boot, and volumes in it were not closed: they would be refused"
                 .into(),
@@ -378,6 +409,10 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::attribute::{Member, VolumeId};
+    use riopipe_order::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use riopipe_order::region::MemRegion;
+
     use super::*;
     use crate::config::NamespaceOptions;
 
@@ -486,5 +521,81 @@ mod tests {
         let small = Config { log: Some(format!("file:{}", path("log"))), ..config };
         let report = check(&small);
         assert!(report.to_string().contains("too small"), "{report}");
+    }
+
+    /// A log region with a volume in it, as it lies on its medium.
+    fn region(kind: LogKind, volumes: bool) -> Vec<u8> {
+        let len = 1 << 20;
+        let boot = boot_id().unwrap();
+        let header = MemRegion::new(len);
+        let crc = crate::crc::crc32c;
+        let mut log = LogRegion::create(header, len, [1; 16], boot, kind, crc).unwrap();
+        if volumes {
+            let member = MemberNamespace { member: Member(0), nsid: 1 };
+            let volume =
+                NewVolume { id: VolumeId([2; 16]), streams: 1, slots: 64, members: vec![member] };
+            log.add_volume(volume, |_, _| Ok(())).unwrap();
+        }
+        log.into_region().bytes().to_vec()
+    }
+
+    #[test]
+    fn t19_a_log_region_stays_on_its_kind_of_medium() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let config = |kind: &str, accept| Config {
+            log: Some(format!("{kind}:{}", path.display())),
+            accept_lost_log: accept,
+            lock_wait_ms: 0,
+            ..Config::on_loopback(&["mem:1M"])
+        };
+        // On tmpfs a block log is as good as a mapped file, and stamped so.
+        let in_memory = {
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            open_log(&format!("block:{}", path.display())).unwrap().kind() == LogKind::File
+        };
+        for (made, serve) in [(LogKind::Block, "file"), (LogKind::File, "block")] {
+            if in_memory {
+                continue;
+            }
+            std::fs::write(&path, region(made, true)).unwrap();
+            let report = check(&config(serve, false));
+            assert_eq!(places(&report), ["log"], "{report}");
+            let error = crate::Target::start(&config(serve, false)).err().unwrap().to_string();
+            for text in [&report.to_string(), &error] {
+                assert!(text.contains("it was made on") && text.contains("--accept"), "{text}");
+            }
+            assert_eq!(std::fs::read(&path).unwrap(), region(made, true), "left alone");
+            let same = if serve == "file" { "block" } else { "file" };
+            assert!(check(&config(same, false)).is_ok());
+            // Given up, it is made anew, with its new stamp.
+            assert!(check(&config(serve, true)).is_ok());
+            crate::Target::start(&config(serve, true)).unwrap().stop().unwrap();
+            assert!(check(&config(serve, false)).is_ok());
+            // One without volumes knows nothing that could be lost.
+            std::fs::write(&path, region(made, false)).unwrap();
+            assert!(check(&config(serve, false)).is_ok());
+            crate::Target::start(&config(serve, false)).unwrap().stop().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_running_target_promises_is_what_was_said_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        for log in ["file", "block"] {
+            let config = Config {
+                log: Some(format!("{log}:{},size=2M", path(log))),
+                ..Config::on_loopback(&["mem:16M", &format!("file:{},size=1M", path("drive"))])
+            };
+            let before = check(&config);
+            let running = crate::Target::start(&config).unwrap();
+            assert_eq!(running.promises().len(), 2);
+            for (said, promised) in before.promises.iter().zip(running.promises()) {
+                assert_eq!((&said.row, &said.log), (&promised.row, &promised.log), "{log}");
+            }
+            running.stop().unwrap();
+            assert!(check(&config).is_ok());
+        }
     }
 }

@@ -32,12 +32,15 @@ pub struct Config {
     pub model: String,
     /// The namespaces.
     pub namespaces: Vec<NamespaceOptions>,
-    /// Where the ordering log is, such as `file:/var/lib/rio/log,size=2M`; without one, engine
-    /// `rio` cannot run here.
+    /// Where the ordering log is, such as `file:/var/lib/rio/log,size=2M` or `block:/dev/nvme1n1`;
+    /// without one, engine `rio` cannot run here.
     pub log: Option<String>,
     /// Make the log anew although it belongs to another boot or is damaged: what it knew of
     /// volumes that were not closed is given up (T19).
     pub accept_lost_log: bool,
+    /// Milliseconds to wait, at the start, for another process that has a drive or the log locked:
+    /// one that was killed keeps its locks until its last write has landed (T8).
+    pub lock_wait_ms: u64,
     /// Host NQNs that may connect; anyone if absent.
     pub hosts: Option<Vec<String>>,
     /// Reactors, one thread each; one per core if absent.
@@ -75,6 +78,8 @@ pub struct NamespaceOptions {
 
 /// Where NVMe/TCP is listened for unless told otherwise.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
+/// How long to wait for locked drives and logs, milliseconds, unless told otherwise.
+pub const DEFAULT_LOCK_WAIT_MS: u64 = 10_000;
 /// How long to look for work before sleeping, microseconds, unless told otherwise.
 pub const DEFAULT_SPIN_US: u64 = 200;
 
@@ -89,6 +94,7 @@ impl Default for Config {
             namespaces: Vec::new(),
             log: None,
             accept_lost_log: false,
+            lock_wait_ms: DEFAULT_LOCK_WAIT_MS,
             hosts: None,
             reactors: None,
             cores: Vec::new(),

@@ -26,7 +26,10 @@ mod reactor;
 mod target;
 
 pub use check::{Problem, Promise, Report, check};
-pub use config::{Config, DEFAULT_LISTEN, DEFAULT_SPIN_US, LoadError, NamespaceOptions};
-pub use log::LogOpenError;
+pub use config::{
+    Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, LoadError, NamespaceOptions,
+};
+pub use crc::crc32c;
+pub use log::{LogOpenError, OtherKind};
 pub use nvmetcli::JsonError;
 pub use target::{Running, StartError, StopError, Target};

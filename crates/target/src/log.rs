@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use riopipe_media::{LogPart, LogStore, boot_id, open_log};
+use riopipe_media::survival::Survival;
+use riopipe_media::{LogPart, LogStore, boot_id, open_log_within};
 use riopipe_order::log_region::{
-    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, PARTITION_ALIGN, inspect,
+    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, PARTITION_ALIGN, RegionHeader,
+    inspect,
 };
 use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Split, Volumes};
@@ -34,9 +37,57 @@ pub enum LogOpenError {
         /// The least it must have, bytes.
         need: usize,
     },
+    /// It was made on a medium of another kind, and there are volumes in it.
+    #[error(transparent)]
+    Kind(#[from] OtherKind),
     /// A part of it.
     #[error(transparent)]
     Part(#[from] riopipe_media::PartError),
+}
+
+/// A log region that was made on a medium of another kind than the one it is opened on.
+///
+/// What the kind says of a power cut decides later whether the log is trusted (T19): a region that
+/// is stamped `block` but was last served through a mapped file would vouch for what no fence had
+/// made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
+     Serve it as before, or give it up (--accept-lost-log)",
+    medium(*made), as_medium(*now)
+)]
+pub struct OtherKind {
+    /// How it is stamped.
+    pub made: LogKind,
+    /// What it is now.
+    pub now: LogKind,
+}
+
+/// What made a region that has this stamp.
+const fn medium(kind: LogKind) -> &'static str {
+    match kind {
+        LogKind::File => "a mapped file (file:), or on something that a power cut empties",
+        LogKind::Dax => "persistent memory (dax:)",
+        LogKind::Block => "a block device (block:)",
+        LogKind::Pci => "a drive's memory (pci:)",
+    }
+}
+
+const fn as_medium(kind: LogKind) -> &'static str {
+    match kind {
+        LogKind::File => "from memory that a power cut empties",
+        LogKind::Dax => "as persistent memory (dax:)",
+        LogKind::Block => "as a block device (block:)",
+        LogKind::Pci => "as a drive's memory (pci:)",
+    }
+}
+
+/// Whether a region that says this of itself may be served from a medium of kind `now`.
+pub(crate) fn check_kind(found: &RegionHeader, now: LogKind) -> Result<(), OtherKind> {
+    match found.kind == now || found.volumes.is_empty() {
+        true => Ok(()),
+        false => Err(OtherKind { made: found.kind, now }),
+    }
 }
 
 /// A part of the log that notices when the log is no longer there.
@@ -99,6 +150,11 @@ impl Log {
         self.store.describe()
     }
 
+    /// What it survives.
+    pub(crate) fn survives(&self) -> Survival {
+        self.store.survives()
+    }
+
     /// Writes it back to its file.
     pub(crate) fn sync(&self) -> std::io::Result<()> {
         self.store.sync()
@@ -106,17 +162,18 @@ impl Log {
 }
 
 /// Opens the log that `spec` names, if any, and the volumes in it; `describe` gets a line about
-/// it for people.
+/// it for people. A log that is locked is waited for.
 pub(crate) fn open_volumes(
     spec: Option<&str>,
     accept_lost: bool,
+    lock_wait: Duration,
     describe: &mut Vec<String>,
 ) -> Result<(Volumes<WatchedPart>, Option<Arc<Log>>), LogOpenError> {
     let Some(spec) = spec else {
         describe.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
-    let store = Arc::new(Log { store: open_log(spec)?, gone: Arc::default() });
+    let store = Arc::new(Log { store: open_log_within(spec, lock_wait)?, gone: Arc::default() });
     let boot = boot_id()?;
     let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;
@@ -127,11 +184,21 @@ pub(crate) fn open_volumes(
         return Err(LogOpenError::TooSmall { have: len, need });
     }
     let mut what = "";
+    let kind = store.store.kind();
     let region = match inspect(&header, len, boot, crc32c) {
-        Class::Blank => create(header, len, boot, spec)?,
+        Class::Blank => create(header, len, boot, kind)?,
         Class::StaleBoot(_) | Class::Damaged { .. } if accept_lost => {
             tracing::warn!(log = spec, "the log was given up and made anew (--accept-lost-log)");
-            create(header, len, boot, spec)?
+            create(header, len, boot, kind)?
+        }
+        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
+            match check_kind(&found, kind) {
+                Err(_) if accept_lost => {
+                    tracing::warn!(log = spec, "the log was given up (--accept-lost-log)");
+                }
+                other => other?,
+            }
+            create(header, len, boot, kind)?
         }
         Class::StaleBoot(found) => {
             // Served, but its volumes are refused and their members guarded: the other
@@ -167,9 +234,8 @@ fn create(
     header: WatchedPart,
     len: usize,
     boot: [u8; 16],
-    spec: &str,
+    kind: LogKind,
 ) -> Result<LogRegion<WatchedPart>, LogOpenError> {
-    let kind = if spec.starts_with("dax:") { LogKind::Dax } else { LogKind::File };
     Ok(LogRegion::create(header, len, random_id(), boot, kind, crc32c)?)
 }
 

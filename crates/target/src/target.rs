@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use riopipe_media::{Blocking, Drive, IoError, open_drive};
+use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_session::target::{
     DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
 };
 
-use crate::check::Problem;
+use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, open_volumes};
@@ -100,6 +101,7 @@ pub struct Running {
     discovery_addresses: Vec<SocketAddr>,
     subnqn: String,
     describe: Vec<String>,
+    promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
     mail: Arc<Mailboxes>,
@@ -125,13 +127,17 @@ impl Target {
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let settled = crate::check::settle(config).map_err(StartError::Config)?;
+        // One wait for all of them: whoever was killed had them all.
+        let start = Instant::now();
+        let lock_wait = Duration::from_millis(config.lock_wait_ms);
+        let lock_wait = || lock_wait.saturating_sub(start.elapsed());
         let mut drives: Vec<Arc<dyn Drive>> = Vec::new();
         let mut namespaces = Vec::new();
         let mut describe = Vec::new();
         for (index, ns) in settled.namespaces.iter().enumerate() {
             let drive = match open.get(index) {
                 Some(drive) => Arc::clone(drive),
-                None => open_drive(&ns.drive)
+                None => open_drive_within(&ns.drive, lock_wait())
                     .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?,
             };
             let geometry = drive.geometry();
@@ -146,10 +152,17 @@ impl Target {
             drives.push(drive);
         }
         let namespaces = Namespaces::new(namespaces)?;
+        let spec = config.log.as_deref();
         let (volumes, log) =
-            open_volumes(config.log.as_deref(), config.accept_lost_log, &mut describe).map_err(
-                |source| StartError::Log { spec: config.log.clone().unwrap_or_default(), source },
+            open_volumes(spec, config.accept_lost_log, lock_wait(), &mut describe).map_err(
+                |source| StartError::Log { spec: spec.unwrap_or_default().to_owned(), source },
             )?;
+        let log_survives = log.as_ref().map(|log| log.survives());
+        let promises = settled.namespaces.iter().zip(&drives).map(|(ns, drive)| {
+            let volatile = drive.geometry().volatile_cache;
+            Promise::new(ns.nsid, &ns.drive, drive.survives(), volatile, spec, log_survives)
+        });
+        let promises = promises.collect();
         let mut listeners = Vec::new();
         for address in config.listen.iter().chain(&config.discovery) {
             listeners.push(Listener::bind(address)?);
@@ -179,6 +192,7 @@ impl Target {
             discovery_addresses,
             subnqn: settled.subnqn,
             describe,
+            promises,
             shared,
             control,
             mail,
@@ -281,6 +295,12 @@ impl Running {
     #[must_use]
     pub fn describe(&self) -> &[String] {
         &self.describe
+    }
+
+    /// What each namespace's drive and the log together promise.
+    #[must_use]
+    pub fn promises(&self) -> &[Promise] {
+        &self.promises
     }
 
     /// The drives behind the namespaces, in the configuration's order: for tests that cut the

@@ -1,6 +1,6 @@
 //! `rio target …`
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 use riopipe_media::{DRIVE_HELP, LOG_HELP};
@@ -50,6 +50,10 @@ pub struct Serve {
     /// is given up
     #[arg(long)]
     pub accept_lost_log: bool,
+    /// How long to wait at the start for another process that has a drive or the log locked: one
+    /// that was killed keeps its locks until its last write has landed [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
+    pub lock_wait: Option<Duration>,
     /// Host that may connect; once for each [default: any]
     #[arg(long = "allow-host", value_name = "HOSTNQN", value_parser = values::nqn)]
     pub allow_hosts: Vec<String>,
@@ -88,6 +92,7 @@ A configuration file says the same in TOML:
 Examples:
   rio target serve --drive mem:1G
   rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M
+  rio target serve --drive block:/dev/nvme0n1 --log block:/dev/nvme1n1     a small PLP drive
   rio target serve --drive ssd:flash,size=4G --log file:/tmp/log,size=2M     a modelled drive
   rio target serve -c /etc/rio/target.toml -v
 The Linux kernel connects with: nvme connect -t tcp -a ADDR -s 4420 -n NQN",

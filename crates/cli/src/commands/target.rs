@@ -22,9 +22,6 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
 
 fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     let config = config(args)?;
-    // What the media survive is asked first: once they are served they are locked. What is wrong
-    // with the configuration the start itself says, in better order.
-    let promises = riopipe_target::check(&config).promises;
     let signals = interrupt::Stop::watch()?;
     let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
     output.result(&Serving {
@@ -33,7 +30,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         addresses: running.addresses().to_vec(),
         discovery_addresses: running.discovery_addresses().to_vec(),
         serves: running.describe().to_vec(),
-        promises: promises.iter().map(PromiseView::of).collect(),
+        promises: running.promises().iter().map(PromiseView::of).collect(),
     })?;
     let signal = signals.wait_while(|| running.is_alive());
     match signal {
@@ -97,6 +94,9 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     config.log = args.log.clone().or(config.log);
     config.reactors = args.reactors.or(config.reactors);
     config.spin_us = args.spin_us.or(config.spin_us);
+    if let Some(wait) = args.lock_wait {
+        config.lock_wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+    }
     config.accept_lost_log |= args.accept_lost_log;
     config.require_header_digest |= args.require_hdr_digest;
     config.require_data_digest |= args.require_data_digest;

@@ -169,7 +169,8 @@ fn a_log_too_small_foreign_newer_or_damaged() {
     site.volume("create", &["v", "--streams", "1024"]).failed(4, &["too small", "larger region"]);
     let serve = |log: &str| {
         let log = format!("file:{log}");
-        rio(&["target", "serve", "-s", "0", "--drive", "mem:1M", "--log", &log, "-o", "json"])
+        let args = ["target", "serve", "-s", "0", "--drive", "mem:1M", "--log", &log, "-o", "json"];
+        rio(&[&args[..], &["--lock-wait", "0.1"]].concat())
     };
     let new = |name: &str| site.path(name).display().to_string();
     serve(&format!("{},size=8K", new("tiny"))).failed(7, &["small"]);
