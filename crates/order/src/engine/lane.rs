@@ -151,6 +151,7 @@ impl Lane {
             self.sent.pop_front();
             base.free(id);
         }
+        debug_assert!(self.unfinished <= self.sent.len(), "what is not there is not unfinished");
     }
 
     /// Drops one request from the list, wherever it is: what must never be done to one that is

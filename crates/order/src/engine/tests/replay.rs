@@ -170,6 +170,19 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     engine.done(again[1].id, Ok(()));
     engine.poll();
     assert_eq!((engine.released(), engine.kept_after()), (Seq(2), Seq(2)));
+
+    // The oldest replay of all servers counts.
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
+    engine.admit(&[write(0, 1)], 0, true).unwrap();
+    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    let sent = drain(&mut engine, 2);
+    end(&mut engine, &sent);
+    for server in 0..2 {
+        engine.suspend(server);
+        engine.resume(server, &mut |_, _| false);
+    }
+    engine.poll();
+    assert_eq!(engine.released(), Seq(0));
 }
 
 #[test]
