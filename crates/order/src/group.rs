@@ -52,7 +52,7 @@ pub fn group_complete<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> b
 }
 
 /// Replay keeps shapes: a copy differs in its ordinal alone, which every binding counts anew.
-fn same_shape(a: &Attribute, b: &Attribute) -> bool {
+pub(crate) fn same_shape(a: &Attribute, b: &Attribute) -> bool {
     Attribute { ordinal: 0, ..*a } == Attribute { ordinal: 0, ..*b }
 }
 

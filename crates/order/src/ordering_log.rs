@@ -9,13 +9,17 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::attribute::{Attribute, Seq};
-use crate::entry::{ENTRY_BYTES, Entry, Life, PartitionId, Position, Unsettled, encode, loggable};
+use crate::entry::{ENTRY_BYTES, Entry, Life, PartitionId, Position, Unfenced, encode, loggable};
+use crate::probe::{self, Plant, Rare};
 use crate::region::{Crc32c, Region, RegionError};
-pub use error::{AppendError, BindError, Damage, FormatError, LogError};
+use adoption::Adoption;
+pub use error::{AppendError, BindError, Damage, ForgetError, FormatError, LogError, SettleError};
 use mark::{MARK_BYTES, Mark};
+use scan::{End, SLOTS_AT, read_mark, scan};
 pub use scan::{LoggedEntry, Scan};
-use scan::{SLOTS_AT, read_mark, scan};
 
+mod adoption;
+mod binding;
 mod error;
 mod mark;
 mod scan;
@@ -48,8 +52,8 @@ pub struct StreamLog<R> {
     seed: u32,
     slots: u32,
     state: State,
-    /// For each slot, the last group of the entry appended there.
-    seqs: Vec<Seq>,
+    /// For each slot, the last group of the entry appended there, and its tag.
+    ends: Vec<End>,
     /// The next append.
     next: u64,
     next_slot: u32,
@@ -63,8 +67,14 @@ pub struct StreamLog<R> {
     /// The first position of this binding.
     bound_from: u64,
     released: Seq,
+    /// The newest released group before the head, and the caller's tag of it.
+    tag: (Seq, u64),
     /// The mark as it is durable.
     durable: Mark,
+    /// Groups up to here may have entries in `adoption`; 0 if there is none.
+    adoptable: Seq,
+    /// The entries of older bindings.
+    adoption: Adoption,
 }
 
 impl<R: Region> StreamLog<R> {
@@ -99,9 +109,11 @@ impl<R: Region> StreamLog<R> {
             life: Life { generation, incarnation: 0 },
             id,
             slots,
+            tag: (Seq::ZERO, 0),
+            settled: false,
         };
         let mut log = Self::with(region, mark, crc);
-        log.write_mark_twice(mark)?;
+        log.change(mark)?;
         Ok(log)
     }
 
@@ -116,8 +128,8 @@ impl<R: Region> StreamLog<R> {
         let mark = read_mark(&region, id, slots, crc)?;
         let (found, slots) = scan(&region, &mark, crc)?;
         let mut log = Self::with(region, mark, crc);
-        for seq in slots.seqs {
-            log.note(seq.unwrap_or(Seq::ZERO));
+        for end in slots.ends {
+            log.note(end);
         }
         log.advance();
         log.fenced = log.next;
@@ -133,7 +145,7 @@ impl<R: Region> StreamLog<R> {
             seed: mark.id.seed(crc),
             slots: mark.slots,
             state: State::Unbound,
-            seqs: vec![Seq::ZERO; mark.slots as usize],
+            ends: vec![End::HOLE; mark.slots as usize],
             next: mark.head,
             next_slot: slot,
             limit: 0,
@@ -142,54 +154,19 @@ impl<R: Region> StreamLog<R> {
             fenced: mark.head,
             bound_from: mark.head,
             released: mark.released,
+            tag: mark.tag,
             durable: mark,
+            adoptable: Seq::ZERO,
+            adoption: Adoption::default(),
         }
-    }
-
-    /// Begins anew: every entry so far is dead, groups up to `released` are done with. To be
-    /// called on a clean log, or when recovery has undone and flushed everywhere (T9). Durable
-    /// before it returns.
-    ///
-    /// Group numbers go on across generations; `released` is taken as it is.
-    ///
-    /// # Errors
-    ///
-    /// The generation is older than the log's, or the region failed.
-    pub fn start(&mut self, life: Life, released: Seq) -> Result<(), BindError> {
-        self.check_life(life)?;
-        if life.generation < self.durable.life.generation {
-            return Err(BindError::Generation {
-                given: life.generation,
-                current: self.durable.life.generation,
-            });
-        }
-        self.repair(false)?;
-        self.head = self.next;
-        self.head_slot = self.next_slot;
-        self.released = released;
-        self.bind(life)
-    }
-
-    /// Goes on after the target's restart or a lost connection, with the same owner: the entries
-    /// beyond the released mark stay, the owner replays what was not durable (P7, T4).
-    ///
-    /// # Errors
-    ///
-    /// Another generation than the log's, an older incarnation, or the region failed.
-    pub fn resume(&mut self, life: Life) -> Result<(), BindError> {
-        self.check_life(life)?;
-        if life.generation != self.durable.life.generation {
-            return Err(BindError::Generation {
-                given: life.generation,
-                current: self.durable.life.generation,
-            });
-        }
-        self.repair(true)?;
-        self.bind(life)
     }
 
     /// Appends an entry with its persist word unset. Durable after the next
     /// [`fence`](Self::fence), and only then may the write be submitted.
+    ///
+    /// An entry that a [resumed](Self::resume) log has already is *adopted*: the answer is where
+    /// it was appended, and nothing is written, so that a full log can be replayed, too (T13), and
+    /// nothing is logged twice (T6).
     ///
     /// # Errors
     ///
@@ -199,17 +176,26 @@ impl<R: Region> StreamLog<R> {
         if !loggable(attribute) {
             return Err(AppendError::Unloggable { seq: attribute.seq });
         }
+        if attribute.seq <= self.adoptable
+            && let Some(adopted) = self.adopt(attribute)
+        {
+            return adopted;
+        }
         if self.next >= self.limit {
             self.make_room()?;
         }
         let position = Position(self.next);
-        self.put(
+        let entry = Entry {
             position,
-            self.next_slot,
-            Some(*attribute),
-            Unsettled::of(self.next - self.fenced),
-        );
-        self.note(attribute.seq_end());
+            life: self.durable.life,
+            unfenced: Unfenced::of(self.next - self.fenced),
+            attribute: *attribute,
+        };
+        self.region.write(offset(self.next_slot), &encode(&entry, self.seed, self.crc));
+        self.note(End::of(attribute));
+        if self.next_slot == 0 {
+            probe::hit(Rare::LogLap);
+        }
         Ok(position)
     }
 
@@ -219,18 +205,14 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Panics
     ///
-    /// If the entry was not appended in this binding.
+    /// If the entry was neither appended nor adopted in this binding.
     #[inline]
     pub fn persist(&mut self, position: Position) {
-        assert!(
-            (self.bound_from..self.next).contains(&position.0),
-            "{position:?} was not appended in this binding"
-        );
-        // An initiator that released an entry before it was complete gets no say in the next lap.
-        if self.next - position.0 <= u64::from(self.slots) {
-            let slot = (position.0 % u64::from(self.slots)) as u32;
-            self.region.write_word(offset(slot), self.durable.life.stamp(position));
+        if position.0 < self.bound_from {
+            return self.persist_adopted(position);
         }
+        assert!(position.0 < self.next, "{position:?} was not appended");
+        self.vouch(position, self.durable.life);
     }
 
     /// Makes all appends, persist words and marks so far durable.
@@ -243,9 +225,7 @@ impl<R: Region> StreamLog<R> {
     pub fn fence(&mut self) -> Result<(), RegionError> {
         // A mark that frees a good part of the ring rides along, so that appends need not stop
         // for a fence of their own when they come around.
-        if let State::Failed(error) = &self.state {
-            return Err(error.clone());
-        }
+        self.check_region()?;
         if self.head - self.durable.head >= u64::from(self.slots / 8).max(1) {
             return self.write_mark();
         }
@@ -255,12 +235,17 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Takes note that groups up to `mark` are complete on all servers, durable and delivered
-    /// (T1). Made durable only when slots are needed; smaller marks than before are ignored.
+    /// (T1). Made durable only when slots are needed; smaller marks than before are ignored, and
+    /// a settled log takes none.
     #[inline]
     pub fn release(&mut self, mark: Seq) {
-        if mark > self.released {
+        if mark > self.released && !self.durable.settled {
             self.released = mark;
             self.advance();
+            if self.adoptable > Seq::ZERO {
+                self.adoption.release(mark);
+                self.adoptable = self.adoption.last();
+            }
         }
     }
 
@@ -271,9 +256,7 @@ impl<R: Region> StreamLog<R> {
     /// The region failed.
     pub fn release_now(&mut self, mark: Seq) -> Result<(), RegionError> {
         self.release(mark);
-        if let State::Failed(error) = &self.state {
-            return Err(error.clone());
-        }
+        self.check_region()?;
         if self.released > self.durable.released || self.head > self.durable.head {
             self.write_mark()?;
         }
@@ -286,8 +269,7 @@ impl<R: Region> StreamLog<R> {
     ///
     /// See [`LogError`].
     pub fn scan(&self) -> Result<Scan, LogError> {
-        let now = Mark { head: self.head, released: self.released, ..self.durable };
-        Ok(scan(&self.region, &now, self.crc)?.0)
+        Ok(scan(&self.region, &self.mark(), self.crc)?.0)
     }
 
     /// How many entries the partition can hold.
@@ -302,10 +284,23 @@ impl<R: Region> StreamLog<R> {
         self.slots - (self.next - self.head) as u32
     }
 
-    /// The released mark as last noted, durable or not.
+    /// The released mark as last noted, durable or not; of a settled log, the k of its recovery.
     #[must_use]
     pub const fn released(&self) -> Seq {
         self.released
+    }
+
+    /// The newest released group that was ever logged here, and the caller's tag of it; seq 0 if
+    /// there is none.
+    #[must_use]
+    pub fn tag(&self) -> (Seq, u64) {
+        self.tag_up_to(self.released)
+    }
+
+    /// Whether recovery has [settled](Self::settle) the log and no owner has started it since.
+    #[must_use]
+    pub const fn is_settled(&self) -> bool {
+        self.durable.settled
     }
 
     /// The generation and incarnation of the binding.
@@ -339,80 +334,88 @@ impl<R: Region> StreamLog<R> {
             State::Failed(error) => return Err(error.clone().into()),
             State::Bound => {}
         }
-        if self.head == self.durable.head {
+        if self.free() == 0 {
             return Err(AppendError::Full { slots: self.slots, released: self.released });
+        }
+        probe::hit(Rare::MarkForRoom);
+        if probe::planted(Plant::T1ReuseBeforeMark) {
+            self.limit = self.head + u64::from(self.slots);
+            return Ok(());
         }
         self.write_mark()?;
         Ok(())
     }
 
-    fn check_life(&self, life: Life) -> Result<(), BindError> {
-        if let State::Failed(error) = &self.state {
-            return Err(error.clone().into());
+    #[cold]
+    fn adopt(&self, attribute: &Attribute) -> Option<Result<Position, AppendError>> {
+        if !matches!(self.state, State::Bound) || probe::planted(Plant::T6CountTwice) {
+            return None;
         }
-        let current = self.durable.life.incarnation;
-        if life.incarnation < current {
-            return Err(BindError::Incarnation { given: life.incarnation, current });
+        let adopted = self.adoption.find(attribute)?;
+        if adopted.is_ok() {
+            probe::hit(Rare::Adopted);
         }
-        Ok(())
+        Some(adopted)
     }
 
-    /// Cleans up after torn appends, so that later scans can tell new damage from old: holes
-    /// among live entries become voids, persist words of older laps 0, other torn slots blank.
-    fn repair(&mut self, keep: bool) -> Result<(), RegionError> {
-        let mark = Mark { head: self.head, released: self.released, ..self.durable };
-        // A damaged partition cannot have been opened, so what a scan refuses now is the
-        // region's fault.
-        let (_, slots) = scan(&self.region, &mark, self.crc)
-            .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
-        for slot in slots.torn {
-            self.region.write(offset(slot), &[0; ENTRY_BYTES]);
-        }
-        if keep {
-            for position in slots.alien {
-                self.region.write_word(offset(self.slot_of(position)), 0);
-            }
-            let holes = (self.head..).zip(slots.seqs);
-            for (position, _) in holes.filter(|(_, seq)| seq.is_none()) {
-                let position = Position(position);
-                self.put(position, self.slot_of(position), None, Unsettled::UNKNOWN);
-            }
-        }
-        self.fence_region()
+    #[cold]
+    fn persist_adopted(&mut self, position: Position) {
+        let life = self.adoption.life_of(position);
+        let life = life.unwrap_or_else(|| panic!("{position:?} is not of this binding"));
+        self.vouch(position, life);
     }
 
-    fn bind(&mut self, life: Life) -> Result<(), BindError> {
-        self.write_mark_twice(Mark {
-            life,
-            head: self.head,
-            released: self.released,
-            ..self.durable
-        })?;
-        self.fenced = self.next;
-        self.bound_from = self.next;
-        self.limit = self.head + u64::from(self.slots);
-        self.state = State::Bound;
-        Ok(())
+    #[inline]
+    fn vouch(&mut self, position: Position, life: Life) {
+        // An initiator that released an entry before it was complete gets no say in the next lap.
+        if self.next - position.0 <= u64::from(self.slots) {
+            self.region.write_word(offset(self.slot_of(position)), life.stamp(position));
+        }
     }
 
-    /// Writes both copies, one after the other: rare changes that must survive the loss of one.
-    fn write_mark_twice(&mut self, mark: Mark) -> Result<(), RegionError> {
-        for _ in 0..2 {
-            self.put_mark(mark)?;
+    #[inline]
+    fn check_region(&self) -> Result<(), RegionError> {
+        match &self.state {
+            State::Failed(error) => Err(error.clone()),
+            State::Unbound | State::Bound => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes the mark durable as it is in memory, and everything else with it.
     #[cold]
     fn write_mark(&mut self) -> Result<(), RegionError> {
-        let mark = Mark { head: self.head, released: self.released, ..self.durable };
-        self.put_mark(mark)?;
+        self.put_mark(self.mark())?;
         self.fenced = self.next;
         if matches!(self.state, State::Bound) {
             self.limit = self.head + u64::from(self.slots);
         }
         Ok(())
+    }
+
+    /// A rare change that must survive the loss of one copy: writes both, one after the other,
+    /// and takes it for done as soon as the first is durable.
+    fn change(&mut self, mark: Mark) -> Result<(), RegionError> {
+        self.put_mark(mark)?;
+        (self.released, self.tag) = (mark.released, mark.tag);
+        self.head = mark.head;
+        self.head_slot = self.slot_of(Position(mark.head));
+        self.put_mark(mark)?;
+        self.fenced = self.next;
+        Ok(())
+    }
+
+    /// The newest group up to `released` in what the log has passed or holds, and its tag.
+    fn tag_up_to(&self, released: Seq) -> (Seq, u64) {
+        let mut tag = if self.tag.0 <= released { self.tag } else { (Seq::ZERO, 0) };
+        for position in self.head..self.next {
+            self.ends[self.slot_of(Position(position)) as usize].note(released, &mut tag);
+        }
+        tag
+    }
+
+    /// The mark as it is in memory.
+    const fn mark(&self) -> Mark {
+        Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable }
     }
 
     fn put_mark(&mut self, mark: Mark) -> Result<(), RegionError> {
@@ -432,22 +435,15 @@ impl<R: Region> StreamLog<R> {
         })
     }
 
-    #[inline]
-    fn put(
-        &mut self,
-        position: Position,
-        slot: u32,
-        attribute: Option<Attribute>,
-        unsettled: Unsettled,
-    ) {
-        let entry = Entry { position, life: self.durable.life, unsettled, attribute };
-        self.region.write(offset(slot), &encode(&entry, self.seed, self.crc));
-    }
-
     /// Moves the head over what is released.
     #[inline]
     fn advance(&mut self) {
-        while self.head < self.next && self.seqs[self.head_slot as usize] <= self.released {
+        while self.head < self.next {
+            let end = self.ends[self.head_slot as usize];
+            if end.seq > self.released {
+                break;
+            }
+            end.note(self.released, &mut self.tag);
             self.head += 1;
             self.head_slot = self.after(self.head_slot);
         }
@@ -455,8 +451,8 @@ impl<R: Region> StreamLog<R> {
 
     /// Counts an entry as appended.
     #[inline]
-    fn note(&mut self, seq_end: Seq) {
-        self.seqs[self.next_slot as usize] = seq_end;
+    fn note(&mut self, end: End) {
+        self.ends[self.next_slot as usize] = end;
         self.next += 1;
         self.next_slot = self.after(self.next_slot);
     }

@@ -151,8 +151,8 @@ named! {
         StaleEntry = "stale-entry",
         /// A persist word of an older lap was found.
         AlienPersist = "alien-persist-word",
-        /// A hole among live entries was made a void.
-        Void = "void",
+        /// A log had a hole among its live entries, and was cut there.
+        Cut = "cut",
         /// The gate held an entry that overtook its predecessors.
         GateEarly = "gate-early",
         /// The gate held a write that overlaps one under way.

@@ -92,7 +92,8 @@ impl MemRegion {
     }
 
     /// The region after a power cut: each unfenced word holds, chosen by `seed`, its durable
-    /// value or any value stored since.
+    /// value or any value stored since. Of some lines of 64 bytes every word is lost, of some
+    /// every word has arrived, so that whole entries are among what is found.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut after = self.clone();
@@ -100,7 +101,11 @@ impl MemRegion {
         if let Some(unfenced) = &mut after.unfenced {
             for (&offset, values) in unfenced.iter() {
                 state = mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
-                let value = values[(state % values.len() as u64) as usize];
+                let value = match mix(seed ^ mix(offset as u64 / 64 + 1)) % 3 {
+                    0 => values[0],
+                    1 => values[values.len() - 1],
+                    _ => values[(state % values.len() as u64) as usize],
+                };
                 after.bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
             }
             unfenced.clear();

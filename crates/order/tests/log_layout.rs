@@ -95,7 +95,7 @@ fn a_partition_is_laid_out_as_documented() {
         .at(52, &[0x73, 0x71, 0x72, 0x71])
         .at(56, &[0, 0, 0, 0b1010])
         .checked(8, 12, seed);
-    let mark = Bytes(vec![0; 64])
+    let mark = Bytes(vec![0; 128])
         .at(4, &[1, 0, 3, 0]) // version, stream
         .at(8, &[4]) // two by the formatting, two by the binding
         .at(16, &[0x11]) // released
@@ -111,6 +111,29 @@ fn a_partition_is_laid_out_as_documented() {
         assert_eq!(found, expected, "line {i}");
     }
     assert_eq!(found.len(), expected.len());
+}
+
+#[test]
+fn a_settled_mark_is_laid_out_as_documented() {
+    let region = MemRegion::new(partition_bytes(4));
+    let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
+    log.start(Life { generation: 1, incarnation: 2 }, Seq(0x11)).unwrap();
+    log.settle(Seq(0x1112_1314_1516_1718), 0x2122_2324_2526_2728).unwrap();
+    let found = log.into_region().bytes()[..256].to_vec();
+    let mark = Bytes(vec![0; 128])
+        .at(4, &[1, 0, 3, 0])
+        .at(8, &[6]) // two by the formatting, two by the binding, two by the settling
+        .at(16, &[0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11])
+        .at(32, &[1, 0, 0, 0, 2])
+        .at(40, &[7; 16])
+        .at(56, &[4])
+        .at(60, b"RIOm")
+        .at(64, &[0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]) // the tag's group
+        .at(72, &[0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21])
+        .at(80, &[1]) // settled
+        .checked(0, 4, 0);
+    let older = Bytes(mark.0.clone()).at(8, &[5]).checked(0, 4, 0);
+    assert_eq!(found, [mark.0, older.0].concat());
 }
 
 #[test]

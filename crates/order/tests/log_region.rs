@@ -50,7 +50,7 @@ fn a_region_is_what_it_was_made() {
         Ok(())
     });
     let record = record.unwrap().clone();
-    assert_eq!(record.partition(StreamId(0)).unwrap(), 8192..8192 + 128 + 6400);
+    assert_eq!(record.partition(StreamId(0)).unwrap(), 8192..8192 + 256 + 6400);
     assert_eq!(record.partition(StreamId(1)).unwrap().start, 8192 + 8192);
     assert_eq!(record.partition(StreamId(3)), None);
     assert_eq!(record.extent(), 8192..8192 + 3 * 8192);
@@ -96,7 +96,7 @@ fn partitions_hold_logs() {
 #[test]
 fn volumes_fill_gaps_and_say_what_is_missing() {
     let mut log = create(LogKind::Dax);
-    let page = 62; // slots that fill one page
+    let page = 60; // slots that fill one page
     add(&mut log, volume(1, 10, page)).unwrap();
     add(&mut log, volume(2, 20, page)).unwrap();
     add(&mut log, volume(3, 5, page)).unwrap();

@@ -159,6 +159,17 @@ pub enum AppendError {
         /// Its group.
         seq: Seq,
     },
+    /// A replayed entry that the log has already, but with another shape: replay keeps shapes (T6).
+    #[error(
+        "entry {index} of group {seq} is in the log with another shape: a replayed request must be \
+         the one that was sent before"
+    )]
+    OtherShape {
+        /// Its group.
+        seq: Seq,
+        /// Its index in the group.
+        index: u16,
+    },
     /// Opened, but neither [`start`](super::StreamLog::start) nor [`resume`](super::StreamLog::resume) came.
     #[error("ordering log is not bound to an owner: start or resume it first")]
     Unbound,
@@ -192,6 +203,52 @@ pub enum BindError {
         /// What the log says.
         current: u32,
     },
+    /// Resumed, though recovery has [settled](super::StreamLog::settle) the log: what it lists
+    /// has been undone, so nothing may be replayed.
+    #[error(
+        "recovery has settled the log at group {released}: nothing can be replayed; start the \
+         stream anew"
+    )]
+    Settled {
+        /// The k of the recovery.
+        released: Seq,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a log was not settled. It is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettleError {
+    /// Released groups are never undone.
+    #[error("group {k} cannot be the last: groups up to {released} are released")]
+    Released {
+        /// What was asked for.
+        k: Seq,
+        /// The released mark.
+        released: Seq,
+    },
+    /// An earlier recovery has come to another result: the lists are not all of this volume, or
+    /// it was undone from different ones (T9).
+    #[error("group {k} cannot be the last: an earlier recovery has settled the log at {settled}")]
+    Settled {
+        /// What was asked for.
+        k: Seq,
+        /// What is recorded.
+        settled: Seq,
+    },
+    /// The region failed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a log was not emptied. It is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForgetError {
+    /// Its entries may still be needed (T9).
+    #[error("ordering log is not settled: what it lists has not been undone everywhere")]
+    NotSettled,
     /// The region failed.
     #[error(transparent)]
     Region(#[from] RegionError),

@@ -1,5 +1,5 @@
-//! The mark: the 64 bytes that say which part of a partition is alive (`docs/log-format.md`,
-//! "Mark area").
+//! The mark: the 128 bytes that say which part of a partition is alive (`docs/log-format.md`,
+//! "Mark").
 //!
 //! Two copies are written alternately, so that a crash in the middle of one leaves the other.
 
@@ -8,7 +8,9 @@ use crate::entry::{Life, PartitionId, u16_at, u32_at, u64_at};
 use crate::region::Crc32c;
 
 /// Size of one copy of the mark in bytes.
-pub(crate) const MARK_BYTES: usize = 64;
+pub(crate) const MARK_BYTES: usize = 128;
+/// The mark belongs to a settled partition (T9).
+const SETTLED: u64 = 1 << 0;
 /// Version of the partition's layout (mark and entries).
 pub(crate) const VERSION: u16 = 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"RIOm");
@@ -28,9 +30,13 @@ pub(crate) struct Mark {
     pub(crate) id: PartitionId,
     /// How many slots follow.
     pub(crate) slots: u32,
+    /// The newest group before `head` that is released, and the caller's tag of it.
+    pub(crate) tag: (Seq, u64),
+    /// Recovery has undone what lies beyond `released` (T9).
+    pub(crate) settled: bool,
 }
 
-/// What a copy's 64 bytes hold.
+/// What a copy's bytes hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkCopy {
     Blank,
@@ -52,6 +58,9 @@ impl Mark {
         bytes[40..56].copy_from_slice(&self.id.volume.0);
         bytes[56..60].copy_from_slice(&self.slots.to_le_bytes());
         bytes[60..64].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[64..72].copy_from_slice(&self.tag.0.0.to_le_bytes());
+        bytes[72..80].copy_from_slice(&self.tag.1.to_le_bytes());
+        bytes[80..88].copy_from_slice(&(u64::from(self.settled) * SETTLED).to_le_bytes());
         let check = crc(0, &bytes[4..]);
         bytes[..4].copy_from_slice(&check.to_le_bytes());
         bytes
@@ -68,9 +77,15 @@ impl Mark {
         if version != VERSION {
             return MarkCopy::Newer { version };
         }
+        let (released, tag_seq) = (Seq(u64_at(bytes, 16)), Seq(u64_at(bytes, 64)));
+        let flags = u64_at(bytes, 80);
+        // A checksum is 32 bits: what no writer of this version writes is not believed.
+        if tag_seq > released || flags & !SETTLED != 0 {
+            return MarkCopy::Torn;
+        }
         MarkCopy::Whole(Self {
             number: u64_at(bytes, 8),
-            released: Seq(u64_at(bytes, 16)),
+            released,
             head: u64_at(bytes, 24),
             life: Life { generation: u32_at(bytes, 32), incarnation: u32_at(bytes, 36) },
             id: PartitionId {
@@ -78,6 +93,8 @@ impl Mark {
                 stream: StreamId(u16_at(bytes, 6)),
             },
             slots: u32_at(bytes, 56),
+            tag: (tag_seq, u64_at(bytes, 72)),
+            settled: flags & SETTLED != 0,
         })
     }
 }

@@ -7,6 +7,7 @@ use super::error::{Damage, LogError};
 use super::mark::{MARK_BYTES, Mark, MarkCopy};
 use crate::attribute::{Attribute, Seq};
 use crate::entry::{Decoded, ENTRY_BYTES, Life, PartitionId, Persist, Position, decode};
+use crate::probe::{self, Rare};
 use crate::region::{Crc32c, Region};
 
 /// Where the entries begin in a partition.
@@ -18,7 +19,7 @@ const COUNT_MAX: u64 = 1 << 62;
 /// One live entry as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedEntry {
-    /// Where it was appended; positions give the stream's order on this server.
+    /// Where it was appended.
     pub position: Position,
     /// What it describes.
     pub attribute: Attribute,
@@ -32,8 +33,15 @@ pub struct LoggedEntry {
 /// What a partition holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Groups up to here are released: no entry of theirs is listed (T1).
+    /// Groups up to here are released: no entry of theirs is listed (T1). For a settled partition
+    /// the k of its recovery.
     pub released: Seq,
+    /// Recovery has settled the partition: whatever is listed was undone, or is an in-place
+    /// update to be acknowledged (T9, T11).
+    pub settled: bool,
+    /// The newest released group of which the partition knows, and the caller's tag of it; seq 0
+    /// if it knows of none. Another server's partition may know of a newer one.
+    pub tag: (Seq, u64),
     /// The generation and incarnation of the last binding. Older generations are dead.
     pub life: Life,
     /// The live entries, in position order.
@@ -95,11 +103,35 @@ fn damaged(id: PartitionId, what: Damage) -> LogError {
     LogError::Damaged { volume: id.volume, stream: id.stream, what }
 }
 
+/// The last group of an entry, and the caller's tag of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) seq: Seq,
+    pub(crate) tag: u64,
+}
+
+impl End {
+    /// Of no entry: never released.
+    pub(crate) const HOLE: Self = Self { seq: Seq(u64::MAX), tag: 0 };
+
+    pub(crate) const fn of(attribute: &Attribute) -> Self {
+        Self { seq: attribute.seq_end(), tag: attribute.tag }
+    }
+
+    /// Moves `tag` on to this group if it is released, and newer.
+    #[inline]
+    pub(crate) fn note(self, released: Seq, tag: &mut (Seq, u64)) {
+        if self.seq <= released && self.seq > tag.0 {
+            *tag = (self.seq, self.tag);
+        }
+    }
+}
+
 /// What [`scan`] found besides the list.
 pub(crate) struct Slots {
-    /// For each position from the mark's head up to the last whole entry, the last group of that
-    /// entry; `None` where a torn append left a hole.
-    pub(crate) seqs: Vec<Option<Seq>>,
+    /// For each position from the mark's head up to the last whole entry, the end of that entry;
+    /// a hole where an append was torn.
+    pub(crate) ends: Vec<End>,
     /// Slots with bytes that are no whole entry.
     pub(crate) torn: Vec<u32>,
     /// Positions of whole entries whose persist word is neither 0 nor their own: a crash kept the
@@ -118,10 +150,16 @@ pub(crate) fn scan<R: Region>(
 ) -> Result<(Scan, Slots), LogError> {
     let seed = mark.id.seed(crc);
     let slots = u64::from(mark.slots);
-    let mut found = Scan { released: mark.released, life: mark.life, ..Scan::default() };
-    let mut seqs = Vec::new();
+    let mut found = Scan {
+        released: mark.released,
+        settled: mark.settled,
+        tag: mark.tag,
+        life: mark.life,
+        ..Scan::default()
+    };
+    let mut ends = Vec::new();
     let mut torn = Vec::new();
-    let mut settled = Position(mark.head);
+    let mut proven = Position(mark.head);
     let mut alien = Vec::new();
     for position in (mark.head..mark.head + slots).map(Position) {
         let slot = (position.0 % slots) as u32;
@@ -140,12 +178,14 @@ pub(crate) fn scan<R: Region>(
                 return Err(LogError::NewerEntry { position, kind, flags });
             }
             Decoded::Torn | Decoded::Whole { .. } => {
+                probe::hit(Rare::TornEntry);
                 found.torn += 1;
                 torn.push(slot);
                 continue;
             }
         };
         if entry.position < position || entry.life.generation < mark.life.generation {
+            probe::hit(Rare::StaleEntry);
             found.stale += 1;
             continue;
         }
@@ -155,31 +195,34 @@ pub(crate) fn scan<R: Region>(
         {
             return Err(damaged(mark.id, Damage::MarkLost(entry.position)));
         }
-        settled = settled.max(entry.settled_before());
+        proven = proven.max(entry.fenced_before());
         match persist {
-            Persist::Yes => settled = settled.max(Position(position.0 + 1)),
-            Persist::Alien => alien.push(position),
+            Persist::Yes => proven = proven.max(Position(position.0 + 1)),
+            Persist::Alien => {
+                probe::hit(Rare::AlienPersist);
+                alien.push(position);
+            }
             Persist::No => {}
         }
-        seqs.resize((position.0 - mark.head) as usize, None);
-        seqs.push(Some(entry.attribute.map_or(Seq::ZERO, |a| a.seq_end())));
-        if let Some(attribute) = entry.attribute
-            && attribute.seq_end() > mark.released
-        {
+        let end = End::of(&entry.attribute);
+        ends.resize((position.0 - mark.head) as usize, End::HOLE);
+        ends.push(end);
+        end.note(mark.released, &mut found.tag);
+        if end.seq > mark.released {
             found.entries.push(LoggedEntry {
                 position,
-                attribute,
+                attribute: entry.attribute,
                 life: entry.life,
                 persisted: persist == Persist::Yes,
             });
         }
     }
-    let holes = (mark.head..settled.0).zip(seqs.iter().chain(core::iter::repeat(&None)));
-    if let Some((hole, _)) = holes.into_iter().find(|(_, seq)| seq.is_none()) {
+    let holes = (mark.head..proven.0).zip(ends.iter().chain(core::iter::repeat(&End::HOLE)));
+    if let Some((hole, _)) = holes.into_iter().find(|(_, end)| **end == End::HOLE) {
         return Err(damaged(mark.id, Damage::EntryLost(Position(hole))));
     }
-    if let Some(&position) = alien.iter().find(|&&position| position < settled) {
+    if let Some(&position) = alien.iter().find(|&&position| position < proven) {
         return Err(damaged(mark.id, Damage::PersistWord(position)));
     }
-    Ok((found, Slots { seqs, torn, alien }))
+    Ok((found, Slots { ends, torn, alien }))
 }

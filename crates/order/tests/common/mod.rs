@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::PartitionId;
+use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::ordering_log::{LoggedEntry, Scan, StreamLog, partition_bytes};
+use riopipe_order::region::MemRegion;
 
 const TABLE: crc::Crc<u32, crc::Table<16>> =
     crc::Crc::<u32, crc::Table<16>>::new(&crc::CRC_32_ISCSI);
@@ -33,6 +35,124 @@ pub(crate) fn write(seq: u64, ordinal: u32) -> Attribute {
         blocks: 1,
         tag: !seq,
     }
+}
+
+/// Bytes of one copy of a partition's mark, and of both.
+pub(crate) const MARK: usize = 128;
+pub(crate) const MARKS: usize = 2 * MARK;
+
+/// The life in which [`fresh`] binds.
+pub(crate) const LIFE: Life = Life { generation: 5, incarnation: 9 };
+
+/// A new log that a crash can make forget.
+pub(crate) fn fresh(slots: u32) -> StreamLog<MemRegion> {
+    let region = MemRegion::forgetful(partition_bytes(slots));
+    let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
+    log.start(LIFE, Seq::ZERO).unwrap();
+    log
+}
+
+pub(crate) fn reopen(region: MemRegion) -> (StreamLog<MemRegion>, Scan) {
+    StreamLog::open(region, ID, crc32c).unwrap()
+}
+
+pub(crate) fn seqs(scan: &Scan) -> Vec<u64> {
+    scan.entries.iter().map(|e| e.attribute.seq.0).collect()
+}
+
+pub(crate) fn append_all(log: &mut StreamLog<MemRegion>, range: std::ops::RangeInclusive<u64>) {
+    for seq in range {
+        log.append(&write(seq, seq as u32)).unwrap();
+    }
+    log.fence().unwrap();
+}
+
+/// What a crash must keep of a log, or replace as a whole: its mark, and the live entries up to
+/// the first hole. Nothing was submitted for what lies behind a hole, so it may stay or go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    released: Seq,
+    tag: (Seq, u64),
+    settled: bool,
+    life: Life,
+    entries: Vec<LoggedEntry>,
+}
+
+impl State {
+    pub(crate) fn of(scan: &Scan) -> Self {
+        let Scan { released, tag, settled, life, .. } = *scan;
+        let mut entries = scan.entries.clone();
+        let first = entries.first().map_or(0, |e| e.position.0);
+        let whole = entries.iter().zip(first..).take_while(|(e, at)| e.position.0 == *at).count();
+        entries.truncate(whole);
+        Self { released, tag, settled, life, entries }
+    }
+}
+
+/// Lets the power fail at every fence of `change`, in many ways each: the log is then as it was
+/// before or as it is after, and once `change` has returned, it is as after, for good. Gives the
+/// number of fences.
+pub(crate) fn old_or_new<E>(
+    before: &MemRegion,
+    change: impl Fn(&mut StreamLog<MemRegion>) -> Result<(), E>,
+) -> u64 {
+    let old = State::of(&reopen(before.clone()).1);
+    let (mut log, _) = reopen(before.clone());
+    assert!(change(&mut log).is_ok());
+    let new = State::of(&reopen(log.region().crash(0)).1);
+    let fences = log.region().fences() - before.fences();
+    for done in 0..=fences {
+        let mut faulty = before.clone();
+        faulty.fail_fences_after(done);
+        let (mut log, _) = reopen(faulty);
+        assert_eq!(change(&mut log).is_ok(), done == fences);
+        for seed in 0..60 {
+            let found = State::of(&reopen(log.region().crash(seed)).1);
+            assert!(
+                found == new || found == old && done < fences,
+                "{done} of {fences} fences, seed {seed}: a third state\n{found:#?}\n{old:#?}\n{new:#?}"
+            );
+        }
+    }
+    fences
+}
+
+/// What a crash makes of `after`, whose slots `batch` were not fenced since `before`: each of them
+/// arrived not at all, wholly or in part, as the digits of `outcome` to base 3 say.
+pub(crate) fn lose(
+    before: &MemRegion,
+    after: &MemRegion,
+    batch: &[usize],
+    outcome: u32,
+) -> MemRegion {
+    let mut region = before.crash(0);
+    for (i, slot) in batch.iter().enumerate() {
+        let words = match outcome / 3_u32.pow(i as u32) % 3 {
+            0 => 0..0,
+            1 => 0..64,
+            _ => 8..40,
+        };
+        let range = MARKS + 64 * slot + words.start..MARKS + 64 * slot + words.end;
+        region.bytes_mut()[range.clone()].copy_from_slice(&after.bytes()[range]);
+    }
+    region
+}
+
+/// A log of 8 slots in its second lap, full, one entry persisted, the last batch of four open:
+/// what a crash may make of it, in 81 ways.
+pub(crate) fn torn(outcome: u32) -> MemRegion {
+    let mut log = fresh(8);
+    append_all(&mut log, 1..=8);
+    log.release_now(Seq(5)).unwrap();
+    let position = log.append(&write(9, 9)).unwrap();
+    log.fence().unwrap();
+    log.persist(position);
+    log.fence().unwrap();
+    let before = log.region().clone();
+    for seq in 10..=13 {
+        log.append(&write(seq, seq as u32)).unwrap();
+    }
+    lose(&before, log.region(), &[1, 2, 3, 4], outcome)
 }
 
 /// Choices made by a test case, one after the other.

@@ -152,6 +152,7 @@ impl<H: Host> Stream<H> {
                         let cause = match error {
                             AppendError::Full { .. } => Cause::LogFull,
                             AppendError::Unloggable { .. }
+                            | AppendError::OtherShape { .. }
                             | AppendError::Unbound
                             | AppendError::Region(_) => Cause::LogFailed,
                         };

@@ -487,6 +487,8 @@ impl<R: Region> Volumes<R> {
                     Err(BindError::Generation { .. } | BindError::Incarnation { .. }) => {
                         return refuse(wire::status::STALE_GENERATION);
                     }
+                    // Only resuming is refused for this.
+                    Err(BindError::Settled { .. }) => return refuse(wire::status::UNRECOVERED),
                     Err(BindError::Region(_)) => return Err((wire::status::LOG_FAILED, 0)),
                 }
                 let carried = Partition::Bound { conn, released };

@@ -29,6 +29,7 @@ pub(super) enum Log<R> {
     Lost(RegionHeader),
 }
 
+#[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
 pub(super) enum Partition<R> {
     /// Here, at rest, with this many live entries.
     Home { log: StreamLog<R>, live: u32 },

@@ -285,8 +285,11 @@ fn judge(fake: &Arc<Fake>, allowed: &Allowed, mirror: &[u8], told: &mut Told) {
     for (seq, there) in &listed {
         assert!(told.entries.get(seq) >= Some(there), "{seq} was never persisted");
     }
-    told.entries.clone_from(&listed);
-    told.fenced = listed;
+    // Behind a torn append lies what was never fenced: a log that is resumed gives it up.
+    let appended = told.entries.range(found.released.0 + 1..);
+    let whole = appended.map_while(|(seq, _)| listed.get_key_value(seq));
+    told.fenced = whole.map(|(&seq, &there)| (seq, there)).collect();
+    told.entries = listed;
 }
 
 /// Two lives, with the power going at write `first` of the first and write `second` of the second
@@ -306,6 +309,7 @@ fn two_lives(ops: [&[Op]; 2], first: u64, second: u64, seed: u64) -> [u64; 2] {
         let mut log = StreamLog::open(Watched::open(&fake), ID, crc32c).unwrap().0;
         // The binding, too, may be cut short.
         if log.resume(Life { generation: 1, incarnation: index as u32 + 1 }).is_ok() {
+            told.entries.clone_from(&told.fenced);
             told.bound_from = told.last + 1;
             live(&mut log, &mut told, ops);
         }

@@ -1,0 +1,63 @@
+//! What a resumed log remembers of its older bindings: which entries it has, so that a replayed
+//! one is not appended twice, and in which life each was appended (P7, T6, T13).
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::error::AppendError;
+use super::scan::LoggedEntry;
+use crate::attribute::{Attribute, Seq};
+use crate::entry::{Life, Position};
+use crate::group::same_shape;
+
+/// The entries of older bindings that are not released yet.
+#[derive(Debug, Default)]
+pub(super) struct Adoption {
+    /// By group and index in it (T6).
+    entries: BTreeMap<(Seq, u16), (Position, Attribute)>,
+    /// From which position on which life was bound, in order.
+    lives: Vec<(Position, Life)>,
+}
+
+impl Adoption {
+    /// Of these entries, in order of position.
+    pub(super) fn of(entries: &[LoggedEntry]) -> Self {
+        let mut lives: Vec<(Position, Life)> = Vec::new();
+        for entry in entries {
+            if lives.last().is_none_or(|&(_, life)| life != entry.life) {
+                lives.push((entry.position, entry.life));
+            }
+        }
+        let by_identity =
+            |e: &LoggedEntry| ((e.attribute.seq, e.attribute.index), (e.position, e.attribute));
+        Self { entries: entries.iter().map(by_identity).collect(), lives }
+    }
+
+    /// Where a replayed entry was appended before; `None` if it is not there.
+    pub(super) fn find(&self, replayed: &Attribute) -> Option<Result<Position, AppendError>> {
+        let Attribute { seq, index, .. } = *replayed;
+        let (position, known) = self.entries.get(&(seq, index))?;
+        let same = same_shape(known, replayed);
+        Some(if same { Ok(*position) } else { Err(AppendError::OtherShape { seq, index }) })
+    }
+
+    /// In which life the entry at a position of an older binding was appended.
+    pub(super) fn life_of(&self, position: Position) -> Option<Life> {
+        let after = self.lives.partition_point(|&(first, _)| first <= position);
+        Some(self.lives[after.checked_sub(1)?].1)
+    }
+
+    /// Drops the entries of groups up to `mark`.
+    pub(super) fn release(&mut self, mark: Seq) {
+        while let Some(first) = self.entries.first_entry()
+            && first.get().1.seq_end() <= mark
+        {
+            first.remove();
+        }
+    }
+
+    /// The last group that has entries here, or 0.
+    pub(super) fn last(&self) -> Seq {
+        self.entries.last_key_value().map_or(Seq::ZERO, |(&(seq, _), _)| seq)
+    }
+}

@@ -1,0 +1,172 @@
+//! From one owner or life of the target to the next: starting anew, resuming, and what recovery
+//! records in between (P7, T9). All of it is rare, durable before it returns, and leaves, should
+//! a crash come in the middle, the log as it was before or as it is after.
+
+use alloc::vec::Vec;
+
+use super::adoption::Adoption;
+use super::error::{BindError, ForgetError, SettleError};
+use super::mark::Mark;
+use super::scan::{End, LoggedEntry, scan};
+use super::{State, StreamLog, offset};
+use crate::attribute::Seq;
+use crate::entry::{ENTRY_BYTES, Life, Position};
+use crate::probe::{self, Rare};
+use crate::region::{Region, RegionError};
+
+impl<R: Region> StreamLog<R> {
+    /// Begins anew: every entry so far is dead, groups up to `released` are done with, and the log
+    /// is not settled any more. To be called on a clean log, or when recovery has undone and
+    /// flushed everywhere, and settled all logs (T9). Durable before it returns.
+    ///
+    /// Group numbers go on across generations; `released` is taken as it is. The newest
+    /// [tag](Self::tag) up to it stays known.
+    ///
+    /// # Errors
+    ///
+    /// The generation is older than the log's, or the region failed.
+    pub fn start(&mut self, life: Life, released: Seq) -> Result<(), BindError> {
+        self.check_life(life)?;
+        if life.generation < self.durable.life.generation {
+            return Err(BindError::Generation {
+                given: life.generation,
+                current: self.durable.life.generation,
+            });
+        }
+        self.repair(false)?;
+        let (head, tag) = (self.next, self.tag_up_to(released));
+        self.bind(Mark { life, head, released, tag, ..self.mark() }, Adoption::default())
+    }
+
+    /// Goes on after the target's restart or a lost connection, with the same owner: the entries
+    /// beyond the released mark stay, and the owner replays what was not durable, in order, before
+    /// anything new (P7, T4). Those that are there already are adopted by
+    /// [`append`](Self::append).
+    ///
+    /// Where a crash has torn an append, this entry and all behind it go: no fence came after
+    /// them, so nothing was submitted for any. So the log keeps no holes, the replayed entries fit
+    /// (T13), and a later scan can tell new damage from old. Durable before it returns.
+    ///
+    /// # Errors
+    ///
+    /// Another generation than the log's, an older incarnation, the log is settled, or the region
+    /// failed.
+    pub fn resume(&mut self, life: Life) -> Result<(), BindError> {
+        self.check_life(life)?;
+        if life.generation != self.durable.life.generation {
+            return Err(BindError::Generation {
+                given: life.generation,
+                current: self.durable.life.generation,
+            });
+        }
+        if self.durable.settled {
+            return Err(BindError::Settled { released: self.released });
+        }
+        let entries = self.repair(true)?;
+        self.bind(Mark { life, ..self.mark() }, Adoption::of(&entries))
+    }
+
+    /// Records the result of a recovery that has undone and flushed everywhere (T9): groups up to
+    /// `k`, the last of which has the caller's tag `tag`, stay and are released; whatever lies
+    /// beyond has been undone, or is an in-place update. Those entries stay listed until the log
+    /// is [emptied](Self::forget) or [started](Self::start); nothing is appended until then.
+    /// Durable before it returns.
+    ///
+    /// Settling again at the same group is fine, and keeps the tag.
+    ///
+    /// # Errors
+    ///
+    /// Groups beyond `k` are released, the log is settled at another group, or the region failed.
+    pub fn settle(&mut self, k: Seq, tag: u64) -> Result<(), SettleError> {
+        self.check_region()?;
+        let settled = self.durable.settled;
+        if settled && k != self.released {
+            return Err(SettleError::Settled { k, settled: self.released });
+        }
+        if k < self.released {
+            return Err(SettleError::Released { k, released: self.released });
+        }
+        let tag = if settled { self.durable.tag } else { (k, tag) };
+        self.unbind();
+        self.change(Mark { released: k, tag, settled: true, ..self.mark() })?;
+        self.advance();
+        Ok(())
+    }
+
+    /// Empties a [settled](Self::settle) log, once nothing in it needs to be acknowledged (T11).
+    /// It stays settled until it is [started](Self::start). Durable before it returns; done again,
+    /// it changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The log is not settled, or the region failed.
+    pub fn forget(&mut self) -> Result<(), ForgetError> {
+        self.check_region()?;
+        if !self.durable.settled {
+            return Err(ForgetError::NotSettled);
+        }
+        self.repair(false)?;
+        Ok(self.change(Mark { head: self.next, ..self.mark() })?)
+    }
+
+    fn check_life(&self, life: Life) -> Result<(), BindError> {
+        self.check_region()?;
+        let current = self.durable.life.incarnation;
+        if life.incarnation < current {
+            return Err(BindError::Incarnation { given: life.incarnation, current });
+        }
+        Ok(())
+    }
+
+    /// Cleans up after torn appends: slots that are neither blank nor whole become blank; with
+    /// `keep` the ring is cut at its first hole, and persist words of older laps become 0. Gives
+    /// the live entries.
+    fn repair(&mut self, keep: bool) -> Result<Vec<LoggedEntry>, RegionError> {
+        // A damaged partition cannot have been opened, so what a scan refuses now is the
+        // region's fault.
+        let (mut found, slots) = scan(&self.region, &self.mark(), self.crc)
+            .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
+        for slot in slots.torn {
+            self.region.write(offset(slot), &[0; ENTRY_BYTES]);
+        }
+        let hole = slots.ends.iter().position(|end| *end == End::HOLE);
+        if keep && let Some(hole) = hole.map(|at| self.head + at as u64) {
+            probe::hit(Rare::Cut);
+            for (position, end) in (self.head..).zip(&slots.ends) {
+                if position > hole && *end != End::HOLE {
+                    let slot = self.slot_of(Position(position));
+                    self.region.write(offset(slot), &[0; ENTRY_BYTES]);
+                }
+            }
+            self.next = hole;
+            self.next_slot = self.slot_of(Position(hole));
+        }
+        if keep {
+            found.entries.retain(|entry| entry.position.0 < self.next);
+            for position in slots.alien.into_iter().filter(|position| position.0 < self.next) {
+                self.region.write_word(offset(self.slot_of(position)), 0);
+            }
+        }
+        self.fence_region()?;
+        Ok(found.entries)
+    }
+
+    fn bind(&mut self, mark: Mark, adoption: Adoption) -> Result<(), BindError> {
+        self.change(Mark { settled: false, ..mark })?;
+        self.bound_from = self.next;
+        self.adoptable = adoption.last();
+        self.adoption = adoption;
+        self.limit = self.head + u64::from(self.slots);
+        self.state = State::Bound;
+        Ok(())
+    }
+
+    /// Nothing more is appended until the next binding.
+    fn unbind(&mut self) {
+        self.bound_from = self.next;
+        self.adoptable = Seq::ZERO;
+        self.adoption = Adoption::default();
+        self.limit = 0;
+        self.state = State::Unbound;
+    }
+}
