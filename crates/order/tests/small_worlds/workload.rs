@@ -1,0 +1,82 @@
+//! The groups that are written, all of them up to a bound.
+
+/// Blocks of a stripe unit: each of the two drives has one.
+pub(crate) const UNIT: u64 = 64;
+/// The block of each drive that is written in place.
+const IN_PLACE: u64 = 0;
+
+/// One write of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    /// Block of the volume.
+    pub(crate) lba: u64,
+    pub(crate) content: u64,
+    pub(crate) in_place: bool,
+}
+
+impl Write {
+    pub(crate) fn drive(&self) -> u8 {
+        (self.lba / UNIT) as u8
+    }
+
+    pub(crate) fn on_drive(&self) -> u64 {
+        self.lba % UNIT
+    }
+}
+
+/// One group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) writes: Vec<Write>,
+    pub(crate) durable: bool,
+    pub(crate) tag: u64,
+}
+
+/// A write: fresh on a drive, or in place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Fresh(u64),
+    InPlace(u64),
+}
+use Kind::{Fresh, InPlace};
+
+/// The shapes of a group.
+const SHAPES: [&[Kind]; 8] = [
+    &[Fresh(0), Fresh(1)],
+    &[Fresh(1)],
+    &[InPlace(0)],
+    &[Fresh(0)],
+    &[Fresh(1), InPlace(0)],
+    &[Fresh(0), Fresh(0)],
+    &[InPlace(1)],
+    &[InPlace(0), InPlace(1)],
+];
+
+/// All workloads of exactly `groups` groups, each of one of the first `shapes` shapes, durable or
+/// not.
+pub(crate) fn all(groups: u32, shapes: usize) -> impl Iterator<Item = Vec<Group>> {
+    let kinds = 2 * shapes as u64;
+    (0..kinds.pow(groups)).map(move |mut number| {
+        let (mut fresh, mut content) = ([IN_PLACE + 1; 2], 0);
+        let mut workload = Vec::new();
+        for tag in 1..=u64::from(groups) {
+            let kind = number % kinds;
+            number /= kinds;
+            let mut writes = Vec::new();
+            for write in SHAPES[(kind / 2) as usize] {
+                content += 1;
+                let (drive, block, in_place) = match *write {
+                    InPlace(drive) => (drive, IN_PLACE, true),
+                    Fresh(drive) => {
+                        let at = &mut fresh[drive as usize];
+                        *at += 1;
+                        (drive, *at - 1, false)
+                    }
+                };
+                writes.push(Write { lba: drive * UNIT + block, content, in_place });
+            }
+            workload.push(Group { writes, durable: kind % 2 == 1, tag });
+        }
+        workload
+    })
+}
