@@ -16,8 +16,8 @@ pub enum GroupCount {
         /// Entries that the group has.
         num: u16,
     },
-    /// The entries cannot be of one group: different seq, size or shape, or an index that the
-    /// group does not have. The log or the peer is damaged.
+    /// The entries cannot be of one group: different seq, size, tag or shape, or an index that
+    /// the group does not have. The log or the peer is damaged.
     Contradictory,
 }
 
@@ -33,6 +33,7 @@ pub fn count_group<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> Grou
         let fits = entry.seq == first.seq
             && entry.span == first.span
             && entry.num == first.num
+            && entry.tag == first.tag
             && entry.index < entry.num;
         let same = *distinct.entry(entry.index).or_insert(entry);
         if !fits || !same_shape(same, entry) {
@@ -96,7 +97,9 @@ mod tests {
         let moved = Attribute { lba: 7, ..part(0, 2) };
         let outside = part(3, 2);
         let other = Attribute { seq: Seq(8), ..part(1, 2) };
-        for wrong in [bigger, moved, outside, other] {
+        let tagged = Attribute { tag: 6, ..part(1, 2) };
+        let merged = Attribute { span: 2, ..part(1, 2) };
+        for wrong in [bigger, moved, outside, other, tagged, merged] {
             assert_eq!(count_group(&[part(0, 1), wrong]), GroupCount::Contradictory, "{wrong:?}");
         }
     }

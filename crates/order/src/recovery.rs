@@ -40,7 +40,7 @@ pub fn validate(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> V
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
         let vouched = flushed.contains(&a.member)
             || probe::planted(Plant::T4VouchOtherDrive) && !flushed.is_empty();
-        let keeps = !volatile(a.member) && a.kind != Kind::Flush;
+        let keeps = !volatile(a.member);
         let overlapped = keeps && overlaps(&covered, a);
         durable[i] = *persisted || vouched || overlapped;
         if !persisted && vouched {
@@ -146,11 +146,12 @@ pub struct StreamPlan {
     pub k: Seq,
     /// The caller's tag of group k; 0 if no log knows it (a stream that was never written).
     pub tag: u64,
-    /// Live entries found, on all servers.
+    /// Entries listed by all servers, replayed copies and those up to `released` included.
     pub found: u32,
     /// Groups beyond the released mark that are kept.
     pub kept: u64,
-    /// Groups beyond k of which at least one entry was found.
+    /// Groups beyond k of which at least one entry was found; of a request merged over several
+    /// groups, all of them.
     pub dropped: u64,
     /// Fresh blocks of dropped groups, to be zeroed: sorted, neighbours joined.
     pub undo: Vec<DriveExtent>,
@@ -161,7 +162,7 @@ pub struct StreamPlan {
 }
 
 impl StreamPlan {
-    /// Whether every server's partition is at rest and empty.
+    /// Whether no server lists anything.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.found == 0
@@ -203,18 +204,19 @@ pub enum DecideError {
         /// The member.
         member: u8,
     },
-    /// Two servers settled by an interrupted recovery disagree about k (T9).
+    /// A server was settled at another group than another one, or at one before what another
+    /// has released: no stream starts before all are settled, so that can't be (T9).
     #[error(
-        "stream {stream} was settled at group {first} on one server and at {second} on another: \
-         the logs are not all of this volume"
+        "stream {stream} was settled at group {k} on one server, and is at {other} on another: \
+         the logs are not all of this volume, or not of the same time"
     )]
     Settled {
         /// The stream.
         stream: StreamId,
-        /// One k.
-        first: Seq,
-        /// The other.
-        second: Seq,
+        /// Where it was settled.
+        k: Seq,
+        /// What another server says.
+        other: Seq,
     },
 }
 
@@ -256,33 +258,28 @@ pub fn decide(
     } else {
         marks.max().unwrap_or_default()
     };
-    let mut groups: BTreeMap<Seq, Vec<&ListedEntry>> = BTreeMap::new();
-    for entry in lists.iter().flat_map(|list| &list.entries) {
-        if entry.attribute.seq_end() > released {
-            groups.entry(entry.attribute.seq).or_default().push(entry);
-        }
-    }
-    for (&seq, entries) in &groups {
-        if count_group(entries.iter().map(|e| &e.attribute)) == GroupCount::Contradictory {
-            return Err(DecideError::Contradiction { stream, seq });
-        }
-    }
-    let k = match settled_at(stream, lists)? {
+    let mut entries: Vec<&ListedEntry> = lists
+        .iter()
+        .flat_map(|list| &list.entries)
+        .filter(|entry| entry.attribute.seq_end() > released)
+        .collect();
+    entries.sort_by_key(|entry| stream_order(&entry.attribute));
+    let groups = Groups { released, entries: &entries };
+    groups.check(stream)?;
+    let k = match settled_at(stream, lists, released)? {
         // Everything beyond was undone then; nothing is counted again (T9).
-        Some(k) => k,
-        None => prefix(released, &groups),
+        Some(k) => {
+            probe::hit(Rare::SettledBefore);
+            k
+        }
+        None => groups.prefix(),
     };
-    let beyond = || groups.range(k.next()..);
-    if let Some((_, entries)) = beyond().next()
-        && !is_whole(entries, |_| true)
-    {
+    let beyond = || groups.iter().filter(|group| group[0].attribute.seq > k);
+    if beyond().next().is_some_and(|group| !is_whole(group, |_| true)) {
         probe::hit(Rare::PartialGroup);
     }
-    if beyond().skip(1).any(|(_, entries)| is_whole(entries, |e| e.durable)) {
+    if beyond().any(|group| is_whole(group, |entry| entry.durable)) {
         probe::hit(Rare::WholeBeyondK);
-    }
-    if lists.iter().any(|list| list.settled) {
-        probe::hit(Rare::SettledBefore);
     }
     let (undo, in_place) = beyond_prefix(lists, k);
     Ok(StreamPlan {
@@ -290,9 +287,9 @@ pub fn decide(
         released,
         k,
         tag: tag_of(lists, k),
-        found: groups.values().map(|entries| entries.len() as u32).sum(),
+        found: lists.iter().map(|list| list.entries.len() as u32).sum(),
         kept: k.0.saturating_sub(released.0),
-        dropped: beyond().count() as u64,
+        dropped: beyond().map(|group| u64::from(group[0].attribute.span)).sum(),
         undo,
         in_place,
         settled: lists.iter().filter(|list| list.settled).count() as u16,
@@ -300,31 +297,66 @@ pub fn decide(
 }
 
 /// The k that an interrupted recovery has recorded, if any has.
-fn settled_at(stream: StreamId, lists: &[StreamList]) -> Result<Option<Seq>, DecideError> {
-    let mut found: Option<Seq> = None;
-    for list in lists.iter().filter(|list| list.settled) {
-        match found {
-            Some(first) if first != list.released => {
-                let second = list.released;
-                return Err(DecideError::Settled { stream, first, second });
-            }
-            _ => found = Some(list.released),
-        }
+fn settled_at(
+    stream: StreamId,
+    lists: &[StreamList],
+    released: Seq,
+) -> Result<Option<Seq>, DecideError> {
+    let Some(first) = lists.iter().find(|list| list.settled) else {
+        return Ok(None);
+    };
+    let k = first.released;
+    if let Some(other) = lists.iter().find(|list| list.settled && list.released != k) {
+        return Err(DecideError::Settled { stream, k, other: other.released });
     }
-    Ok(found)
+    if released > k {
+        return Err(DecideError::Settled { stream, k, other: released });
+    }
+    Ok(Some(k))
 }
 
-/// How far the groups reach without a hole (P1): each must be whole and durable everywhere.
-fn prefix(released: Seq, groups: &BTreeMap<Seq, Vec<&ListedEntry>>) -> Seq {
-    let mut k = released;
-    for (&seq, entries) in groups {
-        // A merged request may begin at or before the mark.
-        if seq > k.next() || !is_whole(entries, |entry| entry.durable) {
-            break;
-        }
-        k = k.max(entries.iter().map(|e| e.attribute.seq_end()).max().unwrap_or(k));
+/// The entries beyond the released mark, in stream order.
+struct Groups<'a> {
+    released: Seq,
+    entries: &'a [&'a ListedEntry],
+}
+
+impl<'a> Groups<'a> {
+    /// Group by group; a request merged over several whole groups counts as one.
+    fn iter(&self) -> impl Iterator<Item = &'a [&'a ListedEntry]> + use<'a> {
+        self.entries.chunk_by(|a, b| a.attribute.seq == b.attribute.seq)
     }
-    k
+
+    /// Whether all entries can be true at once (T6).
+    fn check(&self, stream: StreamId) -> Result<(), DecideError> {
+        let mut last = Seq::ZERO;
+        for group in self.iter() {
+            let seq = group[0].attribute.seq;
+            let count = count_group(group.iter().map(|entry| &entry.attribute));
+            // Each group is in one request that covers it, or in its own: replay keeps shapes.
+            if count == GroupCount::Contradictory || seq <= last {
+                return Err(DecideError::Contradiction { stream, seq });
+            }
+            last = group[0].attribute.seq_end();
+        }
+        Ok(())
+    }
+
+    /// How far the groups reach without a hole (P1): each must be whole and durable everywhere.
+    fn prefix(&self) -> Seq {
+        let mut k = self.released;
+        for group in self.iter() {
+            let first = &group[0].attribute;
+            // A request merged over groups on both sides of the mark is durable as a whole: the
+            // mark says so.
+            let whole = first.seq <= self.released || is_whole(group, |entry| entry.durable);
+            if first.seq > k.next() || !whole {
+                break;
+            }
+            k = first.seq_end();
+        }
+        k
+    }
 }
 
 fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> bool {

@@ -27,7 +27,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::entry::Position;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Plant, Rare};
 
@@ -229,7 +230,6 @@ pub struct Opening {
     done: usize,
     total: usize,
     statuses: Vec<(usize, VolumeStatus)>,
-    marks: Vec<Seq>,
     lists: Lists,
     settle: Vec<SettleStream>,
     outcome: Outcome,
@@ -264,7 +264,6 @@ impl Opening {
             done: 0,
             total: 0,
             statuses: Vec::new(),
-            marks: Vec::new(),
             lists: Lists::default(),
             settle: Vec::new(),
             outcome: Outcome::default(),
@@ -279,8 +278,10 @@ impl Opening {
             return None;
         }
         let queue = self.queues.get_mut(server)?;
-        let most = match self.phase {
-            Phase::Undo | Phase::Flush => IO_COMMANDS_MAX,
+        let most = match queue.waiting.front()?.job {
+            Job::Undo(_) | Job::Flush(_) => IO_COMMANDS_MAX,
+            // A target remembers where it was in one long list, not in several.
+            Job::List { from, .. } if from > Position(0) => 1,
             _ => ADMIN_COMMANDS_MAX,
         };
         if queue.out >= most {
@@ -334,7 +335,7 @@ impl Opening {
     /// Goes on after a pause; does nothing outside of one.
     ///
     /// # Errors
-    /// The lists say that no prefix can be told (only where a volume has no log at all).
+    /// As of [`done`](Self::done).
     pub fn go_on(&mut self) -> Result<(), OpeningError> {
         if self.failed || !self.phase.is_pause() {
             return Ok(());

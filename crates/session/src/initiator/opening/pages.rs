@@ -90,10 +90,10 @@ impl Lists {
         servers.iter().filter_map(of).collect()
     }
 
-    /// Whether a partition has anything that is to be cleared away.
-    pub(super) fn is_dirty(&self, stream: StreamId, server: u16) -> bool {
+    /// Whether a partition has anything that no recovery has settled.
+    pub(super) fn is_unsettled(&self, stream: StreamId, server: u16) -> bool {
         let partial = self.partials.get(&(stream, server));
-        partial.is_some_and(|p| !p.list.entries.is_empty() || p.torn > 0)
+        partial.is_some_and(|p| !p.list.settled && (!p.list.entries.is_empty() || p.torn > 0))
     }
 
     /// Entries and torn slots in all.

@@ -113,8 +113,7 @@ impl Opening {
     pub(super) fn leave(&mut self) -> Result<(), OpeningError> {
         let next = match self.phase {
             Phase::Ask => {
-                let Plan { generation, released, .. } = self.plan()?;
-                self.marks = released;
+                let Plan { generation, .. } = self.plan()?;
                 if matches!(self.mode, Mode::DryRun(_)) {
                     Phase::List
                 } else {
@@ -128,7 +127,7 @@ impl Opening {
                 if let Some((server, _)) = other {
                     return Err(OpeningError::TakenOver { server: *server });
                 }
-                self.marks = self.plan()?.released;
+                self.plan()?;
                 Phase::Claimed
             }
             Phase::Claimed => Phase::List,
@@ -378,7 +377,8 @@ impl Opening {
         }
         match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
             Some(from) => {
-                self.add(server, Job::List { stream, from });
+                let job = Job::List { stream, from };
+                self.queues[server].waiting.push_front(Pending { job, attempts: 0 });
                 Ok(false)
             }
             None => Ok(true),
@@ -391,12 +391,10 @@ impl Opening {
         let servers: Vec<u16> = listed.iter().map(|server| *server as u16).collect();
         let (entries, torn) = self.lists.counts();
         (self.outcome.counts.entries, self.outcome.counts.torn) = (entries, torn);
-        let is_dirty =
-            |stream: StreamId| servers.iter().any(|server| self.lists.is_dirty(stream, *server));
         // A target that holds something which its lists don't show is cleared as a whole.
         let unseen = listed.iter().any(|server| {
             self.status(*server).is_some_and(|status| status.unrecovered)
-                && !self.streams().iter().any(|s| self.lists.is_dirty(*s, *server as u16))
+                && !self.streams().iter().any(|s| self.lists.is_unsettled(*s, *server as u16))
         });
         let mut streams = Vec::new();
         let mut settle = Vec::new();
@@ -404,17 +402,17 @@ impl Opening {
             let lists = self.lists.of(stream, &servers);
             let plan = self.decide_one(stream, &lists)?;
             let acknowledges = self.acknowledges();
-            if acknowledges {
-                match usize::from(plan.settled) {
-                    0 => return Err(OpeningError::NotPending { stream }),
-                    settled if settled < servers.len() => {
-                        return Err(OpeningError::NotRecovered { stream });
-                    }
-                    _ => {}
-                }
+            let everywhere = usize::from(plan.settled) == servers.len();
+            if acknowledges && plan.settled == 0 {
+                return Err(OpeningError::NotPending { stream });
+            }
+            if acknowledges && !everywhere {
+                return Err(OpeningError::NotRecovered { stream });
             }
             let pending = !plan.in_place.is_empty() && !acknowledges;
-            if unseen || acknowledges || is_dirty(stream) {
+            let unsettled = servers.iter().any(|server| self.lists.is_unsettled(stream, *server));
+            let kept = lists.iter().any(|list| list.settled && !list.entries.is_empty());
+            if unseen || unsettled || kept && !(pending && everywhere) {
                 let keep = pending && !probe::planted(Plant::T9ForgetInPlace);
                 settle.push(SettleStream { stream, keep, k: plan.k, tag: plan.tag });
             }

@@ -1,0 +1,251 @@
+//! How far a stream reaches, what is undone and what is listed, case by case.
+
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use riopipe_order::entry::Position;
+use riopipe_order::recovery::{
+    DecideError, DriveExtent, InPlace, ListedEntry, StreamList, StreamPlan, decide, join,
+};
+
+use crate::{flush, merged, write, write_at};
+
+const STREAM: StreamId = StreamId(3);
+
+/// Members 0 and 1 are on server 0, members 2 and 3 on server 1.
+fn server_of(member: Member) -> Option<u16> {
+    (member.0 < 4).then_some(u16::from(member.0) / 2)
+}
+
+/// What a server has, each entry durable or not.
+fn list(server: u16, released: u64, entries: &[(Attribute, bool)]) -> StreamList {
+    let entry = |(at, &(attribute, durable)): (usize, &(Attribute, bool))| ListedEntry {
+        position: Position(at as u64),
+        attribute,
+        incarnation: 1,
+        persisted: durable,
+        durable,
+    };
+    StreamList {
+        server,
+        released: Seq(released),
+        tag: (Seq(released), !released),
+        settled: false,
+        entries: entries.iter().enumerate().map(entry).collect(),
+    }
+}
+
+fn settled(server: u16, k: u64, entries: &[(Attribute, bool)]) -> StreamList {
+    StreamList { settled: true, ..list(server, k, entries) }
+}
+
+fn plan(lists: &[StreamList]) -> StreamPlan {
+    decide(STREAM, lists, server_of).unwrap()
+}
+
+fn extent(member: u8, lba: u64, blocks: u64) -> DriveExtent {
+    DriveExtent { member: Member(member), lba, blocks }
+}
+
+/// A one-block write at its seq on a member.
+fn on(seq: u64, member: u8) -> Attribute {
+    write_at(seq, member, seq, 1)
+}
+
+/// One entry of a group of `num`.
+fn part(seq: u64, index: u16, num: u16, member: u8) -> Attribute {
+    Attribute { index, num, ..write_at(seq, member, 100 + u64::from(index), 1) }
+}
+
+#[test]
+fn nothing_listed_is_nothing_to_undo() {
+    let plan = plan(&[list(0, 7, &[]), list(1, 9, &[])]);
+    assert!(plan.is_nothing());
+    assert_eq!((plan.released, plan.k, plan.tag), (Seq(9), Seq(9), !9));
+    assert_eq!((plan.kept, plan.dropped, plan.undone_blocks(), plan.settled), (0, 0, 0, 0));
+    let none = decide(STREAM, &[], server_of).unwrap();
+    assert_eq!((none.k, none.tag), (Seq::ZERO, 0), "a volume without logs");
+}
+
+#[test]
+fn p1_the_prefix_ends_at_the_first_hole() {
+    let a = list(0, 4, &[(on(5, 0), true), (on(7, 1), true)]);
+    let b = list(1, 4, &[(on(6, 2), true), (on(8, 2), false), (on(9, 3), true)]);
+    let found = plan(&[a.clone(), b.clone()]);
+    assert_eq!((found.k, found.tag), (Seq(7), !7));
+    assert_eq!((found.found, found.kept, found.dropped), (5, 3, 2));
+    assert!(!found.is_nothing());
+    assert_eq!(found.undo, [extent(2, 8, 1), extent(3, 9, 1)], "also what is durable beyond k");
+    let mut hole = a;
+    hole.entries.remove(0);
+    let found = plan(&[hole, b]);
+    assert_eq!((found.k, found.kept, found.dropped), (Seq(4), 0, 4));
+    assert_eq!(found.undone_blocks(), 4);
+}
+
+#[test]
+fn t1_the_largest_mark_counts() {
+    // Server 1 knows that 6 was released, so what server 0 still has up to there is not judged:
+    // its flush may be gone from the log that vouched for it.
+    let a = list(0, 2, &[(on(3, 0), false), (on(5, 1), false), (on(7, 0), true)]);
+    let b = list(1, 6, &[]);
+    let found = plan(&[a, b]);
+    assert_eq!((found.released, found.k, found.kept), (Seq(6), Seq(7), 1));
+    assert_eq!(found.undo, [], "nothing up to the mark is ever undone");
+    assert_eq!(found.found, 3);
+}
+
+#[test]
+fn t1_a_request_merged_across_the_mark_is_released_as_a_whole() {
+    let a = list(0, 6, &[(merged(5, 4), false), (on(9, 0), true), (on(10, 0), false)]);
+    let found = plan(&[a, list(1, 0, &[])]);
+    assert_eq!(found.k, Seq(9));
+    assert_eq!(found.undo, [extent(0, 10, 1)]);
+}
+
+#[test]
+fn t6_a_group_counts_only_when_every_entry_is_there() {
+    let two = [(part(5, 0, 3, 0), true), (part(5, 2, 3, 1), true)];
+    let short = plan(&[list(0, 4, &two), list(1, 4, &[])]);
+    assert_eq!((short.k, short.dropped), (Seq(4), 1));
+    assert_eq!(short.undo, [extent(0, 100, 1), extent(1, 102, 1)]);
+    let rest = [(part(5, 1, 3, 2), true)];
+    assert_eq!(plan(&[list(0, 4, &two), list(1, 4, &rest)]).k, Seq(5));
+    let undurable = [(part(5, 1, 3, 2), false)];
+    assert_eq!(plan(&[list(0, 4, &two), list(1, 4, &undurable)]).k, Seq(4));
+}
+
+#[test]
+fn t6_a_replayed_copy_is_one_entry_and_durable_if_either_is() {
+    let copies = [(part(5, 0, 3, 0), true), (part(5, 2, 3, 1), true), (part(5, 0, 3, 0), true)];
+    assert_eq!(plan(&[list(0, 4, &copies), list(1, 4, &[])]).k, Seq(4), "three logged, two there");
+    for durable in [[false, true], [true, false]] {
+        let again = Attribute { ordinal: 99, ..on(5, 0) };
+        let a = list(0, 4, &[(on(5, 0), durable[0]), (again, durable[1])]);
+        assert_eq!(plan(&[a, list(1, 4, &[])]).k, Seq(5));
+    }
+}
+
+#[test]
+fn t6_entries_that_cannot_both_be_true_are_refused() {
+    let refused = |a: &[Attribute], b: &[Attribute], seq| {
+        let entries = |list: &[Attribute]| list.iter().map(|a| (*a, false)).collect::<Vec<_>>();
+        let lists = [list(0, 4, &entries(a)), list(1, 4, &entries(b))];
+        let error = decide(STREAM, &lists, server_of).unwrap_err();
+        assert_eq!(error, DecideError::Contradiction { stream: STREAM, seq: Seq(seq) });
+        assert_eq!(error.stream(), STREAM);
+    };
+    refused(&[part(5, 0, 2, 0)], &[part(5, 1, 3, 2)], 5);
+    refused(&[part(5, 0, 2, 0), Attribute { lba: 9, ..part(5, 0, 2, 0) }], &[], 5);
+    refused(&[merged(5, 3)], &[on(7, 2)], 7);
+    refused(&[merged(5, 3), merged(7, 2)], &[], 7);
+    refused(&[merged(5, 3), merged(5, 2)], &[], 5);
+    refused(&[on(9, 0)], &[Attribute { tag: 1, ..part(5, 0, 2, 2) }, part(5, 1, 2, 3)], 5);
+    // Dead entries are not looked at.
+    let dead = [(part(3, 0, 2, 0), true), (part(3, 0, 3, 1), true)];
+    assert_eq!(plan(&[list(0, 4, &dead), list(1, 4, &[])]).k, Seq(4));
+}
+
+#[test]
+fn t19_an_entry_of_a_drive_that_is_elsewhere_is_refused() {
+    for member in [2, 77] {
+        let lists = [list(0, 4, &[(on(5, member), true)]), list(1, 4, &[])];
+        let error = decide(STREAM, &lists, server_of).unwrap_err();
+        assert_eq!(
+            error,
+            DecideError::WrongServer { stream: STREAM, seq: Seq(5), server: 0, member }
+        );
+    }
+}
+
+#[test]
+fn p4_a_merged_request_is_there_wholly_or_not_at_all() {
+    let a = |durable| list(0, 4, &[(merged(5, 3), durable), (on(8, 1), true)]);
+    let found = plan(&[a(true), list(1, 4, &[])]);
+    assert_eq!((found.k, found.kept, found.tag), (Seq(8), 4, !8));
+    let found = plan(&[a(false), list(1, 4, &[])]);
+    assert_eq!((found.k, found.dropped), (Seq(4), 4), "all of its groups are counted");
+    assert_eq!(found.undo, [extent(0, merged(5, 3).lba, 3), extent(1, 8, 1)]);
+}
+
+#[test]
+fn t11_in_place_updates_beyond_are_left_and_listed() {
+    let in_place = |a: Attribute| Attribute { flags: a.flags.with(Flags::IN_PLACE), ..a };
+    let a = [
+        (in_place(on(5, 0)), true),
+        (in_place(on(8, 1)), true),
+        (on(9, 1), true),
+        (in_place(write_at(10, 1, 9, 2)), false),
+    ];
+    let b = [(in_place(on(7, 3)), false)];
+    let found = plan(&[list(0, 4, &a), list(1, 4, &b)]);
+    assert_eq!(found.k, Seq(5), "an in-place group counts like any other");
+    assert_eq!(found.undo, [extent(1, 9, 1)], "what a fresh write touched, too, is zeroed");
+    let listed = [(7, extent(3, 7, 1)), (8, extent(1, 8, 1)), (10, extent(1, 9, 2))];
+    assert_eq!(found.in_place, listed.map(|(seq, extent)| InPlace { seq: Seq(seq), extent }));
+}
+
+#[test]
+fn flush_entries_have_nothing_to_undo_and_discards_have() {
+    let discard = Attribute { kind: Kind::Discard, ..on(6, 0) };
+    let found = plan(&[list(0, 4, &[(discard, true), (flush(7, 1), true)]), list(1, 4, &[])]);
+    assert_eq!((found.k, found.dropped), (Seq(4), 2));
+    assert_eq!(found.undo, [extent(0, 6, 1)]);
+}
+
+#[test]
+fn t9_a_settled_partition_tells_k_and_is_not_undone_again() {
+    // The first recovery found 5 and settled server 0, which keeps its list; on server 1 the
+    // group after it is still there, and whole by itself.
+    let kept = Attribute { flags: Flags::IN_PLACE, ..on(7, 0) };
+    let a = settled(0, 5, &[(kept, true), (on(8, 1), true)]);
+    let b = list(1, 3, &[(on(6, 2), true), (on(9, 3), true)]);
+    let found = plan(&[a, b]);
+    assert_eq!((found.k, found.settled, found.tag), (Seq(5), 1, !5));
+    assert_eq!(found.undo, [extent(2, 6, 1), extent(3, 9, 1)]);
+    assert_eq!(found.in_place, [InPlace { seq: Seq(7), extent: extent(0, 7, 1) }]);
+}
+
+#[test]
+fn t9_settlements_that_disagree_are_refused() {
+    let refused = |lists: &[StreamList], k, other| {
+        let (k, other) = (Seq(k), Seq(other));
+        let error = decide(STREAM, lists, server_of).unwrap_err();
+        assert_eq!(error, DecideError::Settled { stream: STREAM, k, other });
+        assert_eq!(error.stream(), STREAM);
+    };
+    refused(&[settled(0, 5, &[]), settled(1, 6, &[])], 5, 6);
+    refused(&[settled(0, 6, &[]), settled(1, 5, &[])], 6, 5);
+    refused(&[settled(0, 5, &[]), list(1, 6, &[])], 5, 6);
+    assert_eq!(plan(&[settled(0, 5, &[]), list(1, 4, &[])]).k, Seq(5));
+    assert_eq!(plan(&[settled(0, 5, &[]), list(1, 5, &[])]).k, Seq(5));
+}
+
+#[test]
+fn the_tag_is_that_of_the_newest_group_kept() {
+    let mark = |mut list: StreamList, seq: u64, tag: u64| {
+        list.tag = (Seq(seq), tag);
+        list
+    };
+    // Server 0 never saw group 6; server 1 has dropped it, and remembers.
+    let lists = [mark(list(0, 6, &[]), 3, 33), mark(list(1, 6, &[]), 6, 66)];
+    assert_eq!(plan(&lists).tag, 66);
+    // A server that lags behind the mark still has it in its list.
+    let lists = [mark(list(0, 2, &[(write(3), false)]), 2, 22), mark(list(1, 3, &[]), 1, 11)];
+    assert_eq!(plan(&lists).tag, write(3).tag);
+    // What is dropped has no say.
+    let lists = [mark(list(0, 2, &[(write(3), false)]), 2, 22), mark(list(1, 0, &[]), 0, 0)];
+    assert_eq!(plan(&lists).tag, 22);
+}
+
+#[test]
+fn neighbours_are_joined_and_others_not() {
+    let joined = join(vec![
+        extent(1, 5, 2),
+        extent(0, 8, 1),
+        extent(0, 0, 4),
+        extent(0, 4, 1),
+        extent(0, 1, 2),
+        extent(0, 6, 2),
+    ]);
+    assert_eq!(joined, [extent(0, 0, 5), extent(0, 6, 3), extent(1, 5, 2)]);
+    assert_eq!(join(vec![]), []);
+}

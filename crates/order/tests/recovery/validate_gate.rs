@@ -1,0 +1,262 @@
+//! What is taken for durable really is, and what was answered as durable is taken for it: with
+//! the real gate over modelled drives, through crashes of the target and replays (T4, P2, P7).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
+use riopipe_order::entry::{Life, Position};
+use riopipe_order::gate::{Gate, MemberCache, Step, Ticket};
+use riopipe_order::ordering_log::LoggedEntry;
+use riopipe_order::recovery::validate;
+
+use crate::common::Choices;
+use crate::{flush, write_at};
+
+/// Drives 0 and 1 are volatile, drive 2 is not.
+fn volatile(member: Member) -> bool {
+    member.0 < 2
+}
+
+/// A target with its log and drives. Entries are known by their seq.
+struct World {
+    gate: Gate,
+    tickets: BTreeMap<u32, Attribute>,
+    /// The log, in order of position: what was appended, and whether it is persisted.
+    log: Vec<(Attribute, bool)>,
+    writing: Vec<u32>,
+    /// FLUSHes under way, with the writes that had completed there when they were submitted.
+    flushing: Vec<(u32, BTreeSet<u64>)>,
+    /// Writes that have completed in this life.
+    written: BTreeSet<u64>,
+    /// Writes that no power cut takes away any more.
+    safe: BTreeSet<u64>,
+    answered: BTreeSet<u64>,
+    failed: bool,
+    replayed: usize,
+    vouched: usize,
+}
+
+fn gate() -> Gate {
+    let member = |n| MemberCache { member: Member(n), volatile: volatile(Member(n)) };
+    Gate::new(&[0, 1, 2].map(member), 64)
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            gate: gate(),
+            tickets: BTreeMap::new(),
+            log: Vec::new(),
+            writing: Vec::new(),
+            flushing: Vec::new(),
+            written: BTreeSet::new(),
+            safe: BTreeSet::new(),
+            answered: BTreeSet::new(),
+            failed: false,
+            replayed: 0,
+            vouched: 0,
+        }
+    }
+
+    fn arrive(&mut self, attribute: Attribute) {
+        let ticket = (0..64).find(|ticket| !self.tickets.contains_key(ticket)).unwrap();
+        self.tickets.insert(ticket, attribute);
+        let mut steps = Vec::new();
+        self.gate.arrive(Ticket(ticket), &attribute, &mut steps).unwrap();
+        self.carry_out(steps);
+    }
+
+    fn carry_out(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Append(ticket) => {
+                    let attribute = self.tickets[&ticket.0];
+                    let there = |(a, _): &(Attribute, bool)| a.seq == attribute.seq;
+                    // Adopted if it is there already.
+                    if !self.log.iter().any(there) {
+                        self.log.push((attribute, false));
+                    }
+                }
+                Step::Write(ticket) => self.writing.push(ticket.0),
+                Step::Flush(ticket) => {
+                    let member = self.tickets[&ticket.0].member;
+                    let here = self.log.iter().map(|(a, _)| a).filter(|a| a.member == member);
+                    let completed = here.map(|a| a.seq.0).filter(|seq| self.written.contains(seq));
+                    self.flushing.push((ticket.0, completed.collect()));
+                }
+                Step::Complete { ticket, persist } => {
+                    let attribute = self.tickets.remove(&ticket.0).unwrap();
+                    let seq = attribute.seq;
+                    if persist {
+                        self.log.iter_mut().find(|(a, _)| a.seq == seq).unwrap().1 = true;
+                        self.answered.insert(seq.0);
+                    }
+                }
+                Step::Refuse { ticket, .. } => {
+                    self.tickets.remove(&ticket.0);
+                }
+            }
+        }
+    }
+
+    /// A drive finishes something.
+    fn finish(&mut self, choices: &mut Choices) {
+        let count = self.writing.len() + self.flushing.len();
+        if count == 0 {
+            return;
+        }
+        let at = choices.below(count);
+        let ok = choices.below(40) < 39;
+        self.failed |= !ok;
+        let mut steps = Vec::new();
+        if at < self.writing.len() {
+            let ticket = self.writing.remove(at);
+            let Attribute { seq, member, .. } = self.tickets[&ticket];
+            if ok {
+                self.written.insert(seq.0);
+                if !volatile(member) {
+                    self.safe.insert(seq.0);
+                }
+            }
+            self.gate.written(Ticket(ticket), ok, &mut steps);
+        } else {
+            let (ticket, completed) = self.flushing.remove(at - self.writing.len());
+            if ok {
+                self.safe.extend(completed);
+            }
+            self.gate.flushed(Ticket(ticket), ok, &mut steps);
+        }
+        self.carry_out(steps);
+    }
+
+    /// Which entries recovery takes for durable.
+    fn durable(&mut self) -> BTreeSet<u64> {
+        let entry = |(at, &(attribute, persisted)): (usize, &(Attribute, bool))| LoggedEntry {
+            position: Position(at as u64),
+            attribute,
+            life: Life { generation: 1, incarnation: 1 },
+            persisted,
+        };
+        let entries: Vec<LoggedEntry> = self.log.iter().enumerate().map(entry).collect();
+        let found = entries.iter().zip(validate(&entries, volatile));
+        self.vouched +=
+            found.clone().filter(|(entry, durable)| *durable && !entry.persisted).count();
+        found.filter(|(_, durable)| *durable).map(|(entry, _)| entry.attribute.seq.0).collect()
+    }
+
+    /// The target dies at this instant and comes back. Persist words that were not answered yet
+    /// may be lost.
+    fn crash(&mut self, choices: &mut Choices) {
+        for (attribute, persisted) in &mut self.log {
+            *persisted &= self.answered.contains(&attribute.seq.0) || choices.below(2) == 0;
+        }
+        self.gate = gate();
+        self.tickets.clear();
+        self.writing.clear();
+        self.flushing.clear();
+        self.written.clear();
+    }
+}
+
+/// The next entry of the stream.
+fn next(sent: &[Attribute], ordinal: u32, choices: &mut Choices) -> Attribute {
+    let seq = sent.len() as u64 + 1;
+    let member = choices.below(3) as u8;
+    let (lba, blocks) = (choices.below(4) as u64, 1 + choices.below(2) as u32);
+    let mut a = match choices.below(5) {
+        0 => flush(seq, member),
+        _ => write_at(seq, member, lba, blocks),
+    };
+    if choices.below(6) == 0 {
+        a.flags = a.flags.with(Flags::FLUSH);
+    }
+    Attribute { ordinal, ..a }
+}
+
+fn check(world: &mut World, sent: &[Attribute]) -> Result<BTreeSet<u64>, TestCaseError> {
+    let durable = world.durable();
+    for a in sent {
+        let (seq, is) = (a.seq.0, durable.contains(&a.seq.0));
+        if a.kind != Kind::Flush {
+            prop_assert!(!is || world.safe.contains(&seq), "{seq} may be lost");
+        }
+        if world.answered.contains(&seq) {
+            prop_assert!(is, "{seq} was answered as durable");
+            let before = |b: &&Attribute| b.member == a.member && b.seq < a.seq;
+            for b in sent.iter().filter(before).filter(|_| a.is_flush()) {
+                prop_assert!(durable.contains(&b.seq.0), "{seq} vouches for {}", b.seq);
+            }
+        }
+    }
+    Ok(durable)
+}
+
+fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
+    let mut choices = Choices::new(bytes);
+    let mut world = World::new();
+    let mut sent: Vec<Attribute> = Vec::new();
+    let mut ordinal = 0;
+    for _life in 0..3 {
+        for _ in 0..50 {
+            match choices.below(40) {
+                0 => break,
+                1..=12 if sent.len() < 40 && !world.failed && world.tickets.len() < 60 => {
+                    ordinal += 1;
+                    let a = next(&sent, ordinal, &mut choices);
+                    sent.push(a);
+                    world.arrive(a);
+                }
+                _ => world.finish(&mut choices),
+            }
+        }
+        // What was appended last may not have been fenced, so that nothing was submitted for it:
+        // it may be there and may be torn.
+        for _ in 0..choices.below(3) {
+            ordinal += 1;
+            let a = next(&sent, ordinal, &mut choices);
+            sent.push(a);
+            if choices.below(2) == 0 {
+                world.log.push((a, false));
+            }
+        }
+        world.crash(&mut choices);
+        let durable = check(&mut world, &sent)?;
+        if world.failed {
+            break;
+        }
+        // The owner comes back: everything that is not durable, in order, before anything new.
+        ordinal = 0;
+        for a in sent.iter().filter(|a| !durable.contains(&a.seq.0)) {
+            ordinal += 1;
+            world.replayed += 1;
+            world.arrive(Attribute { ordinal, ..*a });
+        }
+    }
+    check(&mut world, &sent)?;
+    Ok((world.replayed, world.vouched))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn t4_durable_is_durable(bytes in prop::collection::vec(any::<u16>(), 0..700)) {
+        run(bytes)?;
+    }
+}
+
+#[test]
+fn the_cases_have_replays_and_vouching_in_them() {
+    let mut random: u64 = 1;
+    let mut next = || {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 40) as u16
+    };
+    let (mut replayed, mut vouched) = (0, 0);
+    for _ in 0..100 {
+        let found = run((0..700).map(|_| next()).collect()).unwrap();
+        (replayed, vouched) = (replayed + found.0, vouched + found.1);
+    }
+    assert!(replayed > 500 && vouched > 200, "{replayed} replayed, {vouched} vouched for");
+}
