@@ -1,5 +1,7 @@
 //! What the media cost: `cargo run --release -p riopipe-media --example speed`, optionally with
-//! `RIO_SPEED=spec;spec;…` for other drives. `make bench` measures the whole path instead.
+//! `RIO_SPEED=spec;spec;…` for other drives and `RIO_SPEED_LOGS=spec;spec;…` for other logs; an
+//! argument (`copies`, `drives`, `model`, `logs`) does one part only. `make bench` measures the whole
+//! path instead.
 
 use riopipe_media::ssd::{FLASH, Model};
 use riopipe_media::{BLOCK_SIZE, Data, Submitted, now, open_drive, open_log};
@@ -112,29 +114,62 @@ fn copies_of_cold_blocks() {
 }
 
 fn log_entries() {
-    let path = "/dev/shm/rio-log-speed";
-    for spec in [format!("file:{path},size=2M"), format!("dax:{path},size=2M")] {
-        let log = open_log(&spec).unwrap();
-        let mut part = log.part(0..log.len()).unwrap();
-        for batch in [1, 16] {
-            let count = 2_000_000;
-            let start = now();
-            for i in 0..count {
-                part.write(i * 64 % (2 << 20), &[7; 64]);
-                if i % batch == 0 {
-                    part.fence().unwrap();
+    const LEN: usize = 2 << 20;
+    let specs = std::env::var("RIO_SPEED_LOGS").unwrap_or_else(|_| {
+        "mem:2M;file:/dev/shm/rio-log-speed,size=2M;dax:/dev/shm/rio-log-speed,size=2M;\
+         block:/dev/shm/rio-log-speed,size=2M;block:/var/tmp/rio-log-speed,size=2M"
+            .to_owned()
+    });
+    for spec in specs.split(';') {
+        let log = open_log(spec).unwrap();
+        let mut part = log.part(0..LEN.min(log.len())).unwrap();
+        // As a partition is: every block written once before it is used.
+        part.write(0, &vec![0; part.len()]);
+        part.fence().unwrap();
+        println!("{}", log.describe());
+        for batch in [1, 16, 128] {
+            let mut times = Vec::with_capacity(1 << 22);
+            let (start, mut at) = (now(), 0);
+            let mut before = start;
+            while before < start + 1_000_000_000 && times.len() < times.capacity() {
+                for _ in 0..batch {
+                    part.write(at % part.len(), &[7; 64]);
+                    at += 64;
                 }
+                part.fence().unwrap();
+                let after = now();
+                times.push(after - before);
+                before = after;
             }
-            let ns = (now() - start) as f64 / count as f64;
-            println!("{}: {ns:.1} ns per entry, a fence every {batch}", log.describe());
+            let rate = (times.len() * batch) as f64 / (before - start) as f64 * 1e6;
+            times.sort_unstable();
+            let at = |share: f64| times[(times.len() as f64 * share) as usize] as f64 / 1000.0;
+            println!(
+                "  {batch} entries and a fence: median {:.2} us, 99th percentile {:.2} us; \
+                 {rate:.1} k entries/s",
+                at(0.5),
+                at(0.99)
+            );
+        }
+        drop((part, log));
+        let path = spec.split_once(':').unwrap().1.split(',').next().unwrap();
+        if spec.contains("size=") {
+            std::fs::remove_file(path).unwrap();
         }
     }
-    std::fs::remove_file(path).unwrap();
 }
 
 fn main() {
-    copies_of_cold_blocks();
-    random_writes_of_4_kib();
-    what_the_model_costs();
-    log_entries();
+    let only = std::env::args().nth(1);
+    let parts: [(&str, fn()); 4] = [
+        ("copies", copies_of_cold_blocks),
+        ("drives", random_writes_of_4_kib),
+        ("model", what_the_model_costs),
+        ("logs", log_entries),
+    ];
+    for (name, part) in parts {
+        if only.as_deref().is_none_or(|only| only == name) {
+            part();
+        }
+    }
 }

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod connect;
 pub mod demo;
+pub mod log;
 pub mod target;
 pub mod values;
 pub mod volume;
@@ -80,6 +81,9 @@ pub enum Command {
     /// Create, look at and use ordered volumes
     #[command(subcommand, arg_required_else_help = true)]
     Volume(volume::Volume),
+    /// Look into ordering logs
+    #[command(subcommand, arg_required_else_help = true)]
+    Log(log::Log),
     /// Measure how fast ordered writes are
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),

@@ -4,6 +4,7 @@ mod bench;
 mod completions;
 mod demo;
 mod discover;
+mod log;
 mod target;
 mod volume;
 
@@ -20,6 +21,7 @@ pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Target(target) => target::run(target, output),
         Command::Discover(args) => discover::run(&args, output),
         Command::Volume(volume) => volume::run(volume, output),
+        Command::Log(log) => log::run(log, output),
         Command::Bench(bench) => bench::run(bench, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Completions { shell } => completions::run(shell, output),
