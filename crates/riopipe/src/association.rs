@@ -38,6 +38,18 @@ impl Lane {
         Self { socket, rx: RecvBuf::new(0), out: Outbox::new() }
     }
 
+    /// Sends what is queued, as far as the kernel takes it.
+    fn flush(&mut self) -> Result<(), CallError> {
+        while !self.out.is_empty() {
+            let sent = self.socket.send(self.out.slices())?;
+            self.out.consume(sent);
+            if sent == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends and receives until `step`, which is fed what arrived, has a result.
     fn run<T>(
         &mut self,
@@ -47,13 +59,7 @@ impl Lane {
         let deadline = now_ns().saturating_add(crate::stream::nanos(timeout));
         loop {
             let stepped = step(now_ns(), self.rx.data(), &mut self.out);
-            while !self.out.is_empty() {
-                let sent = self.socket.send(self.out.slices())?;
-                self.out.consume(sent);
-                if sent == 0 {
-                    break;
-                }
-            }
+            self.flush()?;
             let (used, result) = stepped?;
             self.rx.consume(used);
             if let Some(result) = result {
@@ -88,16 +94,22 @@ pub(crate) struct Caller {
     timeout: Duration,
     /// Commands asked so far: tells a late answer from the one that is waited for.
     asked: u64,
+    /// Commands of [`send`](Caller::send) that are out: number, the caller's name, data so far.
+    out: Vec<(u64, u64, Vec<u8>)>,
 }
 
 impl Caller {
+    fn new(lane: Lane, queue: QueuePair<Piece>, timeout: Duration) -> Self {
+        Self { lane, queue, timeout, asked: 0, out: Vec::new() }
+    }
+
     /// Opens an I/O queue.
     pub(crate) fn open(
         socket: Socket,
         queue: QueuePair<Piece>,
         timeout: Duration,
     ) -> Result<Self, CallError> {
-        let mut caller = Self { lane: Lane::new(socket), queue, timeout, asked: 0 };
+        let mut caller = Self::new(Lane::new(socket), queue, timeout);
         let Self { lane, queue, .. } = &mut caller;
         queue.start(&mut lane.out);
         lane.run(timeout, |_, data, out| {
@@ -118,22 +130,8 @@ impl Caller {
         sqe: Sqe,
         data: CallData<'_>,
     ) -> Result<(Cqe, Vec<u8>), CallError> {
-        let Self { lane, queue, timeout, asked } = self;
-        *asked += 1;
-        let number = *asked;
-        let mut page = Vec::new();
-        let sent = match data {
-            CallData::None => queue.submit(sqe, number, Data::None, &mut lane.out),
-            CallData::Bytes(bytes) => queue.submit(sqe, number, Data::Bytes(bytes), &mut lane.out),
-            CallData::Piece(piece) => {
-                queue.submit(sqe, number, Data::Write(&[piece]), &mut lane.out)
-            }
-            CallData::Read(len) => {
-                page.resize(len as usize, 0);
-                queue.submit(sqe, number, Data::Read(len), &mut lane.out)
-            }
-        };
-        sent.map_err(|_| CallError::Closed)?;
+        let (number, mut page) = self.submit(sqe, data)?;
+        let Self { lane, queue, timeout, .. } = self;
         let cqe = lane.run(*timeout, |_, bytes, out| {
             let mut done = None;
             let used = queue.receive(bytes, out, |event| match event {
@@ -150,6 +148,86 @@ impl Caller {
             Ok((used, done))
         })?;
         Ok((cqe, page))
+    }
+
+    fn submit(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(u64, Vec<u8>), CallError> {
+        let Self { lane, queue, asked, .. } = self;
+        *asked += 1;
+        let number = *asked;
+        let mut page = Vec::new();
+        let sent = match data {
+            CallData::None => queue.submit(sqe, number, Data::None, &mut lane.out),
+            CallData::Bytes(bytes) => queue.submit(sqe, number, Data::Bytes(bytes), &mut lane.out),
+            CallData::Piece(piece) => {
+                queue.submit(sqe, number, Data::Write(&[piece]), &mut lane.out)
+            }
+            CallData::Read(len) => {
+                page.resize(len as usize, 0);
+                queue.submit(sqe, number, Data::Read(len), &mut lane.out)
+            }
+        };
+        sent.map_err(|_| CallError::Closed)?;
+        Ok((number, page))
+    }
+
+    /// Queues one command without waiting for its answer, which [`collect`](Self::collect) brings
+    /// under the name `user`. The caller bounds how many are out.
+    pub(crate) fn send(
+        &mut self,
+        user: u64,
+        sqe: Sqe,
+        data: CallData<'_>,
+    ) -> Result<(), CallError> {
+        let (number, page) = self.submit(sqe, data)?;
+        self.out.push((number, user, page));
+        Ok(())
+    }
+
+    /// Sends what is queued as far as the kernel takes it. Never waits.
+    pub(crate) fn push(&mut self) -> Result<(), CallError> {
+        self.lane.flush()
+    }
+
+    /// Hands out the answers that are there: completions, whatever their status, with their data.
+    /// Never waits.
+    pub(crate) fn collect(
+        &mut self,
+        answers: &mut Vec<(u64, Cqe, Vec<u8>)>,
+    ) -> Result<(), CallError> {
+        let Self { lane, queue, out, .. } = self;
+        if lane.rx.fill(&lane.socket)? == Received::Closed {
+            return Err(CallError::Closed);
+        }
+        let used = queue.receive(lane.rx.data(), &mut lane.out, |event| match event {
+            Event::Data { user, offset, bytes } => {
+                let page = out.iter_mut().find(|(number, ..)| *number == user);
+                let at = offset as usize;
+                if let Some(part) = page.and_then(|(.., page)| page.get_mut(at..at + bytes.len())) {
+                    part.copy_from_slice(bytes);
+                }
+            }
+            Event::Done { user, cqe } => {
+                // One that is not there was given up by `ask`.
+                if let Some(at) = out.iter().position(|(number, ..)| *number == user) {
+                    let (_, user, page) = out.swap_remove(at);
+                    answers.push((user, cqe, page));
+                }
+            }
+            Event::Ready { .. } => {}
+        })?;
+        lane.rx.consume(used);
+        lane.flush()
+    }
+
+    /// Closes the connection: the target learns at once, and calls fail from now on.
+    pub(crate) fn hang_up(&mut self) {
+        self.lane.socket.shutdown();
+    }
+
+    /// What to wait for before [`collect`](Self::collect) brings more: the socket, and whether
+    /// also for room to send.
+    pub(crate) fn waits_for(&self) -> (&Socket, bool) {
+        (&self.lane.socket, !self.lane.out.is_empty())
     }
 
     /// Asks one command that has to succeed.
@@ -208,7 +286,7 @@ impl Association {
         let (queue, controller) = attach
             .finish()
             .ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
-        let admin = Caller { lane, queue, timeout: options.timeout, asked: 0 };
+        let admin = Caller::new(lane, queue, options.timeout);
         let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
         Ok(Self { addr, controller, config, admin })
     }

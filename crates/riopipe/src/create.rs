@@ -8,12 +8,12 @@ use riopipe_session::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX}
 use riopipe_session::wire::{self, Claim, LogKind, STREAMS_MAX};
 
 use crate::addr::MemberAddr;
+use crate::assemble::{Targets, inspect, members_on};
 use crate::association::{Association, CallData};
-use crate::drive_io::DriveIo;
+use crate::drive_io::{Drives, blank_data, read_label, write_label};
 use crate::error::{CallError, CreateError, OpenError};
 use crate::identity::random_id;
 use crate::info::VolumeInfo;
-use crate::open::{Targets, inspect, members_on};
 use crate::volume::CreateOptions;
 
 pub(crate) fn create(
@@ -175,14 +175,13 @@ impl Creation {
     fn clear_old(
         &mut self,
         members: &[MemberAddr],
-        drives: &mut [DriveIo],
+        drives: &mut [Drives],
         options: &CreateOptions,
     ) -> Result<(), CreateError> {
         let mut old = Vec::new();
         for (index, member) in members.iter().enumerate() {
             let target = self.targets.places[index].0;
-            let label = drives[target]
-                .label(self.namespaces[index].nsid)
+            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
                 .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
             let Ok(label) = label else { continue };
             if !options.force {
@@ -270,15 +269,10 @@ impl Creation {
 
     /// Between reading the labels and taking the volume, another volume may have been made of the
     /// same drives; since then nobody else writes there.
-    fn still_free(
-        &self,
-        members: &[MemberAddr],
-        drives: &mut [DriveIo],
-    ) -> Result<(), CreateError> {
+    fn still_free(&self, members: &[MemberAddr], drives: &mut [Drives]) -> Result<(), CreateError> {
         for (index, member) in members.iter().enumerate() {
             let target = self.targets.places[index].0;
-            let label = drives[target]
-                .label(self.namespaces[index].nsid)
+            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
                 .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
             if let Ok(label) = label
                 && !self.forgotten.contains(&label.volume)
@@ -291,15 +285,14 @@ impl Creation {
     }
 
     /// Both copies of every label.
-    fn write_labels(&mut self, drives: &mut [DriveIo]) -> Result<(), CreateError> {
+    fn write_labels(&mut self, drives: &mut [Drives]) -> Result<(), CreateError> {
         for (index, namespace) in self.namespaces.iter().enumerate() {
             let target = self.targets.places[index].0;
-            drives[target]
-                .blank_data(namespace.nsid)
+            blank_data(drives[target].queue(), namespace.nsid)
                 .map_err(|e| call(&self.targets.associations[target], "writing the label", e))?;
             for sequence in [1, 2] {
                 let label = Label { index: index as u16, sequence, ..self.label.clone() };
-                drives[target].write_label(namespace.nsid, &label).map_err(|e| {
+                write_label(drives[target].queue(), namespace.nsid, &label).map_err(|e| {
                     call(&self.targets.associations[target], "writing the label", e)
                 })?;
             }

@@ -10,10 +10,12 @@ use riopipe_order::engine::{Bound, Cause, EngineKind};
 use riopipe_order::handover::Breach;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
+use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::label::AssembleError;
 
 use crate::piece::Buf;
+use crate::undone::SaveError;
 
 /// A status with its meaning, also of Rio's own codes.
 pub(crate) struct Said(pub(crate) Status);
@@ -277,6 +279,90 @@ pub enum OpenError {
     /// The labels describe no volume.
     #[error(transparent)]
     Topology(#[from] TopologyError),
+    /// What a crash has left could not be recovered.
+    #[error(transparent)]
+    Recover(#[from] RecoverError),
+}
+
+/// Why what a crash has left could not be recovered. Whatever it is, it can be tried again: the same
+/// prefix is found.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// A target can't be reached or used.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A target of the open volume is away.
+    #[error(
+        "target {target} is away ({why}), and recovery needs all targets of the volume: try again \
+         when it is back"
+    )]
+    Away {
+        /// The target.
+        target: String,
+        /// What keeps it away.
+        why: String,
+    },
+    /// A target refused or failed.
+    #[error("target {target}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        target: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallError,
+    },
+    /// What the targets say does not allow it.
+    #[error("volume \"{volume}\"{}: {error}", on(.target))]
+    Opening {
+        /// The volume.
+        volume: String,
+        /// The target that it is about, if it is about one.
+        target: Option<String>,
+        /// Why.
+        error: OpeningError,
+    },
+    /// What was to be zeroed could not be kept.
+    #[error("keeping what is about to be zeroed failed: {0}; nothing was zeroed")]
+    Save(#[from] SaveError),
+}
+
+fn on(target: &Option<String>) -> String {
+    target.as_ref().map(|target| format!(" on {target}")).unwrap_or_default()
+}
+
+/// Why a failed stream could not be brought back.
+#[derive(Debug, thiserror::Error)]
+pub enum ReopenError {
+    /// It has not failed.
+    #[error(
+        "stream {stream} has not failed: reopening it would throw away what is not durable; to do \
+         that, drop it and open it again"
+    )]
+    Healthy {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Its prefix could not be found or restored.
+    #[error(transparent)]
+    Recover(#[from] RecoverError),
+    /// It has been recovered, and can't be started.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+}
+
+/// Why a list of in-place updates could not be acknowledged.
+#[derive(Debug, thiserror::Error)]
+pub enum AcknowledgeError {
+    /// There is none.
+    #[error("stream {stream} has no in-place updates that wait to be acknowledged")]
+    NotPending {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A target refused or failed.
+    #[error(transparent)]
+    Recover(#[from] RecoverError),
 }
 
 fn given(members: &[String], error: &AssembleError) -> String {
@@ -317,6 +403,21 @@ pub enum StreamError {
     /// Bad options.
     #[error("{0}")]
     Options(&'static str),
+    /// Its in-place updates beyond the prefix have not been acknowledged (T9).
+    #[error(
+        "stream {stream} was recovered, and {updates} in-place updates beyond its last group may or \
+         may not be there: look at them (Volume::in_place; rio volume recover lists them), then \
+         acknowledge them (Volume::acknowledge; rio volume recover --acknowledge)"
+    )]
+    InPlacePending {
+        /// The stream.
+        stream: StreamId,
+        /// How many updates.
+        updates: usize,
+    },
+    /// Its last life ended without a close, and it could not be recovered.
+    #[error(transparent)]
+    Recover(#[from] RecoverError),
     /// No connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -354,6 +455,9 @@ pub struct StreamFailure {
 pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
     let what = if flush { "a FLUSH" } else { "a write" };
     match cause {
+        Cause::Status(status) if is_about_owner(Status(status)) => {
+            format!("the target does not have this owner any more: {}", Said(Status(status)))
+        }
         Cause::Status(status) => format!("{what} ended with: {}", Said(Status(status))),
         Cause::Disconnected => "the connection is gone".into(),
         Cause::TimedOut => "the target stalls: no answer in time".into(),
@@ -366,6 +470,14 @@ pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
                 .into()
         }
     }
+}
+
+/// Whether a status says that the volume is another's.
+fn is_about_owner(status: Status) -> bool {
+    use riopipe_session::wire::status;
+    [status::STALE_GENERATION, status::NOT_OWNER, status::OWNED, status::UNKNOWN_VOLUME]
+        .iter()
+        .any(|one| one.is(status))
 }
 
 /// Why a group was refused. The buffers are handed back.

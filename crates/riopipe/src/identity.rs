@@ -15,13 +15,18 @@ pub struct ConnectOptions {
     pub data_digest: Option<bool>,
     /// How long a connection or an answer may take before it is given up.
     pub timeout: Duration,
+    /// How long a target of an open volume may be away. Until then its streams wait for it, and
+    /// when it comes back it gets again what it has lost (P7); then they fail (P6). Zero: a lost
+    /// connection is a failure at once, and is not tried again.
+    pub loss_timeout: Duration,
     /// How long to look for an answer before going to sleep (hybrid waiting); zero: sleep at once.
     pub spin: Duration,
 }
 
 impl Default for ConnectOptions {
     /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
-    /// machine's id; header digests off, data digests on beyond loopback; 10 s; 200 µs.
+    /// machine's id; header digests off, data digests on beyond loopback; 10 s for an answer, 30 s for
+    /// a lost target; 200 µs.
     fn default() -> Self {
         let (host_nqn, host_id) = identity();
         Self {
@@ -30,6 +35,7 @@ impl Default for ConnectOptions {
             header_digest: false,
             data_digest: None,
             timeout: Duration::from_secs(10),
+            loss_timeout: Duration::from_secs(30),
             spin: Duration::from_micros(200),
         }
     }

@@ -30,34 +30,48 @@
 //! [`Stream::poll`] or [`Stream::wait`], and there is no lock and no other thread on the way.
 
 mod addr;
+mod assemble;
 mod association;
+mod attention;
 mod create;
 mod drive_io;
+mod errand;
 mod error;
 mod group;
+mod housekeeper;
 mod identity;
 mod info;
+mod keeper;
+mod lanes;
 mod open;
 mod piece;
+mod recover;
+mod recovery;
+mod shared;
+mod start;
 mod stream;
+mod sync;
+pub mod undone;
 mod volume;
+mod watched;
 
 pub use addr::{MemberAddr, ParseMemberError};
 pub use association::discover;
 pub use error::{
-    AttachError, CallError, CloseError, CreateError, OpenError, ReadError, StreamError,
-    StreamFailure, SubmitError, WaitError, Why,
+    AcknowledgeError, AttachError, CallError, CloseError, CreateError, OpenError, ReadError,
+    RecoverError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
 };
 pub use group::Group;
 pub use identity::ConnectOptions;
 pub use info::{MemberInfo, VolumeInfo};
 pub use piece::Buf;
+pub use recovery::{BlockRange, InPlaceRange, Recovery, Steps, StreamRecovery};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_order::engine::{EngineKind, Marks, Place};
 pub use riopipe_session::wire::LogKind;
 pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
-pub use volume::{CreateOptions, OpenOptions, Recovery, Volume};
+pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};
 
 /// Bytes of a block: volumes are addressed in blocks of 4 KiB.
 pub const BLOCK_BYTES: usize = riopipe_session::wire::BLOCK_BYTES;

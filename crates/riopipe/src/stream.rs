@@ -1,25 +1,26 @@
-//! A stream on real sockets: the caller's thread builds, sends and reaps.
+//! A stream, as its owner holds it: the owner's thread builds, sends and reaps.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use riopipe_net::{
-    Interest, Next, Poller, PollerError, Received, RecvBuf, Socket, SpinPolicy, Waiter, now_ns,
-};
+use riopipe_net::{Next, Owned, SpinPolicy, Taken, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Cause, Failure, Marks, Op, Place, Refusal, Write};
-use riopipe_session::initiator::stream::StreamSession;
+use riopipe_order::engine::{Marks, Op, Place, Refusal, Write};
 
 use crate::BLOCK_BYTES;
 use crate::error::{
-    CallError, ReadError, StreamError, StreamFailure, SubmitError, WaitError, Why, cause_text,
+    CallError, ReadError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
 };
 use crate::group::{Group, refused};
+use crate::housekeeper::Charge;
+use crate::lanes::{Lanes, Side};
 use crate::piece::{Buf, Piece, Pool};
-use crate::volume::Inner;
+use crate::recovery::StreamRecovery;
+use crate::shared::Inner;
+use crate::start;
+use crate::watched::Watched;
 
 /// How a stream is to work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,30 +61,22 @@ pub enum Until {
     Idle,
 }
 
-/// The marks of a stream, for other threads: they read what the owner's last poll found.
+/// The marks of a stream, for other threads: they read what was found last by whoever looks after
+/// the stream, its owner or, while that one is elsewhere, the volume's housekeeper.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Watched>);
 
-#[derive(Debug, Default)]
-struct Watched {
-    complete: AtomicU64,
-    durable: AtomicU64,
-    failed: AtomicBool,
-}
-
 impl Watch {
-    /// The marks.
+    /// The marks. They never go back, unless the stream is [reopened](Stream::reopen).
     #[must_use]
     pub fn marks(&self) -> Marks {
-        // The durable mark first: it is never ahead of the complete one that is read after it.
-        let durable = Seq(self.0.durable.load(Ordering::Acquire));
-        Marks { complete: Seq(self.0.complete.load(Ordering::Acquire)), durable }
+        self.0.marks()
     }
 
     /// Whether the stream has failed.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.0.failed.load(Ordering::Acquire)
+        self.0.has_failed()
     }
 }
 
@@ -92,37 +85,30 @@ impl Watch {
 pub struct Readiness<'a> {
     /// Readable when something has arrived or can be sent.
     pub fd: BorrowedFd<'a>,
-    /// Poll at the latest after this long: a stalled target is noticed then.
+    /// Poll at the latest after this long: a stalled target, and one that is away for too long, is
+    /// noticed then.
     pub timeout: Option<Duration>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) socket: Socket,
-    pub(crate) rx: RecvBuf,
-    /// Whether the poller watches for room to send.
-    wants_write: bool,
-}
-
-impl Connection {
-    pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, rx: RecvBuf::new(RX_MAX), wants_write: false }
-    }
-}
-
-/// Bytes that one PDU may have at most: the largest read and its header.
-const RX_MAX: usize = (4 << 20) + 4096;
 /// Groups submitted before they are sent without being asked to: one full TCP segment of blocks.
 const UNSENT_MAX: usize = 16;
 
 /// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
 ///
+/// While its owner is elsewhere, the volume's housekeeper looks after it: what was submitted is
+/// sent and completes, [watchers](Self::watch) see its marks move, and targets that come back get
+/// what they have lost.
+///
+/// A target that goes away costs time, not data (P7): the stream waits for it for
+/// [`ConnectOptions::loss_timeout`](crate::ConnectOptions::loss_timeout), then fails (P6). A failed
+/// stream can be [reopened](Self::reopen).
+///
 /// Dropping a stream without [`close`](Self::close) is a crash of the stream: nothing is lost that
-/// was durable, but the volume must be recovered.
+/// was durable, and opening it again recovers it.
 pub struct Stream {
-    session: StreamSession<Piece>,
-    connections: Vec<Connection>,
-    poller: Poller,
+    id: StreamId,
+    lanes: Arc<Owned<Lanes>>,
+    side: Arc<Side>,
     waiter: Waiter,
     pool: Pool,
     /// Buffers of groups that the engine has not forgotten.
@@ -130,91 +116,80 @@ pub struct Stream {
     spare_writes: Vec<Write<Piece>>,
     spare_bufs: Vec<Vec<Buf>>,
     unsent: usize,
-    released_seen: Seq,
-    watch: Arc<Watched>,
-    failure: Option<Box<StreamFailure>>,
+    /// Up to here the engine has forgotten payload.
+    forgotten: Seq,
     volume: Arc<Inner>,
-    /// Whether it is bound everywhere: before, whoever starts it keeps the reservation.
-    started: bool,
+    options: StreamOptions,
+    /// What its own recovery found, if it had one.
+    recovery: Option<StreamRecovery>,
     closed: bool,
 }
 
 impl Stream {
-    pub(crate) fn start(
+    /// A stream over lanes that have been bound everywhere; the volume has reserved it.
+    pub(crate) fn new(
         volume: Arc<Inner>,
-        session: StreamSession<Piece>,
-        sockets: Vec<Socket>,
+        lanes: Lanes,
+        side: Arc<Side>,
         options: &StreamOptions,
-    ) -> Result<Self, StreamError> {
-        let id = session.config().stream;
-        let fault = |server: usize, source: CallError| StreamError::Target {
-            stream: id,
-            target: volume.server_name(server),
-            source,
-        };
-        let poller = Poller::new().map_err(|e| fault(0, poll_error(e)))?;
-        let mut connections = Vec::with_capacity(sockets.len());
-        for (server, socket) in sockets.into_iter().enumerate() {
-            poller
-                .add(&socket, server as u64, Interest::Read)
-                .map_err(|e| fault(server, poll_error(e)))?;
-            connections.push(Connection::new(socket));
-        }
+        recovery: Option<StreamRecovery>,
+    ) -> Self {
+        let (id, start) = (lanes.id(), lanes.session.config().start);
+        let lanes = Arc::new(Owned::new(lanes));
+        let charge = Charge { lanes: Arc::clone(&lanes), side: Arc::clone(&side) };
+        volume.housekeeper.add(id, charge);
         let spin_ns = nanos(volume.connect.spin);
-        let start = session.config().start;
-        let watch =
-            Watched { complete: start.0.into(), durable: start.0.into(), ..Watched::default() };
-        let mut stream = Self {
-            session,
-            connections,
-            poller,
+        Self {
+            id,
+            lanes,
+            side,
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
             kept: VecDeque::new(),
             spare_writes: Vec::new(),
             spare_bufs: Vec::new(),
             unsent: 0,
-            released_seen: start,
-            watch: Arc::new(watch),
-            failure: None,
-            volume: Arc::clone(&volume),
-            started: false,
+            forgotten: start,
+            volume,
+            options: options.clone(),
+            recovery,
             closed: false,
-        };
-        stream.session.start(now_ns());
-        let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
-        loop {
-            let worked = stream.turn(&mut |_, _| ()).map_err(|(server, e)| fault(server, e))?;
-            match stream.session.is_ready() {
-                Ok(true) => {
-                    stream.started = true;
-                    return Ok(stream);
-                }
-                Ok(false) => {}
-                Err(refused) => {
-                    return Err(fault(
-                        usize::from(refused.server),
-                        CallError::Status(refused.status),
-                    ));
-                }
-            }
-            if now_ns() >= deadline {
-                return Err(fault(0, CallError::TimedOut(volume.connect.timeout)));
-            }
-            stream.rest(worked, Some(deadline));
         }
+    }
+
+    /// Takes the stream for one call of its owner.
+    #[inline]
+    fn take(&self) -> Taken<'_, Lanes> {
+        let mut lanes = self.lanes.take();
+        if lanes.attention.called() {
+            self.volume.housekeeper.wake();
+        }
+        lanes
     }
 
     /// Which stream of the volume.
     #[must_use]
     pub fn id(&self) -> StreamId {
-        self.session.config().stream
+        self.id
     }
 
     /// The last group submitted.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.session.engine().last()
+        self.take().session.engine().last()
+    }
+
+    /// What was found when the stream itself was recovered, on being opened after it had been
+    /// dropped, or on being reopened; of what was found when its volume was opened, that told.
+    #[must_use]
+    pub fn recovery(&self) -> Option<&StreamRecovery> {
+        self.recovery.as_ref()
+    }
+
+    /// Requests that had to be sent again to targets that had been lost (P7), so far.
+    #[must_use]
+    pub fn replayed(&self) -> u64 {
+        self.take().session.engine().replayed()
     }
 
     /// A buffer of `len` bytes, a multiple of 4096. What is in it is not defined: it may have been
@@ -245,8 +220,14 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        self.work(&mut |_, _| ());
-        self.marks()
+        self.unsent = 0;
+        let mut lanes = self.take();
+        lanes.work(&mut |_, _| ());
+        let marks = lanes.marks()?;
+        let forgotten = lanes.session.engine().kept_after();
+        drop(lanes);
+        self.reclaim(forgotten);
+        Ok(marks)
     }
 
     /// Waits until something is so, at most for `timeout`. Looks for a while, then sleeps.
@@ -254,44 +235,52 @@ impl Stream {
     /// # Errors
     /// The time is up, the group was never submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        let last = self.last();
+        let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
+        let before = self.forgotten;
+        self.unsent = 0;
+        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
+        let last = waiting.lanes.session.engine().last();
         match until {
             Until::Complete(seq) | Until::Durable(seq) if seq > last => {
                 return Err(WaitError::NotSubmitted { seq, last });
             }
-            Until::Durable(seq) => self.session.ask_durable(seq),
+            Until::Durable(seq) => waiting.lanes.session.ask_durable(seq),
             _ => {}
         }
-        let released = self.released_seen;
-        let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
-        loop {
-            let worked = self.work(&mut |_, _| ());
-            let marks = self.marks()?;
+        let result = loop {
+            let worked = waiting.lanes.work(&mut |_, _| ());
+            let marks = waiting.lanes.marks()?;
+            let engine = waiting.lanes.session.engine();
             let there = match until {
                 Until::Complete(seq) => marks.complete >= seq,
                 Until::Durable(seq) => marks.durable >= seq,
-                Until::Room => self.released_seen > released || self.session.engine().is_idle(),
-                Until::Idle => self.session.engine().is_idle(),
+                Until::Room => engine.kept_after() > before || engine.is_idle(),
+                Until::Idle => engine.is_idle(),
             };
             if there {
-                return Ok(marks);
+                break Ok(marks);
             }
             if let (Some(timeout), Some(deadline)) = (timeout, deadline)
                 && now_ns() >= deadline
             {
-                return Err(WaitError::Deadline(timeout));
+                break Err(WaitError::Deadline(timeout));
             }
-            self.rest(worked, deadline);
-        }
+            waiting.rest(worked, deadline);
+        };
+        let forgotten = waiting.lanes.session.engine().kept_after();
+        drop(waiting);
+        self.reclaim(forgotten);
+        result
     }
 
     /// Reads whole blocks at volume block `lba`. The stream sees what it submitted itself, also
-    /// what is not complete (P9).
+    /// what is not complete (P9). While a target is away, or gets again what it has lost, the read
+    /// waits.
     ///
     /// # Errors
     /// Out of range, the drive failed, or the stream has.
     pub fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), ReadError> {
-        let volume = self.session.topology().blocks();
+        let volume = self.volume.topology.blocks();
         let blocks = into.len() / BLOCK_BYTES;
         let within = into.len().is_multiple_of(BLOCK_BYTES)
             && u32::try_from(blocks).is_ok()
@@ -299,28 +288,30 @@ impl Stream {
         if !within {
             return Err(ReadError::OutOfRange { lba, bytes: into.len(), volume });
         }
-        self.marks()?;
+        self.unsent = 0;
+        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
+        waiting.lanes.marks()?;
         if blocks == 0 {
             return Ok(());
         }
-        while self.session.read_must_wait(lba, blocks as u32) {
-            let worked = self.work(&mut |_, _| ());
-            self.marks()?;
-            self.rest(worked, None);
+        while waiting.lanes.session.read_must_wait(lba, blocks as u32) {
+            let worked = waiting.lanes.work(&mut |_, _| ());
+            waiting.lanes.marks()?;
+            waiting.rest(worked, None);
         }
-        self.session.start_read(lba, blocks as u32);
-        while self.session.is_reading() {
-            let worked = self.work(&mut |offset, bytes| {
+        waiting.lanes.session.start_read(lba, blocks as u32);
+        while waiting.lanes.session.is_reading() {
+            let worked = waiting.lanes.work(&mut |offset, bytes| {
                 if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
                     part.copy_from_slice(bytes);
                 }
             });
-            self.marks()?;
-            if self.session.is_reading() {
-                self.rest(worked, None);
+            waiting.lanes.marks()?;
+            if waiting.lanes.session.is_reading() {
+                waiting.rest(worked, None);
             }
         }
-        self.session.read_result().map_err(|(offset, status)| ReadError::Status {
+        waiting.lanes.session.read_result().map_err(|(offset, status)| ReadError::Status {
             lba: lba + (offset / BLOCK_BYTES) as u64,
             status,
         })
@@ -329,47 +320,106 @@ impl Stream {
     /// The marks for other threads.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch(Arc::clone(&self.watch))
+        Watch(Arc::clone(&self.side.watched))
     }
 
     /// For epoll and async runtimes: when to call [`poll`](Self::poll).
     #[must_use]
     pub fn readiness(&self) -> Readiness<'_> {
-        let busy = !self.session.engine().is_idle();
-        let timeout = busy.then(|| Duration::from_nanos(self.session.config().timeout_ns));
-        Readiness { fd: self.poller.as_fd(), timeout }
+        let deadline = self.take().deadline();
+        let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+        Readiness { fd: self.side.poller().as_fd(), timeout }
     }
 
     /// Waits until everything submitted is durable, tells the targets that their logs may forget
     /// it, and closes the connections. Returns the last group.
     ///
     /// # Errors
-    /// The stream has failed; the volume must then be recovered.
+    /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
         let last = self.last();
         let failed = |e: WaitError, stream: &Self| match e {
             WaitError::Failed(failure) => failure,
-            other => stream.failure_of(other.to_string()),
+            other => stream.take().failure_of(other.to_string()),
         };
         // A flush that the engine put in itself counts too: the last group may move.
         self.wait(Until::Durable(last), None).map_err(|e| failed(e, &self))?;
         let last = self.wait(Until::Idle, None).map_err(|e| failed(e, &self))?.durable;
-        self.session.send_marks();
-        loop {
-            let worked = self.work(&mut |_, _| ());
-            self.marks()?;
-            match self.session.marks_confirmed() {
-                Ok(true) => break,
-                Ok(false) => self.rest(worked, None),
+        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
+        waiting.lanes.session.send_marks();
+        let released = loop {
+            let worked = waiting.lanes.work(&mut |_, _| ());
+            waiting.lanes.marks()?;
+            match waiting.lanes.session.marks_confirmed() {
+                Ok(true) => break waiting.lanes.session.engine().released(),
+                Ok(false) => waiting.rest(worked, None),
                 Err(refused) => {
                     let said = CallError::Status(refused.status);
-                    return Err(self.failure_of(format!("forgetting the log failed: {said}")));
+                    let what = format!("forgetting the log failed: {said}");
+                    return Err(waiting.lanes.failure_of(what));
                 }
             }
-        }
+        };
+        waiting.lanes.hang_up();
+        drop(waiting);
         self.closed = true;
-        self.volume.stream_closed(self.id(), self.session.engine().released());
+        self.volume.stream_closed(self.id, released);
         Ok(last)
+    }
+
+    /// Brings a failed stream back: closes its connections, waits until no write of it is under
+    /// way anywhere (T8), finds its prefix, undoes what is beyond, and goes on from there. Other
+    /// streams go on meanwhile.
+    ///
+    /// What was submitted after group [`last`](StreamRecovery::last) of what this returns is gone,
+    /// and its numbers are given again; the [marks](Self::watch) go back to it. With another
+    /// engine than `rio` nothing is undone: the stream goes on after what was complete.
+    ///
+    /// # Errors
+    /// [`ReopenError`]; the stream has failed still, and this may be tried again. A stream with
+    /// in-place updates beyond its prefix stays closed until they are acknowledged: look at them
+    /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
+    /// it again.
+    pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
+        let mut lanes = self.take();
+        if lanes.marks().is_ok() {
+            return Err(ReopenError::Healthy { stream: self.id });
+        }
+        // From here on nothing of the old life reaches a target.
+        lanes.hang_up();
+        let (qids, complete) = (lanes.qids(), lanes.session.marks().complete);
+        let replayed = lanes.session.engine().replayed();
+        drop(lanes);
+        let mut recovery = if self.volume.is_logged() {
+            self.volume.recover_stream(self.id)?
+        } else {
+            StreamRecovery::none(self.id, complete)
+        };
+        recovery.replayed = replayed;
+        self.volume.stream_recovered(&recovery);
+        if recovery.acknowledge {
+            let updates = recovery.in_place.len();
+            self.recovery = Some(recovery);
+            return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
+        }
+        // The last life's marks stay in sight until the new one stands.
+        let side = Arc::clone(&self.side);
+        let fresh = start::lanes(&self.volume, self.id, &qids, &self.options, &side)?;
+        let mut lanes = self.lanes.take();
+        lanes.restart(fresh);
+        self.side.watched.restart(recovery.last);
+        drop(lanes);
+        self.volume.housekeeper.wake();
+        self.unsent = 0;
+        self.forgotten = recovery.last;
+        for (_, bufs) in self.kept.drain(..) {
+            for buf in bufs {
+                self.pool.give(buf);
+            }
+        }
+        tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
+        self.recovery = Some(recovery.clone());
+        Ok(recovery)
     }
 
     pub(crate) fn spare_lists(&mut self) -> (Vec<Write<Piece>>, Vec<Buf>) {
@@ -378,7 +428,7 @@ impl Stream {
 
     /// What can be told about a group before it is submitted.
     pub(crate) fn check(&self, writes: &[Write<Piece>]) -> Result<(), Why> {
-        let volume = self.session.topology().blocks();
+        let volume = self.volume.topology.blocks();
         for write in writes {
             let (lba, blocks) = (write.lba, write.blocks);
             let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
@@ -387,7 +437,7 @@ impl Stream {
             }
         }
         if let Some(ledger) = &self.volume.ledger {
-            ledger.check(self.id(), writes.iter().map(|w| (w.lba, w.blocks, is_fresh(&w.op))))?;
+            ledger.check(self.id, writes.iter().map(|w| (w.lba, w.blocks, is_fresh(&w.op))))?;
         }
         Ok(())
     }
@@ -399,18 +449,21 @@ impl Stream {
         tag: u64,
         durable: bool,
     ) -> Result<Seq, SubmitError> {
-        match self.session.admit(&writes, tag, durable) {
+        let mut lanes = self.take();
+        match lanes.session.admit(&writes, tag, durable) {
             Ok(seq) => {
                 if let Some(ledger) = &self.volume.ledger {
-                    ledger.note(self.id(), writes.iter().map(|w| (w.lba, w.blocks)), seq);
+                    ledger.note(self.id, writes.iter().map(|w| (w.lba, w.blocks)), seq);
                 }
+                let unsent = self.unsent + 1;
+                if unsent >= UNSENT_MAX {
+                    lanes.send();
+                }
+                drop(lanes);
+                self.unsent = unsent % UNSENT_MAX;
                 writes.clear();
                 self.spare_writes = writes;
                 self.kept.push_back((seq, bufs));
-                self.unsent += 1;
-                if self.unsent >= UNSENT_MAX {
-                    self.send();
-                }
                 Ok(seq)
             }
             Err(refusal) => {
@@ -419,158 +472,16 @@ impl Stream {
                     Refusal::TooLarge(bound) => Why::TooLarge(bound),
                     Refusal::TooManyEntries => Why::TooManyEntries,
                     Refusal::Empty => Why::Empty,
-                    Refusal::Poisoned(failure) => Why::Poisoned(self.describe(failure)),
+                    Refusal::Poisoned(failure) => Why::Poisoned(lanes.describe(failure)),
                 };
                 Err(refused(why, writes, bufs))
             }
         }
     }
 
-    /// Sends what may be sent, without looking for answers.
-    fn send(&mut self) {
-        self.unsent = 0;
-        self.session.pump(now_ns());
-        for server in 0..self.connections.len() {
-            if let Err(error) = self.flush(server) {
-                self.lose(server, &error);
-            }
-        }
-    }
-
-    /// One round of all there is to do; whether anything was done. A connection that breaks
-    /// poisons the stream.
-    fn work(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
-        loop {
-            match self.turn(sink) {
-                Ok(worked) => {
-                    if !worked && let Some(server) = self.session.stalled(now_ns()) {
-                        self.session.lost(server, Cause::TimedOut, now_ns());
-                        self.connections[usize::from(server)].socket.shutdown();
-                        return true;
-                    }
-                    return worked;
-                }
-                Err((server, error)) => self.lose(server, &error),
-            }
-        }
-    }
-
-    fn lose(&mut self, server: usize, error: &CallError) {
-        tracing::warn!(
-            stream = %self.id(), target = %self.volume.server_name(server), %error,
-            "lost the connection of an ordered stream"
-        );
-        self.session.lost(server as u16, Cause::Disconnected, now_ns());
-        self.connections[server].socket.shutdown();
-    }
-
-    /// Receives once from each target, then sends what that makes possible.
-    fn turn(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> Result<bool, (usize, CallError)> {
-        let mut worked = false;
-        let now = now_ns();
-        for server in 0..self.connections.len() {
-            if self.session.is_lost(server as u16) {
-                continue;
-            }
-            worked |= self.receive(server, now, sink).map_err(|e| (server, e))?;
-        }
-        self.unsent = 0;
-        self.session.pump(now);
-        for server in 0..self.connections.len() {
-            worked |= self.flush(server).map_err(|e| (server, e))?;
-        }
-        Ok(worked)
-    }
-
-    fn receive(
-        &mut self,
-        server: usize,
-        now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, CallError> {
-        let connection = &mut self.connections[server];
-        match connection.rx.fill(&connection.socket)? {
-            Received::WouldBlock => return Ok(false),
-            Received::Closed => return Err(CallError::Closed),
-            Received::Bytes(_) => {}
-        }
-        let used = self.session.receive(server as u16, now, connection.rx.data(), sink);
-        let used = match used {
-            Ok(used) => used,
-            Err(error) => {
-                // Tell the target why, if it still listens.
-                let _ = connection.socket.send(self.session.outbox(server as u16).slices());
-                return Err(error.into());
-            }
-        };
-        connection.rx.consume(used);
-        let need = self.session.need(server as u16, connection.rx.data());
-        if connection.rx.reserve(need).is_err() {
-            return Err(CallError::Nonsense("a PDU larger than anything that was asked for"));
-        }
-        Ok(true)
-    }
-
-    /// Sends from the outbox as far as the kernel takes it.
-    fn flush(&mut self, server: usize) -> Result<bool, CallError> {
-        let out = self.session.outbox(server as u16);
-        let connection = &mut self.connections[server];
-        let mut sent_any = false;
-        while !out.is_empty() {
-            let sent = connection.socket.send(out.slices())?;
-            if sent == 0 {
-                break;
-            }
-            out.consume(sent);
-            sent_any = true;
-        }
-        let wants_write = !out.is_empty();
-        if wants_write != connection.wants_write {
-            connection.wants_write = wants_write;
-            let interest = if wants_write { Interest::Both } else { Interest::Read };
-            self.poller.modify(&connection.socket, server as u64, interest).map_err(poll_error)?;
-        }
-        Ok(sent_any)
-    }
-
-    /// Looks again at once, or sleeps until something comes.
-    fn rest(&mut self, worked: bool, deadline: Option<u64>) {
-        if worked {
-            self.waiter.worked();
-            return;
-        }
-        let now = now_ns();
-        if self.waiter.idle(now) == Next::Look {
-            self.waiter.relax();
-            return;
-        }
-        // Wake now and then to notice a target that stalls.
-        let stall = Duration::from_nanos(self.session.config().timeout_ns / 4 + 1_000_000);
-        let left =
-            deadline.map_or(stall, |d| Duration::from_nanos(d.saturating_sub(now)).min(stall));
-        let mut events = Vec::new();
-        if let Err(error) = self.poller.wait(&mut events, Some(left)) {
-            tracing::error!(%error, "cannot sleep until something arrives; looking instead");
-        }
-    }
-
-    /// The engine's marks, and what follows from them.
-    fn marks(&mut self) -> Result<Marks, StreamFailure> {
-        if let Some(failure) = &self.failure {
-            return Err((**failure).clone());
-        }
-        let result = self.session.poll();
-        let marks = self.session.marks();
-        // Complete first: a watcher reads durable first, and must not see it ahead.
-        self.watch.complete.store(marks.complete.0, Ordering::Release);
-        self.watch.durable.store(marks.durable.0, Ordering::Release);
-        if let Err(failure) = result {
-            let failure = self.describe(failure);
-            self.watch.failed.store(true, Ordering::Release);
-            self.failure = Some(Box::new(failure.clone()));
-            return Err(failure);
-        }
-        let forgotten = self.session.engine().kept_after();
+    /// Takes back the buffers of groups that the engine has forgotten.
+    fn reclaim(&mut self, forgotten: Seq) {
+        self.forgotten = forgotten;
         while self.kept.front().is_some_and(|(seq, _)| *seq <= forgotten) {
             if let Some((_, mut bufs)) = self.kept.pop_front() {
                 for buf in bufs.drain(..) {
@@ -579,44 +490,51 @@ impl Stream {
                 self.spare_bufs.push(bufs);
             }
         }
-        if forgotten > self.released_seen {
-            self.released_seen = forgotten;
-            if let Some(ledger) = &self.volume.ledger {
-                ledger.released(self.id(), self.session.engine().released());
-            }
+    }
+}
+
+/// A call that waits: it has the stream until it returns.
+struct Waiting<'a> {
+    lanes: Taken<'a, Lanes>,
+    waiter: &'a mut Waiter,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(lanes: &'a Owned<Lanes>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
+        let mut lanes = lanes.take();
+        if lanes.attention.called() {
+            volume.housekeeper.wake();
         }
-        Ok(marks)
+        Self { lanes, waiter }
     }
 
-    fn describe(&self, failure: Failure) -> StreamFailure {
-        StreamFailure {
-            volume: self.volume.name.clone(),
-            stream: self.id(),
-            seq: failure.seq,
-            target: self.volume.member_name(failure.member),
-            cause: cause_text(failure.cause, failure.flush),
+    /// Looks again at once, or sleeps until something comes.
+    fn rest(&mut self, worked: bool, deadline: Option<u64>) {
+        if worked {
+            self.waiter.worked();
+            return;
         }
-    }
-
-    fn failure_of(&self, cause: String) -> StreamFailure {
-        StreamFailure {
-            volume: self.volume.name.clone(),
-            stream: self.id(),
-            seq: self.session.marks().complete.next(),
-            target: self.volume.server_name(0),
-            cause,
+        if self.waiter.idle(now_ns()) == Next::Look {
+            self.waiter.relax();
+            return;
         }
+        self.lanes.sleep(deadline);
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.started && !self.closed {
+        self.volume.housekeeper.remove(self.id);
+        let last = self.last();
+        // Others may hold the lanes for a moment longer; the connections end here.
+        self.lanes.take().hang_up();
+        if !self.closed {
             tracing::warn!(
-                volume = %self.volume.name, stream = %self.id(), last = %self.last(),
-                "an ordered stream was dropped without being closed: the volume has to be recovered"
+                volume = %self.volume.name, stream = %self.id, %last,
+                "an ordered stream was dropped without being closed: it will be recovered when it \
+                 is opened again"
             );
-            self.volume.stream_dropped(self.id());
+            self.volume.stream_dropped(self.id);
         }
     }
 }
@@ -625,9 +543,8 @@ impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream")
             .field("volume", &self.volume.name)
-            .field("id", &self.id())
-            .field("last", &self.last())
-            .field("marks", &self.session.marks())
+            .field("id", &self.id)
+            .field("marks", &self.side.watched.marks())
             .finish_non_exhaustive()
     }
 }
@@ -639,9 +556,4 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 
 fn is_fresh(op: &Op<Piece>) -> bool {
     matches!(op, Op::Write(Place::Fresh, _) | Op::Discard)
-}
-
-fn poll_error(error: PollerError) -> CallError {
-    tracing::error!(%error, "cannot watch a connection");
-    CallError::Nonsense("this process has no descriptors left to watch a connection with")
 }

@@ -7,6 +7,7 @@ use riopipe::{
 };
 use tempfile::TempDir;
 
+use crate::crash::impatient;
 use crate::site::{BLOCK, create_options, fill, members, open_options, target, write};
 
 fn synchronous() -> CreateOptions {
@@ -76,7 +77,7 @@ fn p6_a_failed_stream_says_so_to_every_read() {
     let targets = [target(&["mem:16M"], Some(&logs[0])), target(&["mem:16M"], Some(&logs[1]))];
     let members = members(&[&targets[0], &targets[1]], 1);
     Volume::create("v", &members, &create_options()).unwrap();
-    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let seq = write(&mut stream, 0, 40, 1, true);
     stream.wait(Until::Durable(seq), None).unwrap();
@@ -99,7 +100,7 @@ fn a_target_that_goes_during_a_read_ends_it() {
             [target(&["ssd:flash,size=16M"], Some(&logs[0])), target(&["mem:16M"], Some(&logs[1]))];
         let members = members(&[&targets[0], &targets[1]], 1);
         Volume::create("v", &members, &create_options()).unwrap();
-        let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+        let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
         let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
         let [one, two] = targets;
         let stopper = std::thread::spawn(move || {
@@ -192,7 +193,7 @@ fn t1_an_idle_owner_leaves_a_log_at_rest() {
     drop(volume);
     let options = OpenOptions { take_over: true, ..open_options() };
     let (volume, recovery) = Volume::open("v", &members, &options).unwrap();
-    assert!(recovery.streams[0].1 >= seq);
+    assert!(recovery.streams[0].last >= seq);
     volume.close().unwrap();
     target.stop().unwrap();
 }

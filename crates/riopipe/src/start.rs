@@ -1,0 +1,106 @@
+//! Binding a stream on all targets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use riopipe_net::{now_ns, relax};
+use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::{Limits, engine};
+use riopipe_session::initiator::stream::{CONTROL_COMMANDS, StreamConfig, StreamSession};
+
+use crate::association::open_socket;
+use crate::error::{CallError, StreamError};
+use crate::lanes::{Lanes, Side, Way};
+use crate::shared::{Inner, is_passing, lock};
+use crate::stream::{StreamOptions, nanos};
+
+/// Connects and binds; a target may still be taking leave of the stream's last connection.
+pub(crate) fn lanes(
+    volume: &Arc<Inner>,
+    stream: StreamId,
+    qids: &[u16],
+    options: &StreamOptions,
+    side: &Arc<Side>,
+) -> Result<Lanes, StreamError> {
+    let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
+    loop {
+        match once(volume, stream, qids, options, side, deadline) {
+            Err(StreamError::Target { source, .. })
+                if is_passing(&source) && now_ns() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn once(
+    volume: &Arc<Inner>,
+    stream: StreamId,
+    qids: &[u16],
+    options: &StreamOptions,
+    side: &Arc<Side>,
+    deadline: u64,
+) -> Result<Lanes, StreamError> {
+    let start = lock(&volume.marks)[usize::from(stream.0)];
+    let mut ways = Vec::new();
+    let mut queues = Vec::new();
+    let mut depth = options.queue_depth;
+    for (server, qid) in volume.servers.iter().zip(qids) {
+        let commands = options.queue_depth + CONTROL_COMMANDS;
+        let queue = lock(&server.association).io_queue(*qid, commands);
+        let most = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
+        depth = depth.min(most.max(1));
+        let socket = open_socket(&server.addr, &volume.connect)?;
+        ways.push(Way { socket, qid: *qid, depth: commands });
+        queues.push(queue);
+    }
+    let limits = Limits { kept_bytes_max: options.kept_bytes_max, merge: options.merge, start };
+    let config = StreamConfig {
+        volume: volume.id,
+        stream,
+        generation: volume.generation,
+        engine: volume.engine,
+        start,
+        nsids: volume.nsids.clone(),
+        queue_depth: depth,
+        timeout_ns: nanos(options.timeout),
+        loss_ns: nanos(volume.connect.loss_timeout),
+    };
+    let session = StreamSession::new(
+        config,
+        engine(volume.engine, volume.topology.clone(), limits),
+        volume.topology.clone(),
+        queues,
+        Arc::clone(&volume.flush_failures),
+        &volume.replay_board,
+    );
+    let fault = |server: usize, source: CallError| StreamError::Target {
+        stream,
+        target: volume.server_name(server),
+        source,
+    };
+    let mut lanes = Lanes::new(Arc::clone(volume), Arc::clone(side), session, ways)
+        .map_err(|(server, source)| fault(server, source))?;
+    lanes.session.start(now_ns());
+    loop {
+        let worked = lanes.turn(&mut |_, _| ()).map_err(|(server, e)| fault(server, e))?;
+        match lanes.session.is_ready() {
+            Ok(true) => return Ok(lanes),
+            Ok(false) => {}
+            Err(refused) => {
+                let source = CallError::Status(refused.status);
+                return Err(fault(usize::from(refused.server), source));
+            }
+        }
+        if now_ns() >= deadline {
+            return Err(fault(0, CallError::TimedOut(volume.connect.timeout)));
+        }
+        if worked {
+            relax();
+        } else {
+            lanes.sleep(Some(deadline));
+        }
+    }
+}
