@@ -259,7 +259,7 @@ impl LogStore {
         let describe = format!(
             "block device {path}, {} KiB, {}",
             medium.len >> 10,
-            if flush { "a FLUSH with each fence" } else { "power-loss protection" },
+            if flush { "volatile cache, a FLUSH with each fence" } else { "power-loss protection" },
         );
         let store = BlockStore::new(medium, flush)?;
         Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
@@ -269,7 +269,8 @@ impl LogStore {
         let medium = Medium::file(path, size, Reserve::Must, true, busy)?;
         let survival = block_file_survival(is_in_memory(&medium.file));
         let describe = format!(
-            "file {path} in place of a device, {} KiB, an fdatasync with each fence",
+            "file {path} in place of a device, {} KiB, no power-loss protection, an fdatasync with \
+             each fence",
             medium.len >> 10
         );
         let store = BlockStore::new(medium, true)?;

@@ -174,6 +174,10 @@ pub(crate) fn open_volumes(
         return Ok((Volumes::without_log(crc32c), None));
     };
     let store = Arc::new(Log { store: open_log_within(spec, lock_wait)?, gone: Arc::default() });
+    let note = store.survives().note;
+    if !note.is_empty() {
+        tracing::info!(log = spec, "{note}");
+    }
     let boot = boot_id()?;
     let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;

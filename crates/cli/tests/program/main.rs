@@ -2,6 +2,7 @@
 
 mod faults;
 mod help;
+mod locks;
 mod log_dump;
 mod measure;
 mod serve;

@@ -36,8 +36,14 @@ fn signal(child: &Child, name: &str) {
 
 #[test]
 fn serves_until_told_to_stop_and_keeps_what_it_has() {
+    for log in ["file:l,size=1M", "block:l,size=1M"] {
+        serves_and_keeps_what_it_has(log);
+    }
+}
+
+fn serves_and_keeps_what_it_has(log: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let words = ["--drive", "file:d,size=16M", "--log", "file:l,size=1M", "--reactors", "1"];
+    let words = ["--drive", "file:d,size=16M", "--log", log, "--reactors", "1"];
     fs::write(folder.path().join("a"), content(50_000)).unwrap();
     let volume = |verb: &str, said: &Value, words: &[&str]| {
         let mut args = vec!["volume", verb];

@@ -1,0 +1,90 @@
+//! T8 as an administrator sees it: what is locked is waited for, for a while, and that is said.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use crate::site::rio_in;
+
+const SERVE: [&str; 10] = [
+    "target",
+    "serve",
+    "-s",
+    "0",
+    "--reactors",
+    "1",
+    "--drive",
+    "file:drive,size=16M",
+    "--log",
+    "block:log,size=1M",
+];
+
+/// A target that is ended with the test.
+struct Served(Child);
+
+impl Served {
+    fn start(folder: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rio"));
+        command.args(SERVE).current_dir(folder).stdin(Stdio::null());
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Waits for a line with this in it on standard error.
+    fn says(&mut self, what: &str) {
+        let mut lines = BufReader::new(self.0.stderr.as_mut().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(what)), "it never says {what:?}");
+    }
+
+    /// Waits until it serves.
+    fn serves(&mut self) {
+        let mut lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(" at 127.0.0.1:")), "it never serves");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn t8_a_target_waits_for_a_locked_medium_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["drive", "log"] {
+        let file = File::create(folder.path().join(name)).unwrap();
+        file.lock().unwrap();
+        let refused =
+            rio_in(folder.path(), &[&SERVE[..], &["--lock-wait", "0.3", "-o", "json"]].concat());
+        refused.failed(7, &[name, "in use by another process"]);
+        assert!(refused.stderr.contains("waiting up to"), "{refused:?}");
+        let mut target = Served::start(folder.path());
+        target.says("waiting up to");
+        drop(file);
+        target.serves();
+    }
+}
+
+#[test]
+fn t8_a_target_comes_back_right_after_it_was_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut target = Served::start(folder.path());
+    target.serves();
+    // While it lives nobody else gets its media.
+    let second =
+        rio_in(folder.path(), &[&SERVE[..], &["--lock-wait", "0.1", "-o", "json"]].concat());
+    second.failed(7, &["in use by another process"]);
+    for _ in 0..3 {
+        target.0.kill().unwrap();
+        // At once, as a supervisor would.
+        let mut next = Served::start(folder.path());
+        next.serves();
+        target = next;
+    }
+    Command::new("kill").arg(target.0.id().to_string()).status().unwrap();
+    assert!(target.0.wait().unwrap().success());
+}
