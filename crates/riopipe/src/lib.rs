@@ -69,6 +69,7 @@ pub use recovery::{BlockRange, InPlaceRange, Recovery, Steps, StreamRecovery};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_order::engine::{EngineKind, Marks, Place};
+pub use riopipe_session::claim::ClaimError;
 pub use riopipe_session::wire::LogKind;
 pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
 pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};

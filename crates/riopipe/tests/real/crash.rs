@@ -1,13 +1,245 @@
-//! What crash tests share.
+//! What crash tests share: targets that are killed and come back, and connections that break.
 
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use riopipe::{ConnectOptions, OpenOptions};
+use riopipe::{
+    ClaimError, ConnectOptions, CreateOptions, MemberAddr, OpenError, OpenOptions, Place, Recovery,
+    Seq, Stream, SubmitError, Until, Volume, Why,
+};
+use riopipe_target::{Config, Running, Target};
+use tempfile::TempDir;
 
-use crate::site::connect;
+use crate::site::{BLOCK, connect, create_options, fill};
+
+/// Longest that anything may take.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// With no time for a lost target to come back.
 pub(crate) fn impatient() -> OpenOptions {
-    let connect = ConnectOptions { loss_timeout: Duration::ZERO, ..connect() };
+    with_loss_timeout(Duration::ZERO)
+}
+
+pub(crate) fn with_loss_timeout(loss_timeout: Duration) -> OpenOptions {
+    let connect = ConnectOptions { loss_timeout, ..connect() };
     OpenOptions { connect, ..OpenOptions::default() }
+}
+
+/// A target whose drives and log outlive it.
+pub(crate) struct Node {
+    dir: TempDir,
+    config: Config,
+    running: Option<Running>,
+}
+
+impl Node {
+    /// One `file:` drive, which has a volatile cache, and a `file:` log.
+    pub(crate) fn new() -> Self {
+        static NODES: AtomicU32 = AtomicU32::new(0);
+        let dir = TempDir::new().unwrap();
+        let drive = format!("file:{}/drive,size=32M", dir.path().display());
+        let mut config = Config::on_loopback(&[&drive]);
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
+        config.subnqn = Some(format!("nqn.2026-01.org.example:node-{number}"));
+        config.log = Some(format!("file:{}/log,size=256K", dir.path().display()));
+        let mut node = Self { dir, config, running: None };
+        node.start();
+        node
+    }
+
+    /// Starts it where it was before.
+    pub(crate) fn start(&mut self) {
+        let running = Target::start(&self.config).expect("the target starts");
+        self.config.listen = vec![running.addresses()[0].to_string()];
+        self.running = Some(running);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.running.take().expect("it runs").kill();
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.config.listen[0].parse().unwrap()
+    }
+
+    pub(crate) fn member(&self) -> MemberAddr {
+        self.addr().to_string().parse().unwrap()
+    }
+
+    /// The files with its drive and its log.
+    pub(crate) fn files(&self) -> [PathBuf; 2] {
+        ["drive", "log"].map(|name| self.dir.path().join(name))
+    }
+}
+
+pub(crate) fn members_of(nodes: &[Node]) -> Vec<MemberAddr> {
+    nodes.iter().map(Node::member).collect()
+}
+
+/// A volume over such targets, in stripes of four blocks.
+pub(crate) fn volume_on(nodes: &[Node]) -> Vec<MemberAddr> {
+    let members = members_of(nodes);
+    let options = CreateOptions { unit_blocks: 4, ..create_options() };
+    Volume::create("v", &members, &options).unwrap();
+    members
+}
+
+/// Opens a volume whose last owner may not have been seen to be gone yet.
+pub(crate) fn open_soon(members: &[MemberAddr], options: &OpenOptions) -> (Volume, Recovery) {
+    let began = Instant::now();
+    loop {
+        match Volume::open("v", members, options) {
+            Ok(opened) => return opened,
+            Err(OpenError::Claim { error: ClaimError::Owned { .. }, .. })
+                if began.elapsed() < SOON =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Writes one group; its tag is its version.
+pub(crate) fn put(
+    stream: &mut Stream,
+    lba: u64,
+    blocks: usize,
+    version: u64,
+    place: Place,
+    durable: bool,
+) -> Seq {
+    loop {
+        let mut buf = stream.buf(blocks * BLOCK);
+        fill(&mut buf, lba, version);
+        let group = stream.group().write(lba, buf, place).tag(version);
+        match if durable { group.submit_durable() } else { group.submit() } {
+            Ok(seq) => return seq,
+            Err(SubmitError { why: Why::Full(_), .. }) => {
+                stream.wait(Until::Room, Some(SOON)).unwrap();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Whether blocks hold what group `version` wrote (`Some(true)`), zeroes (`Some(false)`), or
+/// anything else.
+pub(crate) fn holds(stream: &mut Stream, lba: u64, blocks: usize, version: u64) -> Option<bool> {
+    let (mut is, mut should) = (vec![0; blocks * BLOCK], vec![0; blocks * BLOCK]);
+    stream.read(lba, &mut is).unwrap();
+    fill(&mut should, lba, version);
+    if is == should {
+        return Some(true);
+    }
+    is.iter().all(|byte| *byte == 0).then_some(false)
+}
+
+/// Waits until something is so.
+pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < SOON, "{what}: not within {SOON:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What stands between an initiator and a target, and breaks.
+pub(crate) struct Proxy {
+    addr: SocketAddr,
+    state: Arc<ProxyState>,
+}
+
+struct ProxyState {
+    to: SocketAddr,
+    shut: AtomicBool,
+    ended: AtomicBool,
+    through: Mutex<Vec<TcpStream>>,
+}
+
+impl Proxy {
+    pub(crate) fn to(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let through = Mutex::default();
+        let (shut, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let state = Arc::new(ProxyState { to, shut, ended, through });
+        let own = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                if own.ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                own.join(near.unwrap());
+            }
+        });
+        Self { addr, state }
+    }
+
+    pub(crate) fn member(&self) -> MemberAddr {
+        self.addr.to_string().parse().unwrap()
+    }
+
+    /// Breaks every connection.
+    pub(crate) fn cut(&self) {
+        for stream in self.state.through.lock().unwrap().drain(..) {
+            // One that is over already can't be broken.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Breaks every connection, and lets none through until [`open`](Self::open).
+    pub(crate) fn shut(&self) {
+        self.state.shut.store(true, Ordering::SeqCst);
+        self.cut();
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.shut.store(false, Ordering::SeqCst);
+    }
+}
+
+impl ProxyState {
+    fn join(&self, near: TcpStream) {
+        if self.shut.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(far) = TcpStream::connect(self.to) else { return };
+        for (mut from, mut to) in [(&near, &far), (&far, &near)]
+            .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+        {
+            to.set_nodelay(true).unwrap();
+            std::thread::spawn(move || {
+                let mut bytes = [0; 64 << 10];
+                while let Ok(count @ 1..) = from.read(&mut bytes) {
+                    if to.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+                // Either way it is over in both directions.
+                let _ = from.shutdown(Shutdown::Both);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+        self.through.lock().unwrap().extend([near, far]);
+        // Shut meanwhile.
+        if self.shut.load(Ordering::SeqCst) {
+            for stream in self.through.lock().unwrap().drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.state.ended.store(true, Ordering::SeqCst);
+        // Wakes the listener.
+        let _ = TcpStream::connect(self.addr);
+        self.cut();
+    }
 }

@@ -2,5 +2,7 @@
 
 mod crash;
 mod lives;
+mod reconnect;
+mod recovery;
 mod site;
 mod volume;

@@ -1,0 +1,216 @@
+//! Targets that go away and come back, connections that break, owners that are elsewhere.
+
+use std::time::Duration;
+
+use riopipe::{OpenOptions, Place, Seq, StreamOptions, Until, Volume, WaitError};
+
+use crate::crash::{
+    Node, Proxy, SOON, holds, impatient, open_soon, put, soon, volume_on, with_loss_timeout,
+};
+use crate::site::{connect, create_options, open_options};
+
+/// Nothing is lost, though nothing was flushed when the target died: it gets all of it again.
+#[test]
+fn p7_a_target_that_dies_and_comes_back_costs_time_not_data() {
+    let mut nodes = [Node::new(), Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut group = 0;
+    for round in 0..3 {
+        for _ in 0..50 {
+            group += 1;
+            put(&mut stream, 3 * group, 3, group, Place::Fresh, false);
+        }
+        stream.poll().unwrap();
+        nodes[round % 2].kill();
+        // What is submitted meanwhile waits.
+        for _ in 0..20 {
+            group += 1;
+            put(&mut stream, 3 * group, 3, group, Place::Fresh, false);
+            stream.poll().unwrap();
+        }
+        nodes[round % 2].start();
+        let seq = put(&mut stream, 3 * group + 3, 3, group + 1, Place::Fresh, true);
+        group += 1;
+        stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    }
+    assert!(stream.replayed() > 0);
+    for group in 1..=group {
+        assert_eq!(holds(&mut stream, 3 * group, 3, group), Some(true), "group {group}");
+    }
+    stream.close().unwrap();
+    volume.close().unwrap();
+    let (volume, recovery) = open_soon(&members, &open_options());
+    assert!(recovery.is_nothing(), "{recovery}");
+    volume.close().unwrap();
+}
+
+/// Both sides live on; only the connections break, some at a time, in the middle of everything.
+#[test]
+fn p7_broken_connections_are_made_again() {
+    let node = Node::new();
+    let proxy = Proxy::to(node.addr());
+    let members = [proxy.member()];
+    Volume::create("v", &members, &create_options()).unwrap();
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    for group in 1..=200 {
+        put(&mut stream, group, 1, group, Place::Fresh, group % 17 == 0);
+        stream.poll().unwrap();
+        if group % 40 == 0 {
+            proxy.cut();
+        }
+        if group % 70 == 0 {
+            let mut block = [0; 4096];
+            stream.read(group, &mut block).unwrap();
+            assert_eq!(block[..8], group.to_le_bytes(), "reads wait for the way back (P9)");
+        }
+    }
+    let seq = put(&mut stream, 201, 1, 201, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    for group in 1..=201 {
+        assert_eq!(holds(&mut stream, group, 1, group), Some(true), "group {group}");
+    }
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// While its owner is elsewhere, the housekeeper brings a stream back.
+#[test]
+fn a_stream_that_nobody_polls_comes_back_too() {
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let watch = stream.watch();
+    let mut last = Seq::ZERO;
+    for group in 1..=20 {
+        last = put(&mut stream, group, 1, group, Place::Fresh, group == 20);
+    }
+    nodes[0].kill();
+    nodes[0].start();
+    soon("the groups become durable without being waited for", || watch.marks().durable >= last);
+    for group in 1..=20 {
+        assert_eq!(holds(&mut stream, group, 1, group), Some(true), "group {group}");
+    }
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+#[test]
+fn t1_an_idle_stream_leaves_its_log_at_rest_without_being_polled() {
+    let nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let watch = stream.watch();
+    // Submitted, not even sent, and never asked to be durable.
+    let seq = put(&mut stream, 5, 1, 1, Place::Fresh, false);
+    soon("the group is flushed in the background", || watch.marks().durable >= seq);
+    let live = || Volume::inspect(&members, &connect()).unwrap().members[0].unrecovered;
+    soon("the log forgets it", || live() == 0);
+    assert_eq!(stream.poll().unwrap().durable, stream.last());
+    // And the owner finds everything in order when it is back.
+    let seq = put(&mut stream, 6, 1, 2, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+#[test]
+fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
+    let mut nodes = [Node::new(), Node::new()];
+    let members = volume_on(&nodes);
+    let options = with_loss_timeout(Duration::from_millis(300));
+    let (volume, _) = open_soon(&members, &options);
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 4, 8, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    nodes[1].kill();
+    put(&mut stream, 100, 40, 2, Place::Fresh, false);
+    let error = stream.wait(Until::Durable(stream.last()), Some(SOON)).unwrap_err();
+    let WaitError::Failed(failure) = error else { panic!("{error}") };
+    let text = failure.to_string();
+    assert!(text.contains(&nodes[1].addr().port().to_string()), "{text}");
+    assert!(stream.watch().has_failed());
+    let error = stream.reopen().unwrap_err().to_string();
+    assert!(error.contains("away") && error.contains(&nodes[1].addr().to_string()), "{error}");
+    nodes[1].start();
+    soon("the target is reached again, and the stream reopened", || stream.reopen().is_ok());
+    assert!(stream.recovery().unwrap().last >= seq);
+    assert!(!stream.watch().has_failed());
+    assert_eq!(holds(&mut stream, 4, 8, 1), Some(true));
+    assert_eq!(holds(&mut stream, 100, 40, 2), Some(false), "undone on the target that stayed");
+    let seq = put(&mut stream, 100, 40, 3, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// Zero time: a lost target is a failure at once, and nobody tries again.
+#[test]
+fn p6_without_time_a_lost_target_is_a_failure_at_once() {
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &impatient());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    nodes[0].kill();
+    nodes[0].start();
+    let mut failed = false;
+    for group in 1..=100 {
+        let buf = stream.buf(4096);
+        failed |= stream.group().write(group, buf, Place::Fresh).submit().is_err();
+        failed |= stream.wait(Until::Idle, Some(SOON)).is_err();
+    }
+    assert!(failed);
+}
+
+#[test]
+fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
+    let node = Node::new();
+    let proxy = Proxy::to(node.addr());
+    let direct = [node.member()];
+    Volume::create("v", &direct, &create_options()).unwrap();
+    let (first, _) = open_soon(&[proxy.member()], &open_options());
+    let mut stale = first.stream(0, &StreamOptions::default()).unwrap();
+    let mut idle = first.stream(1, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stale, 0, 1, 1, Place::Fresh, true);
+    stale.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    proxy.shut();
+    // Submitted while nobody hears it.
+    put(&mut stale, 1, 1, 2, Place::Fresh, false);
+    let options = OpenOptions { take_over: true, ..open_options() };
+    let (second, recovery) = open_soon(&direct, &options);
+    assert_eq!(recovery.stream(0).unwrap().last, seq);
+    let mut stream = second.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 1, 1, 3, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    proxy.open();
+    let error = stale.wait(Until::Idle, Some(SOON)).unwrap_err();
+    assert!(error.to_string().contains("newer owner"), "{error}");
+    soon("also an idle stream is told", || idle.poll().is_err());
+    let error = stale.reopen().unwrap_err();
+    assert!(error.to_string().contains("newer owner"), "{error}");
+    assert_eq!(holds(&mut stream, 1, 1, 3), Some(true));
+    stream.close().unwrap();
+    second.close().unwrap();
+}
+
+/// A drive that comes back empty is not taken for the one that went away.
+#[test]
+fn t19_a_target_that_comes_back_without_its_drive_is_refused() {
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    nodes[0].kill();
+    std::fs::remove_file(&nodes[0].files()[0]).unwrap();
+    nodes[0].start();
+    soon("the stream fails", || stream.poll().is_err());
+    let error = stream.poll().unwrap_err().to_string();
+    assert!(error.contains("another log") || error.contains("does not hold the volume"), "{error}");
+    drop((stream, volume));
+}
