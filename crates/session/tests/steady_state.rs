@@ -1,5 +1,9 @@
 //! Submitting, sending and completing allocate nothing once the connection is warm: in capsules,
-//! on request (R2T), reads; with digests and without.
+//! on request (R2T), reads; with digests and without; and of an ordered stream, that a connection
+//! was lost and replaced changes nothing about it.
+
+mod peer;
+mod stream_rig;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,6 +13,8 @@ use riopipe_nvme::command::Sqe;
 use riopipe_nvme::digest::soft;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
 use riopipe_session::outbox::Outbox;
+
+use stream_rig::{Rig, Shape, log, write};
 
 /// The system's allocator, counting this thread's calls.
 struct Counting;
@@ -157,4 +163,48 @@ fn nothing_is_allocated_in_steady_state() {
         assert_eq!(allocations_per_warm_round(digests, 0, false), 0, "on request");
         assert_eq!(allocations_per_warm_round(digests, 0, true), 0, "reads");
     }
+}
+
+/// Allocations of the round of writes that needs the fewest.
+fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
+    let groups: Vec<_> = (0..DEPTH as u64 / 2).map(|lba| [write(lba % 32, lba)]).collect();
+    let mut least = u64::MAX;
+    for _ in 0..50 {
+        let before = ALLOCATIONS.get();
+        for group in &groups {
+            rig.session.admit(group, 0, false).unwrap();
+        }
+        rig.session.pump(rig.now);
+        let submitting = ALLOCATIONS.get() - before;
+
+        // What the target gets and says is made outside the count.
+        let bytes = stream_rig::all(rig.session.outbox(0));
+        rig.scripts[0].take(&bytes);
+        for command in std::mem::take(&mut rig.scripts[0].commands) {
+            rig.scripts[0].answer(&command, 0, 0);
+        }
+        let answers = std::mem::take(&mut rig.scripts[0].output);
+        let before = ALLOCATIONS.get();
+        let used = rig.session.receive(0, rig.now, &answers, &mut |_, _| ());
+        let marks = rig.session.poll().unwrap();
+        let receiving = ALLOCATIONS.get() - before;
+        assert_eq!((used, marks.durable), (Ok(answers.len()), rig.session.engine().last()));
+        least = least.min(submitting + receiving);
+    }
+    least
+}
+
+#[test]
+fn an_ordered_stream_allocates_nothing_per_write() {
+    let mut rig = Rig::new(Shape { depth: DEPTH, ..Shape::of(1, false) });
+    assert_eq!(allocations_per_round_of_a_stream(&mut rig), 0);
+    rig.submit(&[write(1, 1)]);
+    let sent = rig.take(0);
+    rig.cut(0);
+    rig.back(0, 2, log(&[(sent.last().unwrap().clone(), false)]));
+    for command in rig.take(0) {
+        rig.answer(0, &command, 0);
+    }
+    rig.marks();
+    assert_eq!(allocations_per_round_of_a_stream(&mut rig), 0, "after a loss");
 }

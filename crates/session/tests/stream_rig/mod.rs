@@ -11,9 +11,11 @@ use riopipe_order::engine::{EngineKind, Limits, Op, Payload, Place, Write, engin
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard, StreamConfig, StreamSession};
+use riopipe_session::outbox::Outbox;
 
 use crate::peer::target::{Command, Page, Script, listed};
 
+pub(crate) const SUBNQN: &str = "nqn.2026-01.io.example:drives";
 pub(crate) const VOLUME: VolumeId = VolumeId([7; 16]);
 pub(crate) const BIND: u8 = 0x84;
 pub(crate) const MARK: u8 = 0x88;
@@ -55,9 +57,18 @@ pub(crate) fn block(content: u64) -> Vec<u8> {
     content.to_le_bytes().repeat(512)
 }
 
+/// Takes all that is to be sent.
+pub(crate) fn all<P: AsRef<[u8]>>(out: &mut Outbox<P>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(out.len_bytes());
+    out.slices().for_each(|slice| bytes.extend_from_slice(slice));
+    out.consume(bytes.len());
+    bytes
+}
+
 /// Blocks with contents from `content` on.
 pub(crate) fn piece(content: u64, blocks: u32) -> Piece {
-    let bytes: Vec<u8> = (0..u64::from(blocks)).flat_map(|i| block(content + i)).collect();
+    let blocks: Vec<_> = (0..u64::from(blocks)).map(|i| block(content + i)).collect();
+    let bytes = blocks.concat();
     let len = bytes.len();
     Piece(bytes.into(), 0..len)
 }
@@ -107,7 +118,7 @@ impl Shape {
         let members = self.members.iter().map(|&(server, volatile)| MemberInfo {
             server,
             start: 16,
-            blocks: 1000,
+            blocks: 32,
             request_blocks_max: 8,
             volatile,
         });
@@ -122,8 +133,7 @@ impl Shape {
         cntlid: u16,
         qid: u16,
     ) -> QueuePair<Piece> {
-        let subnqn = "nqn.2026-01.io.example:drives";
-        let mut admin = QpConfig::admin(hostnqn.into(), hostid, subnqn.into(), soft);
+        let mut admin = QpConfig::admin(hostnqn.into(), hostid, SUBNQN.into(), soft);
         admin.data_max = self.data_max;
         let mut queue = QueuePair::new(admin.io_queue(cntlid, qid, self.depth as u16 + 9));
         queue.set_in_capsule(self.in_capsule);
@@ -223,8 +233,7 @@ impl Rig {
             let mut moved = false;
             for server in 0..self.scripts.len() {
                 let out = self.session.outbox(server as u16);
-                let bytes: Vec<u8> = out.slices().flatten().copied().collect();
-                out.consume(bytes.len());
+                let bytes = all(out);
                 self.scripts[server].take(&bytes);
                 let input = std::mem::take(&mut self.scripts[server].output);
                 moved |= !bytes.is_empty() || !input.is_empty();

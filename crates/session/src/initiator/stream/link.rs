@@ -92,8 +92,6 @@ pub(super) struct Link<P> {
     pub(super) seat: Seat,
     /// Whether the stream has ever been bound here: then the log may hold something of it.
     pub(super) bound: bool,
-    /// Whether the engine waits for the server to come back.
-    pub(super) suspended: bool,
     pub(super) loss: Option<Loss>,
     /// How long the next bind waits if the target is busy, ns.
     pub(super) patience: u64,
@@ -114,7 +112,6 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
             reads_out: 0,
             seat,
             bound: false,
-            suspended: false,
             loss: None,
             patience: 0,
             slots: 0,

@@ -57,12 +57,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let survives = self.config.loss_ns > 0
             && self.config.engine == EngineKind::Rio
             && self.engine.failure().is_none()
-            && (!link.bound || link.suspended || self.engine.suspend(server));
+            && (!link.bound || self.engine.suspend(server));
         if !survives {
             return self.give_up(server, cause);
         }
         link.cut();
-        link.suspended = link.bound;
         link.state = State::Down;
         let since = link.loss.map_or(now, |loss| loss.since);
         link.loss = Some(Loss { since, cause });
@@ -335,7 +334,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return self.give_up(server, Cause::LogMismatch);
         }
         self.engine.resume(server, &mut |seq, index| known.durable(seq, index));
-        link.suspended = false;
         link.loss = None;
         link.progress = now;
         // The mark that it was told may have been lost, or not be durable.
