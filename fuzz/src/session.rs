@@ -1,4 +1,5 @@
-//! The initiator's side of a connection against a target that may say anything.
+//! The initiator's side of a connection against a target that may say anything, and what the
+//! extension's vendor commands bring.
 
 use riopipe_nvme::command::Sqe;
 use riopipe_nvme::digest::soft;
@@ -91,4 +92,48 @@ pub fn queue_pair(data: &[u8]) -> bool {
     // dword), at most one termination request.
     assert!(out.len_bytes() <= 128 + 1104 + 3 * 80 + 9000 + 2250 * 32 + 152);
     alive
+}
+
+/// The structures of the extension; the first byte says which. What was decoded says the same after
+/// a trip through the encoder. Says whether it was taken as valid.
+pub fn extension(data: &[u8]) -> bool {
+    use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, room};
+    use riopipe_session::wire::{Claim, Extension, SEQ_MAX, VolumeStatus};
+
+    let Some((&kind, data)) = data.split_first() else { return false };
+    if kind % 5 == 0 {
+        let Some(page) = Page::decode(data) else { return false };
+        assert!(page.entries.len() <= room(data.len()) && page.released <= SEQ_MAX);
+        for entry in &page.entries {
+            assert!(entry.attribute.seq_end() <= SEQ_MAX);
+            assert!(riopipe_order::entry::loggable(&entry.attribute));
+        }
+        let len = (data.len() / RECORD_BYTES * RECORD_BYTES).min(PAGE_BYTES_MAX);
+        if page.entries.len() <= room(len) {
+            assert_eq!(Page::decode(&page.encode(len)), Some(page));
+        }
+        return true;
+    }
+    // The others are longer than anybody throws dice for.
+    let mut padded = vec![0; 8448];
+    let n = data.len().min(padded.len());
+    padded[..n].copy_from_slice(&data[..n]);
+    match kind % 5 {
+        1 => Settle::decode(&padded).is_some_and(|settle| {
+            assert!(settle.streams.iter().all(|stream| stream.k <= SEQ_MAX));
+            assert_eq!(Settle::decode(&settle.encode()), Some(settle));
+            true
+        }),
+        2 => Claim::decode(&padded).is_some_and(|claim| {
+            assert_eq!(Claim::decode(&claim.encode()), Some(claim));
+            true
+        }),
+        3 => VolumeStatus::decode(&padded).is_some_and(|status| {
+            // An owner's name may be mended on the way.
+            let again = VolumeStatus::decode(&status.encode()).unwrap();
+            assert_eq!(VolumeStatus { owner: status.owner.clone(), ..again }, status);
+            true
+        }),
+        _ => Extension::find(&padded).is_some(),
+    }
 }

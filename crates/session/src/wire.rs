@@ -21,6 +21,7 @@ use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
 use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::probe::{self, Plant};
 
 pub mod list;
 
@@ -265,6 +266,14 @@ pub fn is_ordered(sqe: &Sqe) -> bool {
         && sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
 }
 
+/// The plain request that an ordered one would be.
+#[must_use]
+pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
+    let mut plain = *sqe;
+    plain.set_dword(12, sqe.dword(12) & !(0xf << 20));
+    plain
+}
+
 /// Reads the attribute and the released mark of an ordered request, widening both numbers next to
 /// `near`, the highest seq seen on the stream (T5).
 ///
@@ -282,7 +291,10 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
     let (counts, extra) = (sqe.dword(5), sqe.dword(13));
     let flags = Flags((extra >> 16) as u8);
     let attribute = Attribute {
-        seq: Seq::widen(sqe.dword(2), near),
+        seq: match probe::planted(Plant::T5NotWidened) {
+            false => Seq::widen(sqe.dword(2), near),
+            true => Seq(u64::from(sqe.dword(2))),
+        },
         span: (extra >> 24) as u16 + 1,
         num: counts as u16,
         index: (counts >> 16) as u16,
@@ -446,10 +458,10 @@ impl Claim {
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation on record |
-/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker |
+/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker, bit 6 in-place lists kept |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream |
-/// | 28–31 | live log entries |
+/// | 28–31 | log entries that wait for recovery |
 /// | 32–255 | host NQN of the owner, NUL padded |
 /// | 256– | released mark of each stream, 8 bytes each |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -464,8 +476,10 @@ pub struct VolumeStatus {
     pub owned: bool,
     /// Whether the owner is the association that asks.
     pub own: bool,
-    /// Whether the log holds entries beyond the released marks.
+    /// Whether the log holds entries beyond the released marks that no recovery has settled.
     pub unrecovered: bool,
+    /// Whether the log holds lists of in-place updates that are to be acknowledged (T9).
+    pub kept: bool,
     /// Whether the log is of another boot and cannot be trusted (T19).
     pub log_lost: bool,
     /// Whether the volume has no log here.
@@ -474,7 +488,7 @@ pub struct VolumeStatus {
     pub streams: u16,
     /// Log slots per stream.
     pub slots: u32,
-    /// Live entries in its partitions.
+    /// Entries in its partitions at rest that no recovery has settled.
     pub live_entries: u32,
     /// Host NQN of the owner, empty if none; cut at 223 bytes.
     pub owner: String,
@@ -497,7 +511,8 @@ impl VolumeStatus {
             | u8::from(self.unrecovered) << 2
             | u8::from(self.log_lost) << 3
             | u8::from(self.unlogged) << 4
-            | u8::from(self.own) << 5;
+            | u8::from(self.own) << 5
+            | u8::from(self.kept) << 6;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
         d[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
@@ -530,6 +545,7 @@ impl VolumeStatus {
             log_lost: d[20] & 8 != 0,
             unlogged: d[20] & 16 != 0,
             own: d[20] & 32 != 0,
+            kept: d[20] & 64 != 0,
             streams,
             slots: u32_at(d, 24),
             live_entries: u32_at(d, 28),

@@ -1,5 +1,5 @@
-//! T18 on a stable toolchain: the body of the initiator's fuzz target over damaged streams of a
-//! target, from a fixed seed. (The unit tests of the queue pair judge each lie by itself.)
+//! T18 on a stable toolchain: the bodies of the session's fuzz targets over damaged streams of a
+//! target and damaged structures, from a fixed seed. (The unit tests of the queue pair judge each lie by itself.)
 
 #[allow(unreachable_pub, reason = "public for the fuzz crate")]
 #[path = "../../../fuzz/src/session.rs"]
@@ -68,4 +68,76 @@ fn t18_damaged_streams() {
         }
     }
     assert!(survived > 3_000 && ended > 5_000, "{survived} survived, {ended} ended");
+}
+
+#[test]
+fn t18_damaged_structures_of_the_extension() {
+    use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+    use riopipe_order::entry::Position;
+    use riopipe_order::recovery::ListedEntry;
+    use riopipe_session::wire::list::{Page, Settle, SettleStream};
+    use riopipe_session::wire::{Claim, in_order};
+
+    let attribute = |seq: u64| Attribute {
+        seq: Seq(seq),
+        span: 1,
+        num: 2,
+        index: 1,
+        ordinal: seq as u32,
+        member: Member(0),
+        kind: Kind::Write,
+        flags: Flags::BOUNDARY,
+        lba: seq,
+        blocks: 1,
+        tag: seq,
+    };
+    let entry = |seq: u64| ListedEntry {
+        position: Position(seq),
+        attribute: attribute(seq),
+        incarnation: 1,
+        persisted: true,
+        durable: true,
+    };
+    let page = Page { live: 3, entries: (1..=3).map(entry).collect(), ..Page::default() };
+    let stream = SettleStream { stream: StreamId(1), keep: true, k: Seq(4), tag: 9 };
+    let settle = Settle { volume: VolumeId([1; 16]), generation: 2, streams: vec![stream; 3] };
+    let claim = Claim {
+        volume: VolumeId([1; 16]),
+        generation: 2,
+        create: false,
+        take_over: false,
+        unlogged: false,
+        resume: true,
+        streams: 2,
+        slots: 64,
+        members: in_order([1, 2]),
+    };
+    let honest = [page.encode(256), settle.encode(), claim.encode()];
+    let honest: Vec<Vec<u8>> =
+        honest.iter().zip(0..).map(|(bytes, kind)| [&[kind], &bytes[..]].concat()).collect();
+    assert!(honest.iter().all(|bytes| bodies::extension(bytes)));
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..20_000 {
+        let mut bytes = honest[next() as usize % honest.len()].clone();
+        bytes.truncate(if next() % 8 == 0 { next() as usize % 300 } else { 256 });
+        for _ in 0..=next() % 3 {
+            if bytes.len() > 1 {
+                let at = 1 + next() as usize % (bytes.len() - 1);
+                bytes[at] ^= 1 << (next() % 8);
+            }
+        }
+        if bodies::extension(&bytes) {
+            taken += 1;
+        } else {
+            refused += 1;
+        }
+    }
+    assert!(taken > 2_000 && refused > 500, "{taken} taken, {refused} refused");
 }

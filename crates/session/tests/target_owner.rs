@@ -7,7 +7,7 @@ use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::Seq;
 use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, inspect};
 use riopipe_session::target::{Closed, Volumes};
-use riopipe_session::wire::{self, VolumeStatus};
+use riopipe_session::wire;
 use world::{
     BOOT, LOG_LEN, Owner, VOLUME, What, World, attribute, block, crc, identity, ordered, pattern,
     riopipe_bytes,
@@ -15,12 +15,6 @@ use world::{
 
 const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
 const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
-
-fn status(w: &mut World, admin: usize) -> VolumeStatus {
-    let sqe =
-        riopipe_bytes(&wire::status_command(VOLUME)).cid(51).transport(wire::STATUS_LEN as u32);
-    VolumeStatus::decode(&w.fetch(admin, sqe).0).unwrap()
-}
 
 fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
     let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
@@ -35,12 +29,12 @@ fn next_claim(w: &World, generation: u32) -> wire::Claim {
 fn a_volume_is_claimed_described_released_and_forgotten() {
     let mut w = World::new(&[false, false]);
     let (admin, cntlid) = w.admin();
-    assert!(!status(&mut w, admin).known);
+    assert!(!w.status(admin).known);
     let claim = next_claim(&w, 1);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0x70c, "not without creating it");
     let claim = w.first_claim();
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(s.known && s.owned && s.own && !s.unrecovered && !s.log_lost && !s.unlogged);
     assert_eq!((s.generation, s.streams, s.slots, &s.owner[..]), (1, 2, 64, HOSTNQN));
     let again = wire::Claim { generation: 2, ..w.first_claim() };
@@ -54,14 +48,14 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
     assert_eq!(w.bind(other, 2, 1, 0).status, 0x70e, "two streams");
     assert_eq!(w.bind(other, 0, 2, 0).status, 0x702, "another generation");
     assert_eq!(release(&mut w, admin, false), 0);
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(s.known && !s.owned && !s.unrecovered);
     assert_eq!(s.released, [Seq(0), Seq(5)]);
     assert_eq!(w.bind(other, 0, 1, 0).status, 0x703, "nobody's");
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(release(&mut w, admin, true), 0);
-    assert!(!status(&mut w, admin).known);
+    assert!(!w.status(admin).known);
     assert_eq!(release(&mut w, admin, true), 0x70c);
 }
 
@@ -109,7 +103,7 @@ fn claims_that_make_no_sense_are_refused() {
 }
 
 fn status_slots(w: &mut World, admin: usize) -> u32 {
-    status(w, admin).slots
+    w.status(admin).slots
 }
 
 #[test]
@@ -132,7 +126,7 @@ fn t8_a_second_owner_is_refused_while_the_first_lives() {
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(rival, &claim).unwrap().status, 0x701);
     assert_eq!(release(&mut w, rival, true), 0x703);
-    let s = status(&mut w, rival);
+    let s = w.status(rival);
     assert!(s.owned && !s.own);
     assert_eq!(s.owner, HOSTNQN);
     w.hang_up(admin);
@@ -161,7 +155,7 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
     let back = next_claim(&w, 7);
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x701);
     // The new owner finds the log as it was left.
-    let s = status(&mut w, rival);
+    let s = w.status(rival);
     assert!(s.own && s.unrecovered);
     assert_eq!((s.generation, s.live_entries), (7, 1));
     let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
@@ -257,14 +251,14 @@ fn t8_the_claim_of_a_dead_owner_is_free_when_its_writes_have_come_back() {
     assert_eq!(w.links[io].closed, Some(Closed::Ended("its association has ended")));
     assert!(!w.links[io].conn.is_drained());
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    assert!(status(&mut w, rival).owned, "its writes are still under way");
+    assert!(w.status(rival).owned, "its writes are still under way");
     // No take-over is needed from the dead, but patience is.
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(rival, &claim), None);
     w.complete(0, 0);
     assert_eq!(w.next(rival).unwrap().completion().status, 0);
     assert!(w.links[io].conn.is_drained());
-    assert!(status(&mut w, rival).own);
+    assert!(w.status(rival).own);
 }
 
 #[test]
@@ -335,7 +329,7 @@ fn t21_an_unrecovered_volume_is_guarded_even_after_a_restart() {
     // The target is killed and started again.
     let mut w = World::with(&[true], identity(), w.host.parts.crash(3));
     let (admin, cntlid) = w.admin();
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(s.known && !s.owned && s.unrecovered);
     assert_eq!((s.generation, s.live_entries), (1, 1));
     let plain = w.io(cntlid, 1);
@@ -398,7 +392,7 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     };
     let mut w = World::over(&[false], identity(), parts, Volumes::with_lost_log(header, crc));
     let (admin, cntlid) = w.admin();
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(s.known && s.log_lost && !s.owned);
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
@@ -406,7 +400,7 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0x710);
     assert_eq!(release(&mut w, admin, false), 0x703);
     assert_eq!(release(&mut w, admin, true), 0, "given up by name");
-    assert!(!status(&mut w, admin).known);
+    assert!(!w.status(admin).known);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
     assert!(w.host.shared.volumes().lost_log_given_up());
 }
@@ -422,7 +416,7 @@ fn volumes_without_a_log_are_owned_all_the_same() {
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0x706);
     let claim = wire::Claim { unlogged: true, create: false, ..claim };
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(s.known && s.own && s.unlogged);
     let io = w.io(cntlid, 1);
     assert_eq!(w.bind(io, 0, 1, 0).status, 0x706);
@@ -446,7 +440,7 @@ fn a_release_waits_for_the_owners_own_streams() {
     assert_eq!(w.next(admin), None);
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
-    let s = status(&mut w, admin);
+    let s = w.status(admin);
     assert!(!s.owned && s.unrecovered, "released with a group that nobody has released");
 }
 

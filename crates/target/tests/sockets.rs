@@ -56,6 +56,8 @@ impl Queue {
                 Ok(0) => return None,
                 Ok(n) => self.input.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                // A ring that was made on this thread says something.
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => panic!("{e}"),
             }
         }
@@ -299,6 +301,78 @@ fn t8_a_take_over_crosses_reactors() {
 }
 
 #[test]
+fn p7_the_owner_of_a_killed_target_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", path("log"))),
+        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut io, 1);
+    for seq in 1..=20u64 {
+        assert_eq!(io.call(ordered(seq, seq), &pattern(seq as u8, 4096)).status, 0);
+    }
+    target.kill();
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    come_back(&mut admin, 1);
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    let refused = wire::bind_command(VOLUME, StreamId(0), 1, Seq(0));
+    assert_eq!(io.call(rio(&refused, 3), &[]).status, 0x704, "not over what is there");
+    bind_again(&mut io);
+    let page = own_list(&mut io);
+    assert_eq!((page.live, page.entries.len()), (20, 20));
+    assert!(page.entries.iter().all(|e| !e.durable), "the drive was never flushed");
+    for seq in 1..=20u64 {
+        assert_eq!(io.call(ordered(seq, seq), &pattern(seq as u8, 4096)).status, 0);
+    }
+    assert_eq!(own_list(&mut io).live, 20, "the replayed are not logged again");
+    target.stop().unwrap();
+}
+
+#[test]
+fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+        reactors: Some(2),
+        // A drive that takes its time: writes are under way when the owner comes back.
+        ..Config::on_loopback(&["ssd:flash,size=16M"])
+    };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    let mut old = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind(&mut old, 1);
+    // The target does not hear that this connection is dead.
+    for round in 2..=6 {
+        for seq in 1..=30u64 {
+            old.command(ordered(seq, seq), &pattern(round, 4096));
+        }
+        let mut io = Queue::io(&target, Digests::default(), cntlid, u16::from(round));
+        bind_again(&mut io);
+        let page = own_list(&mut io);
+        assert!(page.live <= 30);
+        old = io;
+    }
+    // Nor that a whole association is.
+    old.command(ordered(1, 1), &pattern(0, 4096));
+    let (mut again, cntlid) = Queue::admin(&target, Digests::default());
+    come_back(&mut again, 1);
+    let last = std::iter::from_fn(|| admin.next()).count();
+    assert_eq!(last, 0, "the old association has ended without a word");
+    while old.next().is_some() {}
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    bind_again(&mut io);
+    assert!(status(&mut again).own);
+    target.stop().unwrap();
+}
+
+#[test]
 fn discovery_answers_on_every_port() {
     let config =
         Config { discovery: vec!["127.0.0.1:0".into()], ..Config::on_loopback(&["mem:16M"]) };
@@ -433,6 +507,33 @@ fn claim(generation: u32, create: bool) -> wire::Claim {
 fn own(admin: &mut Queue, generation: u32, create: bool) {
     let sqe = rio(&wire::claim_command(), 9).inline(4096);
     assert_eq!(admin.call(sqe, &claim(generation, create).encode()).status, 0);
+}
+
+/// Claims the volume once more, as the owner that it is.
+fn come_back(admin: &mut Queue, generation: u32) {
+    let sqe = rio(&wire::claim_command(), 9).inline(4096);
+    let claim = wire::Claim { resume: true, ..claim(generation, false) };
+    assert_eq!(admin.call(sqe, &claim.encode()).status, 0);
+}
+
+/// Goes on with stream 0, as soon as its old connection is gone.
+fn bind_again(io: &mut Queue) {
+    let sqe = wire::resume_command(VOLUME, StreamId(0), 1, Seq(0));
+    let mut last = 0;
+    wait_until(
+        || {
+            last = io.call(rio(&sqe, 3), &[]).status;
+            last != 0x709
+        },
+        "the old connection is gone",
+    );
+    assert_eq!(last, 0);
+}
+
+fn own_list(io: &mut Queue) -> wire::list::Page {
+    let len = wire::list::PAGE_BYTES_MAX;
+    let sqe = wire::own_list_command(riopipe_order::entry::Position(0), len);
+    wire::list::Page::decode(&io.fetch(rio(&sqe, 4).transport(len as u32)).0).unwrap()
 }
 
 fn bind(io: &mut Queue, generation: u32) {

@@ -14,6 +14,7 @@ use super::slots::Stage;
 use super::stream::Waiting;
 use crate::outbox::Outbox;
 use crate::wire;
+use crate::wire::list::SETTLE_LEN;
 
 /// What an admin queue remembers.
 #[derive(Debug)]
@@ -123,7 +124,16 @@ impl<H: Host> TargetConn<H> {
                 return self.host_identifier(sqe, host, out);
             }
             opcode::GET_FEATURES => self.get_features(sqe, host),
-            wire::ADMIN_CLAIM if !discovery => return self.claim_command(sqe, data, host, out),
+            wire::ADMIN_CLAIM if !discovery => {
+                return self.with_data(sqe, wire::CLAIM_LEN as u32, data, host, out);
+            }
+            wire::ADMIN_SETTLE if !discovery => {
+                return self.with_data(sqe, SETTLE_LEN as u32, data, host, out);
+            }
+            wire::ADMIN_LIST if !discovery => {
+                self.list(sqe, host, out);
+                return Ok(());
+            }
             wire::ADMIN_STATUS if !discovery => {
                 let status = self.volume_status(sqe, host);
                 let wanted = sqe.dword(10).min(wire::STATUS_LEN as u32);
@@ -141,34 +151,45 @@ impl<H: Host> TargetConn<H> {
         Ok(())
     }
 
-    fn claim_command(
+    /// A command with `want` bytes of data, in its capsule or to be asked for.
+    fn with_data(
         &mut self,
         sqe: &Sqe,
+        want: u32,
         data: &[u8],
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) -> Result<(), Closed> {
-        match Self::in_capsule(sqe, wire::CLAIM_LEN as u32, data) {
+        match Self::in_capsule(sqe, want, data) {
             Err(status) => self.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
                 let index = self.next_slot()?;
                 self.slots.take(sqe, Stage::Fence, 0);
-                self.claim(index, data, host, out);
+                self.data_there(index, data, host, out);
             }
             Ok(false) => {
-                self.ask_for_data(sqe, 0, wire::CLAIM_LEN as u32, host, out)?;
+                self.ask_for_data(sqe, 0, want, host, out)?;
             }
         }
         Ok(())
     }
 
-    /// The data of an admin command has come in by R2T: only claims have any.
+    /// The data of an admin command has come in by R2T.
     pub(super) fn admin_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::Fence;
         match slot.buf.take() {
-            Some(buf) => self.claim(index, buf.as_ref(), host, out),
+            Some(buf) => self.data_there(index, buf.as_ref(), host, out),
             None => self.answer(index, Status::INTERNAL, 0, out),
+        }
+    }
+
+    /// Only claims and settlements bring data.
+    fn data_there(&mut self, index: u16, data: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
+        if self.slots[index].sqe.opcode() == wire::ADMIN_SETTLE {
+            self.settle_streams(index, data, host, out);
+        } else {
+            self.claim(index, data, host, out);
         }
     }
 

@@ -6,11 +6,15 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
 use riopipe_order::entry::Position;
 use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
-use riopipe_order::ordering_log::{AppendError, StreamLog};
+use riopipe_order::ordering_log::{AppendError, LogError, StreamLog};
+use riopipe_order::probe::{self, Plant, Rare};
 
 use super::host::Host;
+use super::listing::{self, Listing};
 use super::namespace::Namespaces;
+use super::stream::overtaken;
 use crate::wire;
+use crate::wire::list::Page;
 
 /// The stream that a connection carries.
 pub(super) struct Stream<H: Host> {
@@ -35,6 +39,8 @@ pub(super) struct Stream<H: Host> {
     pub(super) inline: Vec<u16>,
     /// Attributes have been appended since the last fence.
     pub(super) appended: bool,
+    /// The list of which the owner has had a page, but not the last.
+    listing: Option<Listing>,
 }
 
 /// No drive of the stream.
@@ -126,6 +132,7 @@ impl<H: Host> Stream<H> {
             done: Vec::with_capacity(room),
             inline: Vec::with_capacity(room),
             appended: false,
+            listing: None,
         }
     }
 
@@ -151,8 +158,12 @@ impl<H: Host> Stream<H> {
                     Err(error) => {
                         let cause = match error {
                             AppendError::Full { .. } => Cause::LogFull,
+                            // Replay keeps shapes (T6): this is another stream, or a bug.
+                            AppendError::OtherShape { .. } => {
+                                let Attribute { member, ordinal, .. } = entry.attribute;
+                                Cause::WriteFailed { member, ordinal }
+                            }
                             AppendError::Unloggable { .. }
-                            | AppendError::OtherShape { .. }
                             | AppendError::Unbound
                             | AppendError::Region(_) => Cause::LogFailed,
                         };
@@ -165,15 +176,43 @@ impl<H: Host> Stream<H> {
         }
     }
 
-    /// Notices FLUSHes of its drives that failed on any connection (T22).
+    /// Notices FLUSHes of its drives that failed on any other connection (T22).
     pub(super) fn see_flush_failures(&mut self, namespaces: &Namespaces) {
         for (local, drive) in self.drives.iter_mut().enumerate() {
             let failures = namespaces.at(drive.ns).state.flush_failures();
             if failures != drive.flush_failures {
                 drive.flush_failures = failures;
-                self.gate.flush_failed_on(Member(local as u8), &mut self.steps);
+                if !probe::planted(Plant::T22OtherStreams)
+                    && self.gate.flush_failed_on(Member(local as u8), &mut self.steps)
+                {
+                    probe::hit(Rare::FlushFailedElsewhere);
+                }
             }
         }
+    }
+
+    /// A FLUSH of this stream has failed and was counted: the gate hears of that one with the
+    /// entry it belongs to.
+    pub(super) fn own_flush_failed(&mut self, ns: usize) {
+        let local = self.drive_of.get(ns).map_or(usize::MAX, |local| usize::from(*local));
+        if let Some(drive) = self.drives.get_mut(local) {
+            drive.flush_failures = drive.flush_failures.wrapping_add(1);
+        }
+    }
+
+    /// A page of its log's live entries.
+    pub(super) fn list(
+        &mut self,
+        from: Position,
+        len: usize,
+        namespaces: &Namespaces,
+    ) -> Result<Page, LogError> {
+        let Self { listing, log, drives, .. } = self;
+        let volatile = |member| {
+            let drive = drives.iter().find(|drive| drive.member == member);
+            drive.is_none_or(|drive| namespaces.at(drive.ns).config.volatile)
+        };
+        listing::page(listing, log, volatile, from, len)
     }
 
     /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.
@@ -192,7 +231,7 @@ impl<H: Host> Stream<H> {
         let status = match why {
             Cause::LogFull => wire::status::LOG_FULL,
             Cause::LogFailed => wire::status::LOG_FAILED,
-            Cause::Closed if self.fenced => wire::status::STALE_GENERATION,
+            Cause::Closed if self.fenced => return overtaken(),
             Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
                 wire::status::POISONED
             }

@@ -1,4 +1,7 @@
 //! Volumes: who owns them, with which generation, and where their stream logs are (T8, T21).
+//!
+//! How streams are bound is in `binding.rs`, how recovery reads and ends them in `listing.rs` and
+//! `settlement.rs`.
 
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
@@ -6,17 +9,17 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::{Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
-    AddError, LogKind, LogRegion, MEMBERS_MAX, MemberNamespace, NewVolume, RegionHeader,
-    VolumeState,
+    AddError, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeState,
 };
-use riopipe_order::ordering_log::{BindError, FormatError, StreamLog};
+use riopipe_order::ordering_log::{FormatError, StreamLog};
+use riopipe_order::probe::{self, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
+use super::listing::Listing;
 use super::namespace::Namespaces;
-use super::shared::ConnId;
 use super::volume::{Log, Partition, Volume, fitting_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
@@ -42,23 +45,27 @@ pub(super) type Refusal = (Status, u64);
 
 /// All volumes that the target knows, and the log region.
 pub struct Volumes<R> {
-    list: Vec<Volume<R>>,
-    log: Log<R>,
+    pub(super) list: Vec<Volume<R>>,
+    pub(super) log: Log<R>,
+    /// The list of which somebody has had a page, but not the last.
+    pub(super) listing: Option<Listing>,
     crc: Crc32c,
 }
 
-/// A stream that was bound.
-pub(super) struct Bound<R> {
-    pub(super) log: StreamLog<R>,
-    pub(super) members: Vec<MemberNamespace>,
-    pub(super) incarnation: u32,
+/// What a claim has brought about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claimed {
+    /// Which claim of the volume it was, for [`Volumes::enter`].
+    pub(super) claim: u64,
+    /// The owner's earlier association, which it replaces (P7).
+    pub(super) replaced: Option<u64>,
 }
 
 impl<R: Region> Volumes<R> {
     /// A target without an ordering log.
     #[must_use]
     pub fn without_log(crc: Crc32c) -> Self {
-        Self { list: Vec::new(), log: Log::None, crc }
+        Self { list: Vec::new(), log: Log::None, listing: None, crc }
     }
 
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
@@ -81,11 +88,9 @@ impl<R: Region> Volumes<R> {
                             .map_err(|error| error.to_string())
                             .and_then(|r| StreamLog::open(r, id, crc).map_err(|e| e.to_string()));
                         match opened {
-                            Ok((log, scan)) => {
-                                let live = scan.entries.len() as u32 + scan.torn;
-                                Partition::Home { log, live }
-                            }
+                            Ok((log, scan)) => Partition::read(log, &scan),
                             Err(problem) => {
+                                probe::hit(Rare::LogRefused);
                                 problems.push(problem);
                                 lost = true;
                                 Partition::Damaged
@@ -93,36 +98,18 @@ impl<R: Region> Volumes<R> {
                         }
                     })
                     .collect();
-                Volume {
-                    id: record.id,
-                    generation: record.generation,
-                    streams: record.streams,
-                    slots: record.slots,
-                    members: record.members.clone(),
-                    owner: None,
-                    partitions,
-                    lost,
-                }
+                Volume { partitions, ..Volume::known(&record, lost) }
             })
             .collect();
-        (Self { list, log: Log::Live { region, split }, crc }, problems)
+        (Self { list, log: Log::Live { region, split }, listing: None, crc }, problems)
     }
 
     /// A target whose log region is of another boot: the volumes in it are known, guarded, and
     /// refused until somebody accepts the loss (T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
-        let list = header.volumes.iter().map(|record| Volume {
-            id: record.id,
-            generation: record.generation,
-            streams: record.streams,
-            slots: record.slots,
-            members: record.members.clone(),
-            owner: None,
-            partitions: Vec::new(),
-            lost: true,
-        });
-        Self { list: list.collect(), log: Log::Lost(header), crc }
+        let list = header.volumes.iter().map(|record| Volume::known(record, true));
+        Self { list: list.collect(), log: Log::Lost(header), listing: None, crc }
     }
 
     /// What Identify Controller says of Rio's extension.
@@ -154,10 +141,10 @@ impl<R: Region> Volumes<R> {
         self.list.iter().find(|v| v.id == volume)?.owner.as_ref()
     }
 
-    /// Live entries of a volume's log at rest; `None` if the volume is not known.
+    /// Entries of a volume's log at rest that wait for recovery; `None` if the volume is not known.
     #[must_use]
     pub fn live_entries(&self, volume: VolumeId) -> Option<u32> {
-        self.list.iter().find(|v| v.id == volume).map(Volume::live)
+        self.find(volume).map(Volume::unsettled)
     }
 
     /// What the status command answers association `assoc`.
@@ -171,12 +158,13 @@ impl<R: Region> Volumes<R> {
             known: true,
             owned: v.owner.is_some(),
             own: v.owner.as_ref().is_some_and(|o| o.assoc == assoc),
-            unrecovered: v.live() > 0,
+            unrecovered: v.unsettled() > 0,
+            kept: v.kept() > 0,
             log_lost: v.lost,
             unlogged: v.partitions.is_empty() && !v.lost,
             streams: v.streams,
             slots: v.slots,
-            live_entries: v.live(),
+            live_entries: v.unsettled(),
             owner: v.owner.as_ref().map_or_else(String::new, |o| o.hostnqn.clone()),
             released: v.partitions.iter().map(Partition::released).collect(),
         }
@@ -184,47 +172,48 @@ impl<R: Region> Volumes<R> {
 
     /// Gives a volume to `who`: the generation is durable before this returns (T8). `living` says
     /// whether an association is alive.
+    ///
+    /// Nothing may be bound, listed or settled before what was under way has come back, and
+    /// [`enter`](Self::enter) has been called.
     pub(super) fn claim(
         &mut self,
         claim: &Claim,
         who: Owner,
         namespaces: &Namespaces,
         living: impl Fn(u64) -> bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Claimed, Refusal> {
         self.check_members(claim, namespaces)?;
         if claim.generation == 0 {
             return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
         }
+        // Who comes back makes nothing new, and has nobody to fence but itself.
+        if claim.resume && (claim.create || claim.take_over) {
+            return Err((Status::INVALID_FIELD.with_dnr(), 0));
+        }
         let known = self.list.iter().position(|v| v.id == claim.volume);
         let at = match known {
+            Some(at) if claim.resume => {
+                self.check_resume(&self.list[at], claim, &who)?;
+                at
+            }
             Some(at) => {
-                self.check_known(at, claim, &who, living)?;
+                self.check_known(&self.list[at], claim, &who, living)?;
                 // A volume that has done without a log so far gets one.
                 if claim.create {
-                    let generation = self.list[at].generation;
-                    let partitions = self.add_partitions(claim)?;
+                    let (partitions, slots) = self.add_partitions(claim)?;
                     let volume = &mut self.list[at];
-                    (volume.slots, volume.partitions) = (partitions.1, partitions.0);
-                    volume.generation = generation;
+                    (volume.slots, volume.partitions) = (slots, partitions);
                 }
                 at
             }
             None if claim.create || claim.unlogged => {
                 let (partitions, slots) =
                     if claim.unlogged { (Vec::new(), 0) } else { self.add_partitions(claim)? };
-                self.list.push(Volume {
-                    id: claim.volume,
-                    generation: 0,
-                    streams: claim.streams,
-                    slots,
-                    members: claim.members.clone(),
-                    owner: None,
-                    partitions,
-                    lost: false,
-                });
+                self.list.push(Volume::new(claim, partitions, slots));
                 self.list.len() - 1
             }
             None => {
+                probe::hit(Rare::LogRefused);
                 return Err(match self.log {
                     Log::None => (wire::status::NO_LOG.with_dnr(), 0),
                     Log::Lost(_) => (wire::status::LOG_LOST.with_dnr(), 0),
@@ -233,20 +222,32 @@ impl<R: Region> Volumes<R> {
             }
         };
         let volume = &mut self.list[at];
-        if claim.generation <= volume.generation {
+        if !claim.resume && claim.generation <= volume.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), volume.generation.into()));
         }
         if let Log::Live { region, .. } = &mut self.log
             && !volume.partitions.is_empty()
         {
-            region
-                .set_generation(claim.volume, claim.generation, who.hostid)
-                .map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            let noted = if claim.resume {
+                region.set_state(claim.volume, VolumeState::Owned)
+            } else {
+                region.set_generation(claim.volume, claim.generation, who.hostid)
+            };
+            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
-        volume.generation = claim.generation;
-        volume.owner = Some(who);
+        let claimed = volume.change_hands(claim, who);
+        self.listing = None;
         self.reguard(namespaces);
-        Ok(())
+        Ok(claimed)
+    }
+
+    /// Everything that was under way when a volume was claimed has come back (T8).
+    pub(super) fn enter(&mut self, volume: VolumeId, claim: u64) {
+        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
+            && volume.claims == claim
+        {
+            volume.entered = true;
+        }
     }
 
     /// T20, T21: the members exist, and belong to no other volume that is owned or unrecovered.
@@ -269,14 +270,14 @@ impl<R: Region> Volumes<R> {
 
     fn check_known(
         &self,
-        at: usize,
+        v: &Volume<R>,
         claim: &Claim,
         who: &Owner,
         living: impl Fn(u64) -> bool,
     ) -> Result<(), Refusal> {
-        let v = &self.list[at];
         let logged = !v.partitions.is_empty();
         if v.lost {
+            probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
         if let Some(owner) = &v.owner
@@ -292,12 +293,38 @@ impl<R: Region> Volumes<R> {
         if claim.create && logged {
             return Err((wire::status::VOLUME_EXISTS.with_dnr(), 0));
         }
-        if claim.unlogged && v.live() > 0 {
+        if claim.unlogged && v.entries() > 0 {
             return Err((wire::status::UNRECOVERED.with_dnr(), 0));
         }
         if !claim.create && !claim.unlogged && !logged {
             return Err((wire::status::NO_LOG.with_dnr(), 0));
         }
+        Self::check_shape(v, claim)
+    }
+
+    /// Whether `who` is the owner on record, who comes back after its association or the target
+    /// died (P7).
+    fn check_resume(&self, v: &Volume<R>, claim: &Claim, who: &Owner) -> Result<(), Refusal> {
+        if v.lost {
+            probe::hit(Rare::LogRefused);
+            return Err((wire::status::LOG_LOST.with_dnr(), 0));
+        }
+        // Who was overtaken meanwhile learns that first (T8).
+        if claim.generation != v.generation {
+            return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
+        }
+        if v.last_owner != who.hostid {
+            return Err((wire::status::NOT_OWNER.with_dnr(), 0));
+        }
+        match (claim.unlogged, v.partitions.is_empty()) {
+            (false, true) => Err((wire::status::NO_LOG.with_dnr(), 0)),
+            (true, false) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
+            _ => Self::check_shape(v, claim),
+        }
+    }
+
+    /// T20: a volume keeps its streams and its members.
+    fn check_shape(v: &Volume<R>, claim: &Claim) -> Result<(), Refusal> {
         let same = v.members.len() == claim.members.len()
             && v.members.iter().all(|member| claim.members.contains(member));
         if v.streams != claim.streams || !same {
@@ -330,7 +357,7 @@ impl<R: Region> Volumes<R> {
                 FormatError::Region(error) => error,
                 other => RegionError::new(other.to_string()),
             })?;
-            partitions.push(Partition::Home { log, live: 0 });
+            partitions.push(Partition::Home { log, entries: 0 });
             Ok(())
         });
         match added {
@@ -369,6 +396,7 @@ impl<R: Region> Volumes<R> {
         let Some(at) = self.list.iter().position(|v| v.id == volume) else {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
+        self.listing = None;
         self.list[at].owner = None;
         let result = if forget { self.forget(at) } else { self.close(at) };
         self.reguard(namespaces);
@@ -397,7 +425,7 @@ impl<R: Region> Volumes<R> {
             if header.volumes.iter().all(|v| v.state == VolumeState::Closed))
     }
 
-    /// Notes a volume as closed if nothing of it needs recovery.
+    /// Notes a volume as closed if nothing of it needs recovery or is to be acknowledged.
     fn close(&mut self, at: usize) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if volume.partitions.is_empty() {
@@ -408,7 +436,7 @@ impl<R: Region> Volumes<R> {
         let mut clean = !volume.lost;
         for partition in &mut volume.partitions {
             match partition {
-                Partition::Home { log, live: 0 } => {
+                Partition::Home { log, entries: 0 } => {
                     let released = log.released();
                     log.release_now(released).map_err(failed)?;
                 }
@@ -436,84 +464,6 @@ impl<R: Region> Volumes<R> {
         self.reguard(namespaces);
     }
 
-    /// Hands the log of a stream to a connection.
-    pub(super) fn bind(
-        &mut self,
-        conn: ConnId,
-        assoc: u64,
-        id: PartitionId,
-        generation: u32,
-        released: Seq,
-    ) -> Result<Bound<R>, Refusal> {
-        let refuse = |status: Status| Err((status.with_dnr(), 0));
-        let incarnation = match &self.log {
-            Log::Live { region, .. } => region.incarnation(),
-            Log::None => return refuse(wire::status::NO_LOG),
-            Log::Lost(_) => return refuse(wire::status::LOG_LOST),
-        };
-        let Some(volume) = self.list.iter_mut().find(|v| v.id == id.volume) else {
-            return refuse(wire::status::UNKNOWN_VOLUME);
-        };
-        // Who has been overtaken learns that first (T8).
-        if generation < volume.generation {
-            return refuse(wire::status::STALE_GENERATION);
-        }
-        if volume.owner.as_ref().is_none_or(|o| o.assoc != assoc) {
-            return refuse(wire::status::NOT_OWNER);
-        }
-        if generation != volume.generation {
-            return refuse(wire::status::STALE_GENERATION);
-        }
-        if volume.lost {
-            return refuse(wire::status::LOG_LOST);
-        }
-        if volume.partitions.is_empty() {
-            return refuse(wire::status::NO_LOG);
-        }
-        // Undo needs all lists of all streams at rest: one that is not recovered keeps the
-        // others from starting (T9, T20).
-        if volume.live() > 0 {
-            return refuse(wire::status::UNRECOVERED);
-        }
-        let Some(partition) = volume.partitions.get_mut(usize::from(id.stream.0)) else {
-            return refuse(wire::status::NO_SUCH_STREAM);
-        };
-        match partition {
-            Partition::Bound { .. } => Err((wire::status::STREAM_BUSY, 0)),
-            Partition::Damaged => refuse(wire::status::LOG_LOST),
-            Partition::Home { log, .. } => {
-                match log.start(Life { generation, incarnation }, released) {
-                    Ok(()) => {}
-                    Err(BindError::Generation { .. } | BindError::Incarnation { .. }) => {
-                        return refuse(wire::status::STALE_GENERATION);
-                    }
-                    // Only resuming is refused for this.
-                    Err(BindError::Settled { .. }) => return refuse(wire::status::UNRECOVERED),
-                    Err(BindError::Region(_)) => return Err((wire::status::LOG_FAILED, 0)),
-                }
-                let carried = Partition::Bound { conn, released };
-                let Partition::Home { log, .. } = core::mem::replace(partition, carried) else {
-                    unreachable!("matched as Home above, and nothing came between");
-                };
-                Ok(Bound { log, members: volume.members.clone(), incarnation })
-            }
-        }
-    }
-
-    /// Takes the log of a stream back from a connection.
-    pub(super) fn give_back(&mut self, conn: ConnId, log: StreamLog<R>) {
-        let PartitionId { volume, stream } = log.id();
-        let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
-            return;
-        };
-        if let Some(partition) = volume.partitions.get_mut(usize::from(stream.0))
-            && matches!(partition, Partition::Bound { conn: c, .. } if *c == conn)
-        {
-            let live = log.slots() - log.free();
-            *partition = Partition::Home { log, live };
-        }
-    }
-
     /// Guards the members of volumes that nobody owns but that need recovery.
     pub(super) fn guard_unrecovered(&self, namespaces: &Namespaces) {
         self.reguard(namespaces);
@@ -533,7 +483,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
+    pub(super) fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
         self.list.iter().find(|v| v.id == id)
     }
 }

@@ -143,7 +143,7 @@ impl<H: Host> TargetConn<H> {
             });
         }
         let (cntlid, assoc, heard) = if io {
-            let (assoc, heard) = host.with_shared(|s| {
+            let (assoc, heard) = shared(host, |s| {
                 s.attach_io(id, data.cntlid, fields.qid, &data.hostnqn, data.hostid)
             })?;
             (data.cntlid, assoc, heard)

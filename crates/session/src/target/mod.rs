@@ -8,6 +8,7 @@
 //! ones.
 
 mod admin;
+mod binding;
 mod bound;
 mod claims;
 mod conn;
@@ -16,8 +17,10 @@ mod host;
 mod identify;
 mod io;
 pub mod limits;
+mod listing;
 mod namespace;
 mod ordered;
+mod settlement;
 mod shared;
 mod slots;
 mod stream;

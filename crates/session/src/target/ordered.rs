@@ -10,12 +10,14 @@ use core::ops::Range;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Kind, Member};
 use riopipe_order::gate::{Cause, Step, Ticket};
+use riopipe_order::probe::{self, Plant, Rare};
 
 use super::bound::{Data, Stream};
 use super::conn::{Closed, TargetConn};
 use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
 use super::limits::{BLOCK_SIZE, SEQ_MAX, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
+use super::stream::overtaken;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -34,12 +36,19 @@ impl<H: Host> TargetConn<H> {
         let Some(mut stream) = self.stream.take() else {
             // T17: without a binding the fields mean nothing, and a host that sets them must not
             // believe they do.
-            let status = if self.was_fenced {
-                wire::status::STALE_GENERATION
-            } else {
-                wire::status::NOT_BOUND
-            };
-            self.respond(sqe.cid(), status.with_dnr(), 0, out);
+            if self.was_fenced && probe::planted(Plant::T8StaleOwner) {
+                return self.io_command(
+                    &wire::without_attribute(sqe),
+                    buf,
+                    data,
+                    digest_ok,
+                    host,
+                    out,
+                );
+            }
+            let status =
+                if self.was_fenced { overtaken() } else { wire::status::NOT_BOUND.with_dnr() };
+            self.respond(sqe.cid(), status, 0, out);
             return Ok(());
         };
         let result = self.enter(&mut stream, sqe, buf, data, digest_ok, host, out);
@@ -150,6 +159,9 @@ impl<H: Host> TargetConn<H> {
             Kind::Discard | Kind::Flush => return Err(Status::SGL_LENGTH_INVALID.with_dnr()),
         };
         if attribute.seq_end() > stream.near {
+            if attribute.seq_end().0 >> 32 != stream.near.0 >> 32 {
+                probe::hit(Rare::SeqWrap);
+            }
             stream.near = attribute.seq_end();
         }
         stream.log.release(released);
@@ -161,7 +173,7 @@ impl<H: Host> TargetConn<H> {
         self.slots[index].stage = Stage::Gate;
         let Some(mut stream) = self.stream.take() else {
             // Fenced and given back while the data was under way.
-            return self.answer(index, wire::status::STALE_GENERATION.with_dnr(), 0, out);
+            return self.answer(index, overtaken(), 0, out);
         };
         if self.slots[index].refused {
             let status = self.slots[index].verdict.unwrap_or(wire::status::POISONED.with_dnr());
@@ -201,7 +213,9 @@ impl<H: Host> TargetConn<H> {
         stream.see_flush_failures(&self.namespaces);
         let mut persisted = false;
         while !stream.steps.is_empty() {
-            if mem::take(&mut stream.appended) && stream.log.fence().is_err() {
+            let due = mem::take(&mut stream.appended) && !probe::planted(Plant::T7WriteBeforeFence);
+            if due && stream.log.fence().is_err() {
+                probe::hit(Rare::LogFailed);
                 stream.gate.fence_failed(&mut stream.steps);
                 self.trouble("the ordering log failed; its stream is stopped", host);
             }
@@ -227,7 +241,9 @@ impl<H: Host> TargetConn<H> {
             doing.clear();
             stream.doing = doing;
         }
-        if persisted && stream.log.fence().is_err() {
+        let due = persisted && !probe::planted(Plant::T7AnswerBeforeFence);
+        if due && stream.log.fence().is_err() {
+            probe::hit(Rare::LogFailed);
             stream.gate.fence_failed(&mut stream.done);
             self.trouble("the ordering log failed; its stream is stopped", host);
         }
@@ -360,8 +376,11 @@ impl<H: Host> TargetConn<H> {
                 self.stream = Some(stream);
             }
             None => {
-                debug_assert!(false, "a stream was given back with operations under way (T8)");
-                self.answer(index, wire::status::STALE_GENERATION.with_dnr(), 0, out);
+                debug_assert!(
+                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8GhostReplay),
+                    "a stream was given back with operations under way (T8)"
+                );
+                self.answer(index, overtaken(), 0, out);
             }
         }
     }
@@ -384,8 +403,11 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if was_flush {
+            let ns = usize::from(slot.ns);
             if !ok {
-                self.namespaces.at(usize::from(slot.ns)).state.flush_failed();
+                probe::hit(Rare::FlushFailed);
+                self.namespaces.at(ns).state.flush_failed();
+                stream.own_flush_failed(ns);
             }
             // Whether another connection's FLUSH failed meanwhile counts before this one's
             // success does (T22).
@@ -394,6 +416,9 @@ impl<H: Host> TargetConn<H> {
             stream.gate.flushed(Ticket(u32::from(index)), ok, &mut stream.steps);
             stream.append(from);
         } else {
+            if !ok {
+                probe::hit(Rare::WriteFailed);
+            }
             Self::written(stream, index, ok);
         }
     }
@@ -410,9 +435,9 @@ impl<H: Host> TargetConn<H> {
         let mark = wire::mark_of(sqe);
         let durable = sqe.dword(10) & 1 != 0;
         let status = match &mut self.stream {
-            None if self.was_fenced => wire::status::STALE_GENERATION.with_dnr(),
+            None if self.was_fenced => overtaken(),
             None => wire::status::NOT_BOUND.with_dnr(),
-            Some(stream) if stream.fenced => wire::status::STALE_GENERATION.with_dnr(),
+            Some(stream) if stream.fenced => overtaken(),
             Some(_) if mark.0 > SEQ_MAX => wire::status::BAD_ATTRIBUTE.with_dnr(),
             Some(stream) => {
                 if mark > stream.near {
@@ -424,6 +449,7 @@ impl<H: Host> TargetConn<H> {
                 } else if stream.log.release_now(mark).is_ok() {
                     Status::SUCCESS
                 } else {
+                    probe::hit(Rare::LogFailed);
                     let from = stream.steps.len();
                     stream.gate.poison(Cause::LogFailed, &mut stream.steps);
                     stream.append(from);

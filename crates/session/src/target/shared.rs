@@ -13,12 +13,16 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_order::attribute::VolumeId;
+use riopipe_order::entry::{PartitionId, Position};
+use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
 
+use super::binding::{Binding, Bound};
 use super::claims::{Owner, Refusal, Volumes};
 use super::limits::CONTROLLERS_MAX;
 use super::namespace::Namespaces;
-use crate::wire::Claim;
+use crate::wire::list::{Page, Settle};
+use crate::wire::{self, Claim};
 
 /// One connection, unique for the life of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -316,7 +320,10 @@ impl<R: Region> Shared<R> {
         if qid == 0 || qid > io_queues {
             return Err(AttachError::QueueId);
         }
-        if controller.queues.contains_key(&qid) {
+        if let Some(&old) = controller.queues.get(&qid) {
+            // The host has given that connection up, or it would not ask: once its operations
+            // have come back, the place is free (P7, T8).
+            self.leave(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
         controller.queues.insert(qid, conn);
@@ -330,10 +337,13 @@ impl<R: Region> Shared<R> {
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
-        if entry.qid != 0 {
-            return;
+        if entry.qid == 0 {
+            self.end_queues(entry.cntlid);
         }
-        let cntlid = entry.cntlid;
+    }
+
+    /// Ends an association's I/O queues, and lets it have no more.
+    fn end_queues(&mut self, cntlid: u16) {
         if let Some(controller) = self.controllers.get_mut(&cntlid) {
             controller.dying = true;
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
@@ -367,11 +377,67 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Gives a volume to `who`; see [`Volumes`].
-    pub(super) fn claim(&mut self, claim: &Claim, who: Owner) -> Result<(), Refusal> {
+    /// Gives a volume to `who`; see [`Volumes`]. Returns which claim of the volume it was.
+    pub(super) fn claim(&mut self, claim: &Claim, who: Owner) -> Result<u64, Refusal> {
         let Self { volumes, namespaces, controllers, .. } = self;
         let living = |assoc| controllers.values().any(|c| c.assoc == assoc && !c.dying);
-        volumes.claim(claim, who, namespaces, living)
+        let claimed = volumes.claim(claim, who, namespaces, living)?;
+        if let Some(assoc) = claimed.replaced {
+            let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
+            if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {
+                self.end_queues(cntlid);
+                self.leave(admin, Notice::Close("its host has come back with another association"));
+            }
+        }
+        Ok(claimed.claim)
+    }
+
+    /// Hands the log of a stream to a connection.
+    pub(super) fn bind(
+        &mut self,
+        conn: ConnId,
+        assoc: u64,
+        id: PartitionId,
+        binding: Binding,
+    ) -> Result<Bound<R>, Refusal> {
+        let bound = self.volumes.bind(conn, assoc, id, binding);
+        self.ask_back(bound, [id])
+    }
+
+    /// A page of a partition; see [`Volumes::list`].
+    pub(super) fn list(
+        &mut self,
+        id: PartitionId,
+        assoc: u64,
+        from: Position,
+        len: usize,
+    ) -> Result<Page, Refusal> {
+        let page = self.volumes.list(id, assoc, from, len, &self.namespaces);
+        self.ask_back(page, [id])
+    }
+
+    /// Settles streams of a volume; see [`Volumes::settle`].
+    pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
+        let settled = self.volumes.settle(settle, assoc);
+        self.ask_back(settled, settle.partitions())
+    }
+
+    /// The owner (nobody else gets as far as *busy*) needs streams that are still carried by a
+    /// connection: it has given that one up, whether or not the connection knows. It ends, and the
+    /// owner asks again (P7, P8).
+    fn ask_back<T>(
+        &mut self,
+        result: Result<T, Refusal>,
+        streams: impl IntoIterator<Item = PartitionId>,
+    ) -> Result<T, Refusal> {
+        if matches!(result, Err((wire::status::STREAM_BUSY, _))) {
+            for id in streams {
+                if let Some(conn) = self.volumes.carrier(id) {
+                    self.leave(conn, Notice::Close("its owner needs the stream elsewhere"));
+                }
+            }
+        }
+        result
     }
 
     /// Gives a volume back, if `assoc` may still do that.
@@ -398,20 +464,23 @@ impl<R: Region> Shared<R> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
-    /// Has every I/O connection of `of` (all associations if `None`) drained, for `claimant`:
-    /// returns the fence, or `None` if there is nothing to wait for.
+    /// Has every connection of association `of` drained, for `claimant`; of all associations if
+    /// `None`, the claimant's own queues among them: what an earlier attempt of its own to recover
+    /// has begun is a ghost, too (T8). Returns the fence, or `None` if there is nothing to wait
+    /// for.
     pub(super) fn raise_fence(
         &mut self,
         claimant: ConnId,
         volume: VolumeId,
         of: Option<u64>,
     ) -> Option<u64> {
-        let waiting: Vec<ConnId> = self
-            .controllers
-            .values()
-            .filter(|c| of.is_none_or(|assoc| c.assoc == assoc))
-            .flat_map(|c| c.queues.values().copied())
-            .collect();
+        let Self { conns, controllers, .. } = self;
+        let is_meant = |entry: &ConnEntry| match of {
+            None => true,
+            Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
+        };
+        let others = conns.iter().filter(|(conn, entry)| **conn != claimant && is_meant(entry));
+        let waiting: Vec<ConnId> = others.map(|(conn, _)| *conn).collect();
         if waiting.is_empty() {
             return None;
         }
@@ -419,6 +488,9 @@ impl<R: Region> Shared<R> {
         self.next_fence += 1;
         for conn in &waiting {
             self.leave(*conn, Notice::Fence { id, volume });
+        }
+        if of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
+            return None;
         }
         self.fences.insert(id, Fence { waiting, claimant });
         Some(id)

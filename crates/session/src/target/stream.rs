@@ -2,9 +2,11 @@
 //! (T8).
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Member, StreamId, VolumeId};
+use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::entry::PartitionId;
+use riopipe_order::probe::{self, Plant, Rare};
 
+use super::binding::{Binding, live_entries};
 use super::bound::Stream;
 use super::claims::Owner;
 use super::conn::{Closed, TargetConn, shared};
@@ -28,7 +30,12 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Then {
     /// The volume has changed hands.
-    Claimed,
+    Claimed {
+        /// The volume.
+        volume: VolumeId,
+        /// Which of its claims.
+        claim: u64,
+    },
     /// Give the volume back; forget it if so asked.
     Release {
         /// The volume.
@@ -48,16 +55,18 @@ impl<H: Host> TargetConn<H> {
         if self.stream.is_some() {
             return self.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
         }
-        let Ok(stream) = u16::try_from(sqe.dword(10)) else {
+        let (resume, stream) = wire::bind_of(sqe);
+        if sqe.dword(10) & 0x7fff_0000 != 0 {
             return self.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
-        };
+        }
         let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
         if released.0 > SEQ_MAX {
             return self.respond(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
         }
-        let id = PartitionId { volume: wire::volume_of(sqe), stream: StreamId(stream) };
+        let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let (conn, assoc, entries) = (self.id, queue.assoc, queue.entries);
-        let bound = shared(host, |s| s.volumes.bind(conn, assoc, id, generation, released));
+        let binding = Binding { resume, generation, released };
+        let bound = shared(host, |s| s.bind(conn, assoc, id, binding));
         match bound {
             Err((status, result)) => {
                 self.trouble_with("bind refused", status, host);
@@ -105,22 +114,23 @@ impl<H: Host> TargetConn<H> {
             let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
-            s.claim(&claim, who)?;
+            let number = s.claim(&claim, who)?;
             // From here on the guard keeps plain writers out, and old bindings are refused. What
             // of either is under way must come back before the owner may read a list or write
             // anything: a ghost must not land over newer data (T8, T21).
-            Ok(s.raise_fence(conn, claim.volume, None))
+            Ok((s.raise_fence(conn, claim.volume, None), number))
         });
         match granted {
             Err((status, result)) => {
                 self.trouble_with("claim refused", status, host);
                 self.answer(index, status, result, out);
             }
-            Ok(fence) => {
+            Ok((fence, number)) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 host.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
-                self.wait_for(fence, index, Then::Claimed, host, out);
+                let then = Then::Claimed { volume: claim.volume, claim: number };
+                self.wait_for(fence, index, then, host, out);
             }
         }
     }
@@ -189,7 +199,10 @@ impl<H: Host> TargetConn<H> {
 
     fn finish(&mut self, slot: u16, then: Then, host: &mut H, out: &mut Outbox<H::Buf>) {
         let outcome = match then {
-            Then::Claimed => Ok(()),
+            Then::Claimed { volume, claim } => {
+                host.with_shared(|s| s.volumes.enter(volume, claim));
+                Ok(())
+            }
             Then::Release { volume, forget } => {
                 let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
                 shared(host, |s| s.release(volume, assoc, forget))
@@ -218,11 +231,18 @@ impl<H: Host> TargetConn<H> {
             self.settle(&[], host, out);
             self.trouble("a new owner has taken the volume, or it was released", host);
         }
+        let before = self.fence_left;
         for (_, slot) in self.slots.iter_mut() {
             if slot.on_device() && !slot.fenced {
                 slot.fenced = true;
                 self.fence_left += 1;
             }
+        }
+        if self.fence_left > before {
+            probe::hit(Rare::FenceWaited);
+        }
+        if probe::planted(Plant::T8ClaimNoWait) && self.stream.as_ref().is_some_and(|s| s.fenced) {
+            self.give_back_stream(host);
         }
         self.fences.push(id);
         self.fences_passed(host);
@@ -254,15 +274,24 @@ impl<H: Host> TargetConn<H> {
         // Persist words of operations that came back last. If this fails, they are not durable,
         // which recovery takes for "not done": safe.
         let _ = log.fence();
+        // Outside of the lock: others bind meanwhile.
+        let entries = live_entries(&log);
         let conn = self.id;
-        shared(host, |s| s.volumes.give_back(conn, log));
+        shared(host, |s| s.volumes.give_back(conn, log, entries));
     }
 
-    fn trouble_with(&self, what: &str, status: Status, host: &mut H) {
+    pub(super) fn trouble_with(&self, what: &str, status: Status, host: &mut H) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),
             |meaning| alloc::format!("{what}: {meaning}"),
         );
         self.trouble(&meaning, host);
     }
+}
+
+/// What an owner is told that has been overtaken (T8).
+#[cold]
+pub(super) fn overtaken() -> Status {
+    probe::hit(Rare::FencedOwner);
+    wire::status::STALE_GENERATION.with_dnr()
 }

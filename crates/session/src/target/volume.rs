@@ -4,14 +4,15 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::log_region::{
-    HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader,
+    HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader, VolumeRecord,
+    VolumeState,
 };
-use riopipe_order::ordering_log::{SLOTS_MIN, StreamLog, partition_bytes};
+use riopipe_order::ordering_log::{SLOTS_MIN, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::Region;
 
-use super::claims::{Owner, Refusal, Split};
+use super::claims::{Claimed, Owner, Refusal, Split};
 use super::shared::ConnId;
-use crate::wire;
+use crate::wire::{self, Claim};
 
 /// Slots per stream that are given when the claim leaves the choice to the target, if they fit:
 /// 1 MiB of log for each stream.
@@ -31,8 +32,9 @@ pub(super) enum Log<R> {
 
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
 pub(super) enum Partition<R> {
-    /// Here, at rest, with this many live entries.
-    Home { log: StreamLog<R>, live: u32 },
+    /// Here, at rest, with this many entries beyond the released mark (and traces of torn ones,
+    /// as long as nobody has settled it).
+    Home { log: StreamLog<R>, entries: u32 },
     /// Carried by a connection.
     Bound { conn: ConnId, released: Seq },
     /// Unreadable.
@@ -47,40 +49,145 @@ pub(super) struct Volume<R> {
     /// Its namespaces here, with its numbers for them.
     pub(super) members: Vec<MemberNamespace>,
     pub(super) owner: Option<Owner>,
+    /// The host that has claimed it last, also in an earlier life of the target; 0 for none.
+    pub(super) last_owner: [u8; 16],
     /// One for each stream; none if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
     /// Its log cannot be trusted (T19).
     pub(super) lost: bool,
+    /// The target has been restarted under its owner, which has not come back yet (P7).
+    pub(super) waiting: bool,
+    /// Claims in this life of the target.
+    pub(super) claims: u64,
+    /// Everything that was under way at the last claim has come back (T8).
+    pub(super) entered: bool,
+    /// Nothing here that an earlier owner has left waits for recovery: streams may start (T9).
+    pub(super) recovered: bool,
 }
 
 impl<R: Region> Volume<R> {
+    /// A volume that the target hears of for the first time.
+    pub(super) fn new(claim: &Claim, partitions: Vec<Partition<R>>, slots: u32) -> Self {
+        Self {
+            id: claim.volume,
+            generation: 0,
+            streams: claim.streams,
+            slots,
+            members: claim.members.clone(),
+            owner: None,
+            last_owner: [0; 16],
+            partitions,
+            lost: false,
+            waiting: false,
+            claims: 0,
+            entered: false,
+            recovered: false,
+        }
+    }
+
+    /// A volume that the log's directory knows, still without its partitions.
+    pub(super) fn known(record: &VolumeRecord, lost: bool) -> Self {
+        Self {
+            id: record.id,
+            generation: record.generation,
+            streams: record.streams,
+            slots: record.slots,
+            members: record.members.clone(),
+            owner: None,
+            last_owner: record.owner,
+            partitions: Vec::new(),
+            lost,
+            waiting: record.state == VolumeState::Owned,
+            claims: 0,
+            entered: false,
+            recovered: false,
+        }
+    }
+
     /// Whether a namespace is a member.
     pub(super) fn has(&self, nsid: u32) -> bool {
         self.members.iter().any(|m| m.nsid == nsid)
     }
 
-    /// Live entries in partitions at rest.
-    pub(super) fn live(&self) -> u32 {
-        self.partitions
-            .iter()
-            .map(|p| match p {
-                Partition::Home { live, .. } => *live,
-                Partition::Bound { .. } | Partition::Damaged => 0,
-            })
-            .sum()
+    /// Entries in partitions at rest that no recovery has settled.
+    pub(super) fn unsettled(&self) -> u32 {
+        self.partitions.iter().map(Partition::unsettled).sum()
+    }
+
+    /// Entries in partitions at rest that are only kept until they are acknowledged (T9).
+    pub(super) fn kept(&self) -> u32 {
+        self.partitions.iter().map(Partition::kept).sum()
+    }
+
+    /// Both.
+    pub(super) fn entries(&self) -> u32 {
+        self.unsettled() + self.kept()
     }
 
     pub(super) fn is_guarded(&self) -> bool {
-        self.owner.is_some() || self.lost || self.live() > 0
+        self.owner.is_some() || self.lost || self.waiting || self.entries() > 0
+    }
+
+    pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.assoc == assoc)
+    }
+
+    /// Gives it to the owner of a claim that has been granted.
+    pub(super) fn change_hands(&mut self, claim: &Claim, who: Owner) -> Claimed {
+        let before = self.owner.as_ref().map(|owner| owner.assoc);
+        let replaced = before.filter(|assoc| claim.resume && *assoc != who.assoc);
+        self.generation = claim.generation;
+        self.last_owner = who.hostid;
+        self.owner = Some(who);
+        self.waiting = false;
+        self.claims += 1;
+        self.entered = false;
+        self.recovered &= claim.resume;
+        self.note_recovered();
+        Claimed { claim: self.claims, replaced }
+    }
+
+    /// Looks whether recovery has an end: every partition is at rest, and what is in it is settled
+    /// or the work of the present owner. That stays so until the next claim.
+    pub(super) fn note_recovered(&mut self) {
+        let generation = self.generation;
+        self.recovered |= self.partitions.iter().all(|partition| match partition {
+            Partition::Home { log, .. } => {
+                partition.unsettled() == 0 || log.life().generation == generation
+            }
+            Partition::Bound { .. } | Partition::Damaged => false,
+        });
     }
 }
 
 impl<R: Region> Partition<R> {
+    /// A partition as it was found.
+    pub(super) fn read(log: StreamLog<R>, scan: &Scan) -> Self {
+        let torn = if scan.settled { 0 } else { scan.torn };
+        Self::Home { log, entries: scan.entries.len() as u32 + torn }
+    }
+
     pub(super) fn released(&self) -> Seq {
         match self {
             Self::Home { log, .. } => log.released(),
             Self::Bound { released, .. } => *released,
             Self::Damaged => Seq::ZERO,
+        }
+    }
+
+    /// Entries that wait for recovery.
+    pub(super) fn unsettled(&self) -> u32 {
+        match self {
+            Self::Home { log, entries } if !log.is_settled() => *entries,
+            _ => 0,
+        }
+    }
+
+    /// Entries that recovery has settled, and that are to be acknowledged (T9).
+    pub(super) fn kept(&self) -> u32 {
+        match self {
+            Self::Home { log, entries } if log.is_settled() => *entries,
+            _ => 0,
         }
     }
 }

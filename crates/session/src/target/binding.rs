@@ -1,0 +1,155 @@
+//! Streams are handed to connections and come home again.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::Seq;
+use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::ordering_log::{BindError, StreamLog};
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::region::Region;
+
+use super::claims::{Refusal, Volumes};
+use super::shared::ConnId;
+use super::volume::{Log, Partition};
+use crate::wire;
+
+/// How a stream is to be bound.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Binding {
+    /// Go on with what the log holds (P7), instead of starting anew.
+    pub(super) resume: bool,
+    pub(super) generation: u32,
+    pub(super) released: Seq,
+}
+
+/// A stream that was bound.
+pub(super) struct Bound<R> {
+    pub(super) log: StreamLog<R>,
+    pub(super) members: Vec<MemberNamespace>,
+    pub(super) incarnation: u32,
+}
+
+impl<R: Region> Volumes<R> {
+    /// Hands the log of a stream to a connection.
+    pub(super) fn bind(
+        &mut self,
+        conn: ConnId,
+        assoc: u64,
+        id: PartitionId,
+        binding: Binding,
+    ) -> Result<Bound<R>, Refusal> {
+        let Binding { resume, generation, released } = binding;
+        let refuse = |status: Status| Err((status.with_dnr(), 0));
+        let incarnation = match &self.log {
+            Log::Live { region, .. } => region.incarnation(),
+            Log::None => return refuse(wire::status::NO_LOG),
+            Log::Lost(_) => return refuse(wire::status::LOG_LOST),
+        };
+        let Some(volume) = self.list.iter_mut().find(|v| v.id == id.volume) else {
+            return refuse(wire::status::UNKNOWN_VOLUME);
+        };
+        // Who has been overtaken learns that first (T8).
+        if generation < volume.generation {
+            probe::hit(Rare::FencedOwner);
+            return refuse(wire::status::STALE_GENERATION);
+        }
+        if !volume.is_owned_by(assoc) {
+            return refuse(wire::status::NOT_OWNER);
+        }
+        if generation != volume.generation {
+            return refuse(wire::status::STALE_GENERATION);
+        }
+        if volume.lost {
+            return refuse(wire::status::LOG_LOST);
+        }
+        if volume.partitions.is_empty() {
+            return refuse(wire::status::NO_LOG);
+        }
+        // The claim is not answered yet: a ghost may still land (T8).
+        if !volume.entered {
+            return Err((wire::status::STREAM_BUSY, 0));
+        }
+        // Undo needs all lists of all streams at rest: one that is not recovered keeps the
+        // others from starting (T9, T20).
+        let early = probe::planted(Plant::T9RestartEarly);
+        if !volume.recovered && !early {
+            return refuse(wire::status::UNRECOVERED);
+        }
+        let Some(partition) = volume.partitions.get_mut(usize::from(id.stream.0)) else {
+            return refuse(wire::status::NO_SUCH_STREAM);
+        };
+        let (unsettled, kept) = (partition.unsettled(), partition.kept());
+        let log = match partition {
+            Partition::Bound { .. } => {
+                probe::hit(Rare::GhostWaited);
+                return Err((wire::status::STREAM_BUSY, 0));
+            }
+            Partition::Damaged => return refuse(wire::status::LOG_LOST),
+            Partition::Home { log, .. } => log,
+        };
+        if kept > 0 {
+            return refuse(wire::status::IN_PLACE_PENDING);
+        }
+        if resume && log.is_settled() {
+            return refuse(wire::status::SETTLED);
+        }
+        if !resume && unsettled > 0 && !early {
+            return refuse(wire::status::UNRECOVERED);
+        }
+        let life = Life { generation, incarnation };
+        let bound = if resume { log.resume(life) } else { log.start(life, released) };
+        match bound {
+            Ok(()) => {}
+            Err(BindError::Settled { .. }) => return refuse(wire::status::SETTLED),
+            Err(BindError::Generation { .. } | BindError::Incarnation { .. }) => {
+                return refuse(wire::status::STALE_GENERATION);
+            }
+            Err(BindError::Region(_)) => {
+                probe::hit(Rare::LogFailed);
+                return Err((wire::status::LOG_FAILED, 0));
+            }
+        }
+        // What the owner has released since frees its slots.
+        log.release(released);
+        let carried = Partition::Bound { conn, released: log.released() };
+        let Partition::Home { log, .. } = core::mem::replace(partition, carried) else {
+            unreachable!("matched as Home above, and nothing came between");
+        };
+        self.listing = None;
+        Ok(Bound { log, members: volume.members.clone(), incarnation })
+    }
+
+    /// Which connection carries a stream.
+    pub(super) fn carrier(&self, id: PartitionId) -> Option<ConnId> {
+        match self.find(id.volume)?.partitions.get(usize::from(id.stream.0))? {
+            Partition::Bound { conn, .. } => Some(*conn),
+            Partition::Home { .. } | Partition::Damaged => None,
+        }
+    }
+
+    /// Takes the log of a stream back from a connection, with its live `entries`.
+    pub(super) fn give_back(&mut self, conn: ConnId, log: StreamLog<R>, entries: u32) {
+        let PartitionId { volume, stream } = log.id();
+        let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
+            return;
+        };
+        if let Some(partition) = volume.partitions.get_mut(usize::from(stream.0))
+            && matches!(partition, Partition::Bound { conn: c, .. } if *c == conn)
+        {
+            *partition = Partition::Home { log, entries };
+            volume.note_recovered();
+        }
+    }
+}
+
+/// How many entries of a log are not released.
+pub(super) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
+    if log.free() == log.slots() {
+        return 0;
+    }
+    // Slots behind an unreleased one are in use, too, whatever is in them. A log that can't be
+    // read any more is taken as full of what waits for recovery.
+    log.scan().map_or(log.slots() - log.free(), |scan| scan.entries.len() as u32)
+}

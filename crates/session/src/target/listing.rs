@@ -1,0 +1,210 @@
+//! What recovery reads: the validated entries of one partition, page by page (T4).
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Member, Seq};
+use riopipe_order::entry::{PartitionId, Position};
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::ordering_log::{LogError, StreamLog};
+use riopipe_order::recovery::{ListedEntry, validate};
+use riopipe_order::region::Region;
+
+use super::claims::{Refusal, Volumes};
+use super::conn::{TargetConn, shared};
+use super::host::Host;
+use super::namespace::Namespaces;
+use super::stream::overtaken;
+use super::volume::Partition;
+use crate::outbox::Outbox;
+use crate::wire;
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
+
+/// The entries of one partition as they were when the first page was asked for.
+pub(super) struct Listing {
+    id: PartitionId,
+    settled: bool,
+    released: Seq,
+    tag: (Seq, u64),
+    torn: u32,
+    entries: Vec<ListedEntry>,
+    /// Where the next page goes on.
+    next: Position,
+}
+
+impl Listing {
+    /// Reads and validates a partition; `volatile` tells which drives lose what is not flushed.
+    fn of<R: Region>(
+        log: &StreamLog<R>,
+        volatile: impl Fn(Member) -> bool,
+    ) -> Result<Self, LogError> {
+        let scan = log.scan()?;
+        let durable = validate(&scan.entries, volatile);
+        let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
+            position: entry.position,
+            attribute: entry.attribute,
+            incarnation: entry.life.incarnation,
+            persisted: entry.persisted,
+            durable,
+        });
+        Ok(Self {
+            id: log.id(),
+            settled: scan.settled,
+            released: scan.released,
+            tag: scan.tag,
+            torn: scan.torn,
+            entries: entries.collect(),
+            next: Position(0),
+        })
+    }
+
+    /// A page of `len` bytes with the entries at `from` and behind.
+    fn page(&mut self, from: Position, len: usize) -> Page {
+        let first = self.entries.partition_point(|entry| entry.position < from);
+        let end = self.entries.len().min(first + room(len));
+        let entries = self.entries[first..end].to_vec();
+        let last = entries.last().map(|entry| Position(entry.position.0 + 1));
+        self.next = last.unwrap_or(from);
+        Page {
+            volume: self.id.volume,
+            stream: self.id.stream,
+            more: end < self.entries.len(),
+            settled: self.settled,
+            released: self.released,
+            tag: self.tag,
+            next: self.next,
+            torn: self.torn,
+            live: self.entries.len() as u32,
+            entries,
+        }
+    }
+
+    /// Whether this is a later page of the same reading.
+    fn goes_on(&self, id: PartitionId, from: Position) -> bool {
+        from != Position(0) && self.id == id && self.next == from
+    }
+}
+
+/// A page of a partition, from what is left of the last reading or from a new one.
+pub(super) fn page<R: Region>(
+    listing: &mut Option<Listing>,
+    log: &StreamLog<R>,
+    volatile: impl Fn(Member) -> bool,
+    from: Position,
+    len: usize,
+) -> Result<Page, LogError> {
+    let mut found = match listing.take() {
+        Some(found) if found.goes_on(log.id(), from) => found,
+        _ => Listing::of(log, volatile)?,
+    };
+    let page = found.page(from, len);
+    // Kept for as long as somebody is reading, so that a long list is not read for each page.
+    *listing = Some(found).filter(|_| page.more);
+    Ok(page)
+}
+
+/// Whether completed writes to a member may still be lost. One that is not served here any more
+/// gets no benefit of doubt.
+pub(super) fn is_volatile(
+    member: Member,
+    members: &[MemberNamespace],
+    namespaces: &Namespaces,
+) -> bool {
+    let place = members.iter().find(|place| place.member == member);
+    let namespace = place.and_then(|place| namespaces.find(place.nsid));
+    namespace.is_none_or(|(_, namespace)| namespace.config.volatile)
+}
+
+impl<R: Region> Volumes<R> {
+    /// A page of a partition that is at rest: for the owner, or for anyone while there is none.
+    pub(super) fn list(
+        &mut self,
+        id: PartitionId,
+        assoc: u64,
+        from: Position,
+        len: usize,
+        namespaces: &Namespaces,
+    ) -> Result<Page, Refusal> {
+        let Self { list, listing, .. } = self;
+        let refuse = |status: Status| Err((status.with_dnr(), 0));
+        let Some(volume) = list.iter().find(|v| v.id == id.volume) else {
+            return refuse(wire::status::UNKNOWN_VOLUME);
+        };
+        if volume.owner.is_some() && !volume.is_owned_by(assoc) {
+            return refuse(wire::status::NOT_OWNER);
+        }
+        if volume.lost {
+            return refuse(wire::status::LOG_LOST);
+        }
+        if volume.partitions.is_empty() {
+            return refuse(wire::status::NO_LOG);
+        }
+        let Some(partition) = volume.partitions.get(usize::from(id.stream.0)) else {
+            return refuse(wire::status::NO_SUCH_STREAM);
+        };
+        // No list is read before what was under way at the claim has come back (T8).
+        if volume.owner.is_some() && !volume.entered {
+            return Err((wire::status::STREAM_BUSY, 0));
+        }
+        match partition {
+            Partition::Bound { .. } => Err((wire::status::STREAM_BUSY, 0)),
+            Partition::Damaged => refuse(wire::status::LOG_LOST),
+            Partition::Home { log, .. } => {
+                let volatile = |member| is_volatile(member, &volume.members, namespaces);
+                page(listing, log, volatile, from, len)
+                    .map_err(|_| (wire::status::LOG_LOST.with_dnr(), 0))
+            }
+        }
+    }
+}
+
+impl<H: Host> TargetConn<H> {
+    /// List: a page of a partition, on the admin queue.
+    pub(super) fn list(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) {
+        let (stream, from, len) = wire::list_of(sqe);
+        let id = PartitionId { volume: wire::volume_of(sqe), stream };
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let page = match check_len(len) {
+            Err(status) => Err((status, 0)),
+            Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
+                Err((wire::status::NO_SUCH_STREAM.with_dnr(), 0))
+            }
+            Ok(()) => shared(host, |s| s.list(id, assoc, from, len)),
+        };
+        match page {
+            Ok(page) => self.send_page(sqe, &page.encode(len), out),
+            Err((status, result)) => self.respond(sqe.cid(), status, result, out),
+        }
+    }
+
+    /// List: a page of the stream that this queue carries.
+    pub(super) fn list_own(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+        let (_, from, len) = wire::list_of(sqe);
+        let page = match &mut self.stream {
+            None if self.was_fenced => Err(overtaken()),
+            None => Err(wire::status::NOT_BOUND.with_dnr()),
+            Some(stream) if stream.fenced => Err(overtaken()),
+            Some(stream) => {
+                let namespaces = &self.namespaces;
+                check_len(len).and_then(|()| {
+                    stream
+                        .list(from, len, namespaces)
+                        .map_err(|_| wire::status::LOG_LOST.with_dnr())
+                })
+            }
+        };
+        match page {
+            Ok(page) => self.send_page(sqe, &page.encode(len), out),
+            Err(status) => self.respond(sqe.cid(), status, 0, out),
+        }
+    }
+}
+
+/// T18: a page has a header, whole entries, and an end.
+const fn check_len(len: usize) -> Result<(), Status> {
+    if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
+        Err(Status::INVALID_FIELD.with_dnr())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! How recovery ends: how far each stream was kept becomes the log's truth, durably, before
+//! anything of it is forgotten (T9).
+
+use riopipe_nvme::command::Status;
+use riopipe_order::entry::PartitionId;
+use riopipe_order::ordering_log::{ForgetError, LogError, SettleError, StreamLog};
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::region::Region;
+
+use super::claims::{Refusal, Volumes};
+use super::conn::{TargetConn, shared};
+use super::host::Host;
+use super::volume::{Partition, Volume};
+use crate::outbox::Outbox;
+use crate::wire;
+use crate::wire::list::{Settle, SettleStream};
+
+impl<R: Region> Volumes<R> {
+    /// Settles some streams of a volume: all are checked before the first is changed. Durable
+    /// before it returns; cut off in the middle, it may be done again.
+    pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
+        let refuse = |status: Status| Err((status.with_dnr(), 0));
+        let Some(volume) = self.list.iter_mut().find(|v| v.id == settle.volume) else {
+            return refuse(wire::status::UNKNOWN_VOLUME);
+        };
+        // Who has been overtaken learns that first (T8).
+        if settle.generation < volume.generation {
+            probe::hit(Rare::FencedOwner);
+            return refuse(wire::status::STALE_GENERATION);
+        }
+        if !volume.is_owned_by(assoc) {
+            return refuse(wire::status::NOT_OWNER);
+        }
+        if settle.generation != volume.generation {
+            return refuse(wire::status::STALE_GENERATION);
+        }
+        if volume.lost {
+            return refuse(wire::status::LOG_LOST);
+        }
+        if volume.partitions.is_empty() {
+            return refuse(wire::status::NO_LOG);
+        }
+        if !volume.entered {
+            return Err((wire::status::STREAM_BUSY, 0));
+        }
+        check(volume, settle)?;
+        self.listing = None;
+        let mut result = Ok(());
+        for stream in &settle.streams {
+            let partition = volume.partitions.get_mut(usize::from(stream.stream.0));
+            let Some(Partition::Home { log, entries }) = partition else {
+                unreachable!("`check` has found every stream at home");
+            };
+            match settle_one(log, stream) {
+                Ok(left) => *entries = left,
+                Err(_) => {
+                    probe::hit(Rare::LogFailed);
+                    result = Err((wire::status::LOG_FAILED, 0));
+                    break;
+                }
+            }
+        }
+        volume.note_recovered();
+        result
+    }
+}
+
+/// Whether every stream may be settled as it is asked for.
+fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> {
+    let refuse = |status: Status| Err((status.with_dnr(), 0));
+    for (i, SettleStream { stream, k, .. }) in settle.streams.iter().enumerate() {
+        let Some(partition) = volume.partitions.get(usize::from(stream.0)) else {
+            return refuse(wire::status::NO_SUCH_STREAM);
+        };
+        if settle.streams[..i].iter().any(|other| other.stream == *stream) {
+            return refuse(Status::INVALID_FIELD);
+        }
+        match partition {
+            // Of what is at rest only.
+            Partition::Bound { .. } => return Err((wire::status::STREAM_BUSY, 0)),
+            Partition::Damaged => return refuse(wire::status::LOG_LOST),
+            Partition::Home { log, .. } if log.is_settled() && log.released() != *k => {
+                return refuse(wire::status::SETTLED);
+            }
+            Partition::Home { log, .. } if *k < log.released() => {
+                return refuse(Status::INVALID_FIELD);
+            }
+            Partition::Home { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+/// The log store did not take the settlement of a stream, or can't be read.
+#[derive(Debug, thiserror::Error)]
+enum StoreError {
+    #[error(transparent)]
+    Settle(#[from] SettleError),
+    #[error(transparent)]
+    Read(#[from] LogError),
+    #[error(transparent)]
+    Forget(#[from] ForgetError),
+}
+
+/// Settles one stream; returns how many entries are kept until they are acknowledged.
+fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Result<u32, StoreError> {
+    if !log.is_settled() {
+        log.settle(stream.k, stream.tag)?;
+    }
+    let kept = log.scan()?.entries.len() as u32;
+    if stream.keep && kept > 0 && !probe::planted(Plant::T9ForgetInPlace) {
+        return Ok(kept);
+    }
+    log.forget()?;
+    Ok(0)
+}
+
+impl<H: Host> TargetConn<H> {
+    /// Settle, with its data at hand.
+    pub(super) fn settle_streams(
+        &mut self,
+        index: u16,
+        data: &[u8],
+        host: &mut H,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        let Some(settle) = Settle::decode(data) else {
+            return self.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+        };
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let settled = shared(host, |s| s.settle(&settle, assoc));
+        let (status, result) = settled.err().unwrap_or((Status::SUCCESS, 0));
+        if !status.is_ok() {
+            self.trouble_with("settle refused", status, host);
+        }
+        self.answer(index, status, result, out);
+    }
+}
+
+impl Settle {
+    /// The partitions that are named.
+    pub(super) fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        self.streams.iter().map(|s| PartitionId { volume: self.volume, stream: s.stream })
+    }
+}
