@@ -23,6 +23,7 @@ pub fn connect_options(args: &Connect) -> ConnectOptions {
             Digest::Off => Some(false),
         },
         timeout: args.timeout,
+        loss_timeout: args.loss_timeout,
         ..ConnectOptions::default()
     };
     if let Some(nqn) = &args.hostnqn {

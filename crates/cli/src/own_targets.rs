@@ -4,9 +4,11 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use riopipe::{ConnectOptions, CreateOptions, EngineKind, MemberAddr, Volume};
+use riopipe_media::Drive;
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
@@ -21,9 +23,11 @@ use crate::{
 pub struct Plan<'a> {
     /// The volume's name.
     pub volume: &'a str,
-    /// Targets, each with one drive and one ordering log.
+    /// Targets, each with an ordering log.
     pub targets: u32,
-    /// The drive of each.
+    /// How many drives each has.
+    pub drives: u32,
+    /// What they are; `{}` stands for a path of its own, where they need a file each.
     pub drive: String,
     /// The size of each ordering log, bytes.
     pub log_bytes: u64,
@@ -41,7 +45,8 @@ pub struct Plan<'a> {
 pub struct OwnTargets {
     // Stopped before their logs' folder goes: fields are dropped in this order.
     targets: Vec<Running>,
-    _logs: TempDir,
+    configs: Vec<Config>,
+    logs: TempDir,
     volume: String,
     members: Vec<MemberAddr>,
     server_cores: Vec<usize>,
@@ -61,20 +66,25 @@ impl OwnTargets {
             })?;
         let (server_cores, writer_cores) = if plan.pin { cores() } else { Default::default() };
         let mut targets = Vec::new();
-        let mut members = Vec::new();
+        let mut configs = Vec::new();
         for number in 0..plan.targets {
-            let target = Target::start(&config(plan, number, logs.path(), &server_cores))
-                .map_err(|error| start_failure(&error))?;
-            // One address was given, so there is one.
-            let address = target.addresses()[0];
-            members.push(MemberAddr {
-                host: address.ip().to_string(),
-                port: address.port(),
-                nqn: Some(target.subnqn().to_owned()),
-                nsid: 1,
-            });
+            let mut config = config(plan, number, logs.path(), &server_cores);
+            let target = Target::start(&config).map_err(|error| start_failure(&error))?;
+            // It comes back where it was.
+            config.listen = vec![target.addresses()[0].to_string()];
+            configs.push(config);
             targets.push(target);
         }
+        // Neighbouring stripes lie on different targets.
+        let member = |nsid: u32, target: &Running| MemberAddr {
+            host: target.addresses()[0].ip().to_string(),
+            port: target.addresses()[0].port(),
+            nqn: Some(target.subnqn().to_owned()),
+            nsid,
+        };
+        let members: Vec<_> = (1..=plan.drives)
+            .flat_map(|nsid| targets.iter().map(move |target| member(nsid, target)))
+            .collect();
         let options = CreateOptions {
             unit_blocks: plan.unit_bytes / riopipe::BLOCK_BYTES as u32,
             streams: u16::try_from(plan.streams).unwrap_or(u16::MAX),
@@ -85,7 +95,7 @@ impl OwnTargets {
         Volume::create(plan.volume, &members, &options)
             .map_err(|error| create_failure(plan.volume, &error))?;
         let volume = plan.volume.to_owned();
-        Ok(Self { targets, _logs: logs, volume, members, server_cores, writer_cores })
+        Ok(Self { targets, configs, logs, volume, members, server_cores, writer_cores })
     }
 
     /// The volume's name.
@@ -104,6 +114,45 @@ impl OwnTargets {
     #[must_use]
     pub fn targets(&self) -> &[Running] {
         &self.targets
+    }
+
+    /// Where each target's ordering log is.
+    #[must_use]
+    pub fn logs(&self) -> Vec<PathBuf> {
+        (0..self.configs.len()).map(|number| log_path(self.logs.path(), number)).collect()
+    }
+
+    /// Cuts the power of all targets and their drives, as far as these model it, and starts them
+    /// again. The logs keep what they have: they stand in for persistent memory.
+    ///
+    /// # Errors
+    /// If a target doesn't start again.
+    pub fn power_cut(&mut self, seed: u64) -> Result<(), Failure> {
+        self.down(|index, target| target.power_cut(seed.wrapping_add(index as u64 * 1000))).up()
+    }
+
+    /// Ends all targets as if they were killed, lets `change` do something to what is left, and
+    /// starts them again. Only drives in files outlive that.
+    ///
+    /// # Errors
+    /// What `change` says, or if a target doesn't start again.
+    pub fn killed(
+        &mut self,
+        change: impl FnOnce(&[PathBuf]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let logs = self.logs();
+        let down = self.down(|_, target| {
+            target.kill();
+            Vec::new()
+        });
+        change(&logs)?;
+        down.up()
+    }
+
+    fn down(&mut self, end: impl Fn(usize, Running) -> Vec<Arc<dyn Drive>>) -> Down<'_> {
+        let ended = self.targets.drain(..).enumerate();
+        let drives = ended.map(|(index, target)| end(index, target)).collect();
+        Down { own: self, drives }
     }
 
     /// Cores of the targets; empty if they may run anywhere.
@@ -133,10 +182,39 @@ impl OwnTargets {
     }
 }
 
+/// All targets are down.
+struct Down<'a> {
+    own: &'a mut OwnTargets,
+    /// The drives that each comes back with.
+    drives: Vec<Vec<Arc<dyn Drive>>>,
+}
+
+impl Down<'_> {
+    fn up(self) -> Result<(), Failure> {
+        for (config, drives) in self.own.configs.iter().zip(&self.drives) {
+            let target = Target::start_on(config, drives).map_err(|error| start_failure(&error))?;
+            self.own.targets.push(target);
+        }
+        Ok(())
+    }
+}
+
+fn log_path(folder: &Path, number: usize) -> PathBuf {
+    folder.join(format!("log-{number}"))
+}
+
 fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config {
     let (number, targets) = (number as usize, plan.targets as usize);
-    let log = logs.join(format!("log-{number}"));
-    let mut config = Config::on_loopback(&[&plan.drive]);
+    let log = log_path(logs, number);
+    let drives: Vec<String> = (0..plan.drives as usize)
+        .map(|drive| {
+            plan.drive.replace(
+                "{}",
+                &format!("{}", logs.join(format!("drive-{number}-{drive}")).display()),
+            )
+        })
+        .collect();
+    let mut config = Config::on_loopback(&drives.iter().map(String::as_str).collect::<Vec<_>>());
     // Targets on one machine would otherwise make the same names of the same things.
     config.subnqn = Some(format!(
         "nqn.2014-08.org.nvmexpress:rio:{}:{}:{number}",

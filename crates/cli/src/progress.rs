@@ -43,6 +43,11 @@ impl Progress {
         Self(bar)
     }
 
+    /// How much there is in all, where that is found out on the way.
+    pub fn of(&self, total: u64) {
+        self.0.set_length(total);
+    }
+
     /// So far.
     pub fn at(&self, position: u64) {
         self.0.set_position(position);

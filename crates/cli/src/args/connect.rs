@@ -50,6 +50,10 @@ pub struct Connect {
     /// Seconds that a target may owe the answer to a read, write or FLUSH
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub io_timeout: Duration,
+    /// Seconds for which a target may be away before writing to it fails; what was written is
+    /// sent again when it is back. 0 fails at once
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    pub loss_timeout: Duration,
 }
 
 /// Ask a target what it offers.

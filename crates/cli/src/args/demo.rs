@@ -14,7 +14,9 @@ and an ordering log (a temporary file), and makes one ordered volume of both. Th
   1. copies a real file through the volume and compares each byte,
   2. writes a journal as file systems do (the paper's workload: a group of two 4 KiB blocks, then
      a group of one, for ever) in three ways, in turns: sync waits for a FLUSH between any two
-     groups, rio doesn't wait and keeps order, none doesn't wait and keeps no order.
+     groups, rio doesn't wait and keeps order, none doesn't wait and keeps no order,
+  3. cuts the power of both targets in the middle of writing, with rio and with none, starts them
+     again, recovers, and reads what is there: a prefix, or one with holes.
 Nothing is left behind. docs/performance.md derives the ratios to expect.
 
 Examples:

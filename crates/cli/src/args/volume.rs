@@ -13,6 +13,8 @@ pub enum Volume {
     Create(Create),
     /// Show what the labels and logs of a volume's members say; takes nothing
     Show(Show),
+    /// Bring a volume back after a crash, or look what that would do
+    Recover(Recover),
     /// Copy a file into a volume, as ordered groups
     Write(Write),
     /// Copy the file in a volume back, and check it
@@ -41,8 +43,8 @@ pub struct Open {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Take the volume from an owner that is still there. The other one fails. If it had writes
-    /// under way, the volume needs recovery, which this version doesn't have: it stays closed
+    /// Take the volume from an owner that is still there. The other one fails; what it had not
+    /// finished is undone
     #[arg(long)]
     pub take_over: bool,
     /// Give up an ordering log that is not there any more, and with it the knowledge of what was
@@ -95,6 +97,37 @@ pub struct Show {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
+}
+
+/// Recover a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Every command that opens a volume recovers it first. This one does nothing else, and tells all: for
+each stream how far it reaches (the last group and the writer's tag of it), how many log entries were
+found, how many groups are kept and dropped, and which blocks were zeroed.
+
+In-place updates of dropped groups can't be undone: their blocks may hold the old content or the new.
+They are listed, and the stream stays closed until somebody has seen the list: --acknowledge says so.
+
+It may be stopped at any point and run again; the result is the same.
+
+Examples:
+  rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --dry-run         changes nothing
+  rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --save-undone lost.rio
+  rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --acknowledge -o json")]
+pub struct Recover {
+    /// Which volume.
+    #[command(flatten)]
+    pub open: Open,
+    /// Only say what would be done. Nothing is changed, not even the volume's generation
+    #[arg(short = 'n', long, conflicts_with_all = ["save_undone", "acknowledge"])]
+    pub dry_run: bool,
+    /// Keep what is about to be zeroed in this file, which must not exist
+    #[arg(long, value_name = "FILE")]
+    pub save_undone: Option<PathBuf>,
+    /// Say that the lists of in-place updates have been seen, so that their streams open again
+    #[arg(long)]
+    pub acknowledge: bool,
 }
 
 /// Copy a file into a volume.

@@ -1,4 +1,6 @@
-//! `rio bench run`
+//! `rio bench …`
+
+mod recovery;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -32,9 +34,10 @@ const FLOOR: &str = "floor";
 const FLOOR_DRIVE: &str = "mem:1G";
 
 pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
-    let Bench::Run(args) = command;
-    let result = measure(&args, output)?;
-    output.result(&result)
+    match command {
+        Bench::Run(args) => output.result(&measure(&args, output)?),
+        Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
+    }
 }
 
 fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
@@ -147,6 +150,7 @@ impl Place {
         OwnTargets::start(&Plan {
             volume: "bench",
             targets: args.targets,
+            drives: 1,
             drive: args.drive.clone(),
             log_bytes: args.log_size,
             unit_bytes: args.unit,

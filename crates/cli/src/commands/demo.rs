@@ -1,6 +1,9 @@
 //! `rio demo`: what it is about, in under a minute.
 
+mod power_cut;
+
 use std::{
+    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -61,9 +64,10 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Code::Failed, file.display().to_string()).because(&error))?;
     let machine = Machine::this();
     let drive_bytes = (file_bytes / u64::from(TARGETS) + DRIVE_BYTES_MIN).next_multiple_of(1 << 20);
-    let own = OwnTargets::start(&Plan {
+    let mut own = OwnTargets::start(&Plan {
         volume: "demo",
         targets: TARGETS,
+        drives: 1,
         drive: format!("ssd:{},size={drive_bytes},lazy", FLASH.name),
         log_bytes: LOG_BYTES,
         unit_bytes: UNIT_BYTES,
@@ -74,6 +78,7 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
     let interrupt = Interrupt::watch()?;
     let copied = copy(&own, &file, output, &interrupt)?;
     let measured = measure(args, &own, output, &interrupt)?;
+    let cuts = power_cuts(&mut own, output, &interrupt)?;
 
     let drives = format!("{TARGETS} targets on loopback, a modelled {} each", FLASH.like);
     let verified = copied.comparison.is_equal();
@@ -88,15 +93,37 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         file_groups: copied.groups,
         file_seconds: copied.seconds,
         expected,
+        power_cut: cuts,
     };
     output.result(&shown)?;
-    match verified {
-        true => Ok(()),
-        false => Err(Failure::new(
-            Code::Differs,
-            format!("{} did not come back as it was written", shown.path.display()),
-        )),
+    if !verified {
+        let what = format!("{} did not come back as it was written", shown.path.display());
+        return Err(Failure::new(Code::Differs, what));
     }
+    match shown.power_cut.get(EngineKind::Rio.name()) {
+        Some(cut) if !cut.is_prefix() => {
+            Err(Failure::new(Code::Differs, "what the power cut left of rio's groups is no prefix"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The power goes in the middle of writing: with `rio`, and with `none`.
+fn power_cuts(
+    own: &mut OwnTargets,
+    output: &Output,
+    interrupt: &Interrupt,
+) -> Result<BTreeMap<&'static str, power_cut::CutView>, Failure> {
+    let engines = [EngineKind::Rio, EngineKind::None];
+    let progress = Progress::steps(output, "", engines.len() as u64);
+    let mut cuts = BTreeMap::new();
+    for (engine, seed) in engines.into_iter().zip(1..) {
+        interrupt.check()?;
+        progress.say(format!("cutting the power while {engine} writes"));
+        cuts.insert(engine.name(), power_cut::cut(own, engine, seed)?);
+        progress.step();
+    }
+    Ok(cuts)
 }
 
 struct Copied {
@@ -251,6 +278,8 @@ struct Shown {
     file_groups: u64,
     file_seconds: f64,
     expected: Expected,
+    /// By engine.
+    power_cut: BTreeMap<&'static str, power_cut::CutView>,
 }
 
 impl Report for Shown {
@@ -261,12 +290,25 @@ impl Report for Shown {
         };
         format!(
             "{} ({}) copied through an ordered volume over two targets, in {} groups: {verdict}\n\n\
-             {}{}",
+             {}{}\n{}",
             self.path.display(),
             units::bytes(self.report.file_bytes),
             self.file_groups,
             self.report.render(terminal),
             terminal.paint(Colour::Grey, &self.expected.text(&self.report)),
+            self.cuts(terminal),
         )
+    }
+}
+
+impl Shown {
+    fn cuts(&self, terminal: &Terminal) -> String {
+        let mut text = String::from(
+            "Then the power of both targets was cut in the middle of writing, and came back:\n",
+        );
+        for (engine, cut) in self.power_cut.iter().rev() {
+            text += &cut.text(engine, terminal);
+        }
+        text
     }
 }

@@ -1,6 +1,7 @@
 //! `rio volume …`
 
 pub(super) mod copy;
+mod recover;
 mod view;
 
 use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume};
@@ -18,6 +19,7 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
     match command {
         args::Volume::Create(args) => create(&args, output),
         args::Volume::Show(args) => show(&args, output),
+        args::Volume::Recover(args) => recover::run(&args, output),
         args::Volume::Write(args) => copy::write(&args, output),
         args::Volume::Read(args) => copy::read(&args, output),
         args::Volume::Verify(args) => copy::verify(&args, output),
@@ -63,6 +65,9 @@ fn with_store<R>(
     };
     let (volume, recovery) =
         Volume::open(&args.name, &addresses, &options).map_err(|error| open_failure(&error))?;
+    if !recovery.is_nothing() {
+        output.note(recovery.to_string());
+    }
     if let Some(why) = &recovery.fallback {
         let engine = volume.engine();
         output.note(format!("note: {why}; engine {engine}: {}", engine.promise()));

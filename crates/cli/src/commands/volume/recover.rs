@@ -1,0 +1,153 @@
+//! `rio volume recover`
+
+use std::path::PathBuf;
+
+use riopipe::{RecoverOptions, Recovery, Steps, StreamRecovery, Volume};
+use riopipe_lab::terminal::Terminal;
+use serde::Serialize;
+
+use crate::{
+    args::volume::Recover,
+    connect::{connect_options, members, open_failure},
+    failure::Failure,
+    output::{Output, Report},
+    progress::Progress,
+};
+
+pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
+    let addresses = members(&args.open.members.members)?;
+    let options = RecoverOptions {
+        dry_run: args.dry_run,
+        save_undone: args.save_undone.clone(),
+        acknowledge: args.acknowledge,
+        take_over: args.open.take_over,
+        accept_lost_log: args.open.accept_lost_log,
+        connect: connect_options(&args.open.members.connect),
+    };
+    let progress = Progress::steps(output, "connecting", 0);
+    let recovery = Volume::recover(&args.open.name, &addresses, &options, &mut |step| {
+        progress.of(step.total as u64);
+        progress.at(step.done as u64);
+        progress.say(step.step);
+    })
+    .map_err(|error| open_failure(&error))?;
+    drop(progress);
+    output.result(&View::new(recovery))
+}
+
+/// What was found and done, for people and as JSON.
+#[derive(Serialize)]
+struct View {
+    schema: &'static str,
+    volume: String,
+    dry_run: bool,
+    /// There was nothing to recover.
+    nothing: bool,
+    streams: Vec<StreamView>,
+    steps_ms: StepsView,
+    /// Log slots that the crash has torn.
+    torn: u64,
+    saved: Option<PathBuf>,
+    #[serde(skip)]
+    text: String,
+}
+
+#[derive(Serialize)]
+struct StreamView {
+    stream: u16,
+    last: u64,
+    tag: u64,
+    found: u32,
+    kept: u64,
+    dropped: u64,
+    replayed: u64,
+    undone_blocks: u64,
+    undone: Vec<RangeView>,
+    in_place: Vec<InPlaceView>,
+    acknowledge: bool,
+}
+
+#[derive(Serialize)]
+struct RangeView {
+    lba: u64,
+    blocks: u64,
+}
+
+#[derive(Serialize)]
+struct InPlaceView {
+    seq: u64,
+    lba: u64,
+    blocks: u64,
+}
+
+#[derive(Serialize)]
+struct StepsView {
+    connect: f64,
+    claim: f64,
+    list: f64,
+    decide: f64,
+    save: f64,
+    undo: f64,
+    flush: f64,
+    settle: f64,
+}
+
+impl View {
+    fn new(recovery: Recovery) -> Self {
+        Self {
+            schema: "rio-recovery/1",
+            text: recovery.to_string(),
+            nothing: recovery.is_nothing(),
+            streams: recovery.streams.iter().map(StreamView::of).collect(),
+            steps_ms: StepsView::of(&recovery.steps),
+            volume: recovery.volume,
+            dry_run: recovery.dry_run,
+            torn: recovery.torn,
+            saved: recovery.saved,
+        }
+    }
+}
+
+impl StreamView {
+    fn of(stream: &StreamRecovery) -> Self {
+        let ranges = stream.undone.iter();
+        let in_place = stream.in_place.iter();
+        Self {
+            stream: stream.stream.0,
+            last: stream.last.0,
+            tag: stream.tag,
+            found: stream.found,
+            kept: stream.kept,
+            dropped: stream.dropped,
+            replayed: stream.replayed,
+            undone_blocks: stream.undone_blocks(),
+            undone: ranges.map(|r| RangeView { lba: r.lba, blocks: r.blocks }).collect(),
+            in_place: in_place
+                .map(|i| InPlaceView { seq: i.seq.0, lba: i.range.lba, blocks: i.range.blocks })
+                .collect(),
+            acknowledge: stream.acknowledge,
+        }
+    }
+}
+
+impl StepsView {
+    fn of(steps: &Steps) -> Self {
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        Self {
+            connect: ms(steps.connect),
+            claim: ms(steps.claim),
+            list: ms(steps.list),
+            decide: ms(steps.decide),
+            save: ms(steps.save),
+            undo: ms(steps.undo),
+            flush: ms(steps.flush),
+            settle: ms(steps.settle),
+        }
+    }
+}
+
+impl Report for View {
+    fn text(&self, _: &Terminal) -> String {
+        self.text.clone()
+    }
+}

@@ -1,0 +1,185 @@
+//! Targets, writers and judges as processes in a folder of their own.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// Longest that a target may take to serve, or a recovery to end.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Two targets with a drive and a log each, and a volume over both.
+pub(crate) struct Scene {
+    name: String,
+    folder: TempDir,
+    targets: Vec<Option<Process>>,
+    ports: Vec<u16>,
+}
+
+impl Scene {
+    pub(crate) fn new(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scene = Self {
+            name: name.into(),
+            folder,
+            targets: (0..2).map(|_| None).collect(),
+            ports: vec![0, 0],
+        };
+        scene.revive();
+        let members = scene.members();
+        let mut create = Command::new(RIO);
+        create.args(["volume", "create", "ordeal", "--streams", "2", "--slots", "256"]);
+        for member in &members {
+            create.args(["-m", member]);
+        }
+        let created = create.stdout(Stdio::null()).status().unwrap();
+        assert!(created.success());
+        scene
+    }
+
+    /// Starts every target that is not there.
+    pub(crate) fn revive(&mut self) {
+        for number in 0..self.targets.len() {
+            if self.targets[number].is_some() {
+                continue;
+            }
+            let folder = self.folder.path().display();
+            let mut serve = Command::new(RIO);
+            serve.args(["target", "serve", "--reactors", "1"]);
+            serve.args(["-s", &self.ports[number].to_string()]);
+            serve.args(["-n", &format!("nqn.2026-11.com.example:kill9-{number}")]);
+            serve.args(["--drive", &format!("file:{folder}/drive-{number},size=64M")]);
+            serve.args(["--log", &format!("file:{folder}/log-{number},size=1M"), "-o", "json"]);
+            let (process, said) = Process::start(serve, |line| line.starts_with('}'));
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+            let address = said["addresses"][0].as_str().unwrap();
+            self.ports[number] = address.rsplit(':').next().unwrap().parse().unwrap();
+            self.targets[number] = Some(process);
+        }
+    }
+
+    pub(crate) fn kill_target(&mut self, number: usize) {
+        if let Some(mut target) = self.targets[number].take() {
+            target.kill();
+        }
+    }
+
+    fn members(&self) -> Vec<String> {
+        self.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// A writer that has not said anything yet.
+    pub(crate) fn start_writer(&self, groups: u64) -> Process {
+        Process::start(self.writer(groups), |_| true).0
+    }
+
+    fn writer(&self, groups: u64) -> Command {
+        let mut writer = Command::new(std::env::current_exe().unwrap());
+        writer.arg("writer").arg(self.folder.path()).arg(groups.to_string()).args(self.members());
+        writer
+    }
+
+    /// A writer that has recovered the volume and writes up to group `groups`; and how far each
+    /// stream reached before.
+    pub(crate) fn write(&self, groups: u64) -> (Process, Vec<u64>) {
+        let (process, said) =
+            Process::start(self.writer(groups), |line| line.starts_with("recovered"));
+        let said = said.lines().last().unwrap_or_default();
+        let tags = said.strip_prefix("recovered ").unwrap_or_else(|| {
+            panic!("{}: the writer ended before the volume was recovered: {said}", self.name)
+        });
+        (process, serde_json::from_str(tags).unwrap())
+    }
+
+    /// Opens the volume, closes it, and has a process of its own read the drives.
+    pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
+        let (mut recovery, tags) = self.write(0);
+        recovery.finish(LIMIT);
+        let mut judge = Command::new(std::env::current_exe().unwrap());
+        judge.arg("judge").arg(self.folder.path());
+        judge.args(tags.iter().map(u64::to_string)).arg("--");
+        judge.args((0..self.targets.len()).map(|n| self.folder.path().join(format!("drive-{n}"))));
+        let output = judge.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            // What is left is worth looking at.
+            let folder = self.folder.path().display().to_string();
+            self.folder.disable_cleanup(true);
+            panic!("{}: the judge says (drives and logs are in {folder}):\n{said}", self.name);
+        }
+        tags
+    }
+}
+
+const RIO: &str = env!("CARGO_BIN_EXE_rio");
+
+/// A process that does not outlive its owner.
+pub(crate) struct Process {
+    child: Child,
+    /// Kept open: a process that says more must not fail for it.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts it, and reads what it says up to the line that is looked for, or to its end.
+    fn start(mut command: Command, until: impl Fn(&str) -> bool) -> (Self, String) {
+        let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            let wanted = until("") || stdout.read_line(&mut line).unwrap() == 0;
+            said += &line;
+            if wanted || until(&line) {
+                return (Self { child, _stdout: stdout }, said);
+            }
+        }
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        // Gone already is fine, too.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub(crate) fn finish(&mut self, limit: Duration) {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert!(status.success(), "the writer failed: {status}");
+                return;
+            }
+            assert!(begun.elapsed() < limit, "the writer hangs");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Random moments.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % n
+    }
+
+    pub(crate) fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+        thread::sleep(Duration::from_micros(from_ms * 1000 + self.below((to_ms - from_ms) * 1000)));
+    }
+}
