@@ -125,6 +125,8 @@ named! {
         T22OwnFlush = "T22-own-flush",
         /// A failed FLUSH does not reach other streams with unflushed writes on the drive.
         T22OtherStreams = "T22-other-streams",
+        /// A plain FLUSH is called good although one that failed since has lost what it covers.
+        T22PlainFlush = "T22-plain-flush",
         /// A failed write does not stop its stream at the target.
         T22FailedWrite = "T22-failed-write",
         /// Completions are delivered as they come, not in group order.

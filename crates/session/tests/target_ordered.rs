@@ -386,6 +386,24 @@ fn t22_a_failed_flush_stops_every_stream_with_unflushed_writes_on_that_drive() {
 }
 
 #[test]
+fn t22_a_plain_flush_answers_for_what_a_failed_one_has_lost() {
+    let mut w = World::new(&[true]);
+    let Owner { io, cntlid, .. } = w.owner();
+    let [undoing, other] = [w.io(cntlid, 2), w.io(cntlid, 3)];
+    let zeroes = |cid| peer::write_zeroes(cid, 1, 5, 1, false);
+    assert_eq!(w.call(undoing, zeroes(1), &[]).status, 0);
+    // The stream's FLUSH fails; what the drive had not flushed, the zeroes too, may be gone.
+    w.host.drives[0].failing = true;
+    assert_ne!(w.call(io, ordered(1, &flush_entry(1, 0), 0), &[]).status, 0);
+    w.host.drives[0].failing = false;
+    assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0, "it has written nothing");
+    assert_eq!(w.call(undoing, peer::flush(2, 1), &[]).status, 0x280, "its zeroes are gone");
+    // Told once; who writes again and flushes again has it.
+    assert_eq!(w.call(undoing, zeroes(3), &[]).status, 0);
+    assert_eq!(w.call(undoing, peer::flush(4, 1), &[]).status, 0);
+}
+
+#[test]
 fn t22_a_flush_that_fails_meanwhile_counts() {
     let mut w = World::new(&[true]);
     let Owner { io, cntlid, .. } = w.owner();

@@ -84,6 +84,9 @@ pub struct TargetConn<H: Host> {
     /// Fences to acknowledge once this many device operations have come back.
     pub(super) fence_left: usize,
     pub(super) fences: alloc::vec::Vec<u64>,
+    /// By namespace: how many of its FLUSHes had failed when this connection's first plain write
+    /// that no FLUSH of its own has covered was submitted (T22).
+    pub(super) plain: alloc::vec::Vec<Option<u64>>,
     closing: bool,
     drained: bool,
     /// Accepted, or the last whole PDU consumed.
@@ -126,6 +129,7 @@ impl<H: Host> TargetConn<H> {
             was_fenced: false,
             fence_left: 0,
             fences: alloc::vec::Vec::new(),
+            plain: alloc::vec::Vec::new(),
             closing: false,
             drained: false,
             progress: now,

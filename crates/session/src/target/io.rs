@@ -149,6 +149,7 @@ impl<H: Host> TargetConn<H> {
             return self.ask_for_data(sqe, ns, want, host, out).map(|_| ());
         }
         let index = self.next_slot()?;
+        self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
         match host.write(ns, op, sqe.slba(), WriteData::Borrowed(data)) {
             Submitted::Done(Ok(_)) if !self.must_flush(sqe, ns) => {
@@ -179,6 +180,7 @@ impl<H: Host> TargetConn<H> {
             return self.answer(index, Status::INTERNAL, 0, out);
         };
         slot.stage = Stage::Device;
+        self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
         if let Submitted::Done(result) = host.write(ns, op, lba, WriteData::Owned(buf)) {
             self.device_result(index, result, host, out);
@@ -227,10 +229,57 @@ impl<H: Host> TargetConn<H> {
         };
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Device, ns);
+        self.slots[index].since = self.covered_since(ns);
         if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
             self.device_result(index, result, host, out);
         }
         Ok(())
+    }
+
+    /// A plain write goes to the drive: a FLUSH of this connection will be asked for it.
+    #[inline]
+    fn note_plain_write(&mut self, ns: usize) {
+        let namespace = self.namespaces.at(ns);
+        if !namespace.config.volatile {
+            return;
+        }
+        let failures = namespace.state.flush_failures();
+        if self.plain.len() <= ns {
+            self.plain.resize(ns + 1, None);
+        }
+        self.plain[ns].get_or_insert(failures);
+    }
+
+    /// What a FLUSH that is submitted now answers for: since when its connection has writes there
+    /// that no FLUSH has covered. Writes under way are not covered (M2).
+    fn covered_since(&mut self, ns: usize) -> Option<u64> {
+        let since = *self.plain.get(ns)?;
+        let writing = self.slots.any(|slot| {
+            usize::from(slot.ns) == ns
+                && matches!(slot.stage, Stage::Device | Stage::DeviceFlush)
+                && !slot.ordered
+                && !matches!(slot.sqe.opcode(), opcode::READ | opcode::FLUSH)
+        });
+        if !writing {
+            self.plain[ns] = None;
+        }
+        since
+    }
+
+    /// Whether the drive has lost, by a FLUSH that failed for whomever, what a FLUSH that it now
+    /// calls good was to cover. It is told once, as Linux tells `fsync`; who writes again and
+    /// flushes again has it (T22).
+    fn has_lost(&mut self, index: u16, ns: usize) -> bool {
+        let Some(since) = self.slots[index].since else {
+            return false;
+        };
+        let failures = self.namespaces.at(ns).state.flush_failures();
+        let lost = failures != since && !probe::planted(Plant::T22PlainFlush);
+        if lost && let Some(plain) = self.plain.get_mut(ns) {
+            // What is written from now on is a new affair.
+            *plain = Some(failures);
+        }
+        lost
     }
 
     fn write_zeroes(
@@ -251,6 +300,7 @@ impl<H: Host> TargetConn<H> {
         self.slots.take(sqe, Stage::Device, ns);
         let op = OpId::new(self.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
+        self.note_plain_write(ns);
         if let Submitted::Done(result) = host.zero(ns, op, lba, blocks, sqe.deac()) {
             self.device_result(index, result, host, out);
         }
@@ -348,6 +398,7 @@ impl<H: Host> TargetConn<H> {
             if let Err(status) = self.guard(ns) {
                 return self.answer(index, status, 0, out);
             }
+            self.note_plain_write(ns);
             match host.zero(ns, op, range.lba, range.blocks.into(), true) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}
@@ -374,6 +425,9 @@ impl<H: Host> TargetConn<H> {
         let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if flushed && result.is_err() {
             self.namespaces.at(ns).state.flush_failed();
+        }
+        if flushed && result.is_ok() && self.has_lost(index, ns) {
+            return self.answer(index, Status::WRITE_FAULT, 0, out);
         }
         let status = match result {
             Err(error) => error.status(code == opcode::READ),
@@ -402,6 +456,8 @@ impl<H: Host> TargetConn<H> {
 
     fn start_flush(&mut self, index: u16, ns: usize, host: &mut H, out: &mut Outbox<H::Buf>) {
         self.slots[index].stage = Stage::DeviceFlush;
+        // Its own write is among them; others keep their own FLUSH.
+        self.slots[index].since = self.plain.get(ns).copied().flatten();
         if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
             self.device_result(index, result, host, out);
         }

@@ -34,9 +34,6 @@ impl<R: Region> Volumes<R> {
         if settle.generation != volume.generation {
             return refuse(wire::status::STALE_GENERATION);
         }
-        if volume.lost {
-            return refuse(wire::status::LOG_LOST);
-        }
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }

@@ -49,6 +49,9 @@ pub(super) struct Slot<B> {
     pub(super) step: u16,
     /// Carries an ordering attribute.
     pub(super) ordered: bool,
+    /// Of a FLUSH: how many of the drive's had failed when the first write that it covers was
+    /// submitted (T22).
+    pub(super) since: Option<u64>,
     /// In-capsule data of an ordered write in the receive buffer; only within one `receive`.
     pub(super) inline: (u32, u32),
 }
@@ -112,6 +115,7 @@ impl<B> Slots<B> {
         slot.fenced = false;
         slot.step = 0;
         slot.ordered = false;
+        slot.since = None;
         slot.inline = (0, 0);
         self.free.push(index);
         (slot.buf.take(), core::mem::take(&mut slot.charged))
@@ -178,6 +182,7 @@ impl<B> Slot<B> {
             fenced: false,
             step: 0,
             ordered: false,
+            since: None,
             inline: (0, 0),
         }
     }
