@@ -22,6 +22,7 @@ mod recv_buf;
 mod socket;
 mod sync;
 mod waiter;
+mod wake;
 
 pub use clock::{CpuClock, fine_timers, now_ns, process_cpu_ns, thread_cpu_ns};
 pub use connect::{ConnectError, Connecting, connect, resolve};

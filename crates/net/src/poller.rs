@@ -10,6 +10,9 @@ use std::{
     time::Duration,
 };
 
+use crate::sync::Event as WakeEvent;
+use crate::wake::Wake;
+
 /// Events taken from the kernel per call; the rest come with the next.
 const EVENTS_MAX: usize = 64;
 
@@ -62,13 +65,6 @@ pub struct Poller {
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Wake>);
 
-#[derive(Debug)]
-struct Wake {
-    event: OwnedFd,
-    /// Set from the first `wake` until the poller has seen it: spares the further system calls.
-    pending: AtomicBool,
-}
-
 impl Poller {
     /// # Errors
     /// When the process has no descriptors left.
@@ -76,13 +72,10 @@ impl Poller {
         // SAFETY: takes a flag, returns a new descriptor or -1.
         let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
             .map_err(failed("create a poller"))?;
-        // SAFETY: as above.
-        let event = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
-            .map_err(failed("create a waker"))?;
-        let poller =
-            Self { epoll, wake: Arc::new(Wake { event, pending: AtomicBool::new(false) }) };
+        let event = WakeEvent::new().map_err(failed("create a waker"))?;
+        let poller = Self { epoll, wake: Arc::new(Wake::new(event)) };
         poller
-            .control(libc::EPOLL_CTL_ADD, poller.wake.event.as_fd(), WAKE, libc::EPOLLIN as u32)
+            .control(libc::EPOLL_CTL_ADD, poller.wake.event().as_fd(), WAKE, libc::EPOLLIN as u32)
             .map_err(failed("watch the waker"))?;
         Ok(poller)
     }
@@ -98,7 +91,7 @@ impl Poller {
     /// timeout of zero does.
     #[must_use]
     pub fn is_woken(&self) -> bool {
-        self.wake.pending.load(Ordering::Acquire)
+        self.wake.is_called()
     }
 
     /// Watches a descriptor. Closing it ends the watch by itself, as long as no duplicate of it is
@@ -176,7 +169,7 @@ impl Poller {
         for event in &raw[..count] {
             let (token, bits) = (event.u64, event.events);
             if token == WAKE {
-                self.wake.take();
+                self.wake.hear();
                 woken = true;
                 continue;
             }
@@ -212,27 +205,7 @@ impl Waker {
     /// Makes the poller's current wait return, or the next one if none is under way. Calls before
     /// the poller has noticed count as one.
     pub fn wake(&self) {
-        // Release/acquire: what the waking thread wrote before is seen by the woken one.
-        if self.0.pending.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: the descriptor is open and the eight bytes outlive the call. It can only fail
-        // when the counter is full, and then the poller is awake.
-        unsafe { libc::write(self.0.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-}
-
-impl Wake {
-    fn take(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: the descriptor is open and the eight bytes outlive the call. An empty counter
-        // (EAGAIN) is fine.
-        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        // After the read: a wake between the two then writes again or is covered by this return,
-        // which the caller follows by looking at everything. The other way round, it could be
-        // read away while `pending` stays set, and no later wake would get through.
-        self.pending.swap(false, Ordering::AcqRel);
+        self.0.call();
     }
 }
 
@@ -391,13 +364,11 @@ mod tests {
     #[test]
     fn an_edge_is_told_once_and_again_when_more_comes() {
         let poller = Poller::new().unwrap();
-        let other = Poller::new().unwrap();
-        let drive = &other.wake.event;
-        poller.add_edge(drive, 9).unwrap();
+        let drive = WakeEvent::new().unwrap();
+        poller.add_edge(&drive, 9).unwrap();
         let mut events = Vec::new();
         for _ in 0..2 {
-            other.wake.pending.store(false, Ordering::SeqCst);
-            other.waker().wake();
+            drive.ring();
             poller.wait(&mut events, SOON).unwrap();
             assert_eq!(events.len(), 1);
             assert!(events[0].token == 9 && events[0].readable);

@@ -33,3 +33,21 @@ impl Attention {
         self.minded = true;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_who_calls_is_let_alone_and_wakes_who_minds() {
+        let mut attention = Attention::default();
+        assert!(!attention.called(), "nobody minds it yet");
+        let seen = attention.look(0).expect("the owner has called");
+        assert_eq!(attention.look(seen), None, "the owner is elsewhere");
+        attention.mind();
+        assert_eq!(attention.look(seen), None);
+        assert!(attention.called(), "back again");
+        assert!(!attention.called(), "told once");
+        assert!(attention.look(seen).is_some_and(|calls| calls != seen));
+    }
+}
