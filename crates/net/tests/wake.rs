@@ -60,7 +60,10 @@ fn no_call_is_lost() {
         });
         let mut taken = Vec::new();
         while taken.len() < 3 {
-            wake.event().wait();
+            // A busy listener looks, and does not sleep.
+            if !(taken.is_empty() && wake.is_called()) {
+                wake.event().wait();
+            }
             wake.hear();
             taken.append(&mut mail.lock().unwrap());
         }
