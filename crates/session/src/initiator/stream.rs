@@ -29,7 +29,7 @@ pub use board::{FlushFailures, ReplayBoard};
 pub use link::LinkState;
 use link::{Link, State};
 use reading::{ReadPart, Reading};
-use rejoin::{News, is_fenced};
+use rejoin::{News, breaks};
 
 /// What a stream is.
 #[derive(Clone, Debug)]
@@ -301,10 +301,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             let id = RequestId(user as u32);
                             if status.is_ok() {
                                 engine.done(id, Ok(()));
-                            } else if config.loss_ns > 0 && is_fenced(status) {
-                                // Another owner has the volume, or this one by another way: the
-                                // next bind tells. The engine hears no more of the request.
-                                news = Some(News::Fenced(status));
+                            } else if config.loss_ns > 0
+                                && (breaks(status) || matches!(news, Some(News::Broken(_))))
+                            {
+                                // The engine hears no more of the request, nor of those that the
+                                // target refuses because of it: it will be asked to replay.
+                                news.get_or_insert(News::Broken(status));
                             } else {
                                 let request = engine.request(id);
                                 // Ordered FLUSHes are the target's to judge: it knows whether it
@@ -331,8 +333,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                         LIST => news = Some(News::Listed(cqe)),
                         _ => {
                             link.marks_out -= 1;
-                            if is_fenced(status) && config.loss_ns > 0 {
-                                news = Some(News::Fenced(status));
+                            if breaks(status) && config.loss_ns > 0 {
+                                news.get_or_insert(News::Broken(status));
                             } else if !status.is_ok() {
                                 *mark_refused = Some(BindRefused { server, status });
                             }
@@ -389,7 +391,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.links
             .iter()
             .position(|link| {
-                link.waits() && now.saturating_sub(link.progress) > self.config.timeout_ns
+                link.waits() && now.saturating_sub(link.progress) >= self.config.timeout_ns
             })
             .map(|server| server as u16)
     }

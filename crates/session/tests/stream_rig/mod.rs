@@ -25,6 +25,8 @@ pub(crate) const LOSS: u64 = 1000 * MS;
 pub(crate) const TIMEOUT: u64 = 300 * MS;
 
 pub(crate) mod status {
+    /// Generic: transient transport error.
+    pub(crate) const TRANSIENT_TRANSPORT: u16 = 0x022;
     pub(crate) const STALE_GENERATION: u16 = 0x702;
     pub(crate) const NOT_OWNER: u16 = 0x703;
     pub(crate) const UNRECOVERED: u16 = 0x704;

@@ -13,6 +13,10 @@ use crate::initiator::queue_pair::{Data, QueuePair};
 use crate::outbox::Outbox;
 use crate::wire;
 
+/// A bind that found the target busy is sent again after this long at first, ns; each time twice
+/// as long.
+pub(super) const PATIENCE_MIN_NS: u64 = 2_000_000;
+
 /// How a stream stands with one of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
@@ -95,8 +99,6 @@ pub(super) struct Link<P> {
     pub(super) loss: Option<Loss>,
     /// How long the next bind waits if the target is busy, ns.
     pub(super) patience: u64,
-    /// Slots of the stream's log on the server.
-    pub(super) slots: u32,
     pub(super) listing: Listing,
 }
 
@@ -113,8 +115,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
             seat,
             bound: false,
             loss: None,
-            patience: 0,
-            slots: 0,
+            patience: PATIENCE_MIN_NS,
             listing: Listing::default(),
         }
     }

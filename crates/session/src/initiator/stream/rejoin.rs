@@ -15,19 +15,16 @@ use riopipe_nvme::command::{Cqe, Status};
 use riopipe_order::attribute::{Attribute, Member, Seq};
 use riopipe_order::engine::{Cause, Engine, EngineKind, Failure, Payload};
 use riopipe_order::entry::Position;
-use riopipe_order::probe::{self, Rare};
+use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
 
-use super::link::{Loss, State, Step};
+use super::link::{Loss, PATIENCE_MIN_NS, State, Step};
 use super::{BIND, BindRefused, IDLE_MARK_NS, LIST, LinkState, StreamSession};
 use crate::initiator::queue_pair::{Data, QueuePair};
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
 
-/// A bind that found the target busy is sent again after this long at first, ns; each time twice
-/// as long.
-const PATIENCE_MIN_NS: u64 = 2_000_000;
-/// … up to this.
+/// The longest that a bind waits which found the target busy, ns.
 const PATIENCE_MAX_NS: u64 = 100_000_000;
 /// How often to look whether other streams let this one go on, ns.
 const LOOK_NS: u64 = 2_000_000;
@@ -42,7 +39,7 @@ pub(super) enum News {
     /// A page of the list has been answered.
     Listed(Cqe),
     /// The target says that this connection does not carry the stream any more.
-    Fenced(Status),
+    Broken(Status),
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
@@ -217,7 +214,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             News::Connected => self.links[usize::from(server)].state = State::Up,
             News::Bound(cqe) => self.bound(server, &cqe, now),
             News::Listed(cqe) => self.listed(server, &cqe, now),
-            News::Fenced(status) => self.lost(server, Cause::Status(status.code()), now),
+            News::Broken(status) => self.lost(server, Cause::Status(status.code()), now),
         }
     }
 
@@ -240,7 +237,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let link = &mut self.links[usize::from(server)];
         let said = cqe.status();
         if said.is_ok() {
-            link.slots = cqe.result() as u32;
             link.seat.bound((cqe.result() >> 32) as u32);
             if link.bound {
                 return self.list(server, Position::default());
@@ -253,7 +249,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         if said.is(status::STREAM_BUSY) {
             link.state = State::Joining(Step::Busy { at: now.saturating_add(link.patience) });
-            link.patience = (link.patience * 2).clamp(PATIENCE_MIN_NS, PATIENCE_MAX_NS);
+            link.patience = (link.patience * 2).min(PATIENCE_MAX_NS);
             self.unsettled = true;
             if let Some(loss) = &mut link.loss {
                 loss.cause = Cause::Status(said.code());
@@ -279,9 +275,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// Asks for the page of the target's list that starts at `from`.
     fn list(&mut self, server: u16, from: Position) {
+        let slots = self.slots(server);
         let link = &mut self.links[usize::from(server)];
         let room = (link.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
-        let wanted = (link.slots as usize).saturating_add(1).saturating_mul(RECORD_BYTES);
+        let wanted = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
         let len = room.min(wanted) / RECORD_BYTES * RECORD_BYTES;
         link.listing.from = from;
         link.listing.page.clear();
@@ -292,15 +289,21 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         link.state = State::Joining(Step::List);
     }
 
+    /// Entries that the stream's log on a server can hold.
+    fn slots(&self, server: u16) -> usize {
+        self.topology.servers()[usize::from(server)].slots as usize
+    }
+
     fn listed(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let said = cqe.status();
         if !said.is_ok() {
-            return match is_fenced(said) {
+            return match breaks(said) {
                 // The next bind tells for good.
                 true => self.lost(server, Cause::Status(said.code()), now),
                 false => self.refused(server, said),
             };
         }
+        let slots = self.slots(server);
         let Self { links, engine, config, .. } = self;
         let link = &mut links[usize::from(server)];
         let listing = &mut link.listing;
@@ -310,7 +313,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 && page.stream == config.stream
                 && !page.settled
                 && page.released <= engine.released()
-                && held <= link.slots as usize
+                && held <= slots
                 && (!page.more || page.next > listing.from && !page.entries.is_empty())
         });
         let Some(page) = page else {
@@ -330,22 +333,29 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     fn replay(&mut self, server: u16, now: u64) {
         let link = &mut self.links[usize::from(server)];
         let known = Known::new(core::mem::take(&mut link.listing.entries));
-        if !known.is_of(&*self.engine, server) {
+        let ours = known.is_of(&*self.engine, server);
+        if !ours && !probe::planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
         self.engine.resume(server, &mut |seq, index| known.durable(seq, index));
         link.loss = None;
         link.progress = now;
+        if self.mark_refused.is_some_and(|refused| refused.server == server) {
+            self.mark_refused = None;
+        }
         // The mark that it was told may have been lost, or not be durable.
         link.told = (self.config.start, 0);
         link.state = State::Replaying;
     }
 }
 
-/// Whether a status says that the connection carries the stream no more: who has it now is told by
-/// the next bind.
-pub(super) fn is_fenced(said: Status) -> bool {
-    said.is(status::STALE_GENERATION) || said.is(status::NOT_BOUND)
+/// Whether a status says that the connection is of no use any more, and nothing about the stream:
+/// another owner has the volume, or this one by another way, which the next bind tells; or data was
+/// damaged on its way.
+pub(super) fn breaks(said: Status) -> bool {
+    said.is(status::STALE_GENERATION)
+        || said.is(status::NOT_BOUND)
+        || said.is(Status::TRANSIENT_TRANSPORT)
 }
 
 /// What the target's log has, to be looked up by request.

@@ -1,0 +1,185 @@
+//! A target's drives at their worst: operations end in any order, a volatile cache loses any of
+//! what was not flushed, and what was under way at a crash lands or does not.
+
+use std::collections::BTreeMap;
+
+use riopipe_session::target::{
+    ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
+};
+
+use super::Random;
+use super::region::Part;
+
+#[derive(Clone, Debug)]
+enum What {
+    Write(Vec<u8>),
+    Zero(u64),
+    Read(u32),
+    /// Covers what had completed when it was begun: cached blocks up to this number.
+    Flush(u64),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) op: OpId,
+    lba: u64,
+    what: What,
+}
+
+/// A block that has completed and is not durable, with the number of its completion.
+type Cached = (u64, u64, Vec<u8>);
+
+#[derive(Default)]
+pub(crate) struct Drive {
+    volatile: bool,
+    durable: BTreeMap<u64, Vec<u8>>,
+    cache: Vec<Cached>,
+    completions: u64,
+    pub(crate) pending: Vec<Pending>,
+}
+
+impl Drive {
+    pub(crate) fn new(volatile: bool) -> Self {
+        Self { volatile, ..Self::default() }
+    }
+
+    /// What a read finds.
+    pub(crate) fn block(&self, lba: u64) -> Vec<u8> {
+        let cached = self.cache.iter().rev().find(|(_, at, _)| *at == lba);
+        cached.map_or_else(|| self.durable_block(lba), |(_, _, bytes)| bytes.clone())
+    }
+
+    /// What a read finds after a power cut that loses all that may be lost.
+    pub(crate) fn durable_block(&self, lba: u64) -> Vec<u8> {
+        self.durable.get(&lba).cloned().unwrap_or_else(|| vec![0; 4096])
+    }
+
+    fn put(&mut self, lba: u64, bytes: Vec<u8>) {
+        self.completions += 1;
+        if self.volatile {
+            self.cache.push((self.completions, lba, bytes));
+        } else {
+            self.durable.insert(lba, bytes);
+        }
+    }
+
+    fn apply(&mut self, lba: u64, what: What) -> Option<Vec<u8>> {
+        match what {
+            What::Write(bytes) => {
+                for (block, lba) in bytes.chunks(4096).zip(lba..) {
+                    self.put(lba, block.to_vec());
+                }
+            }
+            What::Zero(blocks) => (lba..lba + blocks).for_each(|lba| self.put(lba, vec![0; 4096])),
+            What::Read(blocks) => {
+                let lbas = lba..lba + u64::from(blocks);
+                return Some(lbas.map(|lba| self.block(lba)).collect::<Vec<_>>().concat());
+            }
+            What::Flush(upto) => {
+                for (number, lba, bytes) in std::mem::take(&mut self.cache) {
+                    if number <= upto {
+                        self.durable.insert(lba, bytes);
+                    } else {
+                        self.cache.push((number, lba, bytes));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The target has died: what was under way lands or not, in any order. With a power cut, of
+    /// the cache any part is left, of each block any version.
+    pub(crate) fn crash(&mut self, power: bool, random: &mut Random) {
+        while !self.pending.is_empty() {
+            let at = random.below(self.pending.len());
+            let Pending { lba, what, .. } = self.pending.swap_remove(at);
+            if matches!(what, What::Write(_) | What::Zero(_)) && random.one_in(2) {
+                self.apply(lba, what);
+            }
+        }
+        if power {
+            let mut cache = std::mem::take(&mut self.cache);
+            while !cache.is_empty() {
+                let (_, lba, bytes) = cache.swap_remove(random.below(cache.len()));
+                if random.one_in(2) {
+                    self.durable.insert(lba, bytes);
+                }
+            }
+        }
+    }
+}
+
+/// What a target's connections run on.
+pub(crate) struct Media {
+    pub(crate) shared: Shared<Part>,
+    pub(crate) drives: Vec<Drive>,
+    pub(crate) notices: Vec<ConnId>,
+    pub(crate) now: u64,
+}
+
+impl Media {
+    fn begin(&mut self, ns: usize, op: OpId, lba: u64, what: What) -> Submitted<Vec<u8>> {
+        self.drives[ns].pending.push(Pending { op, lba, what });
+        Submitted::Pending
+    }
+
+    /// Ends an operation of a drive: which, and what it brings.
+    pub(crate) fn end(
+        &mut self,
+        ns: usize,
+        at: usize,
+    ) -> (OpId, Result<Option<Vec<u8>>, DeviceError>) {
+        let Pending { op, lba, what } = self.drives[ns].pending.remove(at);
+        (op, Ok(self.drives[ns].apply(lba, what)))
+    }
+}
+
+impl Host for Media {
+    type Buf = Vec<u8>;
+    type Region = Part;
+
+    fn now(&self) -> u64 {
+        self.now
+    }
+    fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
+        Some(vec![0xee; len])
+    }
+    fn write(
+        &mut self,
+        ns: usize,
+        op: OpId,
+        lba: u64,
+        data: WriteData<'_, Vec<u8>>,
+    ) -> Submitted<Vec<u8>> {
+        let bytes = match data {
+            WriteData::Borrowed(bytes) => bytes.to_vec(),
+            WriteData::Owned(bytes) => bytes,
+        };
+        self.begin(ns, op, lba, What::Write(bytes))
+    }
+    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Vec<u8>> {
+        self.begin(ns, op, lba, What::Read(blocks))
+    }
+    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Vec<u8>> {
+        let upto = self.drives[ns].completions;
+        self.begin(ns, op, 0, What::Flush(upto))
+    }
+    fn zero(
+        &mut self,
+        ns: usize,
+        op: OpId,
+        lba: u64,
+        blocks: u64,
+        _deallocate: bool,
+    ) -> Submitted<Vec<u8>> {
+        self.begin(ns, op, lba, What::Zero(blocks))
+    }
+    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Part>) -> T) -> T {
+        f(&mut self.shared)
+    }
+    fn notify(&mut self, conn: ConnId) {
+        self.notices.push(conn);
+    }
+    fn log(&mut self, _: Event<'_>) {}
+}
