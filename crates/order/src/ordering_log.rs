@@ -4,9 +4,14 @@
 //! (`docs/log-format.md`). The target appends each ordered request's attribute and fences before
 //! it submits the write, stores the persist word and fences before it answers (T7), and forgets
 //! an entry only when the initiator has released it *and* the mark that says so is durable (T1).
+//!
+//! From one owner or life of the target to the next, a log is [resumed](StreamLog::resume) by the
+//! same owner, or, once recovery has undone what lies beyond the prefix,
+//! [settled](StreamLog::settle), [emptied](StreamLog::forget) and [started](StreamLog::start) anew.
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::mem;
 
 use crate::attribute::{Attribute, Seq};
 use crate::entry::{ENTRY_BYTES, Entry, Life, PartitionId, Position, Unfenced, encode, loggable};
@@ -71,6 +76,8 @@ pub struct StreamLog<R> {
     tag: (Seq, u64),
     /// The mark as it is durable.
     durable: Mark,
+    /// A crash has torn the copy of the mark that is written next.
+    torn_mark: bool,
     /// Groups up to here may have entries in `adoption`; 0 if there is none.
     adoptable: Seq,
     /// The entries of older bindings.
@@ -125,9 +132,10 @@ impl<R: Region> StreamLog<R> {
     /// See [`LogError`]: whatever is not surely this partition, whole, is refused (T19).
     pub fn open(region: R, id: PartitionId, crc: Crc32c) -> Result<(Self, Scan), LogError> {
         let slots = slots_of(&region)?;
-        let mark = read_mark(&region, id, slots, crc)?;
+        let (mark, torn) = read_mark(&region, id, slots, crc)?;
         let (found, slots) = scan(&region, &mark, crc)?;
         let mut log = Self::with(region, mark, crc);
+        log.torn_mark = torn;
         for end in slots.ends {
             log.note(end);
         }
@@ -156,6 +164,7 @@ impl<R: Region> StreamLog<R> {
             released: mark.released,
             tag: mark.tag,
             durable: mark,
+            torn_mark: false,
             adoptable: Seq::ZERO,
             adoption: Adoption::default(),
         }
@@ -421,6 +430,12 @@ impl<R: Region> StreamLog<R> {
     fn put_mark(&mut self, mark: Mark) -> Result<(), RegionError> {
         let mark = Mark { number: self.durable.number + 1, ..mark };
         let at = (mark.number % 2) as usize * MARK_BYTES;
+        if mem::take(&mut self.torn_mark) {
+            // Should the power fail again, words of this mark must not complete the torn one:
+            // without its checksum it stays torn.
+            self.region.write_word(at, 0);
+            self.fence_region()?;
+        }
         self.region.write(at, &mark.encode(self.crc));
         self.fence_region()?;
         self.durable = mark;

@@ -126,20 +126,25 @@ impl<R: Region> StreamLog<R> {
         // region's fault.
         let (mut found, slots) = scan(&self.region, &self.mark(), self.crc)
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
-        for slot in slots.torn {
-            self.region.write(offset(slot), &[0; ENTRY_BYTES]);
-        }
+        let mut blank = slots.torn;
         let hole = slots.ends.iter().position(|end| *end == End::HOLE);
         if keep && let Some(hole) = hole.map(|at| self.head + at as u64) {
             probe::hit(Rare::Cut);
-            for (position, end) in (self.head..).zip(&slots.ends) {
-                if position > hole && *end != End::HOLE {
-                    let slot = self.slot_of(Position(position));
-                    self.region.write(offset(slot), &[0; ENTRY_BYTES]);
-                }
-            }
+            let behind = (self.head..).zip(&slots.ends).filter(|&(position, _)| position > hole);
+            let whole = behind.filter(|(_, end)| **end != End::HOLE);
+            blank.extend(whole.map(|(position, _)| self.slot_of(Position(position))));
             self.next = hole;
             self.next_slot = self.slot_of(Position(hole));
+        }
+        if !blank.is_empty() {
+            // Without its checksum first, or words that become 0 might complete a torn entry.
+            for &slot in &blank {
+                self.region.write_word(offset(slot) + 8, 0);
+            }
+            self.fence_region()?;
+        }
+        for slot in blank {
+            self.region.write(offset(slot), &[0; ENTRY_BYTES]);
         }
         if keep {
             found.entries.retain(|entry| entry.position.0 < self.next);

@@ -61,34 +61,36 @@ impl Scan {
     }
 }
 
-/// Reads both copies of the mark and takes the newer.
+/// Reads both copies of the mark and takes the newer. Says, too, whether the other one is torn.
 pub(crate) fn read_mark<R: Region>(
     region: &R,
     id: PartitionId,
     slots: u32,
     crc: Crc32c,
-) -> Result<Mark, LogError> {
-    let copies = [0, MARK_BYTES].map(|at| {
-        let mut bytes = [0; MARK_BYTES];
-        region.read(at, &mut bytes);
-        Mark::decode(&bytes, crc)
-    });
+) -> Result<(Mark, bool), LogError> {
     let mut newest: Option<Mark> = None;
-    for copy in copies {
-        match copy {
+    let (mut torn, mut blank) = (0, 0);
+    for copy in 0..2 {
+        let mut bytes = [0; MARK_BYTES];
+        region.read(copy * MARK_BYTES, &mut bytes);
+        match Mark::decode(&bytes, crc) {
             MarkCopy::Newer { version } => return Err(LogError::Newer { version }),
-            MarkCopy::Whole(mark) if mark.head.max(mark.number) >= COUNT_MAX => {}
+            // No program has written such a one there.
+            MarkCopy::Whole(mark)
+                if mark.number % 2 != copy as u64 || mark.head.max(mark.number) >= COUNT_MAX =>
+            {
+                torn += 1;
+            }
             MarkCopy::Whole(mark) if newest.is_none_or(|n| n.number < mark.number) => {
                 newest = Some(mark);
             }
-            MarkCopy::Whole(_) | MarkCopy::Blank | MarkCopy::Torn => {}
+            MarkCopy::Whole(_) => {}
+            MarkCopy::Torn => torn += 1,
+            MarkCopy::Blank => blank += 1,
         }
     }
     let Some(mark) = newest else {
-        if copies == [MarkCopy::Blank; 2] {
-            return Err(LogError::Blank { id });
-        }
-        return Err(damaged(id, Damage::NoMark));
+        return Err(if blank == 2 { LogError::Blank { id } } else { damaged(id, Damage::NoMark) });
     };
     if mark.id != id {
         return Err(LogError::Foreign { found: mark.id, expected: id });
@@ -96,7 +98,7 @@ pub(crate) fn read_mark<R: Region>(
     if mark.slots != slots {
         return Err(LogError::Resized { found: mark.slots, expected: slots });
     }
-    Ok(mark)
+    Ok((mark, torn > 0))
 }
 
 fn damaged(id: PartitionId, what: Damage) -> LogError {
