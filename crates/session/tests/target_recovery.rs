@@ -241,7 +241,8 @@ fn lists_come_in_pages() {
     // Pages may be asked for in any order, and in between.
     let page = w.page(admin, 0, 13, 64 * 3).unwrap();
     assert_eq!((seqs(&page), page.more, page.next), (vec![14, 15], true, Position(15)));
-    assert!(w.page(admin, 1, 0, 64 * 3).unwrap().entries.is_empty());
+    let other = w.page(admin, 1, 15, 64 * 3).unwrap();
+    assert_eq!((other.stream, other.live), (StreamId(1), 0));
     let page = w.page(admin, 0, 15, 64 * 3).unwrap();
     assert_eq!(seqs(&page), [16, 17]);
     let page = w.page(admin, 0, 20, 64 * 3).unwrap();
@@ -268,18 +269,18 @@ fn a_list_that_is_being_read_does_not_outlive_what_it_lists() {
 
 #[test]
 fn t4_lists_go_by_the_volumes_numbers_of_drives() {
-    // The first drive forgets what is not flushed, the second doesn't; the volume counts them the
+    // The second drive forgets what is not flushed, the first doesn't; the volume counts them the
     // other way around.
-    let mut w = World::new(&[true, false]);
+    let mut w = World::new(&[false, true]);
     let place = |nsid, member| MemberNamespace { nsid, member: Member(member) };
-    let members = vec![place(1, 5), place(2, 3)];
+    let members = vec![place(1, 1), place(2, 0)];
     let (admin, cntlid) = w.admin();
     let claim = Claim { members: members.clone(), ..w.first_claim() };
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let io = w.io(cntlid, 1);
     assert_eq!(w.bind(io, 0, 1, 0).status, 0);
     // Two writes over each other on either drive.
-    for (seq, nsid, member) in [(1, 1, 5), (2, 2, 3), (3, 1, 5), (4, 2, 3)] {
+    for (seq, nsid, member) in [(1, 2, 0), (2, 1, 1), (3, 2, 0), (4, 1, 1)] {
         let a = Attribute { member: Member(member), ..attribute(seq, 8) };
         let mut sqe = riopipe_nvme::command::Sqe::write(nsid, 8, 1);
         wire::put_attribute(&mut sqe, &a, Seq(0));
@@ -308,7 +309,7 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
     assert_eq!(w.settle(admin, 2, &[(0, 0, false), (1, 0, false)]), 0);
     let io = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0);
-    for (seq, nsid, member) in [(1, 1, 5), (2, 2, 3)] {
+    for (seq, nsid, member) in [(1, 2, 0), (2, 1, 1)] {
         let a = Attribute { member: Member(member), ..attribute(seq, 8) };
         let mut sqe = riopipe_nvme::command::Sqe::write(nsid, 8, 1);
         wire::put_attribute(&mut sqe, &a, Seq(0));
@@ -420,6 +421,29 @@ fn t9_a_volume_with_a_list_to_acknowledge_is_not_closed() {
     assert_eq!(w.settle(admin, 3, &[(0, 1, false)]), 0);
     assert_eq!(w.call(admin, release, &[]).status, 0);
     assert_eq!(state(&w), Closed);
+}
+
+#[test]
+fn t7_traces_of_a_torn_append_wait_for_recovery_too() {
+    let mut w = World::new(&[true]);
+    w.owner();
+    let (at, len) = w.partition(0);
+    let mut part = w.host.parts.part(at..at + len);
+    part.write(len - 64 * 64, &[0xa5; 32]);
+    part.fence().unwrap();
+    let mut w = w.restart(1);
+    let (admin, io) = successor(&mut w, 2);
+    let s = w.status(admin);
+    assert!(s.unrecovered && s.live_entries == 1);
+    let page = w.list(admin, 0).unwrap();
+    assert_eq!((page.torn, page.live, page.entries.len()), (1, 0, 0));
+    assert_eq!(w.bind(io, 0, 2, 0).status, 0x704);
+    // There is nothing to keep, whatever is said: the log is cleaned up.
+    assert_eq!(w.settle(admin, 2, &[(0, 0, true)]), 0);
+    let scan = w.scan(0, 1);
+    assert!(scan.settled && scan.is_clean());
+    assert!(!w.status(admin).unrecovered && !w.status(admin).kept);
+    assert_eq!(w.bind(io, 0, 2, 0).status, 0);
 }
 
 #[test]

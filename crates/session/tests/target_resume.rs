@@ -411,6 +411,25 @@ fn t5_a_resumed_stream_widens_next_to_its_released_mark() {
 }
 
 #[test]
+fn the_pages_of_a_carried_stream_are_of_one_reading() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let write = |w: &mut World, seq| {
+        assert_eq!(w.call(io, ordered(1, &attribute(seq, seq), 0), &block(1)).status, 0);
+    };
+    (1..=5).for_each(|seq| write(&mut w, seq));
+    let first = w.own_page(io, 0, 64 * 3).unwrap();
+    assert_eq!((first.live, first.entries.len(), first.more), (5, 2, true));
+    write(&mut w, 6);
+    let second = w.own_page(io, first.next.0, 64 * 3).unwrap();
+    assert_eq!((second.live, second.entries.len(), second.more), (5, 2, true));
+    // From anywhere else, or from the start, it is another reading.
+    assert_eq!(w.own_page(io, 1, 64 * 3).unwrap().live, 6);
+    write(&mut w, 7);
+    assert_eq!(w.own_page(io, 0, 64 * 3).unwrap().live, 7);
+}
+
+#[test]
 fn t22_a_failed_flush_stops_its_own_stream_and_those_it_harms() {
     let mut w = World::new(&[true]);
     let Owner { io, cntlid, .. } = w.owner();

@@ -596,8 +596,12 @@ impl World {
 
     /// The list of the stream that a queue carries.
     pub(crate) fn own_list(&mut self, io: usize) -> Result<Page, u16> {
-        let len = PAGE_BYTES_MAX;
-        let sqe = wire::own_list_command(Position(0), len);
+        self.own_page(io, 0, PAGE_BYTES_MAX)
+    }
+
+    /// One page of it.
+    pub(crate) fn own_page(&mut self, io: usize, from: u64, len: usize) -> Result<Page, u16> {
+        let sqe = wire::own_list_command(Position(from), len);
         let data = self.ask(io, riopipe_bytes(&sqe).cid(54).transport(len as u32))?;
         Ok(Page::decode(&data).expect("a page"))
     }
