@@ -8,14 +8,14 @@ mod board;
 mod link;
 mod reading;
 mod rejoin;
+mod sync;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
     Cause, Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
 };
@@ -25,6 +25,7 @@ use riopipe_order::topology::Topology;
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
+use board::Seen;
 pub use board::{FlushFailures, ReplayBoard};
 pub use link::LinkState;
 use link::{Link, State};
@@ -96,8 +97,7 @@ pub struct StreamSession<P> {
     /// The failure of the stream has been seen here.
     over: bool,
     shared: Arc<FlushFailures>,
-    seen_epoch: u64,
-    seen: Vec<u64>,
+    seen: Seen,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
@@ -119,8 +119,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .zip(0..)
             .map(|(queue, server)| Link::new(queue, board.seat(server), config.start))
             .collect();
-        let seen_epoch = shared.epoch.load(Ordering::Acquire);
-        let seen = shared.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
+        let seen = shared.seen();
         Self {
             marks: Marks { complete: config.start, durable: config.start },
             config,
@@ -134,7 +133,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             unsettled: true,
             over: false,
             shared,
-            seen_epoch,
             seen,
         }
     }
@@ -357,17 +355,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// The failure that poisoned the stream (P6).
     pub fn poll(&mut self) -> Result<Marks, Failure> {
-        let epoch = self.shared.epoch.load(Ordering::Acquire);
-        if epoch != self.seen_epoch {
-            self.seen_epoch = epoch;
-            for (index, seen) in self.seen.iter_mut().enumerate() {
-                let now = self.shared.members[index].load(Ordering::Relaxed);
-                if now != *seen {
-                    *seen = now;
-                    self.engine.flush_failed_elsewhere(Member(index as u8));
-                }
-            }
-        }
+        let Self { shared, seen, engine, .. } = self;
+        shared.news(seen, |member| engine.flush_failed_elsewhere(member));
         self.marks = self.engine.poll();
         match self.engine.failure() {
             None => Ok(self.marks),

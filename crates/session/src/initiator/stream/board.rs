@@ -3,15 +3,23 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use riopipe_order::attribute::Member;
+
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Failed FLUSHes of a volume's drives, shared by its streams (T22).
 #[derive(Debug)]
 pub struct FlushFailures {
-    pub(super) epoch: AtomicU64,
-    pub(super) members: Vec<AtomicU64>,
+    epoch: AtomicU64,
+    members: Vec<AtomicU64>,
+}
+
+/// What one stream has seen of them.
+#[derive(Debug)]
+pub(super) struct Seen {
+    epoch: u64,
+    members: Vec<u64>,
 }
 
 impl FlushFailures {
@@ -25,6 +33,31 @@ impl FlushFailures {
     pub(super) fn fail(&self, member: Member) {
         self.members[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
         self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Those so far are not for who looks from now on.
+    pub(super) fn seen(&self) -> Seen {
+        // The epoch first: a failure that comes in between is looked at once more, not missed.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let members = self.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
+        Seen { epoch, members }
+    }
+
+    /// Tells of the drives of which a FLUSH has failed since the last look: one load, as long as
+    /// there is none.
+    #[inline]
+    pub(super) fn news(&self, seen: &mut Seen, mut each: impl FnMut(Member)) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        if epoch == seen.epoch {
+            return;
+        }
+        seen.epoch = epoch;
+        for ((member, seen), number) in self.members.iter().zip(&mut seen.members).zip(0..) {
+            let now = member.load(Ordering::Relaxed);
+            if core::mem::replace(seen, now) != now {
+                each(Member(number));
+            }
+        }
     }
 }
 
@@ -175,7 +208,9 @@ impl Seat {
     /// Whether nobody reads the server: a replay may start.
     pub(super) fn unread(&self) -> bool {
         debug_assert!(!self.current, "reads may begin again");
-        self.board.servers[usize::from(self.server)].reads.load(Ordering::SeqCst) == 0
+        // Not a mere load, which might be of a moment ago: whoever counts himself after this one
+        // has seen what was written before it, the word above all.
+        self.board.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 
     /// The stream writes there no more.

@@ -1,0 +1,119 @@
+//! What the streams of a volume tell one another, under a model checker: every interleaving, and
+//! every value that the memory model lets a load return. The file under test is compiled as it is,
+//! with the checker's atomics.
+
+extern crate alloc;
+
+#[allow(unreachable_pub)]
+#[path = "../src/initiator/stream/board.rs"]
+mod board;
+
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}
+
+use alloc::sync::Arc;
+use board::{FlushFailures, ReplayBoard};
+use loom::cell::UnsafeCell;
+use loom::thread;
+use riopipe_order::attribute::Member;
+
+/// A failed FLUSH is told to every stream once, whenever it looks (T22).
+#[test]
+fn t22_a_failed_flush_reaches_every_stream_once() {
+    loom::model(|| {
+        let failures = FlushFailures::new(2);
+        let mut seen = failures.seen();
+        let others: Vec<_> = (0..2)
+            .map(|member| {
+                let failures = Arc::clone(&failures);
+                thread::spawn(move || failures.fail(Member(member)))
+            })
+            .collect();
+        let mut told = Vec::new();
+        failures.news(&mut seen, |member| told.push(member.0));
+        for other in others {
+            other.join().unwrap();
+        }
+        failures.news(&mut seen, |member| told.push(member.0));
+        told.sort_unstable();
+        assert_eq!(told, [0, 1]);
+        failures.news(&mut seen, |member| panic!("told again: {member:?}"));
+    });
+}
+
+/// While one stream replays to a server, nobody reads there: not one that began before, not one
+/// that begins meanwhile (P9).
+#[test]
+fn p9_no_read_meets_a_replay() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let board = ReplayBoard::new(1);
+        // What the server shows: replay puts older content there for a moment.
+        let shown = loom::sync::Arc::new(UnsafeCell::new(0));
+        let mut seats = [board.seat(0), board.seat(0)];
+        for seat in &mut seats {
+            seat.bound(1);
+            seat.up_to_date();
+        }
+        let [mut writer, mut reader] = seats;
+        let reads = {
+            let shown = loom::sync::Arc::clone(&shown);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if reader.begin_read() {
+                        // SAFETY: no replay is under way; the checker fails where that is not so.
+                        shown.with(|value| unsafe { assert!([0, 2].contains(&*value)) });
+                        reader.end_read();
+                    }
+                }
+                reader
+            })
+        };
+        // The connection breaks; the target still lives.
+        writer.behind();
+        writer.bound(1);
+        while !writer.unread() {
+            thread::yield_now();
+        }
+        // SAFETY: no read is under way; the checker fails where that is not so.
+        shown.with_mut(|value| unsafe { *value += 2 });
+        writer.up_to_date();
+        let reader = reads.join().unwrap();
+        assert!(board.readable(0), "nothing is left to wait for");
+        drop((writer, reader));
+        assert!(board.readable(0), "who has left keeps nobody waiting");
+    });
+}
+
+/// In a new life of the target nobody reads before every stream has replayed to it.
+#[test]
+fn p9_after_a_restart_all_streams_come_first() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let board = ReplayBoard::new(1);
+        let mut seats = [board.seat(0), board.seat(0)];
+        for seat in &mut seats {
+            seat.bound(1);
+            seat.up_to_date();
+        }
+        let back: Vec<_> = seats
+            .into_iter()
+            .map(|mut seat| {
+                thread::spawn(move || {
+                    seat.behind();
+                    seat.bound(2);
+                    let readable = seat.begin_read();
+                    assert!(!readable, "this stream has not replayed yet");
+                    seat.up_to_date();
+                    seat
+                })
+            })
+            .collect();
+        let back: Vec<_> = back.into_iter().map(|seat| seat.join().unwrap()).collect();
+        assert!(board.readable(0));
+        drop(back);
+    });
+}
