@@ -7,8 +7,22 @@
 //! Nothing here reads a clock or depends on the order of anything but the seed: a seed that fails
 //! fails again, everywhere.
 
+pub mod attempt;
 pub mod block;
+pub mod client;
+pub mod core;
+pub mod crc;
+pub mod draw;
 pub mod drive;
 pub mod fuse;
+pub mod host;
 pub mod log_store;
+pub mod machine;
+pub mod network;
+pub mod oracle;
+pub mod payload;
 pub mod rng;
+pub mod runner;
+pub mod scenario;
+pub mod shrink;
+pub mod world;

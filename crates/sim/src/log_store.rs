@@ -138,8 +138,8 @@ impl LogStore {
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> LogPart {
         let len = range.len();
-        let blank = || Part { bytes: vec![0; len], undo: Vec::new(), fences_left: 0 };
-        self.lock().parts.entry(range.start).or_insert_with(blank);
+        let blank = || Part { bytes: Vec::new(), undo: Vec::new(), fences_left: 0 };
+        self.lock().parts.entry(range.start).or_insert_with(blank).bytes.resize(len, 0);
         LogPart { parts: Arc::clone(&self.parts), at: range.start, len }
     }
 

@@ -1,0 +1,167 @@
+//! A stream's connections: made, lost, made again.
+
+use riopipe_order::engine::Cause;
+use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::stream::LinkState;
+
+use super::stream::Stream;
+use super::wire::Wire;
+use crate::core::{Core, MS};
+use crate::network::{ClientEnd, Role};
+use crate::payload::Payload;
+
+/// The connection to a server.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    pub(super) wire: Option<Wire>,
+    /// The association that the connection belongs to.
+    association: u32,
+    /// The next attempt to have one again, not before.
+    retry_at: u64,
+    replaying: bool,
+}
+
+impl Stream {
+    /// Connects to every server.
+    pub(super) fn start(&mut self, associations: &[u32], end: ClientEnd, core: &mut Core) {
+        for (server, line) in self.lines.iter_mut().enumerate() {
+            let role = Role::Stream { stream: self.id, server: server as u16 };
+            line.association = associations[server];
+            line.wire = Some(Wire::new(core.connect(ClientEnd { role, ..end }, server)));
+        }
+        self.session.start(core.now);
+        self.send(core);
+    }
+
+    /// Which server a connection leads to, if it is one of the stream's.
+    #[must_use]
+    pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
+        let is = |line: &Line| line.wire.as_ref().is_some_and(|wire| wire.conn == conn);
+        self.lines.iter().position(is).map(|server| server as u16)
+    }
+
+    pub(super) fn send(&mut self, core: &mut Core) {
+        for (server, line) in self.lines.iter().enumerate() {
+            if let Some(wire) = &line.wire {
+                wire.send(self.session.outbox(server as u16), core);
+            }
+        }
+    }
+
+    /// Bytes have come from a server.
+    pub(super) fn receive(&mut self, server: u16, bytes: &[u8], core: &mut Core) {
+        let Self { session, lines, reading, .. } = self;
+        let Some(wire) = &mut lines[usize::from(server)].wire else { return };
+        let now = core.now;
+        let into = &mut reading.bytes;
+        let fed = wire.feed(bytes, |bytes| {
+            session.receive(server, now, bytes, &mut |offset, bytes| {
+                if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
+                    part.copy_from_slice(bytes);
+                }
+            })
+        });
+        if let Err(error) = fed {
+            self.lose(server, Cause::Disconnected, &error.to_string(), core);
+        }
+    }
+
+    /// The connection to a server is gone.
+    pub(super) fn lose(&mut self, server: u16, cause: Cause, why: &str, core: &mut Core) {
+        let line = &mut self.lines[usize::from(server)];
+        let Some(wire) = line.wire.take() else { return };
+        line.retry_at = core.now + core.rng.below(2 * MS);
+        line.replaying = false;
+        wire.close(core);
+        let id = self.id;
+        core.trace(|| format!("stream {id}: lost target {server}: {why}"));
+        self.session.lost(server, cause, core.now);
+    }
+
+    /// The target will not have the stream back.
+    pub(super) fn give_up(&mut self, server: u16, cause: Cause, core: &mut Core) {
+        if let Some(wire) = self.lines[usize::from(server)].wire.take() {
+            wire.close(core);
+        }
+        self.session.give_up(server, cause);
+    }
+
+    /// The servers to which a connection is wanted now.
+    #[must_use]
+    pub(super) fn wants_rejoin(&self, core: &Core) -> Vec<u16> {
+        if self.failed {
+            return Vec::new();
+        }
+        let due = |server: &u16| self.lines[usize::from(*server)].retry_at <= core.now;
+        self.session.wants_rejoin().filter(due).collect()
+    }
+
+    /// Connects to a server again.
+    pub(super) fn rejoin(
+        &mut self,
+        server: u16,
+        association: u32,
+        queue: QueuePair<Payload>,
+        end: ClientEnd,
+        core: &mut Core,
+    ) {
+        let role = Role::Stream { stream: self.id, server };
+        let conn = core.connect(ClientEnd { role, ..end }, usize::from(server));
+        let line = &mut self.lines[usize::from(server)];
+        line.wire = Some(Wire::new(conn));
+        line.association = association;
+        self.session.rejoin(server, queue, core.now);
+        let id = self.id;
+        core.trace(|| format!("stream {id}: connects to target {server} again"));
+        self.send(core);
+    }
+
+    /// A server is reached by a new association: a connection of an earlier one is gone, also one
+    /// that is idle and has not noticed.
+    pub(super) fn has_association(&mut self, server: u16, association: u32, core: &mut Core) {
+        if self.lines[usize::from(server)].association != association {
+            self.lose(server, Cause::Disconnected, "its association has ended", core);
+        }
+    }
+
+    /// Gives up what the session has given up, and notes replays that begin.
+    pub(super) fn look_at_links(&mut self, core: &mut Core) {
+        for (server, line) in self.lines.iter_mut().enumerate() {
+            let link = self.session.link(server as u16);
+            if matches!(link, LinkState::Down | LinkState::Dead)
+                && let Some(wire) = line.wire.take()
+            {
+                line.retry_at = core.now + core.rng.below(2 * MS);
+                wire.close(core);
+            }
+            let replaying = link == LinkState::Replaying;
+            if replaying && !line.replaying {
+                core.replays = (core.replays.0 + 1, core.events);
+            }
+            line.replaying = replaying;
+        }
+    }
+
+    /// Whether it replays something right now.
+    #[must_use]
+    pub(super) fn is_replaying(&self) -> bool {
+        self.lines.iter().any(|line| line.replaying)
+    }
+
+    /// Closes all connections at once.
+    pub(super) fn drop_wires(&mut self, core: &mut Core) {
+        for wire in self.lines.iter_mut().filter_map(|line| line.wire.take()) {
+            wire.close(core);
+        }
+    }
+
+    /// Time goes by.
+    pub(super) fn tick(&mut self, core: &mut Core) {
+        if self.failed {
+            return;
+        }
+        while let Some(server) = self.session.stalled(core.now) {
+            self.lose(server, Cause::TimedOut, "it makes no progress", core);
+        }
+    }
+}

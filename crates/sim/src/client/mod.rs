@@ -1,0 +1,450 @@
+//! An initiator's process: what the library does on real sockets, in small.
+//!
+//! It attaches to every target, opens the volume (recovering it if needed), runs its streams, has
+//! lost targets back, reopens streams that failed, and closes in good order.
+
+pub mod intruder;
+mod ledger;
+mod lines;
+mod opening;
+mod running;
+mod server;
+mod stream;
+mod wire;
+mod words;
+
+use std::sync::Arc;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::Cause;
+use riopipe_order::topology::Topology;
+use riopipe_session::initiator::opening::Opening;
+use riopipe_session::initiator::queue_pair::QpConfig;
+use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::wire as rio;
+
+use self::ledger::Ledger;
+use self::server::{Ended, Purpose, Server};
+use self::stream::Stream;
+use crate::core::{Core, Ev, MS};
+use crate::crc::crc32c;
+use crate::machine::subnqn;
+use crate::network::{ClientEnd, Role};
+use crate::oracle::{Drives, Era, Recovered};
+
+/// How often an initiator's clocks are looked at, ns.
+const TICK_NS: u64 = MS;
+
+/// How an attempt to open the volume ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// A log is not the one that is due, or lost (T19).
+    Log(usize),
+    /// A log store has failed: its target has to be started again.
+    LogFailed(usize),
+    /// Somebody else has the volume.
+    Owned,
+    /// Anything else; to be tried again.
+    Other,
+}
+
+struct Volume {
+    generation: u32,
+    era: Era,
+    topology: Topology,
+    nsids: Vec<u32>,
+    shared: Arc<FlushFailures>,
+    board: Arc<ReplayBoard>,
+    ledger: Ledger,
+}
+
+/// The streams that an opening is about.
+enum Errand {
+    /// All: the volume is being opened.
+    Open,
+    /// One that failed is reopened.
+    Reopen(u16),
+    /// The in-place lists of these are acknowledged.
+    Acknowledge(Vec<StreamId>),
+}
+
+enum State {
+    /// Waiting for all targets.
+    Attaching { since: u64, tried: bool },
+    /// Running.
+    Running,
+    /// Giving the volume back; so many targets have not answered.
+    Releasing,
+    /// The volume is closed, or another owner has it.
+    Over,
+}
+
+/// An initiator's process.
+pub struct Client {
+    index: usize,
+    life: u32,
+    up: bool,
+    take_over: bool,
+    accept_lost: bool,
+    servers: Vec<Server>,
+    state: State,
+    opening: Option<(Opening, Errand)>,
+    retry_at: u64,
+    found: Vec<Recovered>,
+    volume: Option<Volume>,
+    streams: Vec<Option<Stream>>,
+    refused: Option<Refused>,
+    fenced: bool,
+    broken: bool,
+    closing: bool,
+    released: bool,
+}
+
+impl Client {
+    /// An initiator that does not run.
+    #[must_use]
+    pub fn new(index: usize) -> Self {
+        Self {
+            index,
+            life: 0,
+            up: false,
+            take_over: false,
+            accept_lost: false,
+            servers: Vec::new(),
+            state: State::Over,
+            opening: None,
+            retry_at: 0,
+            found: Vec::new(),
+            volume: None,
+            streams: Vec::new(),
+            refused: None,
+            fenced: false,
+            broken: false,
+            closing: false,
+            released: false,
+        }
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub const fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Whether it has closed the volume, or has learnt that it is not the owner any more.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    /// Whether it has given the volume back in good order.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        matches!(self.state, State::Over) && self.released
+    }
+
+    /// How far it is, for people.
+    #[must_use]
+    pub fn describe(&self, core: &Core) -> String {
+        if !self.up {
+            return "down".into();
+        }
+        let state = match (&self.state, &self.opening) {
+            (_, Some((opening, _))) => format!("opening ({})", opening.phase().name()),
+            (State::Attaching { .. }, None) => "attaching".into(),
+            (State::Running, None) => "running".into(),
+            (State::Releasing, None) => "releasing".into(),
+            (State::Over, None) => "over".into(),
+        };
+        let streams: Vec<String> =
+            self.streams.iter().flatten().map(|s| s.describe(core)).collect();
+        let up: Vec<bool> = self.servers.iter().map(|s| s.is_up() && s.claimed).collect();
+        format!("{state}, targets {up:?}, streams [{}]", streams.join(", "))
+    }
+
+    /// Whether it can't go on, and has to be started again.
+    #[must_use]
+    pub const fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Whether it was overtaken.
+    #[must_use]
+    pub const fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
+    /// Whether it recovers a volume or stream right now.
+    #[must_use]
+    pub const fn is_opening(&self) -> bool {
+        self.opening.is_some()
+    }
+
+    /// Whether one of its streams replays something right now.
+    #[must_use]
+    pub fn is_replaying(&self) -> bool {
+        self.streams.iter().flatten().any(Stream::is_replaying)
+    }
+
+    /// Which life it is in.
+    #[must_use]
+    pub const fn life(&self) -> u32 {
+        self.life
+    }
+
+    /// Its era, once it has opened the volume.
+    #[must_use]
+    pub fn era(&self) -> Option<Era> {
+        self.volume.as_ref().map(|volume| volume.era)
+    }
+
+    /// Why the volume was last refused to it.
+    pub fn take_refused(&mut self) -> Option<Refused> {
+        self.refused.take()
+    }
+
+    /// Whether it may fence a living owner.
+    pub fn may_take_over(&mut self, yes: bool) {
+        self.take_over = yes;
+    }
+
+    /// Whether it would give up a log that is lost.
+    #[must_use]
+    pub const fn accepts_lost(&self) -> bool {
+        self.accept_lost
+    }
+
+    /// Whether it may give up a log that is lost.
+    pub fn may_accept_lost(&mut self, yes: bool) {
+        self.accept_lost = yes;
+    }
+
+    fn end(&self) -> ClientEnd {
+        ClientEnd { client: self.index, life: self.life, role: Role::Admin(0) }
+    }
+
+    fn hostnqn(&self) -> String {
+        format!("nqn.2026-01.io.example:host{}", self.index)
+    }
+
+    /// Starts the process.
+    pub fn start(&mut self, core: &mut Core) {
+        self.life += 1;
+        self.up = true;
+        let spec = core.scenario.client;
+        self.servers = (0..core.scenario.machines.len())
+            .map(|machine| {
+                let hostid = [0x11 * (self.index as u8 + 1); 16];
+                let config = QpConfig::admin(self.hostnqn(), hostid, subnqn(machine), crc32c);
+                let config = QpConfig {
+                    kato_ms: spec.keep_alive_ms,
+                    header_digest: spec.digests,
+                    data_digest: spec.digests,
+                    ..config
+                };
+                Server::new(machine as u16, config)
+            })
+            .collect();
+        self.state = State::Attaching { since: core.now, tried: false };
+        self.opening = None;
+        self.retry_at = 0;
+        self.found.clear();
+        self.volume = None;
+        self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
+        self.refused = None;
+        self.fenced = false;
+        self.broken = false;
+        self.closing = false;
+        self.released = false;
+        let index = self.index;
+        core.trace(|| format!("initiator {index} starts"));
+        core.after(0, Ev::TickClient { client: self.index, life: self.life });
+    }
+
+    /// The process dies.
+    pub fn kill(&mut self) {
+        self.up = false;
+        self.servers.clear();
+        self.streams.clear();
+        self.opening = None;
+        self.volume = None;
+        self.state = State::Over;
+    }
+
+    /// Everything is to be made durable and closed.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Whether streams have steps to do, or are in the middle of one.
+    #[must_use]
+    pub fn has_work(&self, core: &Core) -> bool {
+        !matches!(self.state, State::Running)
+            || self.opening.is_some()
+            || self.streams.iter().flatten().any(|s| s.has_failed() || s.has_work(core))
+    }
+
+    /// Time goes by.
+    pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
+        let end = self.end();
+        for server in 0..self.servers.len() {
+            if self.servers[server].tick(end, core) {
+                self.lost_target(server, core);
+            }
+        }
+        for stream in self.streams.iter_mut().flatten() {
+            stream.tick(core);
+        }
+        self.advance(drives, core);
+    }
+
+    /// Bytes have come over one of its connections.
+    pub fn receive(
+        &mut self,
+        role: Role,
+        conn: usize,
+        bytes: &[u8],
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) {
+        match role {
+            Role::Admin(server) => {
+                let at = usize::from(server);
+                match self.servers[at].admin_bytes(conn, bytes, core) {
+                    Err(()) => self.lost_target(at, core),
+                    Ok(ended) => {
+                        for ended in ended {
+                            self.ended(at, ended, core);
+                        }
+                    }
+                }
+                self.advance(drives, core);
+            }
+            Role::Undo(server) => {
+                let at = usize::from(server);
+                match self.servers[at].undo_bytes(conn, bytes, core) {
+                    Err(()) => self.lost_target(at, core),
+                    Ok(ended) => {
+                        for (ticket, result) in ended {
+                            self.opening_done(ticket, result.map(|()| Vec::new()), core);
+                        }
+                    }
+                }
+                self.advance(drives, core);
+            }
+            Role::Stream { stream, .. } => {
+                let end = self.end();
+                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
+                    && let Some(server) = stream.server_of(conn)
+                    && let Some(volume) = &mut self.volume
+                {
+                    stream.receive(server, bytes, core);
+                    stream.work(end, &mut volume.ledger, drives, core);
+                }
+            }
+        }
+    }
+
+    /// One of its connections has ended.
+    pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
+        match role {
+            Role::Admin(server) | Role::Undo(server) => {
+                let at = usize::from(server);
+                let undo = matches!(role, Role::Undo(_)) && self.servers[at].has(conn);
+                if self.servers[at].hung_up(conn, core) || undo {
+                    self.lost_target(at, core);
+                }
+            }
+            Role::Stream { stream, .. } => {
+                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
+                    && let Some(server) = stream.server_of(conn)
+                {
+                    stream.lose(server, Cause::Disconnected, "the connection has ended", core);
+                }
+            }
+        }
+        self.advance(drives, core);
+    }
+
+    /// A stream's turn to do its next step.
+    pub fn act(&mut self, stream: u16, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
+            && let Some(volume) = &mut self.volume
+        {
+            stream.act(end, &mut volume.ledger, drives, core);
+        }
+        self.work(drives, core);
+    }
+
+    /// An association is gone, and what was under way with it.
+    fn lost_target(&mut self, _server: usize, core: &mut Core) {
+        if self.opening.take().is_some() {
+            // From any point the same prefix is found: begun again once all targets are there.
+            self.retry_at = core.now + MS;
+        }
+        if matches!(self.state, State::Releasing) {
+            self.state = State::Over;
+        }
+    }
+
+    fn ended(&mut self, server: usize, ended: Ended, core: &mut Core) {
+        match ended.purpose {
+            Purpose::Ping => {}
+            Purpose::Opening(ticket) => self.opening_done(ticket, ended.answer, core),
+            Purpose::Resume => {
+                self.servers[server].claiming = false;
+                match ended.answer {
+                    Ok(_) => {
+                        self.servers[server].claimed = true;
+                        let association = self.servers[server].association;
+                        for stream in self.streams.iter_mut().flatten() {
+                            stream.has_association(server as u16, association, core);
+                        }
+                    }
+                    Err(status) => self.not_resumed(server, status, core),
+                }
+            }
+            Purpose::Release => {
+                self.released = true;
+                self.state = State::Over;
+            }
+        }
+    }
+
+    fn not_resumed(&mut self, server: usize, status: Status, core: &mut Core) {
+        core.trace(|| format!("initiator: target {server} does not have it back: {status}"));
+        self.fenced |= is_fenced(status);
+        if !self.fenced {
+            self.broken = true;
+        }
+        for stream in self.streams.iter_mut().flatten() {
+            stream.give_up(server as u16, Cause::Status(status.code()), core);
+        }
+    }
+
+    /// Goes on with whatever can go on.
+    fn advance(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        match self.state {
+            State::Attaching { since, tried } => self.attach(since, tried, drives, core),
+            State::Running => self.run(drives, core),
+            State::Releasing | State::Over => {}
+        }
+        self.work(drives, core);
+    }
+
+    fn work(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        let Some(volume) = &mut self.volume else { return };
+        for stream in self.streams.iter_mut().flatten() {
+            stream.work(end, &mut volume.ledger, drives, core);
+        }
+    }
+}
+
+/// Whether a status says that another owner has the volume.
+fn is_fenced(status: Status) -> bool {
+    status.is(rio::status::STALE_GENERATION) || status.is(rio::status::NOT_OWNER)
+}

@@ -1,0 +1,268 @@
+//! Opening the volume, reopening a stream, acknowledging in-place lists: the commands of an
+//! [`Opening`] go out, its results come in.
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::Member;
+use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::probe::{self, Rare};
+use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
+use riopipe_session::claim::{ClaimError, Intent};
+use riopipe_session::initiator::opening::{
+    Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
+    Ticket,
+};
+use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::wire as rio;
+
+use super::ledger::Ledger;
+use super::server::Server;
+use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
+use crate::core::{Core, MS};
+use crate::machine::VOLUME;
+use crate::oracle::{Drives, Era, Recovered, Where};
+
+/// How long an initiator waits for a missing target before it tries without, ns.
+const PATIENCE_NS: u64 = 15 * MS;
+
+impl Client {
+    pub(super) fn opening_done(
+        &mut self,
+        ticket: Ticket,
+        answer: Result<Vec<u8>, Status>,
+        core: &mut Core,
+    ) {
+        let Some((opening, _)) = &mut self.opening else { return };
+        let answer = answer.as_deref().map_err(|status| *status);
+        if let Err(error) = opening.done(ticket, answer) {
+            self.opening_failed(&error, core);
+        }
+    }
+
+    pub(super) fn opening_failed(&mut self, error: &OpeningError, core: &mut Core) {
+        core.trace(|| format!("initiator: the volume can't be opened: {error}"));
+        self.opening = None;
+        self.retry_at = core.now + 2 * MS;
+        self.refused = Some(match error {
+            OpeningError::Claim(ClaimError::Owned { .. }) => Refused::Owned,
+            OpeningError::Claim(
+                ClaimError::LogLost { target } | ClaimError::LogMissing { target },
+            ) => Refused::Log(*target),
+            OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {
+                Refused::LogFailed(*server)
+            }
+            OpeningError::TakenOver { .. } => Refused::Owned,
+            _ => Refused::Other,
+        });
+        if let OpeningError::Refused { status, .. } = error
+            && matches!(self.state, State::Running)
+        {
+            self.fenced |= is_fenced(*status);
+        }
+    }
+
+    pub(super) fn attach(&mut self, since: u64, tried: bool, drives: &Drives<'_>, core: &mut Core) {
+        if self.opening.is_some() {
+            return self.open(drives, core);
+        }
+        if core.now < self.retry_at {
+            return;
+        }
+        let all = self.servers.iter().all(Server::is_up);
+        // T20: a target that does not come is missing, and nothing is opened without it.
+        let impatient = !tried && core.now > since + PATIENCE_NS;
+        let some = self.servers.iter().any(Server::is_up);
+        if !all && !(impatient && some) {
+            return;
+        }
+        if !all {
+            self.state = State::Attaching { since, tried: true };
+        }
+        let intent = Intent {
+            engine: EngineKind::Rio,
+            take_over: self.take_over,
+            accept_lost_log: self.accept_lost,
+            label_generation: core.label_generation,
+            streams: core.scenario.volume.streams,
+        };
+        self.begin(Mode::Open(intent), Errand::Open, core);
+        self.open(drives, core);
+    }
+
+    pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
+        match Opening::new(self.config(core), mode) {
+            Ok(opening) => {
+                if !matches!(errand, Errand::Acknowledge(_)) {
+                    core.recoveries = (core.recoveries.0 + 1, core.events);
+                }
+                self.opening = Some((opening, errand));
+            }
+            Err(error) => self.opening_failed(&error, core),
+        }
+    }
+
+    pub(super) fn config(&self, core: &Core) -> OpeningConfig {
+        let spec = &core.scenario;
+        let servers = self.servers.iter().enumerate().map(|(machine, server)| {
+            let members = spec.volume.members.iter().enumerate();
+            let members = members.filter(|(_, (at, _))| *at == machine);
+            let controller = server.controller().filter(|_| server.is_up());
+            OpeningServer {
+                present: controller.is_some(),
+                speaks: true,
+                logged: true,
+                transfer_bytes_max: controller.map_or(1 << 20, |c| c.mdts_bytes as usize),
+                members: members
+                    .map(|(member, (_, drive))| OpeningMember {
+                        place: MemberNamespace {
+                            member: Member(member as u8),
+                            nsid: *drive as u32 + 1,
+                        },
+                        start: u64::from(spec.volume.first),
+                        blocks: u64::from(spec.machines[machine].blocks - spec.volume.first),
+                        volatile: volatile(core, machine),
+                    })
+                    .collect(),
+            }
+        });
+        OpeningConfig { volume: VOLUME, servers: servers.collect() }
+    }
+
+    /// Gives out the opening's commands, and takes its results.
+    pub(super) fn open(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        loop {
+            let Some((opening, _)) = &mut self.opening else { return };
+            match opening.phase() {
+                Phase::Claimed => core.label_generation = opening.generation(),
+                Phase::Over => return self.opened(drives, core),
+                _ => {}
+            }
+            if opening.phase().is_pause() {
+                if let Err(error) = opening.go_on() {
+                    return self.opening_failed(&error, core);
+                }
+                continue;
+            }
+            let io = matches!(opening.phase(), Phase::Undo | Phase::Flush);
+            for (at, server) in self.servers.iter_mut().enumerate() {
+                if io && !server.is_ready_for_io(end, core)
+                    || opening.put_off(at).is_some() && core.now < self.retry_at
+                {
+                    continue;
+                }
+                while let Some((ticket, call)) = opening.next(at) {
+                    let index = self.index;
+                    core.trace(|| {
+                        format!("initiator {index}: target {at}: {}", words::call(&call))
+                    });
+                    server.opening_call(ticket, &call, end, core);
+                    if opening.put_off(at).is_some() {
+                        // A moment later.
+                        self.retry_at = core.now + MS / 4;
+                        break;
+                    }
+                }
+            }
+            return;
+        }
+    }
+
+    pub(super) fn opened(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let Some((opening, errand)) = self.opening.take() else { return };
+        let generation = opening.generation();
+        let slots = opening.statuses().iter().map(|(_, status)| status.slots).collect();
+        let outcome = opening.into_outcome();
+        match errand {
+            Errand::Open => {
+                self.found = found(&outcome, core);
+                core.trace(|| format!("initiator: recovered: {:?}", self.found));
+                let era = core.oracle.recovered(&self.found, drives);
+                core.era = era;
+                self.volume = self.volume(generation, era, slots, core);
+                for server in &mut self.servers {
+                    server.claimed = true;
+                    server.close_undo(core);
+                }
+                self.state = State::Running;
+                self.accept_lost = false;
+                self.take_over = false;
+            }
+            Errand::Reopen(stream) => {
+                let found = found(&outcome, core);
+                core.trace(|| format!("initiator: reopened: {found:?}"));
+                probe::hit(Rare::Reopened);
+                for server in &mut self.servers {
+                    server.close_undo(core);
+                }
+                if let (Some(volume), Some(found)) = (&mut self.volume, found.first()) {
+                    core.oracle.reopened(volume.era, found, drives);
+                    volume.ledger.forget(stream, found.last);
+                    self.found.retain(|other| other.stream != stream);
+                    self.found.push(found.clone());
+                }
+                self.streams[usize::from(stream)] = None;
+            }
+            Errand::Acknowledge(streams) => {
+                for stream in streams {
+                    self.found.iter_mut().filter(|f| f.stream == stream.0).for_each(|f| {
+                        f.in_place.clear();
+                    });
+                }
+            }
+        }
+        self.run(drives, core);
+    }
+
+    pub(super) fn volume(
+        &self,
+        generation: u32,
+        era: Era,
+        slots: Vec<u32>,
+        core: &Core,
+    ) -> Option<Volume> {
+        let spec = &core.scenario;
+        let members = spec.volume.members.iter().map(|(machine, _)| MemberInfo {
+            server: *machine as u16,
+            start: u64::from(spec.volume.first),
+            blocks: u64::from(spec.machines[*machine].blocks - spec.volume.first),
+            request_blocks_max: spec.volume.request_blocks,
+            volatile: volatile(core, *machine),
+        });
+        let servers = slots.into_iter().map(|slots| ServerInfo { slots });
+        let topology =
+            Topology::new(members.collect(), servers.collect(), spec.volume.unit).ok()?;
+        let released = self.found.iter().map(|found| found.last).collect();
+        Some(Volume {
+            generation,
+            era,
+            nsids: spec.volume.members.iter().map(|(_, drive)| *drive as u32 + 1).collect(),
+            shared: FlushFailures::new(topology.members().len()),
+            board: ReplayBoard::new(topology.servers().len()),
+            topology,
+            ledger: Ledger::new(core.map.len(), released),
+        })
+    }
+}
+
+/// Whether the target says of its drives that they have volatile caches: it says it of all.
+fn volatile(core: &Core, machine: usize) -> bool {
+    core.scenario.machines[machine].drives.iter().any(|drive| !drive.plp)
+}
+
+/// What the oracle has to know of a recovery.
+fn found(outcome: &Outcome, core: &Core) -> Vec<Recovered> {
+    let members = &core.scenario.volume.members;
+    let blocks = |extent: &riopipe_order::recovery::DriveExtent| {
+        let (machine, drive) = members[usize::from(extent.member.0)];
+        let first = extent.lba as u32;
+        (first..first + extent.blocks as u32).map(move |lba| Where { machine, drive, lba })
+    };
+    let streams = outcome.streams.iter().map(|stream| Recovered {
+        stream: stream.plan.stream.0,
+        last: stream.plan.k,
+        tag: stream.plan.tag,
+        in_place: stream.plan.in_place.iter().flat_map(|update| blocks(&update.extent)).collect(),
+    });
+    streams.collect()
+}

@@ -1,0 +1,169 @@
+//! A volume that is open: its streams start, have lost targets back, are reopened, and end.
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_session::initiator::opening::Mode;
+use riopipe_session::initiator::stream::CONTROL_COMMANDS;
+use riopipe_session::wire as rio;
+
+use super::server::Purpose;
+use super::stream::{Setup, Stream};
+use super::{Client, Errand, Refused, State, is_fenced};
+use crate::core::Core;
+use crate::machine::VOLUME;
+use crate::oracle::Drives;
+
+impl Client {
+    /// The volume is open: acknowledges, starts streams, has targets back, reopens, closes.
+    pub(super) fn run(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        if self.opening.is_some() {
+            return self.open(drives, core);
+        }
+        if !matches!(self.state, State::Running) || self.volume.is_none() {
+            return;
+        }
+        let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
+        self.resume_targets(core);
+        for stream in self.streams.iter_mut().flatten() {
+            if let Some((server, status)) = stream.take_refused() {
+                self.fenced |= is_fenced(status);
+                if status.is(rio::status::LOG_FAILED) {
+                    self.refused = Some(Refused::LogFailed(usize::from(server)));
+                }
+            }
+        }
+        if all && core.now >= self.retry_at {
+            self.acknowledge(core);
+            if self.opening.is_some() {
+                return self.open(drives, core);
+            }
+            self.start_streams(core);
+            if let Some(stream) = self.failed_stream() {
+                self.reopen(stream, core);
+                return self.open(drives, core);
+            }
+        }
+        self.rejoin_streams(core);
+        if self.closing {
+            self.wind_up(core);
+        }
+    }
+
+    /// Connects streams again to targets that have them back (P7).
+    pub(super) fn rejoin_streams(&mut self, core: &mut Core) {
+        let end = self.end();
+        let depth = core.scenario.client.depth + CONTROL_COMMANDS + 1;
+        for (id, stream) in self.streams.iter_mut().enumerate() {
+            let Some(stream) = stream else { continue };
+            for at in stream.wants_rejoin(core) {
+                let server = &self.servers[usize::from(at)];
+                if server.is_up()
+                    && server.claimed
+                    && let Some(queue) = server.io_queue(id as u16 + 2, depth as u16)
+                {
+                    stream.rejoin(at, server.association, queue, end, core);
+                }
+            }
+        }
+    }
+
+    pub(super) fn acknowledge(&mut self, core: &mut Core) {
+        let pending = self.found.iter().filter(|found| !found.in_place.is_empty());
+        let streams: Vec<StreamId> = pending.map(|found| StreamId(found.stream)).collect();
+        let Some(volume) = self.volume.as_ref().filter(|_| !streams.is_empty()) else { return };
+        for stream in &streams {
+            core.oracle.acknowledged(stream.0);
+        }
+        let generation = volume.generation;
+        let mode = Mode::Acknowledge { generation, streams: streams.clone() };
+        self.begin(mode, Errand::Acknowledge(streams), core);
+    }
+
+    pub(super) fn start_streams(&mut self, core: &mut Core) {
+        let end = self.end();
+        let Some(volume) = &self.volume else { return };
+        for id in 0..self.streams.len() as u16 {
+            if self.streams[usize::from(id)].is_some() {
+                continue;
+            }
+            let start = self.found.iter().find(|f| f.stream == id).map_or(Seq::ZERO, |f| f.last);
+            let depth = core.scenario.client.depth + CONTROL_COMMANDS + 1;
+            let queues = self.servers.iter().map(|s| s.io_queue(id + 2, depth as u16));
+            let Some(queues) = queues.collect::<Option<Vec<_>>>() else { return };
+            let setup = Setup {
+                id,
+                generation: volume.generation,
+                start,
+                era: volume.era,
+                topology: &volume.topology,
+                nsids: &volume.nsids,
+                shared: &volume.shared,
+                board: &volume.board,
+            };
+            let mut stream = Stream::new(&setup, queues, core);
+            let associations: Vec<u32> = self.servers.iter().map(|s| s.association).collect();
+            stream.start(&associations, end, core);
+            self.streams[usize::from(id)] = Some(stream);
+        }
+    }
+
+    /// Claims the volume again from targets that have come back (P7).
+    pub(super) fn resume_targets(&mut self, core: &mut Core) {
+        let Some(volume) = &self.volume else { return };
+        let config = self.config(core);
+        for (at, server) in self.servers.iter_mut().enumerate() {
+            if !server.is_up() || server.claimed || server.claiming || self.fenced || self.broken {
+                continue;
+            }
+            let claim = rio::Claim {
+                volume: VOLUME,
+                generation: volume.generation,
+                create: false,
+                take_over: false,
+                unlogged: false,
+                resume: true,
+                streams: core.scenario.volume.streams,
+                slots: 0,
+                members: config.servers[at].members.iter().map(|m| m.place).collect(),
+            };
+            server.claiming = true;
+            server.call(Purpose::Resume, rio::claim_command(), &claim.encode(), 0, core);
+        }
+    }
+
+    pub(super) fn failed_stream(&self) -> Option<u16> {
+        if self.fenced {
+            return None;
+        }
+        let failed = |stream: &Option<Stream>| stream.as_ref().is_some_and(Stream::has_failed);
+        self.streams.iter().position(failed).map(|at| at as u16)
+    }
+
+    pub(super) fn reopen(&mut self, id: u16, core: &mut Core) {
+        let Some(volume) = &self.volume else { return };
+        let generation = volume.generation;
+        if let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) {
+            stream.drop_wires(core);
+        }
+        let mode = Mode::Reopen { generation, streams: vec![StreamId(id)] };
+        self.begin(mode, Errand::Reopen(id), core);
+    }
+
+    pub(super) fn wind_up(&mut self, core: &mut Core) {
+        for stream in self.streams.iter_mut().flatten() {
+            stream.close(core);
+        }
+        let closed = |stream: &Option<Stream>| stream.as_ref().is_some_and(Stream::is_closed);
+        let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
+        if !self.streams.iter().all(closed) || !all {
+            return;
+        }
+        for stream in self.streams.iter_mut().flatten() {
+            stream.drop_wires(core);
+        }
+        for server in &mut self.servers {
+            let release = rio::release_command(VOLUME, false);
+            server.call(Purpose::Release, release, &[], 0, core);
+        }
+        self.state = State::Releasing;
+    }
+}

@@ -1,0 +1,400 @@
+//! An initiator's association with one target: attached, kept alive, found again.
+
+use std::collections::BTreeMap;
+
+use riopipe_nvme::command::{Sqe, Status, admin};
+use riopipe_session::initiator::attach::{Attach, Controller};
+use riopipe_session::initiator::opening::{Call, Ticket};
+use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::outbox::Outbox;
+
+use super::wire::Wire;
+use crate::core::{Core, MS};
+use crate::network::{ClientEnd, Role};
+use crate::payload::Payload;
+
+/// A target is asked for a sign of life this often, ns.
+const PING_NS: u64 = 10 * MS;
+/// A target that owes an answer on its admin queue for so long is given up, ns.
+const ANSWER_NS: u64 = 80 * MS;
+/// How long until the next attempt to connect, ns at most.
+const RETRY_NS: u64 = 4 * MS;
+
+/// What an admin command was sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A sign of life.
+    Ping,
+    /// The opening of the volume.
+    Opening(Ticket),
+    /// Taking the volume again after the association had gone.
+    Resume,
+    /// Giving the volume back.
+    Release,
+}
+
+/// The end of an admin command.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// What it was for.
+    pub(super) purpose: Purpose,
+    /// How it ended, with the data that came.
+    pub(super) answer: Result<Vec<u8>, Status>,
+}
+
+#[derive(Debug)]
+enum State {
+    Down { retry_at: u64 },
+    Attaching(Box<Attach<Payload>>, Wire),
+    Up(Box<QueuePair<Payload>>, Wire),
+}
+
+/// An I/O queue of the owner, for undo.
+#[derive(Debug)]
+struct UndoQueue {
+    queue: QueuePair<Payload>,
+    out: Outbox<Payload>,
+    wire: Wire,
+    ready: bool,
+}
+
+/// A target, as an initiator sees it.
+#[derive(Debug)]
+pub(super) struct Server {
+    index: u16,
+    config: QpConfig,
+    state: State,
+    out: Outbox<Payload>,
+    controller: Option<Controller>,
+    calls: BTreeMap<u64, (Purpose, Vec<u8>)>,
+    next_call: u64,
+    heard: u64,
+    asked: u64,
+    undo: Option<UndoQueue>,
+    undo_calls: BTreeMap<u64, Ticket>,
+    undo_heard: u64,
+    /// Counts its associations.
+    pub(super) association: u32,
+    /// The volume was claimed in this association.
+    pub(super) claimed: bool,
+    /// A claim to have it again is under way.
+    pub(super) claiming: bool,
+}
+
+impl Server {
+    /// A target that nobody has talked to yet.
+    #[must_use]
+    pub(super) fn new(index: u16, config: QpConfig) -> Self {
+        Self {
+            index,
+            config,
+            state: State::Down { retry_at: 0 },
+            out: Outbox::new(),
+            controller: None,
+            calls: BTreeMap::new(),
+            next_call: 1,
+            heard: 0,
+            asked: 0,
+            undo: None,
+            undo_calls: BTreeMap::new(),
+            undo_heard: 0,
+            association: 0,
+            claimed: false,
+            claiming: false,
+        }
+    }
+
+    /// Whether its association is there.
+    #[must_use]
+    pub(super) const fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(..))
+    }
+
+    /// The controller, as last attached.
+    #[must_use]
+    pub(super) const fn controller(&self) -> Option<&Controller> {
+        self.controller.as_ref()
+    }
+
+    /// A new I/O queue of the association.
+    #[must_use]
+    pub(super) fn io_queue(&self, qid: u16, depth: u16) -> Option<QueuePair<Payload>> {
+        let controller = self.controller.as_ref().filter(|_| self.is_up())?;
+        let mut queue = QueuePair::new(self.config.io_queue(controller.cntlid, qid, depth));
+        queue.set_in_capsule(controller.in_capsule_bytes);
+        Some(queue)
+    }
+
+    /// Time goes by: connects, keeps alive, gives up who owes answers. Whether something that was
+    /// asked will not be answered.
+    pub(super) fn tick(&mut self, end: ClientEnd, core: &mut Core) -> bool {
+        match &mut self.state {
+            State::Down { retry_at } if *retry_at <= core.now => {
+                let machine = usize::from(self.index);
+                let end = ClientEnd { role: Role::Admin(self.index), ..end };
+                let wire = Wire::new(core.connect(end, machine));
+                let mut attach = Box::new(Attach::new(self.config.clone(), 32));
+                attach.start(&mut self.out);
+                wire.send(&mut self.out, core);
+                self.heard = core.now;
+                self.state = State::Attaching(attach, wire);
+                false
+            }
+            State::Down { .. } => false,
+            State::Attaching(attach, wire) => {
+                if core.now > self.heard + ANSWER_NS {
+                    return self.lose("it does not answer", core);
+                }
+                attach.tick(core.now, &mut self.out);
+                wire.send(&mut self.out, core);
+                false
+            }
+            State::Up(..) => {
+                if !self.calls.is_empty() && core.now > self.heard + ANSWER_NS {
+                    return self.lose("it does not answer", core);
+                }
+                if self.undo.as_ref().is_some_and(|undo| !undo.ready || !self.undo_calls.is_empty())
+                    && core.now > self.undo_heard + ANSWER_NS
+                {
+                    self.close_undo(core);
+                    return true;
+                }
+                if self.calls.is_empty() && core.now > self.asked + PING_NS {
+                    self.call(Purpose::Ping, Sqe::new(admin::KEEP_ALIVE, 0), &[], 0, core);
+                }
+                false
+            }
+        }
+    }
+
+    /// The association is gone; always true.
+    pub(super) fn lose(&mut self, why: &str, core: &mut Core) -> bool {
+        if let State::Attaching(_, wire) | State::Up(_, wire) = &self.state {
+            wire.close(core);
+        }
+        let (index, now) = (self.index, core.now);
+        core.trace(|| format!("initiator: lost target {index}: {why}"));
+        self.state = State::Down { retry_at: now + MS / 2 + core.rng.below(RETRY_NS) };
+        self.out.clear();
+        self.calls.clear();
+        self.claimed = false;
+        self.claiming = false;
+        self.close_undo(core);
+        true
+    }
+
+    /// Sends an admin command.
+    pub(super) fn call(
+        &mut self,
+        purpose: Purpose,
+        sqe: Sqe,
+        send: &[u8],
+        receive: usize,
+        core: &mut Core,
+    ) {
+        let State::Up(queue, wire) = &mut self.state else { return };
+        let user = self.next_call;
+        self.next_call += 1;
+        let data = match (send.is_empty(), receive) {
+            (false, _) => Data::Bytes(send),
+            (true, 0) => Data::None,
+            (true, len) => Data::Read(len as u32),
+        };
+        if queue.submit(sqe, user, data, &mut self.out).is_err() {
+            // The admin queue has more entries than anybody here has calls.
+            debug_assert!(false, "the admin queue is full");
+            return;
+        }
+        if self.calls.is_empty() {
+            self.heard = core.now;
+        }
+        self.asked = core.now;
+        self.calls.insert(user, (purpose, vec![0; receive]));
+        wire.send(&mut self.out, core);
+    }
+
+    /// Sends a command of the opening; whether it could be.
+    pub(super) fn opening_call(
+        &mut self,
+        ticket: Ticket,
+        call: &Call,
+        end: ClientEnd,
+        core: &mut Core,
+    ) {
+        match call {
+            Call::Admin { sqe, send, receive } => {
+                self.call(Purpose::Opening(ticket), *sqe, send, *receive, core);
+            }
+            Call::Io { sqe } => {
+                self.open_undo(end, core);
+                if let Some(undo) = &mut self.undo {
+                    if self.undo_calls.is_empty() {
+                        self.undo_heard = core.now;
+                    }
+                    self.undo_calls.insert(u64::from(ticket.0), ticket);
+                    let sent =
+                        undo.queue.submit(*sqe, u64::from(ticket.0), Data::None, &mut undo.out);
+                    debug_assert!(sent.is_ok(), "{sent:?}");
+                    undo.wire.send(&mut undo.out, core);
+                }
+            }
+        }
+    }
+
+    /// Whether a command of this kind can be sent now; makes it so for later.
+    pub(super) fn is_ready_for_io(&mut self, end: ClientEnd, core: &mut Core) -> bool {
+        self.open_undo(end, core);
+        self.undo.as_ref().is_some_and(|undo| undo.ready)
+    }
+
+    fn open_undo(&mut self, end: ClientEnd, core: &mut Core) {
+        if self.undo.is_some() {
+            return;
+        }
+        let Some(mut queue) = self.io_queue(1, 68) else { return };
+        let end = ClientEnd { role: Role::Undo(self.index), ..end };
+        let wire = Wire::new(core.connect(end, usize::from(self.index)));
+        let mut out = Outbox::new();
+        queue.start(&mut out);
+        wire.send(&mut out, core);
+        self.undo = Some(UndoQueue { queue, out, wire, ready: false });
+        self.undo_heard = core.now;
+    }
+
+    /// The queue for undo is not needed any more.
+    pub(super) fn close_undo(&mut self, core: &mut Core) {
+        if let Some(undo) = self.undo.take() {
+            undo.wire.close(core);
+        }
+        self.undo_calls.clear();
+    }
+
+    /// Bytes have come on the admin queue.
+    ///
+    /// # Errors
+    /// The association is gone.
+    pub(super) fn admin_bytes(
+        &mut self,
+        conn: usize,
+        bytes: &[u8],
+        core: &mut Core,
+    ) -> Result<Vec<Ended>, ()> {
+        let mut ended = Vec::new();
+        let (now, out) = (core.now, &mut self.out);
+        let fed: Result<(), String> = match &mut self.state {
+            State::Attaching(attach, wire) if wire.conn == conn => {
+                self.heard = now;
+                let fed = wire
+                    .feed(bytes, |bytes| attach.receive(now, bytes, out))
+                    .map_err(|e| e.to_string());
+                wire.send(out, core);
+                fed
+            }
+            State::Up(queue, wire) if wire.conn == conn => {
+                self.heard = now;
+                let calls = &mut self.calls;
+                let fed = wire
+                    .feed(bytes, |bytes| {
+                        queue.receive(bytes, out, |event| match event {
+                            Event::Ready { .. } => {}
+                            Event::Data { user, offset, bytes } => {
+                                if let Some((_, page)) = calls.get_mut(&user) {
+                                    let at = offset as usize;
+                                    page[at..at + bytes.len()].copy_from_slice(bytes);
+                                }
+                            }
+                            Event::Done { user, cqe } => {
+                                if let Some((purpose, page)) = calls.remove(&user) {
+                                    let status = cqe.status();
+                                    let answer =
+                                        if status.is_ok() { Ok(page) } else { Err(status) };
+                                    ended.push(Ended { purpose, answer });
+                                }
+                            }
+                        })
+                    })
+                    .map_err(|e| e.to_string());
+                wire.send(out, core);
+                fed
+            }
+            _ => return Ok(ended),
+        };
+        if let Err(why) = fed {
+            self.lose(&why, core);
+            return Err(());
+        }
+        self.attached();
+        Ok(ended)
+    }
+
+    fn attached(&mut self) {
+        let State::Attaching(attach, _) = &self.state else { return };
+        if !attach.is_attached() {
+            return;
+        }
+        let was = core::mem::replace(&mut self.state, State::Down { retry_at: 0 });
+        if let State::Attaching(attach, wire) = was
+            && let Some((queue, controller)) = attach.finish()
+        {
+            self.controller = Some(controller);
+            self.association += 1;
+            self.state = State::Up(Box::new(queue), wire);
+        }
+    }
+
+    /// Bytes have come on the queue for undo.
+    ///
+    /// # Errors
+    /// The queue is gone.
+    pub(super) fn undo_bytes(
+        &mut self,
+        conn: usize,
+        bytes: &[u8],
+        core: &mut Core,
+    ) -> Result<Vec<(Ticket, Result<(), Status>)>, ()> {
+        let mut ended = Vec::new();
+        let Some(undo) = self.undo.as_mut().filter(|undo| undo.wire.conn == conn) else {
+            return Ok(ended);
+        };
+        self.undo_heard = core.now;
+        let UndoQueue { queue, out, wire, ready } = undo;
+        let calls = &mut self.undo_calls;
+        let fed = wire.feed(bytes, |bytes| {
+            queue.receive(bytes, out, |event| match event {
+                Event::Ready { .. } => *ready = true,
+                Event::Data { .. } => {}
+                Event::Done { user, cqe } => {
+                    if let Some(ticket) = calls.remove(&user) {
+                        let status = cqe.status();
+                        ended.push((ticket, if status.is_ok() { Ok(()) } else { Err(status) }));
+                    }
+                }
+            })
+        });
+        wire.send(out, core);
+        if fed.is_err() {
+            self.close_undo(core);
+            return Err(());
+        }
+        Ok(ended)
+    }
+
+    /// Which of its connections this is, if it is one of them still.
+    #[must_use]
+    pub(super) fn has(&self, conn: usize) -> bool {
+        let admin = match &self.state {
+            State::Attaching(_, wire) | State::Up(_, wire) => wire.conn == conn,
+            State::Down { .. } => false,
+        };
+        admin || self.undo.as_ref().is_some_and(|undo| undo.wire.conn == conn)
+    }
+
+    /// A connection of it has ended; whether the association is gone with it.
+    pub(super) fn hung_up(&mut self, conn: usize, core: &mut Core) -> bool {
+        if self.undo.as_ref().is_some_and(|undo| undo.wire.conn == conn) {
+            self.close_undo(core);
+            return false;
+        }
+        self.has(conn) && self.lose("the connection has ended", core)
+    }
+}

@@ -1,0 +1,202 @@
+//! What every part of the simulated cluster needs: the clock, what is to come, the network, the
+//! oracle, and a place to write down what happens.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::network::{Chunk, ClientEnd, Network, Way};
+use crate::oracle::{Era, Oracle, Where};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+
+/// Nanoseconds of a microsecond.
+pub const US: u64 = 1_000;
+/// Nanoseconds of a millisecond.
+pub const MS: u64 = 1_000_000;
+
+/// Something that is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ev {
+    /// Something arrives over a connection.
+    Arrive {
+        /// The connection.
+        conn: usize,
+        /// Toward the target.
+        up: bool,
+    },
+    /// A drive finishes an operation.
+    Drive {
+        /// The machine.
+        machine: usize,
+        /// Its drive.
+        drive: usize,
+        /// The operation.
+        flight: u64,
+    },
+    /// A machine's target is started.
+    StartMachine(usize),
+    /// A machine's clocks are looked at.
+    TickMachine(usize),
+    /// An initiator is started.
+    StartClient(usize),
+    /// An initiator's clocks are looked at.
+    TickClient {
+        /// Which.
+        client: usize,
+        /// In which life.
+        life: u32,
+    },
+    /// A stream does its next step.
+    Act {
+        /// The initiator.
+        client: usize,
+        /// In which life.
+        life: u32,
+        /// The stream.
+        stream: u16,
+    },
+    /// A machine that was cut off is reached again.
+    Heal,
+}
+
+/// See [the module](self).
+pub struct Core {
+    /// The time, ns.
+    pub now: u64,
+    heap: BinaryHeap<Reverse<(u64, u64, Ev)>>,
+    order: u64,
+    /// Events so far.
+    pub events: u64,
+    /// All connections.
+    pub net: Network,
+    /// What is promised.
+    pub oracle: Oracle,
+    /// Chance for the initiators.
+    pub rng: Rng,
+    /// What happened, if somebody wants to know.
+    trace: Option<Vec<String>>,
+    /// What is simulated.
+    pub scenario: Scenario,
+    /// Where each block of the volume lies.
+    pub map: Vec<Where>,
+    /// For each stream, its steps and how many of them have been begun.
+    pub steps: Vec<(Vec<usize>, usize)>,
+    /// The generation on the volume's labels.
+    pub label_generation: u32,
+    /// The era of whoever opened the volume last.
+    pub era: Era,
+    /// Faults have stopped: everything is to end now.
+    pub calm: bool,
+    /// Recoveries that have begun, and when the last one did, in events.
+    pub recoveries: (u32, u64),
+    /// Replays that have begun, and when the last one did, in events.
+    pub replays: (u32, u64),
+    /// Tags given so far.
+    pub tags: u64,
+    spare: Vec<u64>,
+}
+
+impl Core {
+    /// The beginning of a run.
+    #[must_use]
+    pub fn new(scenario: Scenario, map: Vec<Where>, traced: bool) -> Self {
+        let mut rng = Rng::new(scenario.seed);
+        let net = Network::new(scenario.net, rng.fork(0));
+        let oracle = Oracle::new(&scenario, &map);
+        let mut steps = vec![(Vec::new(), 0); usize::from(scenario.volume.streams)];
+        for (at, step) in scenario.steps.iter().enumerate() {
+            if let Some((steps, _)) = steps.get_mut(usize::from(step.stream)) {
+                steps.push(at);
+            }
+        }
+        Self {
+            now: MS,
+            heap: BinaryHeap::new(),
+            order: 0,
+            events: 0,
+            net,
+            oracle,
+            rng: rng.fork(1),
+            trace: traced.then(Vec::new),
+            scenario,
+            map,
+            steps,
+            label_generation: 0,
+            era: 0,
+            calm: false,
+            recoveries: (0, 0),
+            replays: (0, 0),
+            tags: 0,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Something is to come at a time.
+    pub fn at(&mut self, time: u64, ev: Ev) {
+        self.order += 1;
+        self.heap.push(Reverse((time.max(self.now), self.order, ev)));
+    }
+
+    /// Something is to come after a while.
+    pub fn after(&mut self, delay: u64, ev: Ev) {
+        self.at(self.now + delay, ev);
+    }
+
+    /// The next thing that comes; the clock goes on to it.
+    pub fn next(&mut self) -> Option<Ev> {
+        let Reverse((time, _, ev)) = self.heap.pop()?;
+        self.now = time;
+        self.events += 1;
+        Some(ev)
+    }
+
+    /// Sends bytes over a connection.
+    pub fn send(&mut self, conn: usize, way: Way, bytes: Vec<u8>) {
+        let mut at = core::mem::take(&mut self.spare);
+        self.net.send(conn, way, bytes, self.now, &mut at);
+        for time in at.drain(..) {
+            self.at(time, Ev::Arrive { conn, up: way == Way::Up });
+        }
+        self.spare = at;
+    }
+
+    /// Opens a connection to a machine; whether anybody answers there is seen later.
+    pub fn connect(&mut self, end: ClientEnd, machine: usize) -> usize {
+        let conn = self.net.open(end, machine);
+        let time = self.net.put(conn, Way::Up, Chunk::Open, self.now);
+        self.at(time, Ev::Arrive { conn, up: true });
+        conn
+    }
+
+    /// Ends one direction of a connection.
+    pub fn end(&mut self, conn: usize, way: Way) {
+        if let Some(time) = self.net.end(conn, way, self.now) {
+            self.at(time, Ev::Arrive { conn, up: way == Way::Up });
+        }
+    }
+
+    /// Nobody is there at the other end any more: the initiator learns of it.
+    pub fn refuse(&mut self, conn: usize) {
+        let time = self.net.refuse(conn, self.now);
+        self.at(time, Ev::Arrive { conn, up: false });
+    }
+
+    /// Whether what happens is written down.
+    #[must_use]
+    pub const fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// Writes down what happens, if somebody wants to know.
+    pub fn trace(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            let us = self.now / US;
+            trace.push(format!("{:>7} {:>9}.{:03} us  {}", self.events, us, self.now % US, what()));
+        }
+    }
+
+    /// What was written down.
+    pub fn take_trace(&mut self) -> Vec<String> {
+        self.trace.take().unwrap_or_default()
+    }
+}

@@ -1,0 +1,259 @@
+//! Draws a scenario from a seed: topology, workload, options and faults.
+//!
+//! What a seed draws may change from version to version; a [`Scenario`] that was written down does
+//! not.
+
+use crate::drive::{DriveFault, DriveSpec};
+use crate::log_store::LogStoreKind;
+use crate::network::NetSpec;
+use crate::oracle::PATIENT_MS;
+use crate::rng::Rng;
+use crate::scenario::{
+    ClientSpec, Ends, Fault, MachineSpec, Op, Place, Scenario, Step, VolumeSpec, What, When,
+    WriteOp,
+};
+
+/// The scenario of a seed.
+#[must_use]
+pub fn draw(seed: u64) -> Scenario {
+    let mut rng = Rng::new(seed);
+    let machines = machines(&mut rng);
+    let volume = volume(&machines, &mut rng);
+    let client = client(&mut rng);
+    let net = net(&mut rng);
+    let steps = steps(&machines, &volume, &mut rng);
+    let faults = faults(&machines, &volume, steps.len(), &mut rng);
+    Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults }
+}
+
+fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
+    let count = *rng.pick(&[1, 1, 2, 2, 2, 2, 3]);
+    let log =
+        *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::File]);
+    let plp = *rng.pick(&[0, 0, 50, 100]);
+    let garbage = *rng.pick(&[0, 100]);
+    let at_once = *rng.pick(&[0, 0, 10, 60]);
+    let latency_us = *rng.pick(&[10, 60, 60, 300]);
+    let blocks = 8 + *rng.pick(&[12, 24, 48, 96]);
+    let spec = |rng: &mut Rng| DriveSpec {
+        plp: rng.percent(plp),
+        garbage: rng.percent(garbage),
+        at_once,
+        latency_us,
+    };
+    (0..count)
+        .map(|_| {
+            let drives = *rng.pick(&[1, 1, 2]);
+            let drives = (0..drives).map(|_| spec(rng)).collect();
+            MachineSpec { log, drives, blocks }
+        })
+        .collect()
+}
+
+fn volume(machines: &[MachineSpec], rng: &mut Rng) -> VolumeSpec {
+    let mut members = Vec::new();
+    for (at, machine) in machines.iter().enumerate() {
+        members.extend((0..machine.drives.len()).map(|drive| (at, drive)));
+    }
+    for at in (1..members.len()).rev() {
+        members.swap(at, rng.index(at + 1));
+    }
+    let start = match rng.below(8) {
+        0 => (1 << 32) - 1 - rng.below(24),
+        1 => (1 << 31) - rng.below(24),
+        2 => (3 << 32) - 1 - rng.below(24),
+        _ => 0,
+    };
+    VolumeSpec {
+        streams: *rng.pick(&[1, 1, 2, 2, 3, 4]),
+        slots: *rng.pick(&[6, 8, 12, 16, 32, 64]),
+        unit: *rng.pick(&[1, 2, 4, 12]),
+        first: 8,
+        request_blocks: *rng.pick(&[1, 2, 4, 8, 8, 12]),
+        members,
+        start,
+    }
+}
+
+fn client(rng: &mut Rng) -> ClientSpec {
+    ClientSpec {
+        depth: *rng.pick(&[1, 2, 4, 8, 16, 32]),
+        kept_blocks: *rng.pick(&[8, 16, 64, 1024]),
+        merge: rng.percent(75),
+        loss_ms: if rng.percent(75) { PATIENT_MS } else { *rng.pick(&[0, 5, 20, 60]) },
+        keep_alive_ms: *rng.pick(&[0, 0, 100, 300]),
+        digests: rng.percent(8),
+        think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
+    }
+}
+
+fn net(rng: &mut Rng) -> NetSpec {
+    let delay_min = *rng.pick(&[500, 5_000, 20_000]);
+    let delay_max = delay_min + *rng.pick(&[0, 10_000, 80_000, 300_000]);
+    NetSpec { delay_min, delay_max, split: *rng.pick(&[0, 5, 40]) }
+}
+
+fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<Step> {
+    let members = volume.members.len() as u32;
+    let per_member = (machines[0].blocks - volume.first) / volume.unit * volume.unit;
+    let blocks = members * per_member;
+    let count = rng.range(15, 110);
+    let durable = *rng.pick(&[3, 15, 40]);
+    let in_place = *rng.pick(&[0, 15, 15, 60]);
+    let discard = *rng.pick(&[0, 5, 20]);
+    let wait = *rng.pick(&[0, 5, 20]);
+    let read = *rng.pick(&[0, 4, 20]);
+    let pause = *rng.pick(&[0, 1, 3]);
+    let longest = *rng.pick(&[1, 2, 4, 8, 16]);
+    let most = *rng.pick(&[1, 2, 4]);
+    let sequential = rng.percent(40);
+    let shared = rng.percent(50);
+    let streams = u32::from(volume.streams);
+    let mut next = vec![0; volume.streams.into()];
+    let mut steps = Vec::new();
+    for _ in 0..count {
+        let stream = rng.below(u64::from(streams)) as u16;
+        let area = if shared || blocks < 2 * streams {
+            (0, blocks)
+        } else {
+            (u32::from(stream) * (blocks / streams), blocks / streams)
+        };
+        let op = match rng.below(100) {
+            x if x < read => {
+                let (at, len) = extent(area, longest, rng);
+                Op::Read(at, len)
+            }
+            x if x < read + wait => rng.pick(&[Op::WaitDurable, Op::WaitComplete]).clone(),
+            x if x < read + wait + pause => Op::Pause(*rng.pick(&[100, 2_000, 60_000, 120_000])),
+            _ => {
+                let writes = (0..rng.range(1, most)).map(|_| {
+                    let (mut at, len) = extent(area, longest, rng);
+                    let cursor = &mut next[usize::from(stream)];
+                    if sequential {
+                        at = area.0 + *cursor % area.1;
+                        *cursor += len;
+                    }
+                    let place = match rng.below(100) {
+                        x if x < in_place => Place::InPlace,
+                        x if x < in_place + discard => Place::Discard,
+                        _ => Place::Fresh,
+                    };
+                    WriteOp(at, len, place)
+                });
+                Op::Group { writes: writes.collect(), durable: rng.percent(durable) }
+            }
+        };
+        steps.push(Step { stream, op: op.clone() });
+    }
+    steps
+}
+
+fn extent(area: (u32, u32), longest: u32, rng: &mut Rng) -> (u32, u32) {
+    let len = rng.range(1, u64::from(longest)) as u32;
+    (area.0 + rng.below(u64::from(area.1)) as u32, len)
+}
+
+fn faults(
+    machines: &[MachineSpec],
+    volume: &VolumeSpec,
+    steps: usize,
+    rng: &mut Rng,
+) -> Vec<Fault> {
+    let count = *rng.pick(&[0, 1, 1, 2, 2, 3, 4, 6]);
+    let last = 250 + 14 * steps as u64;
+    // Some runs are about one thing.
+    let theme = rng.below(10);
+    let mut faults: Vec<Fault> = Vec::new();
+    for _ in 0..count {
+        let when = When::Event(rng.range(60, last) as u32);
+        let what = match theme {
+            0 => crash(machines, rng),
+            1 => cut(rng),
+            2 => medium(machines, rng),
+            3 => rare(machines, volume, rng),
+            _ => match rng.below(10) {
+                0..=4 => crash(machines, rng),
+                5 | 6 => cut(rng),
+                7 => medium(machines, rng),
+                8 => partition(machines, rng),
+                _ => rare(machines, volume, rng),
+            },
+        };
+        faults.push(Fault { when, what });
+        // Another one while the first is being dealt with.
+        if rng.percent(35) {
+            let after = *rng.pick(&[10, 40, 80, 150, 250]);
+            let after = rng.below(after) as u32;
+            let nth = if rng.percent(40) { 0 } else { rng.range(1, 2) as u32 };
+            let when =
+                if rng.one_in(3) { When::Replay(0, after / 2) } else { When::Recovery(nth, after) };
+            faults.push(Fault { when, what: crash(machines, rng) });
+        }
+    }
+    faults
+}
+
+fn machine(machines: &[MachineSpec], rng: &mut Rng) -> usize {
+    rng.index(machines.len())
+}
+
+fn crash(machines: &[MachineSpec], rng: &mut Rng) -> What {
+    let down_us = *rng.pick(&[10, 200, 1_000, 5_000, 30_000]);
+    let machine = machine(machines, rng);
+    let effects = if rng.one_in(2) { 0 } else { rng.range(1, 12) as u32 };
+    match rng.below(10) {
+        0..=2 => What::Kill { machine, effects, down_us },
+        3..=5 => What::PowerCut { machine, effects, down_us },
+        6 | 7 => What::KillClient { down_us },
+        _ => What::BlackOut { down_us },
+    }
+}
+
+fn cut(rng: &mut Rng) -> What {
+    let nth = rng.below(64) as u32;
+    match rng.below(4) {
+        0 => What::Stall {
+            nth,
+            up: rng.one_in(2),
+            for_us: *rng.pick(&[100, 2_000, 20_000, 150_000]),
+        },
+        1 => What::Cut { nth, ends: Ends::Both },
+        2 => What::Cut { nth, ends: Ends::Client },
+        _ => What::Cut { nth, ends: Ends::Server },
+    }
+}
+
+fn partition(machines: &[MachineSpec], rng: &mut Rng) -> What {
+    let for_us = *rng.pick(&[500, 5_000, 40_000, 200_000]);
+    if rng.one_in(2) {
+        What::TakeOver { for_us }
+    } else {
+        What::Partition { machine: machine(machines, rng), for_us }
+    }
+}
+
+fn medium(machines: &[MachineSpec], rng: &mut Rng) -> What {
+    let machine = machine(machines, rng);
+    let drive = rng.index(machines[machine].drives.len());
+    match rng.below(8) {
+        0 => What::Log { machine, fences: rng.below(30) as u32 },
+        1 => What::Drive { machine, drive, fault: DriveFault::Full },
+        2..=4 => What::Drive { machine, drive, fault: DriveFault::Flush },
+        _ => What::Drive { machine, drive, fault: DriveFault::Write },
+    }
+}
+
+fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
+    let machine = machine(machines, rng);
+    match rng.below(4) {
+        0 => What::BlankLog { machine },
+        1 => {
+            let drive = rng.index(machines[machine].drives.len());
+            let data = u64::from(machines[machine].blocks - volume.first);
+            What::Intruder { machine, drive, lba: volume.first + rng.below(data) as u32 }
+        }
+        2 => What::TakeOver { for_us: *rng.pick(&[500, 5_000, 40_000]) },
+        // Longer than an initiator is patient: a member is missing (T20).
+        _ => What::PowerCut { machine, effects: 0, down_us: 60_000 },
+    }
+}

@@ -1,0 +1,387 @@
+//! A machine with drives, a log store and a target's process.
+
+use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::log_region::{
+    Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, inspect,
+};
+use riopipe_order::ordering_log::{StreamLog, partition_bytes};
+use riopipe_order::region::RegionError;
+use riopipe_session::outbox::Outbox;
+use riopipe_session::target::{
+    Closed, ConnId, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, Volumes,
+};
+
+use crate::crc::crc32c;
+use crate::drive::Drive;
+use crate::fuse::Fuse;
+use crate::host::SimHost;
+use crate::log_store::{LogPart, LogStore, SetAside};
+use crate::rng::Rng;
+use crate::scenario::MachineSpec;
+
+/// The one volume of a simulated cluster.
+pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
+
+/// The target's end of a connection.
+pub struct Link {
+    /// The session.
+    pub conn: TargetConn<SimHost>,
+    /// What it has to send.
+    pub out: Outbox<Vec<u8>>,
+    /// Received and not consumed.
+    input: Vec<u8>,
+    /// The network's number of the connection; `None` once that is gone.
+    pub net: Option<usize>,
+    /// The session has said that it is to be closed.
+    pub ending: bool,
+}
+
+/// A machine.
+pub struct Machine {
+    /// What its sessions see.
+    pub host: SimHost,
+    /// Its log store.
+    pub store: LogStore,
+    /// The target's ends of its connections.
+    pub links: Vec<Option<Link>>,
+    /// Links that something was done to: what they have to send is to be sent.
+    pub touched: Vec<usize>,
+    spec: MachineSpec,
+    index: usize,
+    rng: Rng,
+    up: bool,
+    powered: bool,
+    /// Counts the target's processes.
+    pub life: u32,
+    boot: u64,
+    next_conn: u64,
+    fuse: Fuse,
+    /// The right log, while an empty one is in its place.
+    pub set_aside: Option<SetAside>,
+}
+
+impl Machine {
+    /// A machine that is off, with blank drives and a volume in its log.
+    #[must_use]
+    pub fn new(
+        index: usize,
+        spec: &MachineSpec,
+        volume: NewVolume,
+        start: Seq,
+        mut rng: Rng,
+        traced: bool,
+    ) -> Self {
+        let fuse = Fuse::default();
+        let store = LogStore::new(spec.log, fuse.clone());
+        let drives = spec.drives.iter().map(|drive| Drive::new(*drive, spec.blocks)).collect();
+        let host = SimHost::new(drives, fuse.clone(), rng.fork(1), traced);
+        let mut machine = Self {
+            host,
+            store,
+            links: Vec::new(),
+            touched: Vec::new(),
+            spec: spec.clone(),
+            index,
+            rng,
+            up: false,
+            powered: true,
+            life: 0,
+            boot: 1,
+            next_conn: 1,
+            fuse,
+            set_aside: None,
+        };
+        machine.format(volume, start);
+        machine
+    }
+
+    /// Makes the log region with the volume in it, as `rio volume create` leaves it.
+    fn format(&mut self, volume: NewVolume, start: Seq) {
+        let (len, boot) = (log_len(&volume), self.boot_id());
+        let header = self.store.part(0..HEADER_BYTES);
+        let uuid = [0x40 + self.index as u8; 16];
+        let kind = self.store.kind().log_kind();
+        let mut region = LogRegion::create(header, len, uuid, boot, kind, crc32c)
+            .expect("a store that works takes a region");
+        let store = self.store.clone();
+        let added = region.add_volume(volume, |stream, range| {
+            let id = PartitionId { volume: VOLUME, stream };
+            let mut log = StreamLog::format(store.part(range), id, 0, crc32c)
+                .map_err(|e| RegionError::new(e.to_string()))?;
+            if start > Seq::ZERO {
+                // As if so many groups had been written and released.
+                let life = Life { generation: 0, incarnation: 1 };
+                log.start(life, start).map_err(|e| RegionError::new(e.to_string()))?;
+            }
+            Ok(())
+        });
+        added.expect("the region was made for the volume");
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        let mut id = [self.index as u8 + 1; 16];
+        id[..8].copy_from_slice(&self.boot.to_le_bytes());
+        id
+    }
+
+    /// Whether the target's process runs.
+    #[must_use]
+    pub const fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Whether it has power.
+    #[must_use]
+    pub const fn is_powered(&self) -> bool {
+        self.powered
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub const fn spec(&self) -> &MachineSpec {
+        &self.spec
+    }
+
+    /// Whether a drive still works on what an earlier process asked of it. Whoever serves a drive
+    /// holds its lock until the last such operation has come back (T8).
+    #[must_use]
+    pub fn is_haunted(&self) -> bool {
+        self.host.drives.iter().any(|drive| drive.in_flight() > 0)
+    }
+
+    /// Starts the target's process; what was wrong with the log, if anything. A log of another
+    /// boot is made anew if it is `given_up`, else its volumes are refused (T19).
+    ///
+    /// # Errors
+    /// The log store failed.
+    pub fn start(&mut self, volume: &NewVolume, given_up: bool) -> Result<Vec<String>, String> {
+        debug_assert!(!self.up);
+        self.fuse.renew();
+        self.life += 1;
+        let (len, boot) = (log_len(volume), self.boot_id());
+        let header = self.store.part(0..HEADER_BYTES);
+        self.powered = true;
+        let region = match inspect(&header, len, boot, crc32c) {
+            class @ (Class::StaleBoot(_) | Class::Blank) if given_up || class == Class::Blank => {
+                let uuid = [0xb0 ^ self.life as u8; 16];
+                let kind = self.store.kind().log_kind();
+                LogRegion::create(header, len, uuid, boot, kind, crc32c)
+                    .map_err(|e| e.to_string())?
+            }
+            Class::StaleBoot(found) => {
+                self.serve(Volumes::with_lost_log(found, crc32c));
+                return Ok(Vec::new());
+            }
+            _ => LogRegion::open(header, len, boot, crc32c).map_err(|e| e.to_string())?,
+        };
+        let store = self.store.clone();
+        let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
+        let (volumes, problems) = Volumes::with_log(region, split, crc32c);
+        self.serve(volumes);
+        Ok(problems)
+    }
+
+    fn serve(&mut self, volumes: Volumes<LogPart>) {
+        let drives = self.host.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
+            nsid,
+            blocks: u64::from(self.spec.blocks),
+            nguid: [16 * (self.index as u8 + 1) + nsid as u8; 16],
+            uuid: [0x80 + 16 * self.index as u8 + nsid as u8; 16],
+            volatile: !drive.spec().plp,
+        });
+        let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
+        self.host.shared = Some(Shared::new(identity(self.index), namespaces, volumes));
+        self.up = true;
+    }
+
+    /// The target's process ends where it is.
+    pub fn kill(&mut self) {
+        self.up = false;
+        self.host.shared = None;
+        self.links.clear();
+        self.touched.clear();
+        self.host.notices.clear();
+        self.host.scheduled.clear();
+        for drive in &mut self.host.drives {
+            drive.orphan();
+        }
+        self.store.process_died(&mut self.rng);
+        self.fuse.renew();
+    }
+
+    /// The machine loses its power.
+    pub fn power_cut(&mut self) {
+        // What is in flight is lost or lands before the process could see either.
+        self.host.power_cut();
+        self.store.power_cut(&mut self.rng);
+        self.boot += 1;
+        self.powered = false;
+        self.kill();
+    }
+
+    /// The process stops after so many more effects on drives, log and network.
+    pub fn stop_after(&self, effects: u32) {
+        self.fuse.light(effects);
+    }
+
+    /// Whether the process has stopped in the middle of something.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.fuse.is_blown()
+    }
+
+    /// A new connection; its link.
+    pub fn accept(&mut self, net: usize) -> usize {
+        let at = self.links.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.links.push(None);
+            self.links.len() - 1
+        });
+        let id = ConnId(self.next_conn);
+        self.next_conn += 1;
+        let conn = TargetConn::new(id, at as u64, crc32c, self.host.now);
+        self.links[at] = Some(Link {
+            conn,
+            out: Outbox::new(),
+            input: Vec::new(),
+            net: Some(net),
+            ending: false,
+        });
+        at
+    }
+
+    /// Bytes have come.
+    pub fn receive(&mut self, at: usize, bytes: &[u8]) {
+        let Self { host, links, touched, .. } = self;
+        let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
+        if link.ending {
+            return;
+        }
+        touched.push(at);
+        let fresh = link.input.is_empty();
+        if !fresh {
+            link.input.extend_from_slice(bytes);
+        }
+        let mut used = 0;
+        loop {
+            let input = if fresh { bytes } else { &link.input };
+            match link.conn.receive(&input[used..], host, &mut link.out) {
+                Ok(0) => break,
+                Ok(n) => used += n,
+                Err(closed) => {
+                    end(link, host, &closed);
+                    return;
+                }
+            }
+        }
+        if fresh {
+            link.input.extend_from_slice(&bytes[used..]);
+        } else {
+            link.input.drain(..used);
+        }
+    }
+
+    /// The connection has ended.
+    pub fn hang_up(&mut self, at: usize) {
+        let Self { host, links, touched, .. } = self;
+        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
+            link.net = None;
+            end(link, host, &Closed::Ended("the connection has ended"));
+            touched.push(at);
+        }
+    }
+
+    /// A drive has finished an operation.
+    pub fn drive_done(&mut self, drive: usize, flight: u64) {
+        let Some((op, result)) = self.host.end(drive, flight) else { return };
+        let Some(op) = op else { return };
+        let at = op.key() as usize;
+        let Self { host, links, touched, .. } = self;
+        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
+            link.conn.device_done(op, result, host, &mut link.out);
+            link.conn.settled(host, &mut link.out);
+            touched.push(at);
+        }
+    }
+
+    /// Time goes by.
+    pub fn tick(&mut self) {
+        let Self { host, links, touched, .. } = self;
+        for (at, link) in links.iter_mut().enumerate() {
+            let Some(link) = link else { continue };
+            if let Err(closed) = link.conn.tick(host, &mut link.out) {
+                end(link, host, &closed);
+                touched.push(at);
+            }
+        }
+    }
+
+    /// Carries notices between connections until there are none.
+    pub fn deliver_notices(&mut self) {
+        let Self { host, links, touched, .. } = self;
+        while let Some(id) = host.notices.pop_front() {
+            let found = links.iter_mut().enumerate().find_map(|(at, link)| {
+                link.as_mut().filter(|link| link.conn.id() == id).map(|link| (at, link))
+            });
+            let Some((at, link)) = found else { continue };
+            if let Err(closed) = link.conn.noticed(host, &mut link.out) {
+                end(link, host, &closed);
+            }
+            touched.push(at);
+        }
+    }
+
+    /// Drops a link that is over.
+    pub fn drop_if_over(&mut self, at: usize) {
+        if self.links[at].as_ref().is_some_and(|link| link.ending && link.conn.is_drained()) {
+            self.links[at] = None;
+        }
+    }
+
+    /// Whether somebody has the volume here, or its log may still be needed (T21).
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.host.shared.as_ref().is_some_and(|shared| {
+            let volumes = shared.volumes();
+            volumes.owner(VOLUME).is_some() || volumes.live_entries(VOLUME).is_some_and(|n| n > 0)
+        })
+    }
+}
+
+fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
+    if !core::mem::replace(&mut link.ending, true) {
+        link.conn.closing(&closed.to_string(), host);
+    }
+}
+
+/// Bytes of a log region with just this volume in it.
+fn log_len(volume: &NewVolume) -> usize {
+    let stride = partition_bytes(volume.slots).next_multiple_of(PARTITION_ALIGN);
+    HEADER_BYTES + usize::from(volume.streams) * stride
+}
+
+/// The NQN of a machine's subsystem.
+#[must_use]
+pub fn subnqn(machine: usize) -> String {
+    format!("nqn.2026-01.io.example:machine{machine}")
+}
+
+fn identity(machine: usize) -> Identity {
+    Identity {
+        subnqn: subnqn(machine),
+        serial: format!("SIM{machine}"),
+        model: "Rio target".into(),
+        firmware: "0.1".into(),
+        allowed_hosts: None,
+        require_header_digest: false,
+        require_data_digest: false,
+        ports: Vec::new(),
+        io_queues: 32,
+    }
+}
+
+/// The volume's partitions on a machine.
+#[must_use]
+pub fn new_volume(streams: u16, slots: u32, members: Vec<MemberNamespace>) -> NewVolume {
+    NewVolume { id: VOLUME, streams, slots, members }
+}

@@ -1,0 +1,173 @@
+//! One block of the volume: what was written to it, and what it may hold.
+
+use core::fmt;
+
+use riopipe_order::attribute::Seq;
+
+use super::{Drives, Named, Promise};
+use crate::block::{Content, GARBAGE, ZERO};
+use crate::scenario::Place;
+
+/// Where a block of the volume lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Where {
+    /// The machine.
+    pub machine: usize,
+    /// Its drive.
+    pub drive: usize,
+    /// The drive's block.
+    pub lba: u32,
+}
+
+impl fmt::Display for Where {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "machine {} drive {} block {}", self.machine, self.drive, self.lba)
+    }
+}
+
+/// A write to the block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wr {
+    pub(super) number: u64,
+    pub(super) stream: u16,
+    pub(super) seq: Seq,
+    pub(super) place: Place,
+}
+
+impl Wr {
+    /// Whether the block may hold this because of the write.
+    fn is(&self, content: Content) -> bool {
+        match self.place {
+            Place::Discard => content == ZERO || content == GARBAGE,
+            Place::Fresh | Place::InPlace => content == self.number,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) at: Where,
+    /// What it held when the era began. More than one content where a FLUSH had failed: the block
+    /// reads as one of them now, as another after a power cut.
+    pub(super) base: Vec<Content>,
+    /// What plain writers were free to write since.
+    pub(super) alien: Vec<Content>,
+    /// Writes since, as submitted.
+    pub(super) writes: Vec<Wr>,
+}
+
+impl Block {
+    pub(super) fn new(at: Where) -> Self {
+        Self { at, base: vec![ZERO], alien: Vec::new(), writes: Vec::new() }
+    }
+
+    pub(super) fn adopt(&mut self, drives: &Drives<'_>) {
+        let drive = drives.of(self.at);
+        self.base.clear();
+        self.base.push(drive.block(self.at.lba));
+        self.base.extend(drive.possible(self.at.lba));
+        self.base.dedup();
+        self.alien.clear();
+        self.writes.clear();
+    }
+
+    pub(super) fn discards(&self, number: u64) -> bool {
+        self.writes.iter().any(|wr| wr.number == number && wr.place == Place::Discard)
+    }
+
+    pub(super) fn has_beyond(&self, stream: u16, last: Seq) -> bool {
+        self.writes.iter().any(|wr| wr.stream == stream && wr.seq > last)
+    }
+
+    /// Whether this content keeps the promise that write `number` is durable: it is its content,
+    /// or that of a later write.
+    pub(super) fn survives(&self, number: u64, content: Content) -> bool {
+        // An earlier recovery has adopted it: nothing is owed any more.
+        let known = self.writes.iter().any(|wr| wr.number == number);
+        !known
+            || self.alien.contains(&content)
+            || self.writes.iter().any(|wr| wr.number >= number && wr.is(content))
+    }
+
+    /// Whether a reader who knew of write `newest` may find this.
+    pub(super) fn may_read(&self, newest: u64, content: Content) -> bool {
+        // Recovery may have undone it since.
+        let known = self.writes.iter().any(|wr| wr.number == newest);
+        !known && self.base.contains(&content)
+            || self.alien.contains(&content)
+            || self.writes.iter().any(|wr| wr.number >= newest && wr.is(content))
+    }
+
+    /// What the block may hold, given how far each stream's prefix reaches.
+    pub(super) fn check(
+        &self,
+        prefix: &[Seq],
+        drives: &Drives<'_>,
+        listed: bool,
+    ) -> Result<(), (Promise, String)> {
+        let drive = drives.of(self.at);
+        let inside = |wr: &Wr| wr.seq <= prefix[usize::from(wr.stream)];
+        let newest = self.writes.iter().rposition(inside);
+        // A block passes to another stream only when released (T15): what is beyond comes last.
+        let beyond = &self.writes[newest.map_or(0, |at| at + 1)..];
+        let due = |content: Content| match newest {
+            Some(at) => self.writes[at].is(content),
+            None => self.base.contains(&content),
+        };
+        // An update behind a fresh write got into the log behind it, so both are zeroed (T11).
+        let fresh = beyond.iter().position(|wr| wr.place != Place::InPlace);
+        let updates = &beyond[..fresh.unwrap_or(beyond.len())];
+        // A power cut the moment after must not bring anything back.
+        for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
+            if due(content) || fresh.is_some() && content == ZERO || self.alien.contains(&content) {
+                continue;
+            }
+            let update = updates.iter().any(|wr| wr.is(content));
+            if update && listed {
+                continue;
+            }
+            let (promise, why) = if update {
+                (Promise::P1, "an in-place update beyond the prefix that was not listed")
+            } else if beyond.iter().any(|wr| wr.is(content)) {
+                (Promise::P1, "a fresh write beyond the prefix that was not undone")
+            } else if self.writes.iter().any(|wr| wr.is(content)) || self.base.contains(&content) {
+                (Promise::P1, "older than what is inside the prefix")
+            } else if content == ZERO {
+                (Promise::P5, "zeroed, though what it held is inside the prefix")
+            } else {
+                (Promise::P5, "never written there, or fenced off")
+            };
+            return Err((
+                promise,
+                format!(
+                    "it holds, or may hold after a power cut, {}: {why} ({})",
+                    Named(content),
+                    self.describe_with(prefix)
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.describe_with(&[])
+    }
+
+    fn describe_with(&self, prefix: &[Seq]) -> String {
+        let mut text = format!("at first {}", Named(self.base[0]));
+        for wr in &self.writes {
+            let kind = match wr.place {
+                Place::Fresh => "fresh",
+                Place::InPlace => "in place",
+                Place::Discard => "discarded",
+            };
+            let beyond = prefix.get(usize::from(wr.stream)).is_some_and(|last| wr.seq > *last);
+            let place = if beyond { ", beyond the prefix" } else { "" };
+            text.push_str(&format!(
+                ", then #{} ({kind} by stream {} in group {}{place})",
+                wr.number, wr.stream, wr.seq
+            ));
+        }
+        text
+    }
+}

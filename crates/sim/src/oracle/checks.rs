@@ -1,0 +1,116 @@
+//! The promises, checked.
+
+use riopipe_order::attribute::Seq;
+
+use super::{Drives, Era, Oracle, Promise, Recovered, Where};
+
+impl Oracle {
+    /// P3: all writes of all groups up to there are done.
+    pub(super) fn check_complete(&mut self, era: Era, stream: u16, from: Seq, to: Seq) {
+        let history = &self.eras[era][usize::from(stream)];
+        let news = &history.groups[history.upto(from)..history.upto(to)];
+        let missing = news.iter().find_map(|group| {
+            let open = |(block, number): &&(u32, u64)| {
+                !self.completed[*number as usize] && !self.blocks[*block as usize].discards(*number)
+            };
+            group.writes.iter().find(open).map(|(block, _)| (group.seq, *block))
+        });
+        if let Some((seq, block)) = missing {
+            let what = format!(
+                "stream {stream}: groups up to {to} were reported complete, but the write of block \
+                 {block} in group {seq} was not done"
+            );
+            self.broken(Promise::P3, what);
+        }
+    }
+
+    /// P2, P6: were the power cut now, all of those groups would still be there.
+    pub(super) fn check_durable(
+        &mut self,
+        era: Era,
+        stream: u16,
+        from: Seq,
+        to: Seq,
+        drives: &Drives<'_>,
+    ) {
+        let history = &self.eras[era][usize::from(stream)];
+        let news = &history.groups[history.upto(from)..history.upto(to)];
+        let missing = news.iter().find_map(|group| {
+            let lost = |(block, number): &&(u32, u64)| {
+                let block = &self.blocks[*block as usize];
+                !block.survives(*number, drives.of(block.at).durable(block.at.lba))
+            };
+            group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
+        });
+        if let Some((seq, block)) = missing {
+            let at = self.blocks[block as usize].at;
+            let (promise, why) = if self.faulty[at.machine] {
+                (Promise::P6, "after a failure there")
+            } else {
+                (Promise::P2, "")
+            };
+            let what = format!(
+                "stream {stream}: groups up to {to} were reported durable, but block {block} of \
+                 group {seq} is not durable on {at} {why}"
+            );
+            self.broken(promise, what);
+        }
+    }
+
+    /// P1, P2: the prefix ends where it may, and the caller's tag is its last group's.
+    pub(super) fn check_prefix(&mut self, era: Era, stream: usize, last: Seq, tag: Option<u64>) {
+        let history = &self.eras[era][stream];
+        let due = history.durable.max(history.start);
+        let most = history.last();
+        if last < due {
+            let what = format!(
+                "stream {stream}: recovery found groups up to {last}, but group {due} had been \
+                 reported durable"
+            );
+            return self.broken(Promise::P2, what);
+        }
+        let tag_due = history.tag_at(last);
+        // The engine's own flushes take numbers, too, so the last group may lie a little behind.
+        if last > most && last.0 - most.0 > 1 << 20 {
+            let what = format!("stream {stream}: recovery found group {last}; the last was {most}");
+            return self.broken(Promise::P1, what);
+        }
+        if let Some(tag) = tag.filter(|tag| *tag != tag_due) {
+            let what =
+                format!("stream {stream}: recovery tells tag {tag} of group {last}, not {tag_due}");
+            self.broken(Promise::P1, what);
+        }
+    }
+
+    /// P1, P4, P5: every block holds what it may.
+    pub(super) fn check_blocks(
+        &mut self,
+        prefix: &[Seq],
+        found: &[Recovered],
+        only: Option<u16>,
+        drives: &Drives<'_>,
+    ) {
+        let listed = |at: Where| found.iter().any(|r| r.in_place.contains(&at));
+        let wrong = self.blocks.iter().enumerate().find_map(|(number, block)| {
+            if only.is_some_and(|stream| !block.has_beyond(stream, prefix[usize::from(stream)])) {
+                return None;
+            }
+            let what = block.check(prefix, drives, listed(block.at)).err()?;
+            Some((what.0, format!("block {number} on {}: {}", block.at, what.1)))
+        });
+        if let Some((promise, what)) = wrong {
+            return self.broken(promise, what);
+        }
+        for r in found {
+            let before = &self.unacknowledged[usize::from(r.stream)];
+            if let Some(at) = before.iter().find(|at| !r.in_place.contains(at)) {
+                let what = format!(
+                    "stream {}: the in-place update of {at} was reported once and is forgotten, \
+                     though nobody has acknowledged it",
+                    r.stream
+                );
+                return self.broken(Promise::P1, what);
+            }
+        }
+    }
+}

@@ -1,0 +1,504 @@
+//! The oracle: what was submitted and what was promised, block by block, and nothing about how.
+//!
+//! It knows the groups of each stream with the name of every block's content, which of them were
+//! reported complete or durable, and what each drive holds. It knows nothing of logs, gates,
+//! connections or recovery.
+
+mod blocks;
+mod checks;
+
+use core::fmt;
+
+use riopipe_order::attribute::Seq;
+
+use crate::block::{Content, ZERO};
+use crate::drive::Told;
+use crate::host::SimHost;
+use crate::scenario::{Place, Scenario};
+pub use blocks::Where;
+use blocks::{Block, Wr};
+
+/// The promises (`docs/ordering-contract.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "the text of each says it")]
+pub enum Promise {
+    P1,
+    P2,
+    P3,
+    P4,
+    P5,
+    P6,
+    P7,
+    P8,
+    P9,
+}
+
+impl Promise {
+    /// What it promises, in a word or two.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::P1 => "P1 prefix",
+            Self::P2 => "P2 durable",
+            Self::P3 => "P3 in order",
+            Self::P4 => "P4 atomic",
+            Self::P5 => "P5 exact",
+            Self::P6 => "P6 fail-stop",
+            Self::P7 => "P7 a target's crash alone",
+            Self::P8 => "P8 live",
+            Self::P9 => "P9 reads",
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub promise: Promise,
+    /// What was seen.
+    pub what: String,
+}
+
+/// One owner's time, from the end of its recovery to the end of the next.
+pub type Era = usize;
+
+#[derive(Clone, Debug)]
+struct Group {
+    seq: Seq,
+    tag: u64,
+    /// Volume blocks and the numbers of the writes to them.
+    writes: Vec<(u32, u64)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct StreamHistory {
+    /// From which mark it went on, and with which tag.
+    start: Seq,
+    start_tag: u64,
+    groups: Vec<Group>,
+    complete: Seq,
+    durable: Seq,
+    /// It has failed, and nobody has reopened it.
+    failed: bool,
+    /// Once somebody has recovered the stream: groups up to here count, for ever.
+    settled: Option<Seq>,
+}
+
+impl StreamHistory {
+    fn last(&self) -> Seq {
+        self.groups.last().map_or(self.start, |group| group.seq)
+    }
+
+    fn upto(&self, seq: Seq) -> usize {
+        self.groups.partition_point(|group| group.seq <= seq)
+    }
+
+    fn tag_at(&self, seq: Seq) -> u64 {
+        self.upto(seq).checked_sub(1).map_or(self.start_tag, |at| self.groups[at].tag)
+    }
+}
+
+/// What a recovery says of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Which stream.
+    pub stream: u16,
+    /// The prefix reaches up to here.
+    pub last: Seq,
+    /// The caller's tag of that group.
+    pub tag: u64,
+    /// Blocks of drives that in-place updates beyond the prefix touched.
+    pub in_place: Vec<Where>,
+}
+
+/// Why a stream says that it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poison {
+    /// A target was away for too long.
+    Lost,
+    /// Another owner has the volume.
+    Fenced,
+    /// Something failed.
+    Failed,
+}
+
+/// A write, as submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitted {
+    /// The volume's block.
+    pub block: u32,
+    /// The number of the write to it, which is also the content's name (but for discards).
+    pub number: u64,
+    /// What kind.
+    pub place: Place,
+}
+
+/// See [the module](self).
+#[derive(Debug)]
+pub struct Oracle {
+    blocks: Vec<Block>,
+    eras: Vec<Vec<StreamHistory>>,
+    /// Whether the drive has completed the write with this number.
+    completed: Vec<bool>,
+    violation: Option<Violation>,
+    /// Whether something went wrong on a machine that may poison a stream there.
+    faulty: Vec<bool>,
+    /// In-place updates that were reported and not acknowledged, per stream.
+    unacknowledged: Vec<Vec<Where>>,
+    /// A log was lost with its power: what is on the drives is no prefix of anything.
+    lost: bool,
+    patient: bool,
+    /// Another initiator has wanted the volume while somebody had it.
+    contested: bool,
+}
+
+impl Oracle {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new(scenario: &Scenario, map: &[Where]) -> Self {
+        let streams = usize::from(scenario.volume.streams);
+        let start = Seq(scenario.volume.start);
+        let history =
+            StreamHistory { start, complete: start, durable: start, ..StreamHistory::default() };
+        Self {
+            blocks: map.iter().map(|at| Block::new(*at)).collect(),
+            eras: vec![vec![history; streams]],
+            completed: vec![false; 1],
+            violation: None,
+            faulty: vec![false; scenario.machines.len()],
+            unacknowledged: vec![Vec::new(); streams],
+            lost: false,
+            patient: scenario.client.loss_ms >= PATIENT_MS,
+            contested: false,
+        }
+    }
+
+    /// The first broken promise.
+    #[must_use]
+    pub const fn violation(&self) -> Option<&Violation> {
+        self.violation.as_ref()
+    }
+
+    /// A promise is broken; the first one counts.
+    pub fn broken(&mut self, promise: Promise, what: impl Into<String>) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation { promise, what: what.into() });
+        }
+    }
+
+    /// The number of the next write to a block.
+    pub fn next_number(&mut self) -> u64 {
+        self.completed.push(false);
+        self.completed.len() as u64 - 1
+    }
+
+    fn current(&self) -> Era {
+        self.eras.len() - 1
+    }
+
+    /// Whether an owner has been overtaken.
+    #[must_use]
+    pub fn is_stale(&self, era: Era) -> bool {
+        era != self.current()
+    }
+
+    /// A group was admitted.
+    pub fn submitted(&mut self, era: Era, stream: u16, seq: Seq, tag: u64, writes: &[Submitted]) {
+        let last = self.eras[era][usize::from(stream)].last();
+        if seq <= last {
+            let what = format!("stream {stream}: group {seq} was admitted after group {last}");
+            self.broken(Promise::P3, what);
+        }
+        if !self.is_stale(era) {
+            for write in writes {
+                self.blocks[write.block as usize].writes.push(Wr {
+                    number: write.number,
+                    stream,
+                    seq,
+                    place: write.place,
+                });
+            }
+        }
+        let writes = writes.iter().map(|w| (w.block, w.number)).collect();
+        self.eras[era][usize::from(stream)].groups.push(Group { seq, tag, writes });
+    }
+
+    /// What a drive has to tell.
+    pub fn told(&mut self, machine: usize, told: &Told) {
+        match told {
+            Told::Completed(contents) => {
+                for content in contents {
+                    if let Some(done) = self.completed.get_mut(*content as usize) {
+                        *done = true;
+                    }
+                }
+            }
+            Told::WriteFailed(_) | Told::FlushFailed(_) => self.faulty[machine] = true,
+        }
+    }
+
+    /// Something on a machine may poison streams.
+    pub fn machine_failed(&mut self, machine: usize) {
+        self.faulty[machine] = true;
+    }
+
+    /// A log was lost.
+    pub fn log_lost(&mut self) {
+        self.lost = true;
+    }
+
+    /// A stream's marks, as its owner was told them.
+    pub fn marks(
+        &mut self,
+        era: Era,
+        stream: u16,
+        complete: Seq,
+        durable: Seq,
+        drives: &Drives<'_>,
+    ) {
+        let history = &self.eras[era][usize::from(stream)];
+        let (was_complete, was_durable) = (history.complete, history.durable);
+        if complete == was_complete && durable == was_durable {
+            return;
+        }
+        if complete < was_complete || durable < was_durable {
+            let what = format!(
+                "stream {stream}: the marks went from {was_complete}/{was_durable} back to \
+                 {complete}/{durable}"
+            );
+            self.broken(Promise::P3, what);
+            return;
+        }
+        if let Some(settled) = history.settled {
+            // Its owner was overtaken; what was on its way may still tell the truth.
+            let reported = if durable > was_durable { durable } else { Seq::ZERO };
+            if reported > settled {
+                let what = format!(
+                    "stream {stream}: group {durable} was reported durable to an owner who had \
+                     been overtaken at group {settled}"
+                );
+                self.broken(Promise::P2, what);
+            }
+        } else {
+            self.check_complete(era, stream, was_complete, complete);
+            self.check_durable(era, stream, was_durable, durable, drives);
+        }
+        let history = &mut self.eras[era][usize::from(stream)];
+        history.complete = complete;
+        history.durable = durable;
+    }
+
+    /// Somebody else wants the volume.
+    pub fn contested(&mut self) {
+        self.contested = true;
+    }
+
+    /// A stream failed, because of something on this machine.
+    pub fn poisoned(&mut self, era: Era, stream: u16, machine: usize, cause: Poison, why: &str) {
+        self.eras[era][usize::from(stream)].failed = true;
+        if self.is_stale(era) || self.faulty[machine] || self.contested {
+            return;
+        }
+        if cause == Poison::Lost {
+            if self.patient {
+                let what = format!("stream {stream} gave machine {machine} up too early: {why}");
+                self.broken(Promise::P7, what);
+            }
+        } else {
+            let what = format!("stream {stream} failed although nothing had gone wrong: {why}");
+            self.broken(Promise::P6, what);
+        }
+    }
+
+    /// What a read that begins now may find: `(block, since)` with the writes submitted so far.
+    #[must_use]
+    pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Vec<u64> {
+        let range = block as usize..(block + blocks) as usize;
+        let delivered = |wr: &Wr| {
+            wr.stream == stream || wr.seq <= self.eras[era][usize::from(wr.stream)].complete
+        };
+        self.blocks[range]
+            .iter()
+            .map(|b| b.writes.iter().rev().find(|wr| delivered(wr)).map_or(0, |wr| wr.number))
+            .collect()
+    }
+
+    /// A read has ended: `newest` is what [`read_begins`](Self::read_begins) said.
+    pub fn read(&mut self, era: Era, stream: u16, block: u32, newest: &[u64], found: &[Content]) {
+        if self.is_stale(era) {
+            return;
+        }
+        for ((block, newest), found) in (block..).zip(newest).zip(found) {
+            let b = &self.blocks[block as usize];
+            // What a failed stream wrote may be undone at any moment.
+            let failed = |stream: u16| self.eras[era][usize::from(stream)].failed;
+            if b.writes.iter().any(|wr| failed(wr.stream)) {
+                continue;
+            }
+            // What a drive loses when its FLUSH fails, readers miss.
+            if !self.faulty[b.at.machine] && !b.may_read(*newest, *found) {
+                let what = format!(
+                    "stream {stream} read {} from block {block}; its newest write there was {newest} \
+                     ({})",
+                    Named(*found),
+                    b.describe()
+                );
+                return self.broken(Promise::P9, what);
+            }
+        }
+    }
+
+    /// The volume has been recovered by a new owner; the era that begins.
+    pub fn recovered(&mut self, found: &[Recovered], drives: &Drives<'_>) -> Era {
+        let current = self.current();
+        let mut prefix = Vec::new();
+        for (stream, history) in self.eras[current].iter().enumerate() {
+            let of = found.iter().find(|r| usize::from(r.stream) == stream);
+            prefix.push(of.map_or(history.start, |r| r.last));
+        }
+        if !self.lost {
+            for stream in 0..prefix.len() {
+                let of = found.iter().find(|r| usize::from(r.stream) == stream);
+                self.check_prefix(current, stream, prefix[stream], of.map(|r| r.tag));
+            }
+            self.check_blocks(&prefix, found, None, drives);
+        }
+        let mut next = self.close_era(&prefix);
+        if core::mem::take(&mut self.lost) {
+            // Tags were lost with the log.
+            for r in found {
+                next[usize::from(r.stream)].start_tag = r.tag;
+            }
+        }
+        for block in &mut self.blocks {
+            block.adopt(drives);
+        }
+        for r in found {
+            self.unacknowledged[usize::from(r.stream)].clone_from(&r.in_place);
+        }
+        self.eras.push(next);
+        self.current()
+    }
+
+    /// One stream was reopened by its owner.
+    pub fn reopened(&mut self, era: Era, found: &Recovered, drives: &Drives<'_>) {
+        let stream = usize::from(found.stream);
+        let last = found.last;
+        if self.is_stale(era) {
+            // Binding it again will be refused.
+            let history = &mut self.eras[era][stream];
+            (history.complete, history.durable) = (last, last);
+            return;
+        }
+        self.check_prefix(era, stream, last, Some(found.tag));
+        let everything = Seq(u64::MAX);
+        let mut prefix = vec![everything; self.eras[era].len()];
+        prefix[stream] = last;
+        self.check_blocks(&prefix, core::slice::from_ref(found), Some(found.stream), drives);
+        for block in self.blocks.iter_mut().filter(|b| b.has_beyond(found.stream, last)) {
+            block.adopt(drives);
+        }
+        let history = &mut self.eras[era][stream];
+        let tag = history.tag_at(last);
+        *history = StreamHistory {
+            start: last,
+            start_tag: tag,
+            complete: last,
+            durable: last,
+            ..StreamHistory::default()
+        };
+        self.unacknowledged[stream].clone_from(&found.in_place);
+    }
+
+    fn close_era(&mut self, prefix: &[Seq]) -> Vec<StreamHistory> {
+        let (current, lost) = (self.current(), self.lost);
+        self.eras[current]
+            .iter_mut()
+            .zip(prefix)
+            .map(|(history, last)| {
+                // With a log that was lost, what its owner was told in good faith may go beyond.
+                history.settled = Some(if lost { Seq(u64::MAX) } else { *last });
+                StreamHistory {
+                    start: *last,
+                    start_tag: history.tag_at(*last),
+                    complete: *last,
+                    durable: *last,
+                    ..StreamHistory::default()
+                }
+            })
+            .collect()
+    }
+
+    /// The caller has taken note of a stream's in-place updates.
+    pub fn acknowledged(&mut self, stream: u16) {
+        self.unacknowledged[usize::from(stream)].clear();
+    }
+
+    /// Everything has ended: every block holds what was submitted last, durably.
+    pub fn check_end(&mut self, drives: &Drives<'_>) {
+        let all = vec![Seq(u64::MAX); self.eras[0].len()];
+        if !self.lost {
+            self.check_blocks(&all, &[], None, drives);
+        }
+    }
+
+    /// How far a stream's owner was told that it is, and the last group it submitted.
+    #[must_use]
+    pub fn progress(&self, era: Era, stream: u16) -> (Seq, Seq, Seq) {
+        let history = &self.eras[era][usize::from(stream)];
+        (history.complete, history.durable, history.last())
+    }
+
+    /// A plain writer's write of a block has come to a machine that has no reason to refuse it.
+    pub fn may_intrude(&mut self, at: Where, content: Content) {
+        if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at) {
+            block.alien.push(content);
+        }
+    }
+
+    /// A plain writer was told that its block is written.
+    pub fn intruded(&mut self, at: Where, content: Content) {
+        let block = self.blocks.iter().find(|block| block.at == at);
+        if block
+            .is_some_and(|block| !block.alien.contains(&content) && !block.base.contains(&content))
+        {
+            let what = format!("a plain writer wrote {at}, though its volume is in use");
+            self.broken(Promise::P5, what);
+        }
+    }
+}
+
+/// A loss time beyond any outage in a scenario: a stream never has a reason to give a target up.
+pub const PATIENT_MS: u32 = 600_000;
+
+/// Every machine's drives.
+#[derive(Clone, Copy)]
+pub struct Drives<'a>(pub &'a [crate::machine::Machine]);
+
+impl Drives<'_> {
+    fn of(&self, at: Where) -> &crate::drive::Drive {
+        let host: &SimHost = &self.0[at.machine].host;
+        &host.drives[at.drive]
+    }
+}
+
+/// A content, for people.
+struct Named(Content);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ZERO => f.write_str("zeroes"),
+            crate::block::GARBAGE => f.write_str("garbage"),
+            crate::block::MIXED => f.write_str("a mixture"),
+            content => write!(f, "#{content}"),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A scenario: everything that a run is made of. A seed draws one ([`crate::draw`]); it can also be
+//! written down and read back, so that a failure stays what it was when the drawing changes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::drive::{DriveFault, DriveSpec};
+use crate::log_store::LogStoreKind;
+use crate::network::NetSpec;
+
+/// A machine with drives and a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// Where the log rests.
+    pub log: LogStoreKind,
+    /// Its drives, all members of the volume.
+    pub drives: Vec<DriveSpec>,
+    /// Blocks of each drive.
+    pub blocks: u32,
+}
+
+/// The volume and how it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    /// Streams.
+    pub streams: u16,
+    /// Slots of each stream's log on each machine.
+    pub slots: u32,
+    /// Blocks of a stripe unit.
+    pub unit: u32,
+    /// First block of the data area on each drive.
+    pub first: u32,
+    /// Blocks of one request at most.
+    pub request_blocks: u32,
+    /// Members in this order: machine and drive.
+    pub members: Vec<(usize, usize)>,
+    /// The group from which every stream begins to count.
+    pub start: u64,
+}
+
+/// How an initiator uses its streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientSpec {
+    /// Requests in flight per target and stream.
+    pub depth: usize,
+    /// Blocks held for replay by one stream at most.
+    pub kept_blocks: u32,
+    /// Whether requests are merged.
+    pub merge: bool,
+    /// How long a lost target is waited for, ms.
+    pub loss_ms: u32,
+    /// Keep alive timeout, ms; 0 for none.
+    pub keep_alive_ms: u32,
+    /// Whether PDUs carry digests.
+    pub digests: bool,
+    /// How long between two operations of a stream, ns at most.
+    pub think_ns: u32,
+}
+
+/// What a write of a group is meant to be. What it may be is decided when it is submitted: blocks
+/// that another stream holds are left out, own blocks that are not released are written in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// New blocks.
+    Fresh,
+    /// Over live data.
+    InPlace,
+    /// Zeroes.
+    Discard,
+}
+
+/// A write of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteOp(
+    /// First block on the volume.
+    pub u32,
+    /// Blocks.
+    pub u32,
+    /// What kind.
+    pub Place,
+);
+
+/// What a stream does next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Submits a group.
+    Group {
+        /// Its writes.
+        writes: Vec<WriteOp>,
+        /// Whether it ends with a joint FLUSH.
+        #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+        durable: bool,
+    },
+    /// Waits until everything submitted is durable.
+    WaitDurable,
+    /// Waits until everything submitted is complete.
+    WaitComplete,
+    /// Reads so many blocks from a block on.
+    Read(u32, u32),
+    /// Does nothing for so many µs.
+    Pause(u32),
+}
+
+/// A step of the workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Which stream does it.
+    pub stream: u16,
+    /// What.
+    pub op: Op,
+}
+
+/// When a fault strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum When {
+    /// After so many events of the run.
+    Event(u32),
+    /// After so many events of the `n`th recovery, counted from 0.
+    Recovery(u32, u32),
+    /// After so many events of the `n`th replay, counted from 0.
+    Replay(u32, u32),
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// A target's process is killed, `effects` effects later; it is started again after a while.
+    Kill {
+        /// Which machine.
+        machine: usize,
+        /// Effects that still take place; 0: it dies between two events.
+        effects: u32,
+        /// How long it is down, µs.
+        down_us: u32,
+    },
+    /// A machine's power is cut, `effects` effects later.
+    PowerCut {
+        /// Which machine.
+        machine: usize,
+        /// Effects that still take place; 0: between two events.
+        effects: u32,
+        /// How long it is down, µs.
+        down_us: u32,
+    },
+    /// The power of all machines is cut, and the initiator's, too.
+    BlackOut {
+        /// How long the machines are down, µs.
+        down_us: u32,
+    },
+    /// The initiator's process is killed; it is started again after a while.
+    KillClient {
+        /// How long it is down, µs.
+        down_us: u32,
+    },
+    /// A connection breaks: the `nth` that is there, of all.
+    Cut {
+        /// Which.
+        nth: u32,
+        /// For whom.
+        ends: Ends,
+    },
+    /// A connection carries nothing for a while.
+    Stall {
+        /// Which.
+        nth: u32,
+        /// Toward the target, or else the initiator.
+        up: bool,
+        /// For how long, µs.
+        for_us: u32,
+    },
+    /// The initiator is cut off from all machines for a while; another one takes the volume over.
+    TakeOver {
+        /// How long the first is cut off, µs.
+        for_us: u32,
+    },
+    /// The initiator is cut off from one machine for a while.
+    Partition {
+        /// Which machine.
+        machine: usize,
+        /// For how long, µs.
+        for_us: u32,
+    },
+    /// A drive fails.
+    Drive {
+        /// Which machine.
+        machine: usize,
+        /// Which of its drives.
+        drive: usize,
+        /// How.
+        fault: DriveFault,
+    },
+    /// A log store fails after so many fences.
+    Log {
+        /// Which machine.
+        machine: usize,
+        /// Fences that succeed.
+        fences: u32,
+    },
+    /// The target's process is killed and comes back with an empty log; the right one is put back
+    /// after the volume has been refused.
+    BlankLog {
+        /// Which machine.
+        machine: usize,
+    },
+    /// A plain writer writes a block of a drive.
+    Intruder {
+        /// Which machine.
+        machine: usize,
+        /// Which of its drives.
+        drive: usize,
+        /// Which block.
+        lba: u32,
+    },
+}
+
+/// Which ends of a connection learn that it is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ends {
+    /// Both.
+    Both,
+    /// The initiator's; what it had sent may still arrive.
+    Client,
+    /// The target's.
+    Server,
+}
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// When.
+    pub when: When,
+    /// What.
+    pub what: What,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scenario {
+    /// Decides delays and whatever else is left to chance.
+    pub seed: u64,
+    /// The machines.
+    pub machines: Vec<MachineSpec>,
+    /// The volume.
+    pub volume: VolumeSpec,
+    /// How it is used.
+    pub client: ClientSpec,
+    /// The network.
+    pub net: NetSpec,
+    /// What the streams do, each in order.
+    pub steps: Vec<Step>,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+impl Scenario {
+    /// The scenario as one line of text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        // Numbers, strings and lists: nothing here can fail to serialise.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,418 @@
+//! The simulated cluster: machines, initiators, what passes between them, and what goes wrong.
+//!
+//! A run has two phases. In the first the workload goes on while faults strike. Then faults stop,
+//! whoever is down comes up, and everything submitted must end within bounds (P8).
+
+use riopipe_order::attribute::{Member, Seq};
+use riopipe_order::log_region::{MemberNamespace, NewVolume};
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
+
+use crate::client::Client;
+use crate::client::intruder::{self, Intruder};
+use crate::core::{Core, Ev, MS, US};
+use crate::log_store::LogStoreKind;
+use crate::machine::{Machine, new_volume};
+use crate::network::{Chunk, ServerEnd, Way};
+use crate::oracle::{Drives, Promise, Violation, Where};
+use crate::rng::Rng;
+use crate::scenario::{Fault, Scenario};
+
+mod faults;
+mod operator;
+
+/// How often a target's clocks are looked at, ns.
+const MACHINE_TICK_NS: u64 = 5 * MS;
+/// The first phase ends after so many events at the latest.
+const SAFETY_EVENTS: u64 = 12_000;
+/// Then everything must end within so many events.
+const LIVENESS_EVENTS: u64 = 60_000;
+/// And within this time, ns.
+const LIVENESS_NS: u64 = 30_000 * MS;
+
+/// What a machine's process is to die of when its fuse blows.
+#[derive(Clone, Copy, Debug)]
+struct Doom {
+    power: bool,
+    down_us: u32,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The broken promise, if one is.
+    pub violation: Option<Violation>,
+    /// Events.
+    pub events: u64,
+    /// Crashes of targets and initiators.
+    pub crashes: u64,
+    /// Recoveries that were begun.
+    pub recoveries: u64,
+    /// What happened, if it was to be written down.
+    pub trace: Vec<String>,
+}
+
+/// The cluster.
+pub struct World {
+    core: Core,
+    machines: Vec<Machine>,
+    volumes: Vec<NewVolume>,
+    clients: Vec<Client>,
+    intruders: Vec<Intruder>,
+    /// Faults to come.
+    faults: Vec<Fault>,
+    dooms: Vec<Option<Doom>>,
+    /// Logs that somebody has decided to give up.
+    given_up: Vec<bool>,
+    crashes: u64,
+    calm_since: Option<(u64, u64)>,
+    over: bool,
+}
+
+/// Runs a scenario to its end.
+#[must_use]
+pub fn run(scenario: &Scenario, traced: bool) -> Outcome {
+    match World::new(scenario, traced) {
+        Ok(world) => world.run(),
+        Err(what) => {
+            let violation = Some(Violation { promise: Promise::P8, what });
+            Outcome { violation, ..Outcome::default() }
+        }
+    }
+}
+
+/// Where each block of the volume lies.
+fn map(scenario: &Scenario) -> Result<Vec<Where>, String> {
+    let volume = &scenario.volume;
+    let members = volume.members.iter().map(|(machine, _)| MemberInfo {
+        server: *machine as u16,
+        start: u64::from(volume.first),
+        blocks: u64::from(scenario.machines[*machine].blocks.saturating_sub(volume.first)),
+        request_blocks_max: volume.request_blocks,
+        volatile: false,
+    });
+    let servers = scenario.machines.iter().map(|_| ServerInfo { slots: volume.slots });
+    let topology = Topology::new(members.collect(), servers.collect(), volume.unit)
+        .map_err(|e| e.to_string())?;
+    let mut map = Vec::new();
+    topology.map(0, topology.blocks() as u32, |extent| {
+        let (machine, drive) = volume.members[usize::from(extent.member.0)];
+        for lba in extent.lba..extent.lba + u64::from(extent.blocks) {
+            map.push(Where { machine, drive, lba: lba as u32 });
+        }
+    });
+    Ok(map)
+}
+
+impl World {
+    fn new(scenario: &Scenario, traced: bool) -> Result<Self, String> {
+        let core = Core::new(scenario.clone(), map(scenario)?, traced);
+        let mut rng = Rng::new(scenario.seed ^ 0x5eed);
+        let volume = &scenario.volume;
+        let volumes: Vec<NewVolume> = (0..scenario.machines.len())
+            .map(|machine| {
+                let members = volume.members.iter().enumerate();
+                let members = members.filter(|(_, (at, _))| *at == machine);
+                let members = members.map(|(member, (_, drive))| MemberNamespace {
+                    member: Member(member as u8),
+                    nsid: *drive as u32 + 1,
+                });
+                new_volume(volume.streams, volume.slots, members.collect())
+            })
+            .collect();
+        let machines = scenario.machines.iter().zip(&volumes).enumerate();
+        let machines = machines.map(|(index, (spec, volume))| {
+            let start = Seq(scenario.volume.start);
+            Machine::new(index, spec, volume.clone(), start, rng.fork(index as u64), traced)
+        });
+        let machines: Vec<Machine> = machines.collect();
+        Ok(Self {
+            dooms: vec![None; machines.len()],
+            given_up: vec![false; machines.len()],
+            core,
+            machines,
+            volumes,
+            clients: (0..2).map(Client::new).collect(),
+            intruders: Vec::new(),
+            faults: scenario.faults.clone(),
+            crashes: 0,
+            calm_since: None,
+            over: false,
+        })
+    }
+
+    fn run(mut self) -> Outcome {
+        for machine in 0..self.machines.len() {
+            self.core.after(0, Ev::StartMachine(machine));
+            self.core.after(MACHINE_TICK_NS, Ev::TickMachine(machine));
+        }
+        self.core.after(US, Ev::StartClient(0));
+        while !self.over && self.core.oracle.violation().is_none() {
+            self.strike_due();
+            let Some(ev) = self.core.next() else { break };
+            self.happen(ev);
+            if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
+                self.supervise();
+            }
+        }
+        Outcome {
+            violation: self.core.oracle.violation().cloned(),
+            events: self.core.events,
+            crashes: self.crashes,
+            recoveries: u64::from(self.core.recoveries.0),
+            trace: self.core.take_trace(),
+        }
+    }
+
+    fn happen(&mut self, ev: Ev) {
+        match ev {
+            Ev::Arrive { conn, up: true } => self.arrive_up(conn),
+            Ev::Arrive { conn, up: false } => self.arrive_down(conn),
+            Ev::Drive { machine, drive, flight } => {
+                self.machines[machine].host.now = self.core.now;
+                self.machines[machine].drive_done(drive, flight);
+                self.settle(machine);
+            }
+            Ev::StartMachine(machine) => self.start_machine(machine),
+            Ev::TickMachine(machine) => {
+                self.core.after(MACHINE_TICK_NS, ev);
+                if self.machines[machine].is_up() {
+                    self.machines[machine].host.now = self.core.now;
+                    self.machines[machine].tick();
+                    self.settle(machine);
+                }
+            }
+            Ev::StartClient(client) => {
+                if !self.clients[client].is_up() {
+                    self.clients[client].start(&mut self.core);
+                }
+            }
+            Ev::TickClient { client, life } => {
+                let Self { clients, core, machines, .. } = self;
+                let client = &mut clients[client];
+                if client.is_up() && client.life() == life {
+                    client.tick(&Drives(machines), core);
+                }
+            }
+            Ev::Act { client, life, stream } => {
+                let Self { clients, core, machines, .. } = self;
+                let client = &mut clients[client];
+                if client.is_up() && client.life() == life {
+                    client.act(stream, &Drives(machines), core);
+                }
+            }
+            Ev::Heal => {}
+        }
+    }
+
+    fn arrive_up(&mut self, conn: usize) {
+        let chunk = match self.core.net.arrive(conn, Way::Up, self.core.now) {
+            Err(later) => return self.core.at(later, Ev::Arrive { conn, up: true }),
+            Ok(None) => return,
+            Ok(Some(chunk)) => chunk,
+        };
+        let at = self.core.net.conn(conn).machine;
+        let machine = &mut self.machines[at];
+        machine.host.now = self.core.now;
+        match (chunk, self.core.net.conn(conn).server) {
+            (Chunk::Open, _) if machine.is_up() => {
+                let link = machine.accept(conn);
+                self.core.net.conn_mut(conn).server = Some(ServerEnd { machine: at, link });
+            }
+            (Chunk::Bytes(bytes), Some(link)) => {
+                let client = self.core.net.conn(conn).client.map_or(0, |end| end.client);
+                if client >= intruder::FIRST && !machine.is_guarded() {
+                    let intruder = &self.intruders[client - intruder::FIRST];
+                    self.core.oracle.may_intrude(intruder.at, intruder.content);
+                }
+                machine.receive(link.link, &bytes);
+            }
+            (Chunk::End, Some(end)) => {
+                self.core.net.conn_mut(conn).server = None;
+                machine.hang_up(end.link);
+            }
+            // Without power nobody says anything.
+            (Chunk::Open | Chunk::Bytes(_), _) if !machine.is_powered() => return,
+            // The machine's kernel says that nobody is there.
+            (Chunk::Open | Chunk::Bytes(_), _) => return self.core.refuse(conn),
+            (Chunk::End, None) => return,
+        }
+        self.settle(at);
+    }
+
+    fn arrive_down(&mut self, conn: usize) {
+        let chunk = match self.core.net.arrive(conn, Way::Down, self.core.now) {
+            Err(later) => return self.core.at(later, Ev::Arrive { conn, up: false }),
+            Ok(None) => return,
+            Ok(Some(chunk)) => chunk,
+        };
+        let Some(end) = self.core.net.conn(conn).client else { return };
+        if end.client >= intruder::FIRST {
+            let intruder = &mut self.intruders[end.client - intruder::FIRST];
+            match chunk {
+                Chunk::Bytes(bytes) => {
+                    if intruder.receive(end.role, conn, &bytes, &mut self.core) {
+                        self.core.oracle.intruded(intruder.at, intruder.content);
+                    }
+                }
+                _ => intruder.close(&mut self.core),
+            }
+            return;
+        }
+        let Self { clients, core, machines, .. } = self;
+        let client = &mut clients[end.client];
+        if !client.is_up() || client.life() != end.life {
+            return;
+        }
+        match chunk {
+            Chunk::Bytes(bytes) => client.receive(end.role, conn, &bytes, &Drives(machines), core),
+            Chunk::End => client.hung_up(end.role, conn, &Drives(machines), core),
+            Chunk::Open => {}
+        }
+    }
+
+    /// Sees to what a machine's sessions have left to be done.
+    fn settle(&mut self, at: usize) {
+        let Self { core, machines, .. } = self;
+        let machine = &mut machines[at];
+        machine.deliver_notices();
+        while let Some(link) = machine.touched.pop() {
+            send(machine, link, core);
+            machine.deliver_notices();
+        }
+        for scheduled in machine.host.scheduled.drain(..) {
+            let (drive, flight) = (scheduled.drive, scheduled.flight);
+            core.after(scheduled.delay, Ev::Drive { machine: at, drive, flight });
+        }
+        for (_, told) in machine.host.told.drain(..) {
+            core.oracle.told(at, &told);
+        }
+        for drive in &mut machine.host.drives {
+            for _ in 0..drive.take_late() {
+                probe::hit(Rare::LateWrite);
+            }
+        }
+        if let Some(log) = &mut machine.host.log {
+            for line in log.drain(..) {
+                core.trace(|| format!("target {at}: {line}"));
+            }
+        }
+        if machine.has_stopped() {
+            let doom = self.dooms[at].take().unwrap_or(Doom { power: false, down_us: 1000 });
+            self.crash_machine(at, doom);
+        }
+    }
+
+    fn start_machine(&mut self, at: usize) {
+        let machine = &mut self.machines[at];
+        if machine.is_up() {
+            return;
+        }
+        if machine.is_haunted() && !probe::planted(Plant::T8ServeGhosts) {
+            // The drives are locked as long as the last life's writes are under way (T8).
+            return self.core.after(20 * US, Ev::StartMachine(at));
+        }
+        machine.host.now = self.core.now;
+        match machine.start(&self.volumes[at], core::mem::take(&mut self.given_up[at])) {
+            Ok(problems) => {
+                self.core.trace(|| format!("target {at} starts"));
+                if let Some(problem) = problems.first() {
+                    let what =
+                        format!("target {at}: a crash alone makes its log unreadable: {problem}");
+                    self.core.oracle.broken(Promise::P8, what);
+                }
+            }
+            Err(why) => {
+                self.core.trace(|| format!("target {at} does not start: {why}"));
+                self.core.after(MS, Ev::StartMachine(at));
+            }
+        }
+        self.settle(at);
+    }
+
+    fn crash_machine(&mut self, at: usize, doom: Doom) {
+        let kind = if doom.power { "loses its power" } else { "is killed" };
+        self.core.trace(|| format!("target {at} {kind}"));
+        self.note_crash();
+        for conn in 0..self.core.net.len() {
+            if self.core.net.conn(conn).server.is_none_or(|end| end.machine != at) {
+                continue;
+            }
+            self.core.net.conn_mut(conn).server = None;
+            if doom.power {
+                // Whoever sends to it once it is back learns that nobody knows the connection.
+                self.core.net.cut(conn, Way::Down);
+            } else if let Some(time) = self.core.net.reset(conn, Way::Down, self.core.now) {
+                self.core.at(time, Ev::Arrive { conn, up: false });
+            }
+        }
+        let machine = &mut self.machines[at];
+        if doom.power {
+            if machine.store.kind() == LogStoreKind::File {
+                self.core.oracle.machine_failed(at);
+            }
+            machine.power_cut();
+        } else {
+            machine.kill();
+        }
+        self.dooms[at] = None;
+        self.core.after(u64::from(doom.down_us) * US, Ev::StartMachine(at));
+    }
+
+    fn crash_client(&mut self, at: usize, told: bool) {
+        if !self.clients[at].is_up() {
+            return;
+        }
+        self.core.trace(|| format!("initiator {at} dies"));
+        self.note_crash();
+        for conn in 0..self.core.net.len() {
+            if self.core.net.conn(conn).client.is_none_or(|end| end.client != at) {
+                continue;
+            }
+            self.core.net.conn_mut(conn).client = None;
+            if !told {
+                self.core.net.cut(conn, Way::Up);
+            } else if let Some(time) = self.core.net.reset(conn, Way::Up, self.core.now) {
+                self.core.at(time, Ev::Arrive { conn, up: true });
+            }
+        }
+        self.clients[at].kill();
+    }
+
+    fn note_crash(&mut self) {
+        self.crashes += 1;
+        if self.clients.iter().any(Client::is_opening) {
+            probe::hit(Rare::CrashInRecovery);
+        }
+        if self.clients.iter().any(Client::is_replaying) {
+            probe::hit(Rare::CrashInReplay);
+        }
+    }
+}
+
+/// Sends what a link has to send.
+fn send(machine: &mut Machine, at: usize, core: &mut Core) {
+    let Machine { host, links, .. } = machine;
+    let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
+    while !link.out.is_empty() {
+        let mut bytes = Vec::with_capacity(link.out.len_bytes());
+        link.out.slices().for_each(|slice| bytes.extend_from_slice(slice));
+        link.out.consume(bytes.len());
+        if let Some(conn) = link.net
+            && host.fuse.burn()
+        {
+            core.send(conn, Way::Down, bytes);
+        }
+        if !link.ending {
+            link.conn.sent(host, &mut link.out);
+        }
+    }
+    if link.ending
+        && let Some(conn) = link.net.take()
+        && !host.fuse.is_blown()
+    {
+        core.net.conn_mut(conn).server = None;
+        core.end(conn, Way::Down);
+    }
+    machine.drop_if_over(at);
+}

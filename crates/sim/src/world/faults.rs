@@ -1,0 +1,176 @@
+//! What goes wrong, and when.
+
+use super::{Doom, World};
+use crate::client::Client;
+use crate::client::intruder::Intruder;
+use crate::core::{Ev, US};
+use crate::network::Way;
+use crate::oracle::Where;
+use crate::scenario::{Ends, Fault, What, When};
+
+impl World {
+    /// Has the faults strike whose time has come.
+    pub(super) fn strike_due(&mut self) {
+        let core = &self.core;
+        let due = |fault: &Fault| match fault.when {
+            When::Event(at) => core.events >= u64::from(at),
+            When::Recovery(nth, after) => reached(core.recoveries, nth, after, core.events),
+            When::Replay(nth, after) => reached(core.replays, nth, after, core.events),
+        };
+        while let Some(at) = self.faults.iter().position(due) {
+            let fault = self.faults.remove(at);
+            self.strike(fault.what);
+            return self.strike_due();
+        }
+    }
+
+    /// Has the next fault strike before its time: nothing else goes on.
+    pub(super) fn strike_next(&mut self) {
+        let due = |fault: &Fault| matches!(fault.when, When::Event(_));
+        match self.faults.iter().position(due) {
+            Some(at) => {
+                let fault = self.faults.remove(at);
+                self.strike(fault.what);
+            }
+            // What waits for a recovery or replay that never comes.
+            None => self.faults.clear(),
+        }
+    }
+
+    fn strike(&mut self, what: What) {
+        self.core.trace(|| format!("fault: {what:?}"));
+        match what {
+            What::Kill { machine, effects, down_us } => {
+                self.doom(machine, effects, Doom { power: false, down_us });
+            }
+            What::PowerCut { machine, effects, down_us } => {
+                self.doom(machine, effects, Doom { power: true, down_us });
+            }
+            What::BlackOut { down_us } => {
+                for machine in 0..self.machines.len() {
+                    if self.machines[machine].is_up() {
+                        self.crash_machine(machine, Doom { power: true, down_us });
+                    }
+                }
+                for client in 0..self.clients.len() {
+                    if self.clients[client].is_up() {
+                        self.crash_client(client, false);
+                        self.core.after(u64::from(down_us) * US, Ev::StartClient(client));
+                    }
+                }
+            }
+            What::KillClient { down_us } => {
+                let client = self.owner().unwrap_or(0);
+                if self.clients[client].is_up() {
+                    self.crash_client(client, true);
+                    self.core.after(u64::from(down_us) * US, Ev::StartClient(client));
+                }
+            }
+            What::Cut { nth, ends } => self.cut(nth, ends),
+            What::Stall { nth, up, for_us } => {
+                if let Some(conn) = self.nth(nth) {
+                    let until = self.core.now + u64::from(for_us) * US;
+                    self.core.net.stall(conn, if up { Way::Up } else { Way::Down }, until);
+                }
+            }
+            What::TakeOver { for_us } => self.take_over(for_us),
+            What::Partition { machine, for_us } => {
+                let client = self.owner().unwrap_or(0);
+                self.part(client, Some(machine), for_us);
+            }
+            What::Drive { machine, drive, fault } => {
+                self.machines[machine].host.drives[drive].plan_fault(fault);
+            }
+            What::Log { machine, fences } => {
+                self.core.oracle.machine_failed(machine);
+                self.machines[machine].store.fail_fence_after(fences);
+            }
+            What::BlankLog { machine } => {
+                let giving_up = self.clients.iter().any(Client::accepts_lost);
+                if self.machines[machine].set_aside.is_none() && !giving_up {
+                    let log = self.machines[machine].store.replace();
+                    self.core.oracle.machine_failed(machine);
+                    if self.machines[machine].is_up() {
+                        self.crash_machine(machine, Doom { power: false, down_us: 200 });
+                    }
+                    self.machines[machine].set_aside = Some(log);
+                }
+            }
+            What::Intruder { machine, drive, lba } => {
+                let content = self.core.oracle.next_number();
+                let at = Where { machine, drive, lba };
+                let mut intruder = Intruder::new(self.intruders.len(), at, content);
+                intruder.tick(&mut self.core);
+                self.intruders.push(intruder);
+            }
+        }
+    }
+
+    fn doom(&mut self, machine: usize, effects: u32, doom: Doom) {
+        if !self.machines[machine].is_up() {
+            return;
+        }
+        if effects == 0 {
+            self.crash_machine(machine, doom);
+        } else {
+            self.dooms[machine] = Some(doom);
+            self.machines[machine].stop_after(effects);
+        }
+    }
+
+    /// A connection that is there.
+    fn nth(&self, nth: u32) -> Option<usize> {
+        let there: Vec<usize> =
+            self.core.net.find(|conn| conn.client.is_some() && conn.server.is_some()).collect();
+        (!there.is_empty()).then(|| there[nth as usize % there.len()])
+    }
+
+    fn cut(&mut self, nth: u32, ends: Ends) {
+        let Some(conn) = self.nth(nth) else { return };
+        let now = self.core.now;
+        if ends != Ends::Client
+            && let Some(time) = self.core.net.reset(conn, Way::Up, now)
+        {
+            self.core.at(time, Ev::Arrive { conn, up: true });
+        }
+        if ends != Ends::Server
+            && let Some(time) = self.core.net.reset(conn, Way::Down, now)
+        {
+            self.core.at(time, Ev::Arrive { conn, up: false });
+        }
+        match ends {
+            Ends::Both => {}
+            // What it has sent may still arrive, much later.
+            Ends::Client => {
+                let until = now + self.core.rng.below(20_000) * US;
+                self.core.net.stall(conn, Way::Up, until);
+                self.core.net.cut(conn, Way::Up);
+            }
+            Ends::Server => self.core.net.cut(conn, Way::Down),
+        }
+    }
+
+    /// Nothing passes between an initiator and a machine (or all) for a while.
+    fn part(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
+        let until = self.core.now + u64::from(for_us) * US;
+        self.core.net.part(client, machine, until);
+        self.core.at(until, Ev::Heal);
+    }
+
+    fn take_over(&mut self, for_us: u32) {
+        let Some(owner) = self.owner() else { return };
+        let other = 1 - owner;
+        if self.clients[other].is_up() {
+            // It has been fenced, and gives up.
+            self.crash_client(other, true);
+        }
+        self.part(owner, None, for_us);
+        self.core.oracle.contested();
+        self.clients[other].may_take_over(true);
+        self.core.after(100 * US, Ev::StartClient(other));
+    }
+}
+
+fn reached(begun: (u32, u64), nth: u32, after: u32, events: u64) -> bool {
+    begun.0 > nth + 1 || begun.0 == nth + 1 && events >= begun.1 + u64::from(after)
+}

@@ -1,0 +1,148 @@
+//! What an operator does: has whoever is down started, decides what the volume's refusals mean,
+//! ends the first phase, and closes the volume when all is done.
+
+use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
+use crate::client::{Client, Refused};
+use crate::core::{Ev, MS};
+use crate::drive::Drive;
+use crate::oracle::{Drives, Promise};
+
+impl World {
+    /// What an operator does: has whoever is down started, decides what the volume's refusals
+    /// mean, closes the volume when all is done.
+    pub(super) fn supervise(&mut self) {
+        for at in 0..self.clients.len() {
+            match self.clients[at].take_refused() {
+                None => {}
+                Some(Refused::Owned) => self.clients[at].may_take_over(true),
+                Some(Refused::Log(machine)) => self.log_refused(at, machine),
+                Some(Refused::LogFailed(machine)) => self.mend_log(machine),
+                Some(Refused::Other) => {}
+            }
+            if self.clients[at].is_broken() {
+                self.crash_client(at, true);
+                self.core.after(MS, Ev::StartClient(at));
+            }
+        }
+        let Some((events, time)) = self.calm_since else {
+            if self.core.events > SAFETY_EVENTS || self.faults.is_empty() && self.is_idle() {
+                self.calm();
+            } else if self.is_idle() {
+                self.strike_next();
+            }
+            return;
+        };
+        if self.core.events > events + LIVENESS_EVENTS || self.core.now > time + LIVENESS_NS {
+            let what = self.describe();
+            self.core.oracle.broken(Promise::P8, what);
+            return;
+        }
+        self.finish();
+    }
+
+    /// Whether the workload has come to its end.
+    pub(super) fn is_idle(&self) -> bool {
+        self.owner().is_some_and(|owner| !self.clients[owner].has_work(&self.core))
+    }
+
+    /// Who has the volume.
+    pub(super) fn owner(&self) -> Option<usize> {
+        let has = |client: &Client| client.is_up() && client.era() == Some(self.core.era);
+        self.clients.iter().position(has).filter(|_| self.core.era > 0)
+    }
+
+    pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
+        // Before a log is given up, those that were mislaid are looked for.
+        if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
+            return (0..self.machines.len()).for_each(|machine| self.put_log_back(machine));
+        }
+        self.core.trace(|| format!("the lost log of target {machine} is given up"));
+        self.core.oracle.log_lost();
+        self.clients[client].may_accept_lost(true);
+        self.given_up[machine] = true;
+        if self.machines[machine].is_up() {
+            self.crash_machine(machine, Doom { power: false, down_us: 100 });
+        }
+    }
+
+    pub(super) fn mend_log(&mut self, machine: usize) {
+        self.core.trace(|| format!("the log store of target {machine} is mended"));
+        self.machines[machine].store.heal();
+        if self.machines[machine].is_up() {
+            self.crash_machine(machine, Doom { power: false, down_us: 500 });
+        }
+    }
+
+    pub(super) fn put_log_back(&mut self, machine: usize) {
+        let Some(log) = self.machines[machine].set_aside.take() else { return };
+        self.core.trace(|| format!("target {machine} gets its log back"));
+        if self.machines[machine].is_up() {
+            self.crash_machine(machine, Doom { power: false, down_us: 100 });
+        }
+        self.machines[machine].store.put_back(log);
+    }
+
+    /// Faults stop.
+    pub(super) fn calm(&mut self) {
+        self.core.trace(|| "faults stop".into());
+        self.calm_since = Some((self.core.events, self.core.now));
+        self.core.calm = true;
+        self.faults.clear();
+        self.core.net.heal();
+        for at in 0..self.machines.len() {
+            self.put_log_back(at);
+            let machine = &mut self.machines[at];
+            machine.host.drives.iter_mut().for_each(Drive::heal);
+            machine.store.heal();
+            machine.host.fuse.renew();
+            self.dooms[at] = None;
+        }
+    }
+
+    /// The second phase: whoever has the volume finishes and closes it.
+    pub(super) fn finish(&mut self) {
+        match self.owner() {
+            Some(owner) if self.clients[owner].is_over() => {
+                if self.clients[owner].is_closed() {
+                    let Self { core, machines, .. } = self;
+                    core.oracle.check_end(&Drives(machines));
+                    core.trace(|| "the volume is closed".into());
+                    self.over = true;
+                } else {
+                    self.clients[owner].kill();
+                    self.core.after(MS, Ev::StartClient(owner));
+                }
+            }
+            Some(owner) if self.clients[owner].is_fenced() => {
+                self.crash_client(owner, true);
+                self.core.after(MS, Ev::StartClient(owner));
+            }
+            Some(owner) => {
+                if !self.clients[owner].has_work(&self.core) {
+                    self.clients[owner].close();
+                }
+            }
+            None => {
+                let trying =
+                    |client: &Client| client.is_up() && !client.is_fenced() && !client.is_over();
+                if !self.clients.iter().any(|client| trying(client) && client.era().is_none()) {
+                    self.crash_client(0, true);
+                    self.clients[0].may_take_over(true);
+                    self.core.after(MS, Ev::StartClient(0));
+                }
+            }
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::from("faults have stopped, and yet not everything ends:");
+        for (at, client) in self.clients.iter().enumerate() {
+            text.push_str(&format!(" initiator {at}: {};", client.describe(&self.core)));
+        }
+        for (at, machine) in self.machines.iter().enumerate() {
+            let up = if machine.is_up() { "up" } else { "down" };
+            text.push_str(&format!(" target {at}: {up};"));
+        }
+        text
+    }
+}
