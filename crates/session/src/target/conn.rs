@@ -297,7 +297,9 @@ impl<H: Host> TargetConn<H> {
         for notice in host.with_shared(|s| s.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
-                Notice::Fence { id, volume } => self.fence(id, volume, host, out),
+                Notice::Fence { id, volume, claimed } => {
+                    self.fence(id, volume, claimed, host, out);
+                }
                 Notice::Fenced { id } => self.fence_over(id, host, out),
             }
         }

@@ -76,8 +76,10 @@ pub enum Notice {
     Fence {
         /// The fence to acknowledge.
         id: u64,
-        /// The volume that changes hands; `None` in a plain barrier.
+        /// The volume that changes hands, or is given back.
         volume: VolumeId,
+        /// It changes hands.
+        claimed: bool,
     },
     /// Everything that a fence of this connection waited for has come back.
     Fenced {
@@ -487,7 +489,7 @@ impl<R: Region> Shared<R> {
         let id = self.next_fence;
         self.next_fence += 1;
         for conn in &waiting {
-            self.leave(*conn, Notice::Fence { id, volume });
+            self.leave(*conn, Notice::Fence { id, volume, claimed: of.is_none() });
         }
         if of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
             return None;

@@ -220,6 +220,7 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         id: u64,
         volume: VolumeId,
+        claimed: bool,
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) {
@@ -238,10 +239,11 @@ impl<H: Host> TargetConn<H> {
                 self.fence_left += 1;
             }
         }
-        if self.fence_left > before {
+        if claimed && self.fence_left > before {
             probe::hit(Rare::FenceWaited);
         }
-        if probe::planted(Plant::T8ClaimNoWait) && self.stream.as_ref().is_some_and(|s| s.fenced) {
+        let early = claimed && probe::planted(Plant::T8ClaimNoWait);
+        if early && self.stream.as_ref().is_some_and(|s| s.fenced) {
             self.give_back_stream(host);
         }
         self.fences.push(id);
