@@ -18,6 +18,12 @@ use crate::{
     failure::{Code, Failure},
 };
 
+/// The usual ordering log of [`Plan::log`]: a mapped file of this size.
+#[must_use]
+pub fn file_log(bytes: u64) -> String {
+    format!("file:{{}},size={bytes}")
+}
+
 /// What to start.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
@@ -29,8 +35,8 @@ pub struct Plan<'a> {
     pub drives: u32,
     /// What they are; `{}` stands for a path of its own, where they need a file each.
     pub drive: String,
-    /// The size of each ordering log, bytes.
-    pub log_bytes: u64,
+    /// Each ordering log; `{}` stands for a path of its own.
+    pub log: String,
     /// The volume's stripe unit, bytes.
     pub unit_bytes: u32,
     /// The volume's streams.
@@ -221,7 +227,7 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
         plan.volume,
         std::process::id()
     ));
-    config.log = Some(format!("file:{},size={}", log.display(), plan.log_bytes));
+    config.log = Some(plan.log.replace("{}", &log.display().to_string()));
     if cores.is_empty() {
         config.reactors = Some(1);
     } else {

@@ -100,6 +100,7 @@ the same round, since a machine's speed drifts by more than what is to be shown.
 Examples:
   rio bench run --engine none,rio,sync --depth 1,32,128 --floor
   rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
+  rio bench run --engine none,rio --log block:{},size=2M
   rio bench run --pattern seq --batch 16 --merge off
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
 pub struct Run {
@@ -159,11 +160,15 @@ pub struct Run {
     #[arg(long, value_name = "SIZE", default_value = "2M", help_heading = "Own targets")]
     #[arg(value_parser = values::size)]
     pub log_size: u64,
+    /// Each target's ordering log, instead of a mapped file of that size; {} stands for a temporary
+    /// file's path (in TMPDIR; without one in memory), a device must be blank
+    #[arg(long, value_name = "LOG", conflicts_with = "log_size", help_heading = "Own targets")]
+    pub log: Option<String>,
 
     /// Name of an existing volume
     #[arg(long, value_name = "NAME", requires = "members", requires = "overwrite")]
     #[arg(help_heading = "Existing volume")]
-    #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size"])]
+    #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size", "log"])]
     pub volume: Option<String>,
     /// Its drives, in order, as for `rio volume`
     #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]

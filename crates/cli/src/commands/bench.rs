@@ -24,7 +24,7 @@ use crate::{
     interrupt::Interrupt,
     load::Load,
     output::{Output, Report},
-    own_targets::{OwnTargets, Plan},
+    own_targets::{OwnTargets, Plan, file_log},
     progress::Progress,
 };
 
@@ -152,7 +152,7 @@ impl Place {
             targets: args.targets,
             drives: 1,
             drive: args.drive.clone(),
-            log_bytes: args.log_size,
+            log: args.log.clone().unwrap_or_else(|| file_log(args.log_size)),
             unit_bytes: args.unit,
             streams: args.threads,
             pin: true,
@@ -198,7 +198,10 @@ impl Place {
             Self::Own(_) => {
                 place.insert("drive", args.drive.clone().into());
                 place.insert("targets", args.targets.into());
-                place.insert("log_bytes", args.log_size.into());
+                match &args.log {
+                    Some(log) => place.insert("log", log.clone().into()),
+                    None => place.insert("log_bytes", args.log_size.into()),
+                };
                 place.insert("unit_bytes", args.unit.into());
             }
             Self::Existing { volume, members } => {

@@ -33,7 +33,7 @@ use crate::{
     interrupt::Interrupt,
     load::Load,
     output::{Output, Report},
-    own_targets::{OwnTargets, Plan},
+    own_targets::{OwnTargets, Plan, file_log},
     progress::Progress,
     volume_store::{STREAM, VolumeStore},
 };
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         targets: TARGETS,
         drives: 1,
         drive: format!("ssd:{},size={drive_bytes},lazy", FLASH.name),
-        log_bytes: LOG_BYTES,
+        log: file_log(LOG_BYTES),
         unit_bytes: UNIT_BYTES,
         streams: 1,
         pin: false,

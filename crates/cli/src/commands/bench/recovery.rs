@@ -19,7 +19,7 @@ use crate::{
     failure::{Code, Failure},
     interrupt::Interrupt,
     output::{Output, Report},
-    own_targets::{OwnTargets, Plan},
+    own_targets::{OwnTargets, Plan, file_log},
     progress::Progress,
 };
 
@@ -36,7 +36,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
         targets: args.targets,
         drives: args.drives,
         drive: args.drive.clone(),
-        log_bytes: args.log_size,
+        log: file_log(args.log_size),
         unit_bytes: 64 << 10,
         streams: args.streams,
         pin: false,
