@@ -13,7 +13,7 @@ use site::{check, create_options, members, open_options, target, write};
 
 /// P6: only the stream whose write failed is poisoned; T22 is about failed FLUSHes.
 #[test]
-fn p6_other_streams_go_on_when_one_meets_a_full_disk() {
+fn p6_other_streams_go_on_when_one_meets_a_full_disk_and_is_reopened() {
     let (log, dir) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let spec = format!("file:{}/drive,size=64M,io=threads", dir.path().display());
     let target = target(&[&spec], Some(&log));
@@ -48,5 +48,28 @@ fn p6_other_streams_go_on_when_one_meets_a_full_disk() {
     let seq = write(&mut b, 300, 1, 1, true);
     b.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
     check(&mut b, 300, 1, 1);
+
+    // There is room again, and the failed stream lives again: first its caller has to look at the
+    // in-place updates of which nothing is known (T11).
+    let error = b.reopen().unwrap_err();
+    assert!(error.to_string().contains("has not failed"), "{error}");
+    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let error = a.reopen().unwrap_err();
+    assert!(error.to_string().contains("acknowledge"), "{error}");
+    let listed: Vec<u64> =
+        a.recovery().unwrap().in_place.iter().map(|update| update.range.lba).collect();
+    assert!(listed.contains(&12_000), "{listed:?}");
+    let seq = write(&mut b, 301, 1, 2, true);
+    b.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    volume.acknowledge(0).unwrap();
+    let found = a.reopen().unwrap();
+    assert_eq!(found.last, riopipe::Seq::ZERO, "{found}");
+    let seq = write(&mut a, 12_000, 1, 3, true);
+    a.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    check(&mut a, 12_000, 1, 3);
+    a.close().unwrap();
     b.close().unwrap();
+    volume.close().unwrap();
 }

@@ -39,10 +39,17 @@ pub(crate) struct Node {
 impl Node {
     /// One `file:` drive, which has a volatile cache, and a `file:` log.
     pub(crate) fn new() -> Self {
+        Self::with_drives(&["drive"])
+    }
+
+    /// Several such drives.
+    pub(crate) fn with_drives(names: &[&str]) -> Self {
         static NODES: AtomicU32 = AtomicU32::new(0);
         let dir = TempDir::new().unwrap();
-        let drive = format!("file:{}/drive,size=32M", dir.path().display());
-        let mut config = Config::on_loopback(&[&drive]);
+        let drive = |name: &&str| format!("file:{}/{name},size=32M", dir.path().display());
+        let drives: Vec<String> = names.iter().map(drive).collect();
+        let drives: Vec<&str> = drives.iter().map(String::as_str).collect();
+        let mut config = Config::on_loopback(&drives);
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         config.subnqn = Some(format!("nqn.2026-01.org.example:node-{number}"));
         config.log = Some(format!("file:{}/log,size=256K", dir.path().display()));
@@ -70,9 +77,13 @@ impl Node {
         self.addr().to_string().parse().unwrap()
     }
 
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
     /// The files with its drive and its log.
     pub(crate) fn files(&self) -> [PathBuf; 2] {
-        ["drive", "log"].map(|name| self.dir.path().join(name))
+        ["drive", "log"].map(|name| self.path(name))
     }
 }
 

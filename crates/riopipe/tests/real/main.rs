@@ -4,5 +4,6 @@ mod crash;
 mod lives;
 mod reconnect;
 mod recovery;
+mod reopen;
 mod site;
 mod volume;

@@ -1,0 +1,86 @@
+//! Streams that have failed, and live again beside others that have not.
+
+use std::fs;
+
+use riopipe::{
+    CreateOptions, MemberAddr, Place, ReopenError, Seq, StreamOptions, Until, Volume, WaitError,
+};
+
+use crate::crash::{Node, SOON, holds, open_soon, put};
+use crate::site::{create_options, open_options};
+
+/// A drive vanishes below one stream; another, on the drive beside it, never notices (P6, T22).
+/// When the drive is back, the first one is reopened.
+#[test]
+fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
+    let mut node = Node::with_drives(&["one", "two"]);
+    let member = |nsid| MemberAddr { nsid, ..node.member() };
+    let members = [member(1), member(2)];
+    let options = CreateOptions { unit_blocks: 4, ..create_options() };
+    Volume::create("v", &members, &options).unwrap();
+    let (volume, _) = open_soon(&members, &open_options());
+    // Blocks 0–3 lie on the first drive, 4–7 on the second, and so on.
+    let mut lame = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut well = volume.stream(1, &StreamOptions::default()).unwrap();
+    let kept = put(&mut lame, 0, 2, 1, Place::Fresh, true);
+    lame.wait(Until::Durable(kept), Some(SOON)).unwrap();
+    let lost = put(&mut lame, 2, 2, 2, Place::Fresh, false);
+    lame.wait(Until::Complete(lost), Some(SOON)).unwrap();
+
+    let (there, away) = (node.path("one"), node.path("away"));
+    fs::copy(&there, &away).unwrap();
+    fs::remove_file(&there).unwrap();
+    let flushed = put(&mut lame, 8, 1, 3, Place::Fresh, true);
+    let error = lame.wait(Until::Durable(flushed), Some(SOON)).unwrap_err();
+    let WaitError::Failed(failure) = error else { panic!("{error}") };
+    assert!(failure.to_string().contains("FLUSH"), "{failure}");
+    assert!(failure.seq > kept);
+    let seq = put(&mut well, 4, 2, 1, Place::Fresh, true);
+    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+
+    let error = lame.reopen().unwrap_err();
+    assert!(error.to_string().contains("member 0"), "the drive is still away: {error}");
+    assert_eq!(lame.poll().unwrap_err(), failure, "and the stream as it was");
+    let seq = put(&mut well, 6, 2, 2, Place::Fresh, true);
+    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+
+    node.kill();
+    fs::rename(&away, &there).unwrap();
+    node.start();
+    let seq = put(&mut well, 12, 2, 3, Place::Fresh, true);
+    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let found = lame.reopen().unwrap();
+    assert!(found.last >= kept && found.last < flushed, "{found}");
+    assert_eq!(holds(&mut lame, 0, 2, 1), Some(true));
+    assert_eq!(holds(&mut lame, 2, 2, 2), Some(found.last >= lost), "{found}");
+    assert_eq!(holds(&mut lame, 8, 1, 3), Some(false), "{found}");
+    for (lba, version) in [(4, 1), (6, 2), (12, 3)] {
+        assert_eq!(holds(&mut lame, lba, 2, version), Some(true), "the other's are untouched");
+    }
+    let seq = put(&mut lame, 8, 1, 4, Place::Fresh, true);
+    assert_eq!(seq, found.last.next());
+    lame.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut well, 8, 1, 4), Some(true));
+    lame.close().unwrap();
+    well.close().unwrap();
+    volume.close().unwrap();
+    let (volume, recovery) = open_soon(&members, &open_options());
+    assert!(recovery.is_nothing(), "{recovery}");
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_healthy_stream_is_not_reopened() {
+    let node = Node::new();
+    let members = [node.member()];
+    Volume::create("v", &members, &create_options()).unwrap();
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    put(&mut stream, 0, 1, 1, Place::Fresh, false);
+    assert!(matches!(stream.reopen(), Err(ReopenError::Healthy { .. })));
+    let last = stream.last();
+    assert_eq!(last, Seq(1));
+    stream.wait(Until::Durable(last), Some(SOON)).unwrap();
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
