@@ -95,17 +95,22 @@ impl Scene {
         (process, serde_json::from_str(tags).unwrap())
     }
 
-    /// Opens the volume, closes it, and has a process of its own read the drives.
-    pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
-        let (mut recovery, tags) = self.write(0);
-        recovery.finish(LIMIT);
+    /// Whether the drives hold exactly this prefix of each stream, by a process of its own.
+    pub(crate) fn judge(&self, tags: &[u64]) -> (bool, String) {
         let mut judge = Command::new(std::env::current_exe().unwrap());
         judge.arg("judge").arg(self.folder.path());
         judge.args(tags.iter().map(u64::to_string)).arg("--");
         judge.args((0..self.targets.len()).map(|n| self.folder.path().join(format!("drive-{n}"))));
         let output = judge.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        if !output.status.success() {
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Opens the volume, closes it, and has a process of its own read the drives.
+    pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
+        let (mut recovery, tags) = self.write(0);
+        recovery.finish(LIMIT);
+        let (clean, said) = self.judge(&tags);
+        if !clean {
             // What is left is worth looking at.
             let folder = self.folder.path().display().to_string();
             self.folder.disable_cleanup(true);
