@@ -238,6 +238,10 @@ impl Keeper {
             let away = now_ns().saturating_sub(since);
             match self.attach_again() {
                 Ok(association) => {
+                    // Before any connection of the new one is handed out.
+                    for charge in self.streams.streams() {
+                        charge.side.post(Mail::Ended { server: self.index });
+                    }
                     *lock(&self.server.association) = association;
                     lock(&self.server.desk.state).absence = None;
                     self.watch();

@@ -33,6 +33,11 @@ pub(crate) struct Side {
 pub(crate) enum Mail {
     /// A new connection to a server, and a queue on it that has not been started.
     Link { server: usize, socket: Socket, queue: Box<QueuePair<Piece>> },
+    /// The association that a server's connections belong to is over, and a new one stands: a
+    /// connection that does not know yet, because the machine at its other end lost its power while
+    /// nothing was under way, is no good any more. Nor are reads of other streams until this one
+    /// has come after (P9).
+    Ended { server: usize },
     /// A server will not come back.
     GiveUp { server: usize, cause: Cause },
 }
@@ -297,11 +302,17 @@ impl Lanes {
 
     fn take_mail(&mut self) {
         let now = now_ns();
-        for mail in std::mem::take(&mut *lock(&self.side.mail)) {
+        let all = std::mem::take(&mut *lock(&self.side.mail));
+        for mail in all {
             match mail {
                 Mail::GiveUp { server, cause } => {
                     self.session.give_up(server as u16, cause);
                     self.broken = true;
+                }
+                Mail::Ended { server } => {
+                    if self.roads[server].connection.is_some() {
+                        self.lose(server, &CallError::Closed);
+                    }
                 }
                 Mail::Link { server, socket, queue } => {
                     let road = &mut self.roads[server];

@@ -3,9 +3,18 @@
 //! It opens the volume (which recovers it, if need be), says how far each stream reaches, goes on
 //! from there up to group GROUPS, and notes in a file each group whose durability was confirmed.
 
-use std::{fs::File, os::unix::fs::FileExt, path::Path, thread, time::Duration};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use riopipe::{ConnectOptions, OpenOptions, Place, StreamOptions, SubmitError, Until, Volume, Why};
+use riopipe::{
+    ClaimError, ConnectOptions, OpenError, OpenOptions, Place, StreamOptions, SubmitError, Until,
+    Volume, Why,
+};
 
 use crate::formula::{AREA, BLOCK, KEPT_BYTES, STREAMS, Walk, fill};
 
@@ -16,7 +25,19 @@ pub(crate) fn main(args: &[String]) {
         connect: ConnectOptions { loss_timeout: Duration::from_secs(30), ..Default::default() },
         ..OpenOptions::default()
     };
-    let (volume, recovery) = Volume::open("ordeal", &members, &options).unwrap();
+    let begun = Instant::now();
+    let (volume, recovery) = loop {
+        match Volume::open("ordeal", &members, &options) {
+            Ok(opened) => break opened,
+            // A target may not have seen yet that the owner has been killed (T8).
+            Err(OpenError::Claim { error: ClaimError::Owned { .. }, .. })
+                if begun.elapsed() < Duration::from_secs(10) =>
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
     let tags: Vec<u64> = recovery.streams.iter().map(|stream| stream.tag).collect();
     for stream in &recovery.streams {
         if stream.acknowledge {
