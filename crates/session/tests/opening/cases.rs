@@ -186,7 +186,7 @@ fn no_more_is_under_way_than_the_queues_take() {
 #[test]
 fn long_lists_are_read_page_by_page_one_at_a_time() {
     let one = |i: u16| (i % 3, u64::from(i) + 2, 0, 2 * u64::from(i), 1, true);
-    let history: Vec<_> = (0..30).map(one).collect();
+    let history: Vec<_> = (0..33).map(one).collect();
     let mut world = played(World::new(1, 3, |_| false), &history);
     // A header and two entries.
     world.transfer = 3 * 64;
@@ -198,15 +198,26 @@ fn long_lists_are_read_page_by_page_one_at_a_time() {
         .filter(|(_, call)| sqe_of(call).opcode() == LIST)
         .map(|(_, call)| wire::list_of(sqe_of(call)))
         .collect();
-    assert_eq!(pages.len(), 15);
-    assert!(pages.iter().all(|(_, _, len)| *len == 3 * 64));
+    assert_eq!(pages.len(), 18);
+    let short = pages.iter().filter(|(_, _, len)| *len == 2 * 64).count();
+    assert!(short == 3 && pages.iter().all(|(_, _, len)| *len <= 3 * 64), "no more than is left");
     let later = pages.iter().filter(|(_, from, _)| from.0 > 0).map(|(stream, ..)| stream.0);
     let mut runs: Vec<u16> = later.collect();
     runs.dedup();
     assert_eq!(runs.len(), 3, "one list is read to its end before another goes on: {runs:?}");
     let outcome = driver.opening.into_outcome();
-    assert_eq!((outcome.counts.entries, outcome.counts.pages), (30, 15));
-    assert!(outcome.streams.iter().all(|stream| stream.plan.found == 10));
+    assert_eq!((outcome.counts.entries, outcome.counts.pages), (33, 18));
+    assert!(outcome.streams.iter().all(|stream| stream.plan.found == 11));
+}
+
+#[test]
+fn a_page_is_never_longer_than_targets_take() {
+    let one = |i: u16| (0, u64::from(i) + 2, 0, 2 * u64::from(i), 1, true);
+    let history: Vec<_> = (0..3000).map(one).collect();
+    let mut world = played(World::new(1, 1, |_| false), &history);
+    world.transfer = 1 << 20;
+    let outcome = open(&mut world, 1).unwrap();
+    assert_eq!((outcome.counts.entries, outcome.counts.pages), (3000, 2));
 }
 
 #[test]
@@ -298,6 +309,27 @@ fn t19_a_log_that_is_given_up_is_begun_anew() {
     assert_eq!(outcome.streams[0].plan.undo, dry.streams[0].plan.undo);
     assert_eq!(world.drive(0).reads(START + 7), 0);
     assert!(world.targets[1].known && world.targets[1].partitions[0].settled);
+}
+
+#[test]
+fn t19_giving_up_a_log_makes_none_where_none_is_due() {
+    let mut world = World::new(2, 1, |_| false);
+    world.targets[1].unlogged = true;
+    world.targets[1].partitions.clear();
+    let intent = riopipe_session::claim::Intent { accept_lost_log: true, ..world.intent() };
+    let mut config = world.config();
+    config.servers[1].logged = false;
+    Driver::with(config, 1, Mode::Open(intent)).unwrap().run(&mut world).unwrap();
+    assert!(world.targets[1].unlogged && world.targets[1].generation == 4);
+}
+
+#[test]
+fn what_a_target_does_not_list_is_cleared_away_with_all_it_has() {
+    let mut world = played(World::new(2, 3, |_| false), &[(1, 2, 0, 5, 1, true)]);
+    world.targets[1].hides = true;
+    let outcome = open(&mut world, 1).unwrap();
+    assert!(outcome.needed && !world.targets[1].hides);
+    assert!(world.targets.iter().all(|target| target.partitions.iter().all(|p| p.settled)));
 }
 
 #[test]

@@ -90,6 +90,23 @@ fn a_refusal_in_any_step_ends_it_and_it_can_be_run_again() {
 }
 
 #[test]
+fn after_an_error_nothing_more_is_sent() {
+    let mut world = World::new(2, 1, |_| false);
+    let far = |i: u64| Past { stream: 0, attribute: entry(i + 2, 0, 2 * i, 1), durable: true };
+    let history: Vec<Past> = (0..100).map(far).collect();
+    world.play(&history, &mut Random(1));
+    let mut driver = driver(&world, 1);
+    driver.go_to(&mut world, Phase::Undo);
+    let (ticket, _) = driver.opening.next(0).unwrap();
+    let (other, _) = driver.opening.next(0).unwrap();
+    driver.opening.done(ticket, Err(Status::WRITE_FAULT)).unwrap_err();
+    assert_eq!(driver.opening.next(0), None);
+    driver.opening.done(other, Ok(&[])).unwrap();
+    assert_eq!(driver.opening.phase(), Phase::Undo);
+    assert_eq!(driver.opening.outcome().counts.undos, 0);
+}
+
+#[test]
 fn a_lost_log_store_is_no_passing_refusal() {
     let mut world = world();
     world.targets[0].refuses = Some((wire::ADMIN_SETTLE, status::LOG_FAILED));

@@ -2,6 +2,7 @@
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, StreamId, VolumeId};
 use riopipe_order::entry::Position;
+use riopipe_order::ordering_log::SLOTS_MAX;
 use riopipe_order::recovery::ListedEntry;
 use riopipe_session::initiator::opening::{Call, Mode, OpeningError, Phase};
 use riopipe_session::wire::list::Page;
@@ -22,7 +23,7 @@ fn page(entries: &[ListedEntry]) -> Page {
     Page {
         volume: VOLUME,
         stream: StreamId(0),
-        next: Position(entries.last().map_or(0, |last| last.position.0 + 1)),
+        next: Position(entries.last().map_or(0, |last| last.position.0.wrapping_add(1))),
         live: entries.len() as u32,
         entries: entries.to_vec(),
         ..Page::default()
@@ -74,6 +75,13 @@ fn t18_pages_that_are_not_what_was_asked_for_are_refused() {
     let shorter = "shorter or longer than it says";
     refused(&[Page { live: 3, ..page(&[a, b]) }], shorter);
     refused(&[Page { live: 1, ..page(&[a, b]) }], shorter);
+    refused(&[Page { live: 0, more: true, ..page(&[a]) }], shorter);
+    refused(&[Page { live: SLOTS_MAX + 1, more: true, ..page(&[a]) }], shorter);
+    let end = listed(u64::MAX, entry(2, 0, 1, 1));
+    let last = Page { next: Position(u64::MAX), live: 2, more: true, ..page(&[a]) };
+    refused(&[last, Page { live: 3, next: Position(0), ..page(&[end, end]) }], wrong);
+    let last = Page { next: Position(u64::MAX), live: 2, more: true, ..page(&[end]) };
+    refused(&[last.clone(), last], shorter);
     refused(&[first, Page { more: true, next: Position(9), live: 3, ..page(&[b]) }], "changed");
 }
 

@@ -14,7 +14,7 @@ use riopipe_session::initiator::opening::{
     Call, Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
     Ticket,
 };
-use riopipe_session::wire::list::{Page, Settle, room};
+use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, Settle, room};
 use riopipe_session::wire::{self, Claim, VolumeStatus, status};
 
 pub(crate) const VOLUME: VolumeId = VolumeId([7; 16]);
@@ -91,6 +91,8 @@ pub(crate) struct Target {
     pub(crate) drives: BTreeMap<u32, Drive>,
     /// Answers the next commands with this before it does any.
     pub(crate) busy: u32,
+    /// Says that something waits for recovery which its lists don't show.
+    pub(crate) hides: bool,
     /// Answers commands with this opcode so.
     pub(crate) refuses: Option<(u8, Status)>,
 }
@@ -147,11 +149,11 @@ impl Target {
             known: self.known,
             owned: self.owner.is_some_and(|(_, lives)| lives),
             own: self.owner.is_some_and(|(owner, _)| owner == who),
-            unrecovered: self.unsettled() > 0,
+            unrecovered: self.unsettled() > 0 || self.hides,
             log_lost: self.log_lost,
             unlogged: self.unlogged,
             streams: self.partitions.len() as u16,
-            slots: 512,
+            slots: 4096,
             live_entries: self.unsettled(),
             owner: "nqn.other".into(),
             released: self.partitions.iter().map(|p| p.released).collect(),
@@ -182,6 +184,7 @@ impl Target {
 
     fn list(&self, who: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
         let (stream, from, len) = wire::list_of(sqe);
+        assert!(len <= PAGE_BYTES_MAX && len.is_multiple_of(64));
         if self.owner.is_some_and(|(_, lives)| lives) {
             self.owned_by(who)?;
         }
@@ -209,6 +212,7 @@ impl Target {
 
     fn settle(&mut self, who: u32, settle: &Settle) -> Result<Vec<u8>, Status> {
         self.owned_by(who)?;
+        self.hides = false;
         if settle.generation != self.generation {
             return Err(status::STALE_GENERATION.with_dnr());
         }

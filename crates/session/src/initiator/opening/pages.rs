@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::entry::Position;
+use riopipe_order::ordering_log::SLOTS_MAX;
 use riopipe_order::recovery::{ListedEntry, StreamList};
 
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
@@ -37,7 +38,9 @@ impl Lists {
         page: Page,
     ) -> Result<Option<Position>, &'static str> {
         let ascends = |pair: &[ListedEntry]| pair[0].position < pair[1].position;
-        let after = page.entries.last().map_or(from, |last| Position(last.position.0 + 1));
+        // No count of a real log comes near the end of 64 bits.
+        let after = |last: &ListedEntry| Position(last.position.0.saturating_add(1));
+        let after = page.entries.last().map_or(from, after);
         if page.stream != stream
             || page.entries.first().is_some_and(|first| first.position < from)
             || !page.entries.windows(2).all(ascends)
@@ -57,14 +60,14 @@ impl Lists {
         {
             return Err("the log's list changed while it was read");
         }
+        let read = list.entries.len() + page.entries.len();
+        // No log is as long as a hostile target may go on (T18).
+        let all = live as usize;
+        if live > SLOTS_MAX || read > all || page.more != (read < all) {
+            return Err("a list of the log that is shorter or longer than it says, or can be");
+        }
         list.entries.extend(page.entries);
-        if page.more {
-            return Ok(Some(page.next));
-        }
-        if list.entries.len() != live as usize {
-            return Err("a list of the log that is shorter or longer than it says");
-        }
-        Ok(None)
+        Ok(page.more.then_some(page.next))
     }
 
     /// Bytes of the page to ask for next: what is missing, as far as that is known, else what
