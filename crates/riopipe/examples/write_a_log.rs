@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let members = args.map(|m| m.parse()).collect::<Result<Vec<_>, _>>()?;
 
     let (volume, recovery) = Volume::open(&name, &members, &OpenOptions::default())?;
-    println!("opened {name} with engine {}: {recovery:?}", volume.engine());
+    println!("opened {name} with engine {}; {recovery}", volume.engine());
     let mut stream = volume.stream(0, &StreamOptions::default())?;
 
     for number in 0..RECORDS {

@@ -266,8 +266,7 @@ impl Keeper {
                 given_up = true;
                 tracing::error!(
                     %volume, %target, away_ms = away / 1_000_000,
-                    "given up: streams that have anything under way there fail; when the target \
-                     comes back they can be reopened"
+                    "given up: the streams fail; when the target comes back they can be reopened"
                 );
             }
         }

@@ -9,7 +9,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let members = ["10.0.0.1:4420".parse()?, "10.0.0.2:4420".parse()?];
-//! let (volume, _recovery) = Volume::open("logs", &members, &OpenOptions::default())?;
+//! let (volume, recovery) = Volume::open("logs", &members, &OpenOptions::default())?;
+//! println!("{recovery}"); // what a crash has left, or that there was none
 //! let mut stream = volume.stream(0, &StreamOptions::default())?;
 //!
 //! let mut record = stream.buf(4096);
@@ -26,8 +27,23 @@
 //! # }
 //! ```
 //!
-//! The caller's thread builds, sends and reaps: nothing moves unless it calls
-//! [`Stream::poll`] or [`Stream::wait`], and there is no lock and no other thread on the way.
+//! # What happens when things fail
+//!
+//! - **This process dies.** Whoever opens the volume next recovers it: [`Volume::open`] returns
+//!   how far each stream reaches and with which tag, what was undone, and which in-place updates
+//!   are in doubt. [`Volume::recover`] does the same by hand, or only looks.
+//! - **A target dies or a connection breaks.** Streams wait for it, up to
+//!   [`ConnectOptions::loss_timeout`]; when it is back it gets again what it has lost. Then the
+//!   streams that need it fail.
+//! - **A stream fails.** Every call says why, others go on, and [`Stream::reopen`] undoes what is
+//!   beyond its last whole group and brings it back.
+//!
+//! # Threads
+//!
+//! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
+//! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
+//! While its owner is elsewhere, one housekeeper thread for each volume takes the stream over. One
+//! keeper thread for each target keeps the connection to it alive and makes new ones.
 
 mod addr;
 mod assemble;
