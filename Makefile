@@ -4,14 +4,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench guest build setup
+.PHONY: help demo test sim lint bench guest build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
 
 # The build itself, and the tests after it, in seconds at most.
 BUILD_LIMIT ?= 3600
-TEST_LIMIT ?= 900
+TEST_LIMIT ?= 1800
+# Each part of the simulation, in seconds; and how many seeds.
+SIM_LIMIT ?= 1500
+SEEDS ?= 5000
 
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
@@ -49,6 +52,14 @@ guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated mac
 
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
+
+sim: build ## Crashes of a simulated cluster, planted bugs, small worlds: many minutes on one core
+	@# Apart from rio: its planted bugs must not get into the program.
+	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-sim --bin rio-sim
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --seeds $(SEEDS) $(ARGS)
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --plant all $(ARGS)
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --release --locked --quiet \
+	  --package riopipe-order --test small_worlds -- full
 
 setup: ## Check the tools; install missing ones where that is possible
 	@scripts/setup

@@ -87,6 +87,13 @@ pub enum Command {
     /// Measure how fast ordered writes are
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
+    /// Run a whole cluster from a seed, crash it, and check every promise
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// What `rio sim --help` lists
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
+        args: Vec<std::ffi::OsString>,
+    },
     /// Two targets, a file copied and verified, three ways to keep order compared
     Demo(demo::Demo),
     /// Print a script that completes rio's commands in your shell

@@ -5,6 +5,7 @@ mod completions;
 mod demo;
 mod discover;
 mod log;
+mod sim;
 mod target;
 mod volume;
 
@@ -23,6 +24,7 @@ pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Volume(volume) => volume::run(volume, output),
         Command::Log(log) => log::run(log, output),
         Command::Bench(bench) => bench::run(bench, output),
+        Command::Sim { args } => sim::run(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Completions { shell } => completions::run(shell, output),
     }

@@ -1,0 +1,264 @@
+//! The command line: what is asked for, and what it came to.
+
+mod report;
+
+use std::{
+    io::IsTerminal,
+    path::PathBuf,
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use clap::{Parser, ValueEnum};
+use riopipe_order::probe::Plant;
+use riopipe_sim::{
+    attempt::attempt,
+    draw::draw,
+    runner::{Fault, Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
+    scenario::Scenario,
+};
+
+/// Every seed was clean, or every plant was caught.
+const CLEAN: u8 = 0;
+/// A file could not be read.
+const FAILED: u8 = 1;
+/// A promise was broken.
+const BROKEN: u8 = 20;
+/// The code under test panicked.
+const PANICKED: u8 = 21;
+/// A planted bug was not caught.
+const UNCAUGHT: u8 = 22;
+/// A rare path was never taken.
+const NEVER: u8 = 23;
+
+/// Runs a whole cluster from a seed, crashes it, and checks every promise
+#[derive(Debug, Parser)]
+#[command(
+    name = "rio sim",
+    bin_name = "rio sim",
+    version,
+    after_help = "\
+Targets, drives, network and initiators live in one thread; the sessions, engines and logs are those of
+`rio` itself. A seed decides the topology, what is written, and what goes wrong: crashes of any part at
+any moment and again during recovery, power cuts, torn log words, late writes, lost connections, failing
+writes and FLUSHes, full disks, an owner that comes back. An oracle that knows nothing of logs compares
+what is there with what was promised (P1 to P9, docs/ordering-contract.md). First everything may fail; then
+faults stop and all that was submitted must end.
+
+With --plant the defence of a trap is removed first: the oracle must notice.
+
+Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken,
+21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken.
+
+Examples:
+  rio sim --seeds 5000
+  rio sim --seed 4711 --trace
+  rio sim --plant all --seeds 5000
+  rio sim --plant T7 -o json | jq .plants"
+)]
+struct Args {
+    /// How many seeds to run [default: 1000; with --plant 5000 for each]
+    #[arg(long, value_name = "COUNT")]
+    seeds: Option<u64>,
+    /// The first seed
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    from: u64,
+    /// Run this seed alone; if it fails, make it small and tell what happens in it
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "plant", "scenario"])]
+    seed: Option<u64>,
+    /// Run the scenario in this file, as a failure prints it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "from", "plant"])]
+    scenario: Option<PathBuf>,
+    /// With --seed or --scenario: print everything that happens
+    #[arg(long)]
+    trace: bool,
+    /// Remove a defence: the name of a planted bug, a trap (T7) with all of its, or all; --plant help
+    /// lists them
+    #[arg(long, value_name = "NAME")]
+    plant: Option<String>,
+    /// Threads [default: one per core]
+    #[arg(long, value_name = "COUNT")]
+    jobs: Option<usize>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    time: Option<u64>,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value = "normal", value_name = "FORMAT")]
+    output: Format,
+    /// Print no progress
+    #[arg(long)]
+    quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Text for people
+    Normal,
+    /// JSON for programs
+    Json,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let args = Args::parse();
+    ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
+        (Some(name), _, _) => plants(&args, name),
+        (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
+        (None, None, Some(path)) => {
+            match std::fs::read_to_string(path).map_err(|e| e.to_string()) {
+                Err(error) => fail(&format!("{}: {error}", path.display())),
+                Ok(text) => match Scenario::from_text(&text) {
+                    Err(error) => fail(&format!("{}: {error}", path.display())),
+                    Ok(scenario) => one(&args, &scenario, &path.display().to_string()),
+                },
+            }
+        }
+        (None, None, None) => many(&args),
+    })
+}
+
+fn fail(what: &str) -> u8 {
+    eprintln!("rio sim: {what}");
+    FAILED
+}
+
+impl Args {
+    fn plan(&self, seeds: u64) -> Plan {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Plan {
+            from: self.from,
+            seeds: self.seeds.unwrap_or(seeds),
+            jobs: self.jobs.unwrap_or(cores),
+            time: self.time.map(Duration::from_secs),
+        }
+    }
+
+    fn shows_progress(&self) -> bool {
+        !self.quiet && std::io::stderr().is_terminal()
+    }
+}
+
+/// Says now and then how far it is.
+struct Ticker<'a> {
+    what: &'a str,
+    of: u64,
+    shown: bool,
+    begun: Instant,
+    last: AtomicU64,
+}
+
+impl<'a> Ticker<'a> {
+    fn new(args: &Args, what: &'a str, of: u64) -> Self {
+        let shown = args.shows_progress();
+        Self { what, of, shown, begun: Instant::now(), last: AtomicU64::new(0) }
+    }
+
+    fn tell(&self, done: u64) {
+        let now = self.begun.elapsed().as_millis() as u64 / 250;
+        if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
+            eprint!("\r\x1b[K{}{done} of {} seeds", self.what, self.of);
+        }
+    }
+}
+
+impl Drop for Ticker<'_> {
+    fn drop(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+fn many(args: &Args) -> u8 {
+    let plan = args.plan(1000);
+    let ticker = Ticker::new(args, "", plan.seeds);
+    let summary = run_seeds(&plan, &|done| ticker.tell(done));
+    drop(ticker);
+    let enough = summary.seeds >= RARE_SEEDS;
+    match args.output {
+        Format::Json => report::json(&summary, &plan),
+        Format::Normal => report::text(&summary, enough),
+    }
+    if let Some(first) = summary.failures.first() {
+        if args.output == Format::Normal {
+            tell_failure(&draw(first.seed), &format!("seed {}", first.seed));
+        }
+        return match first.fault {
+            Fault::Broken(_) => BROKEN,
+            Fault::Panic(_) => PANICKED,
+        };
+    }
+    if enough && !summary.never_taken().is_empty() {
+        return NEVER;
+    }
+    CLEAN
+}
+
+/// Makes a failure small and tells it.
+fn tell_failure(scenario: &Scenario, name: &str) {
+    eprintln!("making {name} small …");
+    match explain(scenario) {
+        Some(small) => report::explained(&small, name),
+        None => eprintln!("{name} panics: rio sim --seed shows where"),
+    }
+}
+
+fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
+    match attempt(scenario, args.trace) {
+        Err(what) => {
+            println!("{name}: PANIC: {what}");
+            PANICKED
+        }
+        Ok(outcome) => {
+            for line in &outcome.trace {
+                println!("{line}");
+            }
+            match outcome.violation {
+                None => {
+                    println!(
+                        "{name}: clean; {} events, {} crashes, {} recoveries",
+                        outcome.events, outcome.crashes, outcome.recoveries
+                    );
+                    CLEAN
+                }
+                Some(violation) => {
+                    println!("{name}: {} BROKEN: {}", violation.promise, violation.what);
+                    tell_failure(scenario, name);
+                    BROKEN
+                }
+            }
+        }
+    }
+}
+
+fn plants(args: &Args, name: &str) -> u8 {
+    let chosen: Vec<Plant> = Plant::ALL
+        .iter()
+        .copied()
+        .filter(|plant| {
+            let trap = plant.name().split('-').next().unwrap_or_default();
+            name == "all" || name == plant.name() || name == trap
+        })
+        .collect();
+    if chosen.is_empty() {
+        let known: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
+        eprintln!("rio sim: no planted bug {name:?}; there are all, and {}", known.join(", "));
+        return 2;
+    }
+    let plan = args.plan(PLANT_SEEDS);
+    let mut hunts: Vec<Hunt> = Vec::new();
+    for plant in chosen {
+        let what = format!("{plant}: ");
+        let ticker = Ticker::new(args, &what, plan.seeds);
+        let hunt = hunt(plant, &plan, &|done| ticker.tell(done));
+        drop(ticker);
+        if args.output == Format::Normal {
+            report::hunt(&hunt);
+        }
+        hunts.push(hunt);
+    }
+    if args.output == Format::Json {
+        report::plants(&hunts, &plan);
+    }
+    if hunts.iter().all(|hunt| hunt.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
+}

@@ -1,0 +1,122 @@
+//! What it came to, as text and as JSON.
+
+use std::collections::BTreeMap;
+
+use riopipe_sim::runner::{Explained, Fault, Hunt, Plan, Summary};
+use serde_json::{Value, json};
+
+pub(super) fn text(summary: &Summary, enough: bool) {
+    for failure in &summary.failures {
+        let what = match &failure.fault {
+            Fault::Broken(violation) => format!("{} BROKEN: {}", violation.promise, violation.what),
+            Fault::Panic(what) => format!("PANIC: {what}"),
+        };
+        println!("seed {}: {what}", failure.seed);
+    }
+    println!(
+        "{} seeds, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
+        summary.seeds,
+        summary.failed,
+        summary.events,
+        summary.crashes,
+        summary.recoveries,
+        summary.seeds_per_s(),
+        summary.elapsed.as_secs_f64(),
+    );
+    let never = summary.never_taken();
+    if enough && !never.is_empty() {
+        println!("never taken: {}", never.join(", "));
+    }
+}
+
+pub(super) fn json(summary: &Summary, plan: &Plan) {
+    let failures: Vec<Value> = summary
+        .failures
+        .iter()
+        .map(|failure| {
+            let (promise, what) = match &failure.fault {
+                Fault::Broken(violation) => (violation.promise.name(), violation.what.clone()),
+                Fault::Panic(what) => ("panic", what.clone()),
+            };
+            json!({
+                "seed": failure.seed, "promise": promise, "what": what,
+                "command": format!("rio sim --seed {}", failure.seed),
+            })
+        })
+        .collect();
+    print(&json!({
+        "schema": "rio-sim/1",
+        "from": plan.from,
+        "seeds": summary.seeds,
+        "violations": summary.failed,
+        "failures": failures,
+        "crashes": summary.crashes,
+        "recoveries": summary.recoveries,
+        "events": summary.events,
+        "seeds_per_s": summary.seeds_per_s(),
+        "seconds": summary.elapsed.as_secs_f64(),
+        "rare": summary.rare,
+        "never_taken": summary.never_taken(),
+    }));
+}
+
+pub(super) fn explained(small: &Explained, name: &str) {
+    for line in &small.trace {
+        println!("{line}");
+    }
+    println!("{} BROKEN: {}", small.violation.promise, small.violation.what);
+    let which = if name.starts_with("seed ") { "" } else { "scenario " };
+    println!("to see all of it: rio sim --{which}{name} --trace");
+    println!("the small scenario, for rio sim --scenario FILE:\n{}", small.scenario.to_text());
+}
+
+pub(super) fn hunt(hunt: &Hunt) {
+    let name = hunt.plant.name();
+    match (&hunt.failure, hunt.caught_after) {
+        (Some((seed, violation)), Some(after)) => println!(
+            "{name:<28} caught after {after:>5} seeds: seed {seed}, {}",
+            violation.promise.name()
+        ),
+        _ => println!("{name:<28} NOT CAUGHT in {} seeds ({} panicked)", hunt.seeds, hunt.panics),
+    }
+}
+
+pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
+    let mut traps: BTreeMap<&str, Value> = BTreeMap::new();
+    for hunt in hunts {
+        let name = hunt.plant.name();
+        let of = json!({
+            "caught_after_seeds": hunt.caught_after,
+            "seeds": hunt.seeds,
+            "promise": hunt.failure.as_ref().map(|(_, violation)| violation.promise.name()),
+            "seed": hunt.failure.as_ref().map(|(seed, _)| seed),
+            "seconds": hunt.elapsed.as_secs_f64(),
+        });
+        let trap = name.split('-').next().unwrap_or(name);
+        let group = traps.entry(trap).or_insert_with(|| json!({ "plants": {} }));
+        group["plants"][name] = of;
+    }
+    for group in traps.values_mut() {
+        // A trap is caught when all of its plants are; the last one says when.
+        let caught = group["plants"].as_object().map(|plants| {
+            plants.values().map(|plant| plant["caught_after_seeds"].as_u64()).collect::<Vec<_>>()
+        });
+        let all: Option<Vec<u64>> = caught.unwrap_or_default().into_iter().collect();
+        group["caught_after_seeds"] = json!(all.and_then(|all| all.into_iter().max()));
+    }
+    print(&json!({
+        "schema": "rio-sim/1",
+        "from": plan.from,
+        "limit": plan.seeds,
+        "uncaught": hunts
+            .iter()
+            .filter(|hunt| hunt.caught_after.is_none())
+            .map(|hunt| hunt.plant.name())
+            .collect::<Vec<_>>(),
+        "plants": traps,
+    }));
+}
+
+fn print(value: &Value) {
+    println!("{value:#}");
+}
