@@ -9,7 +9,7 @@ fn the_demo_verifies_a_file_and_compares_three_engines() {
     assert_eq!(
         keys(&json),
         "drives engines expected file file_bytes file_groups file_seconds machine path \
-         ratio_intervals ratios rounds schema verified workload"
+         power_cut ratio_intervals ratios rounds schema verified workload"
     );
     assert_eq!(json["verified"], true);
     assert_eq!(keys(&json["engines"]), "none rio sync");
@@ -21,10 +21,35 @@ fn the_demo_verifies_a_file_and_compares_three_engines() {
         keys(&json["expected"]),
         "flush_ns rio_over_sync sync_group_ns sync_groups_per_s trip_and_write_ns trip_ns write_ns"
     );
+    // What `none` leaves is for the drives to decide; what `rio` leaves is a prefix.
+    let cut = &json["power_cut"]["rio"];
+    assert_eq!(cut["beyond"], 0, "{cut}");
+    assert_eq!(cut["recovered"], cut["prefix"]);
+    assert!(cut["prefix"].as_u64() >= cut["confirmed"].as_u64(), "{cut}");
+    assert!(cut["submitted"].as_u64().unwrap() > 0);
     let text = rio(&args).stdout;
-    for part in ["verified byte for byte", "engine", "rio / sync", "With rio,", "Why:"] {
+    for part in [
+        "verified byte for byte",
+        "a prefix, nothing beyond it",
+        "engine",
+        "rio / sync",
+        "With rio,",
+        "Why:",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
+}
+
+#[test]
+fn full_logs_are_recovered_and_everything_is_undone() {
+    let words = "bench recovery --streams 3 --rounds 1 --log-size 128K -o json \
+                 --drive ssd:optane,size=1G,lazy,file={}";
+    let json = rio(&words.split_whitespace().collect::<Vec<_>>()).ok();
+    for key in ["total_ms", "reconstruct_ms", "undo_ms", "settle_ms"] {
+        assert!(json[key].as_f64().unwrap() > 0.0, "{key}: {json}");
+    }
+    assert!(json["entries"].as_u64().unwrap() > 1000, "{json}");
+    assert_eq!(json["paper"]["reconstruct_ms"], 55.0);
 }
 
 #[test]
