@@ -47,14 +47,6 @@ pub enum ClaimError {
         /// The owner's host NQN.
         owner: String,
     },
-    /// A log holds what has not been recovered, and recovery was not wanted.
-    #[error("the ordering log holds {entries} entries that have not been recovered")]
-    Unrecovered {
-        /// Which target says so.
-        target: usize,
-        /// Entries beyond the released marks.
-        entries: u32,
-    },
     /// The log is of another boot and lost with it (T19).
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
@@ -101,7 +93,6 @@ impl ClaimError {
     pub const fn target(&self) -> Option<usize> {
         match self {
             Self::Owned { target, .. }
-            | Self::Unrecovered { target, .. }
             | Self::LogLost { target }
             | Self::LogMissing { target }
             | Self::Marks { target }

@@ -82,6 +82,7 @@ fn t18_pages_that_are_not_what_was_asked_for_are_refused() {
     refused(&[last, Page { live: 3, next: Position(0), ..page(&[end, end]) }], wrong);
     let last = Page { next: Position(u64::MAX), live: 2, more: true, ..page(&[end]) };
     refused(&[last.clone(), last], shorter);
+    refused(&[Page { next: Position(5), live: 2, more: true, ..page(&[end]) }], wrong);
     refused(&[first, Page { more: true, next: Position(9), live: 3, ..page(&[b]) }], "changed");
 }
 
