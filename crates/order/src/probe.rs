@@ -83,6 +83,8 @@ named! {
         T8StaleOwner = "T8-stale-owner",
         /// Replay starts before the first copy's writes have come back.
         T8GhostReplay = "T8-ghost-replay",
+        /// A recovery that is begun anew does not wait for what the last attempt was zeroing.
+        T8UndoGhosts = "T8-undo-ghosts",
         /// A restarted target serves a drive while writes of its former life are under way.
         T8ServeGhosts = "T8-serve-ghosts",
         /// Logs are shortened before undo is done everywhere.
