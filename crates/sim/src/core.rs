@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::network::{Chunk, ClientEnd, Network, Way};
-use crate::oracle::{Era, Oracle, Where};
+use crate::oracle::{Oracle, Where};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 
@@ -83,8 +83,6 @@ pub struct Core {
     pub steps: Vec<(Vec<usize>, usize)>,
     /// The generation on the volume's labels.
     pub label_generation: u32,
-    /// The era of whoever opened the volume last.
-    pub era: Era,
     /// Faults have stopped: everything is to end now.
     pub calm: bool,
     /// Recoveries that have begun, and when the last one did, in events.
@@ -122,7 +120,6 @@ impl Core {
             map,
             steps,
             label_generation: 0,
-            era: 0,
             calm: false,
             recoveries: (0, 0),
             replays: (0, 0),
@@ -158,6 +155,11 @@ impl Core {
             self.at(time, Ev::Arrive { conn, up: way == Way::Up });
         }
         self.spare = at;
+    }
+
+    /// How long until the next attempt to connect.
+    pub fn retry(&mut self) -> u64 {
+        self.rng.below(u64::from(self.scenario.client.retry_us) * US + 1)
     }
 
     /// Opens a connection to a machine; whether anybody answers there is seen later.

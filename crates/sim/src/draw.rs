@@ -32,14 +32,16 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::File]);
     let plp = *rng.pick(&[0, 0, 50, 100]);
     let garbage = *rng.pick(&[0, 100]);
-    let at_once = *rng.pick(&[0, 0, 10, 60]);
+    let at_once = *rng.pick(&[0, 0, 10, 60, 100]);
     let latency_us = *rng.pick(&[10, 60, 60, 300]);
+    let slow = *rng.pick(&[0, 0, 3, 20]);
     let blocks = 8 + *rng.pick(&[12, 24, 48, 96]);
     let spec = |rng: &mut Rng| DriveSpec {
         plp: rng.percent(plp),
         garbage: rng.percent(garbage),
         at_once,
         latency_us,
+        slow,
     };
     (0..count)
         .map(|_| {
@@ -83,6 +85,7 @@ fn client(rng: &mut Rng) -> ClientSpec {
         loss_ms: if rng.percent(75) { PATIENT_MS } else { *rng.pick(&[0, 5, 20, 60]) },
         keep_alive_ms: *rng.pick(&[0, 0, 100, 300]),
         digests: rng.percent(8),
+        retry_us: *rng.pick(&[0, 100, 3_000]),
         think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
     }
 }
@@ -108,6 +111,9 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<St
     let most = *rng.pick(&[1, 2, 4]);
     let sequential = rng.percent(40);
     let shared = rng.percent(50);
+    // Some streams write the same few blocks over and over.
+    let hot = rng.one_in(6);
+    let in_place = if hot { 80 } else { in_place };
     let streams = u32::from(volume.streams);
     let mut next = vec![0; volume.streams.into()];
     let mut steps = Vec::new();
@@ -117,6 +123,11 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<St
             (0, blocks)
         } else {
             (u32::from(stream) * (blocks / streams), blocks / streams)
+        };
+        let area = if hot {
+            (u32::from(stream) * blocks / streams, 2.min(blocks / streams))
+        } else {
+            area
         };
         let op = match rng.below(100) {
             x if x < read => {
@@ -187,7 +198,8 @@ fn faults(
             let nth = if rng.percent(40) { 0 } else { rng.range(1, 2) as u32 };
             let when =
                 if rng.one_in(3) { When::Replay(0, after / 2) } else { When::Recovery(nth, after) };
-            faults.push(Fault { when, what: crash(machines, rng) });
+            let what = if rng.one_in(4) { medium(machines, rng) } else { crash(machines, rng) };
+            faults.push(Fault { when, what });
         }
     }
     faults
@@ -200,11 +212,16 @@ fn machine(machines: &[MachineSpec], rng: &mut Rng) -> usize {
 fn crash(machines: &[MachineSpec], rng: &mut Rng) -> What {
     let down_us = *rng.pick(&[10, 200, 1_000, 5_000, 30_000]);
     let machine = machine(machines, rng);
-    let effects = if rng.one_in(2) { 0 } else { rng.range(1, 12) as u32 };
-    match rng.below(10) {
-        0..=2 => What::Kill { machine, effects, down_us },
-        3..=5 => What::PowerCut { machine, effects, down_us },
-        6 | 7 => What::KillClient { down_us },
+    let (effects, fences) = match rng.below(4) {
+        0 => (0, false),
+        1 => (rng.range(1, 24) as u32, false),
+        _ => (rng.below(16) as u32, true),
+    };
+    match rng.below(11) {
+        0..=2 => What::Kill { machine, effects, fences, down_us },
+        3..=6 => What::PowerCut { machine, effects, fences, down_us },
+        7 => What::KillClient { down_us },
+        8 => What::KillAll { down_us },
         _ => What::BlackOut { down_us },
     }
 }
@@ -237,7 +254,9 @@ fn medium(machines: &[MachineSpec], rng: &mut Rng) -> What {
     let drive = rng.index(machines[machine].drives.len());
     match rng.below(8) {
         0 => What::Log { machine, fences: rng.below(30) as u32 },
-        1 => What::Drive { machine, drive, fault: DriveFault::Full },
+        1 => {
+            What::Drive { machine, drive, fault: *rng.pick(&[DriveFault::Full, DriveFault::Read]) }
+        }
         2..=4 => What::Drive { machine, drive, fault: DriveFault::Flush },
         _ => What::Drive { machine, drive, fault: DriveFault::Write },
     }
@@ -254,6 +273,6 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
         }
         2 => What::TakeOver { for_us: *rng.pick(&[500, 5_000, 40_000]) },
         // Longer than an initiator is patient: a member is missing (T20).
-        _ => What::PowerCut { machine, effects: 0, down_us: 60_000 },
+        _ => What::PowerCut { machine, effects: 0, fences: false, down_us: 60_000 },
     }
 }

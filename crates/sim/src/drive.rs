@@ -21,8 +21,10 @@ pub struct DriveSpec {
     pub garbage: bool,
     /// Of 100 operations, how many finish within the call.
     pub at_once: u8,
-    /// The longest that an operation takes, µs.
+    /// The longest that an operation usually takes, µs.
     pub latency_us: u32,
+    /// Of 100 operations, how many take up to a hundred times as long.
+    pub slow: u8,
 }
 
 /// What is asked of a drive.
@@ -56,6 +58,8 @@ pub enum DriveFault {
     Write,
     /// The next FLUSH fails.
     Flush,
+    /// The next read fails.
+    Read,
     /// The next write finds no space.
     Full,
 }
@@ -210,6 +214,7 @@ impl Drive {
             DriveFault::Write => matches!(ask, Ask::Write(..) | Ask::Zero(..)),
             DriveFault::Full => matches!(ask, Ask::Write(..)),
             DriveFault::Flush => matches!(ask, Ask::Flush(_)),
+            DriveFault::Read => matches!(ask, Ask::Read(..)),
         };
         let at = self.faults.iter().position(fits)?;
         Some(self.faults.remove(at))

@@ -12,12 +12,15 @@ pub struct Fuse(Arc<State>);
 struct State {
     /// Effects left, plus one; 0: none is counted.
     left: AtomicU32,
+    /// Only fences of the log are counted.
+    fences: AtomicBool,
     blown: AtomicBool,
 }
 
 impl Fuse {
-    /// After `effects` more, the fuse blows.
-    pub fn light(&self, effects: u32) {
+    /// After `effects` more, of which only fences count if so asked, the fuse blows.
+    pub fn light(&self, effects: u32, fences: bool) {
+        self.0.fences.store(fences, Ordering::Relaxed);
         self.0.left.store(effects + 1, Ordering::Relaxed);
     }
 
@@ -25,6 +28,16 @@ impl Fuse {
     #[inline]
     #[must_use]
     pub fn burn(&self) -> bool {
+        if self.0.fences.load(Ordering::Relaxed) {
+            return !self.is_blown();
+        }
+        self.burn_fence()
+    }
+
+    /// A fence is to take place: whether it still does.
+    #[inline]
+    #[must_use]
+    pub fn burn_fence(&self) -> bool {
         let left = self.0.left.load(Ordering::Relaxed);
         if left == 0 {
             return true;
@@ -46,6 +59,7 @@ impl Fuse {
     /// A new fuse, for the next life.
     pub fn renew(&self) {
         self.0.left.store(0, Ordering::Relaxed);
+        self.0.fences.store(false, Ordering::Relaxed);
         self.0.blown.store(false, Ordering::Relaxed);
     }
 }

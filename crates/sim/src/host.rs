@@ -76,7 +76,8 @@ impl SimHost {
             let end = self.end(ns, flight);
             return Submitted::Done(end.map_or(Err(DeviceError::PowerLost), |(_, end)| end));
         }
-        let delay = 1_000 + self.rng.below(1_000 * u64::from(spec.latency_us));
+        let times = if self.rng.percent(u64::from(spec.slow)) { self.rng.range(1, 100) } else { 1 };
+        let delay = 1_000 + times * self.rng.below(1_000 * u64::from(spec.latency_us));
         self.scheduled.push(Scheduled { delay, drive: ns, flight });
         Submitted::Pending
     }

@@ -51,6 +51,30 @@ struct Undo {
     old: u64,
 }
 
+/// What becomes of the words of a cache line that no fence has covered.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Any,
+    Kept,
+    Lost,
+    LostBut(u32),
+    KeptBut(u32),
+}
+
+impl Fate {
+    fn draw(rng: &mut Rng) -> Self {
+        match rng.below(6) {
+            0 => Self::Any,
+            1 => Self::Kept,
+            2 => Self::Lost,
+            3 => Self::LostBut(rng.below(8) as u32),
+            4 => Self::KeptBut(rng.below(8) as u32),
+            // The persist word.
+            _ => Self::KeptBut(0),
+        }
+    }
+}
+
 /// One part: the header, or a stream's partition. Each has its own fences, so that one's fence
 /// does not hide that another's is missing.
 #[derive(Debug)]
@@ -74,14 +98,25 @@ impl Part {
 
     /// Each word that no fence has covered becomes what it was, is, or was in between.
     fn tear_words(&mut self, rng: &mut Rng) {
-        let keep = *rng.pick(&[0, 50, 50, 80, 100]);
         let undo = core::mem::take(&mut self.undo);
         let mut values: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for Undo { word, old } in undo {
             values.entry(word).or_default().push(old);
         }
+        // A cache line's words tend to go the same way.
+        let (mut line, mut fate) = (u32::MAX, Fate::Any);
         for (word, older) in values {
-            if !rng.percent(keep) {
+            if word / 8 != line {
+                (line, fate) = (word / 8, Fate::draw(rng));
+            }
+            let lost = match fate {
+                Fate::Any => rng.one_in(2),
+                Fate::Kept => false,
+                Fate::Lost => true,
+                Fate::LostBut(one) => word % 8 != one,
+                Fate::KeptBut(one) => word % 8 == one,
+            };
+            if lost {
                 self.put(word, *rng.pick(&older));
             }
         }
@@ -239,7 +274,7 @@ impl Region for LogPart {
     fn fence(&mut self) -> Result<(), RegionError> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let was_blown = all.fuse.is_blown();
-        if !all.fuse.burn() {
+        if !all.fuse.burn_fence() {
             if !was_blown {
                 all.fencing = Some(self.at);
             }
@@ -303,7 +338,7 @@ mod tests {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Block);
-            store.lock().fuse.light(0);
+            store.lock().fuse.light(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
             let (first, second) = ((word(&part, 8), word(&part, 16)), word(&part, BLOCK));

@@ -220,9 +220,10 @@ impl Machine {
         self.kill();
     }
 
-    /// The process stops after so many more effects on drives, log and network.
-    pub fn stop_after(&self, effects: u32) {
-        self.fuse.light(effects);
+    /// The process stops after so many more effects on drives, log and network, or in the fence
+    /// after so many more.
+    pub fn stop_after(&self, effects: u32, fences: bool) {
+        self.fuse.light(effects, fences);
     }
 
     /// Whether the process has stopped in the middle of something.

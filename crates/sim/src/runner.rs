@@ -17,7 +17,12 @@ use crate::shrink::shrink;
 /// How many failing seeds are looked into before a run ends early.
 const FAILURES_MAX: usize = 10;
 /// From so many seeds on, a rare path that was never taken fails the run.
-pub const RARE_SEEDS: u64 = 2_000;
+pub const RARE_SEEDS: u64 = 5_000;
+/// Rare paths that no simulated cluster can take.
+const OUT_OF_REACH: &[Rare] = &[
+    // TCP delivers a connection's commands in order; the gate's own tests overtake.
+    Rare::GateEarly,
+];
 /// Seeds in which a planted bug must be caught, unless told otherwise.
 pub const PLANT_SEEDS: u64 = 5_000;
 
@@ -83,7 +88,8 @@ impl Summary {
     /// Rare paths that were never taken.
     #[must_use]
     pub fn never_taken(&self) -> Vec<&'static str> {
-        self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect()
+        let never = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
+        never.filter(|name| !OUT_OF_REACH.iter().any(|rare| rare.name() == *name)).collect()
     }
 }
 

@@ -52,6 +52,8 @@ pub struct ClientSpec {
     pub keep_alive_ms: u32,
     /// Whether PDUs carry digests.
     pub digests: bool,
+    /// How long until a lost connection is made again, µs at most.
+    pub retry_us: u32,
     /// How long between two operations of a stream, ns at most.
     pub think_ns: u32,
 }
@@ -133,6 +135,9 @@ pub enum What {
         machine: usize,
         /// Effects that still take place; 0: it dies between two events.
         effects: u32,
+        /// Only fences of its log count, and it dies in one.
+        #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+        fences: bool,
         /// How long it is down, µs.
         down_us: u32,
     },
@@ -142,12 +147,20 @@ pub enum What {
         machine: usize,
         /// Effects that still take place; 0: between two events.
         effects: u32,
+        /// Only fences of the log count, and it happens in one.
+        #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+        fences: bool,
         /// How long it is down, µs.
         down_us: u32,
     },
     /// The power of all machines is cut, and the initiator's, too.
     BlackOut {
         /// How long the machines are down, µs.
+        down_us: u32,
+    },
+    /// Every process is killed; the machines keep their power.
+    KillAll {
+        /// How long they are down, µs.
         down_us: u32,
     },
     /// The initiator's process is killed; it is started again after a while.

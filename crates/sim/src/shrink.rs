@@ -90,7 +90,9 @@ impl Shrinker {
         for at in 0..self.best.faults.len() {
             let mut simpler = self.best.clone();
             match &mut simpler.faults[at].what {
-                What::Kill { effects, .. } | What::PowerCut { effects, .. } => *effects = 0,
+                What::Kill { effects, fences, .. } | What::PowerCut { effects, fences, .. } => {
+                    (*effects, *fences) = (0, false);
+                }
                 _ => {}
             }
             self.take(simpler);

@@ -6,7 +6,7 @@ use riopipe_session::initiator::stream::LinkState;
 
 use super::stream::Stream;
 use super::wire::Wire;
-use crate::core::{Core, MS};
+use crate::core::Core;
 use crate::network::{ClientEnd, Role};
 use crate::payload::Payload;
 
@@ -19,6 +19,8 @@ pub(super) struct Line {
     /// The next attempt to have one again, not before.
     retry_at: u64,
     replaying: bool,
+    /// How often it was made again.
+    again: u16,
 }
 
 impl Stream {
@@ -70,7 +72,7 @@ impl Stream {
     pub(super) fn lose(&mut self, server: u16, cause: Cause, why: &str, core: &mut Core) {
         let line = &mut self.lines[usize::from(server)];
         let Some(wire) = line.wire.take() else { return };
-        line.retry_at = core.now + core.rng.below(2 * MS);
+        line.retry_at = core.now + core.retry();
         line.replaying = false;
         wire.close(core);
         let id = self.id;
@@ -96,6 +98,13 @@ impl Stream {
         self.session.wants_rejoin().filter(due).collect()
     }
 
+    /// The queue that the next connection to a server is to be: not always the one before, which
+    /// the target may not have given up yet.
+    pub(super) fn next_qid(&self, server: u16) -> u16 {
+        let again = self.lines[usize::from(server)].again;
+        2 + self.id + 8 * (again / 2 % 3)
+    }
+
     /// Connects to a server again.
     pub(super) fn rejoin(
         &mut self,
@@ -109,6 +118,7 @@ impl Stream {
         let conn = core.connect(ClientEnd { role, ..end }, usize::from(server));
         let line = &mut self.lines[usize::from(server)];
         line.wire = Some(Wire::new(conn));
+        line.again += 1;
         line.association = association;
         self.session.rejoin(server, queue, core.now);
         let id = self.id;
@@ -131,7 +141,7 @@ impl Stream {
             if matches!(link, LinkState::Down | LinkState::Dead)
                 && let Some(wire) = line.wire.take()
             {
-                line.retry_at = core.now + core.rng.below(2 * MS);
+                line.retry_at = core.now + core.retry();
                 wire.close(core);
             }
             let replaying = link == LinkState::Replaying;

@@ -90,6 +90,9 @@ impl Client {
     }
 
     pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
+        for server in &mut self.servers {
+            server.close_undo(core);
+        }
         match Opening::new(self.config(core), mode) {
             Ok(opening) => {
                 if !matches!(errand, Errand::Acknowledge(_)) {
@@ -177,8 +180,7 @@ impl Client {
             Errand::Open => {
                 self.found = found(&outcome, core);
                 core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let era = core.oracle.recovered(&self.found, drives);
-                core.era = era;
+                let era = core.oracle.recovered(generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
                 for server in &mut self.servers {
                     server.claimed = true;

@@ -52,13 +52,12 @@ impl Client {
     pub(super) fn rejoin_streams(&mut self, core: &mut Core) {
         let end = self.end();
         let depth = core.scenario.client.depth + CONTROL_COMMANDS + 1;
-        for (id, stream) in self.streams.iter_mut().enumerate() {
-            let Some(stream) = stream else { continue };
+        for stream in self.streams.iter_mut().flatten() {
             for at in stream.wants_rejoin(core) {
                 let server = &self.servers[usize::from(at)];
                 if server.is_up()
                     && server.claimed
-                    && let Some(queue) = server.io_queue(id as u16 + 2, depth as u16)
+                    && let Some(queue) = server.io_queue(stream.next_qid(at), depth as u16)
                 {
                     stream.rejoin(at, server.association, queue, end, core);
                 }

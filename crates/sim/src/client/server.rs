@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_nvme::command::{Sqe, Status, admin};
+use riopipe_order::probe::{self, Plant};
 use riopipe_session::initiator::attach::{Attach, Controller};
 use riopipe_session::initiator::opening::{Call, Ticket};
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
@@ -17,8 +18,6 @@ use crate::payload::Payload;
 const PING_NS: u64 = 10 * MS;
 /// A target that owes an answer on its admin queue for so long is given up, ns.
 const ANSWER_NS: u64 = 80 * MS;
-/// How long until the next attempt to connect, ns at most.
-const RETRY_NS: u64 = 4 * MS;
 
 /// What an admin command was sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +72,7 @@ pub(super) struct Server {
     undo: Option<UndoQueue>,
     undo_calls: BTreeMap<u64, Ticket>,
     undo_heard: u64,
+    undo_opened: u16,
     /// Counts its associations.
     pub(super) association: u32,
     /// The volume was claimed in this association.
@@ -98,6 +98,7 @@ impl Server {
             undo: None,
             undo_calls: BTreeMap::new(),
             undo_heard: 0,
+            undo_opened: 0,
             association: 0,
             claimed: false,
             claiming: false,
@@ -174,7 +175,7 @@ impl Server {
         }
         let (index, now) = (self.index, core.now);
         core.trace(|| format!("initiator: lost target {index}: {why}"));
-        self.state = State::Down { retry_at: now + MS / 2 + core.rng.below(RETRY_NS) };
+        self.state = State::Down { retry_at: now + core.retry() };
         self.out.clear();
         self.calls.clear();
         self.claimed = false;
@@ -251,7 +252,12 @@ impl Server {
         if self.undo.is_some() {
             return;
         }
-        let Some(mut queue) = self.io_queue(1, 68) else { return };
+        // Always the same queue: the target takes it again only when everything that was asked on
+        // it before has come back, so that no zeroes of an earlier attempt land late (T8).
+        self.undo_opened += 1;
+        let ghosts = probe::planted(Plant::T8UndoGhosts);
+        let qid = if ghosts { 26 + self.undo_opened % 6 } else { 1 };
+        let Some(mut queue) = self.io_queue(qid, 68) else { return };
         let end = ClientEnd { role: Role::Undo(self.index), ..end };
         let wire = Wire::new(core.connect(end, usize::from(self.index)));
         let mut out = Outbox::new();

@@ -43,6 +43,7 @@ pub(super) enum Wait {
 pub(super) struct Reading {
     block: u32,
     newest: Vec<u64>,
+    recoveries: u64,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -75,6 +76,9 @@ pub(super) struct Stream {
     pub(super) held: Arc<AtomicU64>,
     pub(super) kept_max: u64,
     pub(super) wait: Wait,
+    /// The marks when the next step could not be done, and when that was.
+    stuck: (Seq, Seq),
+    tried: u64,
     pub(super) reading: Reading,
     pub(super) started: bool,
     pub(super) acting: bool,
@@ -115,6 +119,8 @@ impl Stream {
             held: Arc::default(),
             kept_max,
             wait: Wait::No,
+            stuck: (Seq::ZERO, Seq::ZERO),
+            tried: 0,
             reading: Reading::default(),
             started: false,
             acting: false,
@@ -210,7 +216,11 @@ impl Stream {
         let go = match self.wait {
             Wait::Complete(seq) => marks.complete >= seq,
             Wait::Durable(seq) => marks.durable >= seq,
-            Wait::No | Wait::Progress => true,
+            Wait::No => true,
+            // Tried again when something has moved, and else now and then.
+            Wait::Progress => {
+                self.stuck != (self.released(), marks.complete) || core.now > self.tried + MS
+            }
             Wait::Read | Wait::Pause => false,
         };
         let (steps, begun) = &core.steps[usize::from(self.id)];
@@ -220,9 +230,7 @@ impl Stream {
         }
         if go && work && self.started && !self.acting && !self.closing {
             self.acting = true;
-            // What could not be done yet is tried again a little later.
-            let pause = if self.wait == Wait::Progress { 20 * US } else { 0 };
-            let think = pause + core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
+            let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
             let ev = Ev::Act { client: life.client, life: life.life, stream: self.id };
             core.after(think, ev);
         }
@@ -293,6 +301,8 @@ impl Stream {
                 Wait::Pause
             }
         };
+        self.stuck = (self.released(), self.session.marks().complete);
+        self.tried = core.now;
         if self.wait != Wait::Progress {
             core.steps[index].1 += 1;
             self.work(life, ledger, drives, core);
@@ -371,7 +381,8 @@ impl Stream {
         }
         let newest = core.oracle.read_begins(self.era, self.id, block, blocks);
         let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { block, newest, bytes };
+        let recoveries = core.oracle.recoveries();
+        self.reading = Reading { block, newest, recoveries, bytes };
         self.session.start_read(u64::from(block), blocks);
         Wait::Read
     }
@@ -381,7 +392,8 @@ impl Stream {
             return;
         }
         self.wait = Wait::No;
-        if self.session.read_result().is_ok() {
+        let same = self.reading.recoveries == core.oracle.recoveries();
+        if same && self.session.read_result().is_ok() {
             let found = block::names(&self.reading.bytes);
             let Reading { block, newest, .. } = &self.reading;
             core.oracle.read(self.era, self.id, *block, newest, &found);

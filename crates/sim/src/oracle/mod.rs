@@ -145,6 +145,9 @@ pub struct Submitted {
 pub struct Oracle {
     blocks: Vec<Block>,
     eras: Vec<Vec<StreamHistory>>,
+    /// The owners' generations, and whose is the highest.
+    generation: u32,
+    current: Era,
     /// Whether the drive has completed the write with this number.
     completed: Vec<bool>,
     violation: Option<Violation>,
@@ -155,6 +158,7 @@ pub struct Oracle {
     /// A log was lost with its power: what is on the drives is no prefix of anything.
     lost: bool,
     patient: bool,
+    recoveries: u64,
     /// Another initiator has wanted the volume while somebody had it.
     contested: bool,
 }
@@ -170,12 +174,15 @@ impl Oracle {
         Self {
             blocks: map.iter().map(|at| Block::new(*at)).collect(),
             eras: vec![vec![history; streams]],
+            generation: 0,
+            current: 0,
             completed: vec![false; 1],
             violation: None,
             faulty: vec![false; scenario.machines.len()],
             unacknowledged: vec![Vec::new(); streams],
             lost: false,
             patient: scenario.client.loss_ms >= PATIENT_MS,
+            recoveries: 0,
             contested: false,
         }
     }
@@ -199,14 +206,16 @@ impl Oracle {
         self.completed.len() as u64 - 1
     }
 
-    fn current(&self) -> Era {
-        self.eras.len() - 1
+    /// The era of the owner with the highest generation.
+    #[must_use]
+    pub const fn current(&self) -> Era {
+        self.current
     }
 
     /// Whether an owner has been overtaken.
     #[must_use]
-    pub fn is_stale(&self, era: Era) -> bool {
-        era != self.current()
+    pub const fn is_stale(&self, era: Era) -> bool {
+        era != self.current
     }
 
     /// A group was admitted.
@@ -295,6 +304,12 @@ impl Oracle {
         history.durable = durable;
     }
 
+    /// How often a stream was recovered: what a read found that began before may be gone.
+    #[must_use]
+    pub const fn recoveries(&self) -> u64 {
+        self.recoveries
+    }
+
     /// Somebody else wants the volume.
     pub fn contested(&mut self) {
         self.contested = true;
@@ -306,7 +321,8 @@ impl Oracle {
         if self.is_stale(era) || self.faulty[machine] || self.contested {
             return;
         }
-        if cause == Poison::Lost {
+        // Who gives a lost connection no time takes its being replaced for the end.
+        if cause == Poison::Lost || cause == Poison::Fenced && !self.patient {
             if self.patient {
                 let what = format!("stream {stream} gave machine {machine} up too early: {why}");
                 self.broken(Promise::P7, what);
@@ -332,7 +348,8 @@ impl Oracle {
 
     /// A read has ended: `newest` is what [`read_begins`](Self::read_begins) said.
     pub fn read(&mut self, era: Era, stream: u16, block: u32, newest: &[u64], found: &[Content]) {
-        if self.is_stale(era) {
+        // Whoever takes the volume over undoes what its old owner may still be reading.
+        if self.is_stale(era) || self.contested {
             return;
         }
         for ((block, newest), found) in (block..).zip(newest).zip(found) {
@@ -356,13 +373,27 @@ impl Oracle {
     }
 
     /// The volume has been recovered by a new owner; the era that begins.
-    pub fn recovered(&mut self, found: &[Recovered], drives: &Drives<'_>) -> Era {
-        let current = self.current();
+    pub fn recovered(&mut self, generation: u32, found: &[Recovered], drives: &Drives<'_>) -> Era {
+        self.recoveries += 1;
+        let current = self.current;
         let mut prefix = Vec::new();
         for (stream, history) in self.eras[current].iter().enumerate() {
             let of = found.iter().find(|r| usize::from(r.stream) == stream);
             prefix.push(of.map_or(history.start, |r| r.last));
         }
+        if generation <= self.generation {
+            // Overtaken before it was through: it will not be able to bind a stream.
+            let mut stale = self.eras[current].clone();
+            stale.iter_mut().zip(&prefix).for_each(|(history, last)| {
+                let (complete, durable) = (*last, *last);
+                let settled = Some(*last);
+                *history = StreamHistory { complete, durable, settled, ..StreamHistory::default() };
+            });
+            self.eras.push(stale);
+            return self.eras.len() - 1;
+        }
+        self.generation = generation;
+        self.contested = false;
         if !self.lost {
             for stream in 0..prefix.len() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);
@@ -384,11 +415,13 @@ impl Oracle {
             self.unacknowledged[usize::from(r.stream)].clone_from(&r.in_place);
         }
         self.eras.push(next);
-        self.current()
+        self.current = self.eras.len() - 1;
+        self.current
     }
 
     /// One stream was reopened by its owner.
     pub fn reopened(&mut self, era: Era, found: &Recovered, drives: &Drives<'_>) {
+        self.recoveries += 1;
         let stream = usize::from(found.stream);
         let last = found.last;
         if self.is_stale(era) {
@@ -418,7 +451,7 @@ impl Oracle {
     }
 
     fn close_era(&mut self, prefix: &[Seq]) -> Vec<StreamHistory> {
-        let (current, lost) = (self.current(), self.lost);
+        let (current, lost) = (self.current, self.lost);
         self.eras[current]
             .iter_mut()
             .zip(prefix)

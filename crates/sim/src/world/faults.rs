@@ -40,25 +40,14 @@ impl World {
     fn strike(&mut self, what: What) {
         self.core.trace(|| format!("fault: {what:?}"));
         match what {
-            What::Kill { machine, effects, down_us } => {
-                self.doom(machine, effects, Doom { power: false, down_us });
+            What::Kill { machine, effects, fences, down_us } => {
+                self.doom(machine, effects, fences, Doom { power: false, down_us });
             }
-            What::PowerCut { machine, effects, down_us } => {
-                self.doom(machine, effects, Doom { power: true, down_us });
+            What::PowerCut { machine, effects, fences, down_us } => {
+                self.doom(machine, effects, fences, Doom { power: true, down_us });
             }
-            What::BlackOut { down_us } => {
-                for machine in 0..self.machines.len() {
-                    if self.machines[machine].is_up() {
-                        self.crash_machine(machine, Doom { power: true, down_us });
-                    }
-                }
-                for client in 0..self.clients.len() {
-                    if self.clients[client].is_up() {
-                        self.crash_client(client, false);
-                        self.core.after(u64::from(down_us) * US, Ev::StartClient(client));
-                    }
-                }
-            }
+            What::KillAll { down_us } => self.kill_all(false, down_us),
+            What::BlackOut { down_us } => self.kill_all(true, down_us),
             What::KillClient { down_us } => {
                 let client = self.owner().unwrap_or(0);
                 if self.clients[client].is_up() {
@@ -106,15 +95,29 @@ impl World {
         }
     }
 
-    fn doom(&mut self, machine: usize, effects: u32, doom: Doom) {
+    fn kill_all(&mut self, power: bool, down_us: u32) {
+        for machine in 0..self.machines.len() {
+            if self.machines[machine].is_up() {
+                self.crash_machine(machine, Doom { power, down_us });
+            }
+        }
+        for client in 0..self.clients.len() {
+            if self.clients[client].is_up() {
+                self.crash_client(client, !power);
+                self.core.after(u64::from(down_us) * US, Ev::StartClient(client));
+            }
+        }
+    }
+
+    fn doom(&mut self, machine: usize, effects: u32, fences: bool, doom: Doom) {
         if !self.machines[machine].is_up() {
             return;
         }
-        if effects == 0 {
+        if effects == 0 && !fences {
             self.crash_machine(machine, doom);
         } else {
             self.dooms[machine] = Some(doom);
-            self.machines[machine].stop_after(effects);
+            self.machines[machine].stop_after(effects, fences);
         }
     }
 

@@ -47,8 +47,9 @@ impl World {
 
     /// Who has the volume.
     pub(super) fn owner(&self) -> Option<usize> {
-        let has = |client: &Client| client.is_up() && client.era() == Some(self.core.era);
-        self.clients.iter().position(has).filter(|_| self.core.era > 0)
+        let current = self.core.oracle.current();
+        let has = |client: &Client| client.is_up() && client.era() == Some(current);
+        self.clients.iter().position(has).filter(|_| current > 0)
     }
 
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
