@@ -250,6 +250,10 @@ fn t19_a_mark_that_no_program_writes_is_not_believed() {
         }
         assert!(StreamLog::open(wrong, ID, crc32c).is_err(), "{value:#x} at {at}");
     }
+    // Each in the other's place.
+    let mut wrong = region;
+    wrong.bytes_mut()[..MARKS].rotate_left(MARK);
+    assert!(StreamLog::open(wrong, ID, crc32c).is_err());
 }
 
 #[test]

@@ -88,9 +88,7 @@ impl<R: Region> StreamLog<R> {
         }
         let tag = if settled { self.durable.tag } else { (k, tag) };
         self.unbind();
-        self.change(Mark { released: k, tag, settled: true, ..self.mark() })?;
-        self.advance();
-        Ok(())
+        Ok(self.change(Mark { released: k, tag, settled: true, ..self.mark() })?)
     }
 
     /// Empties a [settled](Self::settle) log, once nothing in it needs to be acknowledged (T11).
