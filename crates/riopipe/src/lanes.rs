@@ -127,6 +127,8 @@ impl Lanes {
         session: StreamSession<Piece>,
         ways: Vec<Way>,
     ) -> Result<Self, (usize, CallError)> {
+        // What was left for an earlier life is about connections that are no more.
+        lock(&side.mail).clear();
         let mut roads = Vec::with_capacity(ways.len());
         for (server, Way { socket, qid, depth }) in ways.into_iter().enumerate() {
             side.poller

@@ -16,6 +16,20 @@ use crate::{
 
 const PROGRAM: &str = "rio-sim";
 
+/// Where the program that knows better is not there.
+const HELP: &str = "\
+Runs a whole cluster from a seed, crashes it, and checks every promise
+
+Usage: rio sim [OPTIONS]
+
+This needs the program rio-sim beside rio; `make build` builds rio alone, `make sim` both.
+
+Examples:
+  rio sim --seeds 5000
+  rio sim --seed 4711 --trace
+  rio sim --plant all
+";
+
 pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     // Beside this program, where one build puts both; else wherever the shell would find it.
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
@@ -27,11 +41,14 @@ pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     }
     // Replaces this process; comes back only if it can't.
     let error = command.exec();
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        return output.raw(HELP.as_bytes());
+    }
     let failure = Failure::new(Code::Failed, format!("can't start {}", program.display()));
     Err(match error.kind() {
         ErrorKind::NotFound => failure
             .because(&error)
-            .hint("it is built with `make build`, or by `cargo build --release -p riopipe-sim`"),
+            .hint("it is built by `make sim`, or by `cargo build --release -p riopipe-sim`"),
         _ => failure.because(&error),
     })
 }
