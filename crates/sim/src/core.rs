@@ -140,7 +140,7 @@ impl Core {
     }
 
     /// The next thing that comes; the clock goes on to it.
-    pub fn next(&mut self) -> Option<Ev> {
+    pub fn next_event(&mut self) -> Option<Ev> {
         let Reverse((time, _, ev)) = self.heap.pop()?;
         self.now = time;
         self.events += 1;

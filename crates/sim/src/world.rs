@@ -149,7 +149,7 @@ impl World {
         self.core.after(US, Ev::StartClient(0));
         while !self.over && self.core.oracle.violation().is_none() {
             self.strike_due();
-            let Some(ev) = self.core.next() else { break };
+            let Some(ev) = self.core.next_event() else { break };
             self.happen(ev);
             if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
                 self.supervise();

@@ -72,7 +72,7 @@ impl Client {
         // T20: a target that does not come is missing, and nothing is opened without it.
         let impatient = !tried && core.now > since + PATIENCE_NS;
         let some = self.servers.iter().any(Server::is_up);
-        if !all && !(impatient && some) {
+        if !(all || impatient && some) {
             return;
         }
         if !all {
@@ -92,6 +92,9 @@ impl Client {
     pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
         for server in &mut self.servers {
             server.close_undo(core);
+        }
+        if matches!(errand, Errand::Open) {
+            core.oracle.contested();
         }
         match Opening::new(self.config(core), mode) {
             Ok(opening) => {

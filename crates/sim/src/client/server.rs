@@ -81,6 +81,9 @@ pub(super) struct Server {
     pub(super) claiming: bool,
 }
 
+/// Commands that have ended, and how.
+pub(super) type UndoEnded = Vec<(Ticket, Result<(), Status>)>;
+
 impl Server {
     /// A target that nobody has talked to yet.
     #[must_use]
@@ -357,7 +360,7 @@ impl Server {
         conn: usize,
         bytes: &[u8],
         core: &mut Core,
-    ) -> Result<Vec<(Ticket, Result<(), Status>)>, ()> {
+    ) -> Result<UndoEnded, ()> {
         let mut ended = Vec::new();
         let Some(undo) = self.undo.as_mut().filter(|undo| undo.wire.conn == conn) else {
             return Ok(ended);

@@ -159,7 +159,7 @@ pub struct Oracle {
     lost: bool,
     patient: bool,
     recoveries: u64,
-    /// Another initiator has wanted the volume while somebody had it.
+    /// Somebody has wanted the volume since it was recovered last.
     contested: bool,
 }
 
@@ -310,7 +310,7 @@ impl Oracle {
         self.recoveries
     }
 
-    /// Somebody else wants the volume.
+    /// Somebody wants the volume: whoever has it may be overtaken any moment.
     pub fn contested(&mut self) {
         self.contested = true;
     }
@@ -395,9 +395,9 @@ impl Oracle {
         self.generation = generation;
         self.contested = false;
         if !self.lost {
-            for stream in 0..prefix.len() {
+            for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);
-                self.check_prefix(current, stream, prefix[stream], of.map(|r| r.tag));
+                self.check_prefix(current, stream, *k, of.map(|r| r.tag));
             }
             self.check_blocks(&prefix, found, None, drives);
         }

@@ -17,10 +17,10 @@ impl World {
             When::Recovery(nth, after) => reached(core.recoveries, nth, after, core.events),
             When::Replay(nth, after) => reached(core.replays, nth, after, core.events),
         };
-        while let Some(at) = self.faults.iter().position(due) {
+        if let Some(at) = self.faults.iter().position(due) {
             let fault = self.faults.remove(at);
             self.strike(fault.what);
-            return self.strike_due();
+            self.strike_due();
         }
     }
 
@@ -168,7 +168,6 @@ impl World {
             self.crash_client(other, true);
         }
         self.part(owner, None, for_us);
-        self.core.oracle.contested();
         self.clients[other].may_take_over(true);
         self.core.after(100 * US, Ev::StartClient(other));
     }
