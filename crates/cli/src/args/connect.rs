@@ -52,7 +52,8 @@ pub struct Connect {
     pub io_timeout: Duration,
     /// Seconds for which a target may be away before writing to it fails; what was written is
     /// sent again when it is back. 0 fails at once
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    #[arg(value_parser = values::seconds_or_none)]
     pub loss_timeout: Duration,
 }
 

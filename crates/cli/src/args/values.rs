@@ -36,6 +36,17 @@ pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
         .ok_or_else(|| format!("{text:?} is not a number of seconds between 0 and 86400"))
 }
 
+/// Like [`seconds`], or 0.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn seconds_or_none(text: &str) -> Result<std::time::Duration, String> {
+    match text.parse::<f64>() {
+        Ok(0.0) => Ok(std::time::Duration::ZERO),
+        _ => seconds(text),
+    }
+}
+
 /// A host id: a UUID, with or without hyphens.
 ///
 /// # Errors
@@ -88,6 +99,8 @@ mod tests {
         for wrong in ["0", "-1", "inf", "NaN", "1e9", "soon"] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
+        assert!(seconds_or_none("0").unwrap().is_zero());
+        assert!(seconds_or_none("-1").is_err());
     }
 
     #[test]
