@@ -64,7 +64,7 @@ impl Walk {
 
     /// Whether the next group is to be waited for until it is durable.
     pub(crate) fn durable(stream: u16, n: u64) -> bool {
-        mix(n << 20 | u64::from(stream)) % 23 == 0
+        mix(n << 20 | u64::from(stream)).is_multiple_of(23)
     }
 }
 

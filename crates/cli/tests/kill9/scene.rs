@@ -126,21 +126,22 @@ const RIO: &str = env!("CARGO_BIN_EXE_rio");
 pub(crate) struct Process {
     child: Child,
     /// Kept open: a process that says more must not fail for it.
-    _stdout: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl Process {
     /// Starts it, and reads what it says up to the line that is looked for, or to its end.
     fn start(mut command: Command, until: impl Fn(&str) -> bool) -> (Self, String) {
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut process = Self { child, stdout };
         let mut said = String::new();
         loop {
             let mut line = String::new();
-            let wanted = until("") || stdout.read_line(&mut line).unwrap() == 0;
+            let enough = until("") || process.stdout.read_line(&mut line).unwrap() == 0;
             said += &line;
-            if wanted || until(&line) {
-                return (Self { child, _stdout: stdout }, said);
+            if enough || until(&line) {
+                return (process, said);
             }
         }
     }
