@@ -242,6 +242,11 @@ impl LogStore {
             persist.describe(),
         );
         let memory = Memory { mapping, persist, medium: Some(medium) };
+        memory.write_back_all().map_err(|source| OpenError::Os {
+            path: path.to_owned(),
+            doing: "make durable what it holds",
+            source,
+        })?;
         Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::Dax, describe, survival))
     }
 

@@ -276,8 +276,10 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// See [`LogError`].
+    /// See [`LogError`]; [`LogError::Region`] once a fence has failed, for what is there now may not
+    /// be what the next life of the target finds.
     pub fn scan(&self) -> Result<Scan, LogError> {
+        self.check_region()?;
         Ok(scan(&self.region, &self.mark(), self.crc)?.0)
     }
 

@@ -75,6 +75,8 @@ named! {
         T7AnyPersistWord = "T7-any-persist-word",
         /// The completion is sent before the persist word is durable.
         T7AnswerBeforeFence = "T7-answer-before-fence",
+        /// A target started again believes what its last life stored and never fenced.
+        T7TrustUnfenced = "T7-trust-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
         /// A claim does not wait for the old owner's writes under way.

@@ -17,6 +17,10 @@ pub type Crc32c = fn(u32, &[u8]) -> u32;
 ///
 /// Offsets and lengths are multiples of 8 and inside [`len`](Self::len): the log computes them,
 /// so a violation is a bug and implementations may panic.
+///
+/// What is there when a region is opened is durable: the last process may have died between a
+/// store and its fence, and what it stored is decided upon, so whoever opens persistent memory
+/// writes back all of it first.
 pub trait Region {
     /// Size in bytes.
     fn len(&self) -> usize;

@@ -10,10 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use riopipe_order::attribute::{Attribute, Flags, Seq};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_session::wire::Claim;
+use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Owner, World, attribute, block, ordered};
-
-const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
-const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
 
 /// One plant at a time in this process; taken out at the end.
 struct Planted {
@@ -40,10 +38,6 @@ fn counts(rare: Rare, f: impl FnOnce()) -> bool {
     probe::counts()[rare as usize] > before
 }
 
-fn next_claim(w: &World, generation: u32) -> Claim {
-    Claim { create: false, generation, ..w.first_claim() }
-}
-
 /// An owner with one write done, which nobody has flushed.
 fn with_one(volatile: bool) -> (World, Owner) {
     let mut w = World::new(&[volatile]);
@@ -55,7 +49,7 @@ fn with_one(volatile: bool) -> (World, Owner) {
 /// A new owner of a volume whose first was overtaken.
 fn overtake(w: &mut World) -> (usize, usize) {
     let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = Claim { take_over: true, ..next_claim(w, 2) };
+    let take = Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).map(|c| c.status), Some(0));
     (rival, w.io_as(RIVAL, RIVAL_ID, cntlid, 1))
 }
@@ -245,7 +239,7 @@ fn rare_paths_are_counted_where_they_are_taken() {
         let unknown = Claim {
             volume: riopipe_order::attribute::VolumeId([9; 16]),
             members: riopipe_session::wire::in_order([1]),
-            ..next_claim(&w, 9)
+            ..w.next_claim(9)
         };
         assert_eq!(w.claim(admin, &unknown).unwrap().status, 0x70a, "its member is taken");
         let mut w = World::new(&[true]);

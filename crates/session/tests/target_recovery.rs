@@ -4,36 +4,20 @@
 mod peer;
 mod world;
 
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MemberNamespace, inspect};
+use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MemberNamespace};
 use riopipe_order::recovery::{InPlace, ListedEntry, StreamList, StreamPlan, decide};
 use riopipe_order::region::Region;
-use riopipe_session::target::Volumes;
-use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, SETTLE_LEN, Settle, SettleStream};
+use riopipe_session::wire::list::Page;
 use riopipe_session::wire::{self, Claim};
+use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
-    BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, flush_entry, identity, ordered,
-    riopipe_bytes,
+    BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, flush_entry, ordered, riopipe_bytes,
 };
 
-const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
-const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
 const THIRD: &str = "nqn.2014-08.org.nvmexpress:uuid:third";
 const THIRD_ID: [u8; 16] = *b"scripted-host-03";
-
-fn next_claim(w: &World, generation: u32) -> Claim {
-    Claim { create: false, generation, ..w.first_claim() }
-}
-
-/// A new owner with this generation: its admin connection and an I/O queue.
-fn successor(w: &mut World, generation: u32) -> (usize, usize) {
-    let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let claim = next_claim(w, generation);
-    assert_eq!(w.claim(admin, &claim).map(|c| c.status), Some(0));
-    let io = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
-    (admin, io)
-}
 
 fn in_place(seq: u64, lba: u64) -> Attribute {
     let mut a = attribute(seq, lba);
@@ -63,25 +47,10 @@ fn durable(page: &Page) -> Vec<u64> {
     durable.map(|e| e.attribute.seq.0).collect()
 }
 
-/// An owner that died with unreleased groups: 1 and 2 flushed, 3 and 4 not, in stream 0.
-fn abandoned() -> World {
-    let mut w = World::new(&[true]);
-    let Owner { admin, io, .. } = w.owner();
-    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
-    let mut second = attribute(2, 2);
-    second.flags = second.flags.with(Flags::FLUSH);
-    second.tag = 77;
-    assert_eq!(w.call(io, ordered(2, &second, 0), &block(2)).status, 0);
-    assert_eq!(w.call(io, ordered(3, &attribute(3, 3), 0), &block(3)).status, 0);
-    assert_eq!(w.call(io, ordered(4, &attribute(4, 4), 0), &block(4)).status, 0);
-    w.hang_up(admin);
-    w
-}
-
 #[test]
 fn a_new_owner_lists_undoes_settles_and_starts() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (admin, io) = w.successor(2);
     let s = w.status(admin);
     assert!(s.own && s.unrecovered && !s.kept);
     assert_eq!(s.live_entries, 4);
@@ -134,8 +103,8 @@ fn a_new_owner_lists_undoes_settles_and_starts() {
 
 #[test]
 fn t21_only_the_owner_undoes() {
-    let mut w = abandoned();
-    let (_, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (_, io) = w.successor(2);
     let (_, third) = w.admin_as(THIRD, THIRD_ID, 0);
     let third = w.io_as(THIRD, THIRD_ID, third, 1);
     let zeroes = peer::write_zeroes(1, 1, 3, 2, false);
@@ -151,7 +120,7 @@ fn t8_a_stale_owner_can_do_nothing_while_another_recovers() {
     let Owner { admin, io, .. } = w.owner();
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).unwrap().status, 0);
     let before = w.host.drives[0].history.len();
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x702);
@@ -166,9 +135,9 @@ fn t8_a_stale_owner_can_do_nothing_while_another_recovers() {
     assert_eq!(w.list(admin, 0), Err(0x703));
     assert_eq!(w.settle(admin, 1, &[(0, 1, false)]), 0x702);
     assert_eq!(w.settle(admin, 2, &[(0, 1, false)]), 0x703);
-    let back = Claim { resume: true, ..next_claim(&w, 1) };
+    let back = Claim { resume: true, ..w.next_claim(1) };
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x702);
-    let back = Claim { resume: true, ..next_claim(&w, 2) };
+    let back = Claim { resume: true, ..w.next_claim(2) };
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x703);
     assert_eq!(w.host.drives[0].history.len(), before);
     assert_eq!(seqs(&w.list(rival, 0).unwrap()), [1], "nor has it changed what is there");
@@ -182,7 +151,7 @@ fn t8_nothing_is_read_or_started_before_the_claim_is_answered() {
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
     let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let theirs = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
-    let take = Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take), None, "a write is under way");
     let early = [w.bind(theirs, 1, 2, 0), w.bind_again(theirs, 0, 2, 0)];
     assert_eq!(early.map(|c| (c.status, c.dnr)), [(0x709, false); 2]);
@@ -195,13 +164,13 @@ fn t8_nothing_is_read_or_started_before_the_claim_is_answered() {
 
 #[test]
 fn t8_a_claim_waits_for_an_earlier_recoverys_own_zeroing() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (admin, io) = w.successor(2);
     w.host.drives[0].holds = true;
     // It zeroes, loses patience, and begins again from the start: what it will write must not be
     // zeroed by the first attempt.
     w.command(io, peer::write_zeroes(7, 1, 3, 2, false), &[]);
-    let again = next_claim(&w, 3);
+    let again = w.next_claim(3);
     assert_eq!(w.claim(admin, &again), None, "its own queue has something under way");
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
@@ -209,10 +178,36 @@ fn t8_a_claim_waits_for_an_earlier_recoverys_own_zeroing() {
     w.command(io, peer::write_zeroes(8, 1, 3, 2, false), &[]);
     w.hang_up(admin);
     let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let again = Claim { resume: true, ..next_claim(&w, 3) };
+    let again = Claim { resume: true, ..w.next_claim(3) };
     assert_eq!(w.claim(admin, &again), None, "the dead association's zeroing is under way");
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
+}
+
+#[test]
+fn t8_only_the_last_claim_lets_its_owner_in() {
+    let mut w = World::abandoned();
+    let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let claim = w.next_claim(2);
+    assert_eq!(w.claim(admin, &claim).map(|c| c.status), Some(0));
+    let queues = [1, 2].map(|qid| w.io_as(RIVAL, RIVAL_ID, cntlid, qid));
+    w.host.drives[0].holds = true;
+    let again = |w: &mut World, generation, cid| {
+        let sqe = riopipe_bytes(&wire::claim_command()).cid(cid).inline(4096);
+        let claim = w.next_claim(generation);
+        w.command(admin, sqe, &claim.encode());
+    };
+    w.command(queues[0], peer::write_zeroes(7, 1, 3, 1, false), &[]);
+    again(&mut w, 3, 1);
+    w.command(queues[1], peer::write_zeroes(8, 1, 4, 1, false), &[]);
+    again(&mut w, 4, 2);
+    assert_eq!(w.next(admin), None);
+    w.complete(0, 0);
+    assert_eq!(w.next(admin).unwrap().completion().cid, 1);
+    assert_eq!(w.list(admin, 0), Err(0x709), "the second is still under way");
+    w.complete(0, 0);
+    assert_eq!(w.next(admin).unwrap().completion().cid, 2);
+    assert!(w.list(admin, 0).is_ok());
 }
 
 #[test]
@@ -223,7 +218,7 @@ fn lists_come_in_pages() {
         assert_eq!(w.call(io, ordered(1, &attribute(seq, seq), 0), &block(1)).status, 0);
     }
     w.hang_up(admin);
-    let (admin, _) = successor(&mut w, 2);
+    let (admin, _) = w.successor(2);
     let whole = w.list(admin, 0).unwrap();
     assert_eq!((whole.entries.len(), whole.live, whole.more), (20, 20, false));
     let (mut from, mut sizes, mut entries) = (0, Vec::new(), Vec::new());
@@ -256,8 +251,8 @@ fn lists_come_in_pages() {
 
 #[test]
 fn a_list_that_is_being_read_does_not_outlive_what_it_lists() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (admin, io) = w.successor(2);
     let first = w.page(admin, 0, 0, 64 * 2).unwrap();
     assert!(first.more);
     assert_eq!(w.settle(admin, 2, &[(0, 2, false), (1, 0, false)]), 0);
@@ -321,7 +316,7 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
 
 #[test]
 fn without_an_owner_anyone_may_look_and_nothing_changes() {
-    let mut w = abandoned();
+    let mut w = World::abandoned();
     let (third, cntlid) = w.admin_as(THIRD, THIRD_ID, 0);
     let (at, _) = w.partition(0);
     let fences = (w.host.parts.fences(0), w.host.parts.fences(at));
@@ -337,7 +332,7 @@ fn without_an_owner_anyone_may_look_and_nothing_changes() {
     assert_eq!(w.status(third), s);
     assert_eq!((w.host.parts.fences(0), w.host.parts.fences(at)), fences);
     // As soon as somebody owns it, it is theirs alone.
-    let (admin, _) = successor(&mut w, 2);
+    let (admin, _) = w.successor(2);
     assert_eq!(w.list(third, 0), Err(0x703));
     assert!(w.list(admin, 0).is_ok());
 }
@@ -353,7 +348,7 @@ fn kept() -> (World, usize, usize) {
     assert_eq!(w.call(io, ordered(2, &in_place(2, 40), 0), &block(2)).status, 0);
     assert_eq!(w.call(io, ordered(3, &attribute(3, 41), 0), &block(3)).status, 0);
     w.hang_up(admin);
-    let (admin, io) = successor(&mut w, 2);
+    let (admin, io) = w.successor(2);
     let before = plan(&w.list(admin, 0).unwrap());
     assert_eq!((before.k, before.undone_blocks()), (Seq(1), 1));
     assert_eq!(before.in_place.len(), 1);
@@ -390,9 +385,9 @@ fn t9_in_place_lists_stay_until_acknowledged() {
     let plain = w.io_as(THIRD, THIRD_ID, cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 40, 1), &block(9)).status, 0x70a);
     assert_eq!(seqs(&w.list(third, 0).unwrap()), [2, 3]);
-    let unlogged = Claim { unlogged: true, ..next_claim(&w, 3) };
+    let unlogged = Claim { unlogged: true, ..w.next_claim(3) };
     assert_eq!(w.claim(third, &unlogged).unwrap().status, 0x704);
-    let (admin, io) = successor(&mut w, 3);
+    let (admin, io) = w.successor(3);
     assert_eq!(w.bind(io, 0, 3, 1).status, 0x712);
     assert_eq!(w.settle(admin, 3, &[(0, 2, false)]), 0x713, "another k is another recovery");
     assert_eq!(w.settle(admin, 3, &[(0, 0, false)]), 0x713);
@@ -417,7 +412,7 @@ fn t9_a_volume_with_a_list_to_acknowledge_is_not_closed() {
     };
     use riopipe_order::log_region::VolumeState::{Closed, Owned};
     assert_eq!(state(&w), Owned);
-    let (admin, _) = successor(&mut w, 3);
+    let (admin, _) = w.successor(3);
     assert_eq!(w.settle(admin, 3, &[(0, 1, false)]), 0);
     assert_eq!(w.call(admin, release, &[]).status, 0);
     assert_eq!(state(&w), Closed);
@@ -432,7 +427,7 @@ fn t7_traces_of_a_torn_append_wait_for_recovery_too() {
     part.write(len - 64 * 64, &[0xa5; 32]);
     part.fence().unwrap();
     let mut w = w.restart(1);
-    let (admin, io) = successor(&mut w, 2);
+    let (admin, io) = w.successor(2);
     let s = w.status(admin);
     assert!(s.unrecovered && s.live_entries == 1);
     let page = w.list(admin, 0).unwrap();
@@ -448,8 +443,8 @@ fn t7_traces_of_a_torn_append_wait_for_recovery_too() {
 
 #[test]
 fn a_list_of_nothing_is_not_kept() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (admin, io) = w.successor(2);
     assert_eq!(w.settle(admin, 2, &[(0, 4, true), (1, 0, true)]), 0);
     assert!(!w.status(admin).kept);
     assert_eq!(w.bind(io, 0, 2, 4).status, 0);
@@ -464,13 +459,13 @@ fn t9_streams_start_when_all_of_them_are_settled() {
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
     assert_eq!(w.call(other, ordered(1, &attribute(1, 2), 0), &block(2)).status, 0);
     w.hang_up(admin);
-    let (admin, io) = successor(&mut w, 2);
+    let (admin, io) = w.successor(2);
     assert_eq!(w.settle(admin, 2, &[(0, 0, false)]), 0);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0x704, "the other is not settled");
     assert_eq!(w.bind(io, 1, 2, 0).status, 0x704);
     // A crash in between: what was settled stays so.
     let mut w = w.restart(7);
-    let (admin, io) = successor(&mut w, 3);
+    let (admin, io) = w.successor(3);
     assert_eq!(w.bind(io, 0, 3, 0).status, 0x704);
     let first = w.list(admin, 0).unwrap();
     assert!(first.settled && first.entries.is_empty());
@@ -482,8 +477,8 @@ fn t9_streams_start_when_all_of_them_are_settled() {
 #[test]
 fn t9_a_settlement_is_durable_when_it_is_answered() {
     for seed in 0..20 {
-        let mut w = abandoned();
-        let (admin, _) = successor(&mut w, 2);
+        let mut w = World::abandoned();
+        let (admin, _) = w.successor(2);
         assert_eq!(w.settle(admin, 2, &[(0, 2, true), (1, 0, false)]), 0);
         let scan = w.scan(0, seed);
         assert!(scan.settled);
@@ -496,8 +491,8 @@ fn t9_a_settlement_is_durable_when_it_is_answered() {
 
 #[test]
 fn a_settlement_that_the_log_does_not_take_is_none() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
+    let mut w = World::abandoned();
+    let (admin, io) = w.successor(2);
     let (at, _) = w.partition(0);
     w.host.parts.fail_fences_after(at, 0);
     assert_eq!(w.settle(admin, 2, &[(1, 0, false), (0, 2, false)]), 0x711);
@@ -505,7 +500,7 @@ fn a_settlement_that_the_log_does_not_take_is_none() {
     assert!(w.status(admin).unrecovered);
     // The log store is mended: what was done of it counts, and the rest is done.
     let mut w = w.restart(2);
-    let (admin, io) = successor(&mut w, 3);
+    let (admin, io) = w.successor(3);
     assert_eq!(w.list(admin, 0).unwrap().live, 4);
     assert_eq!(w.settle(admin, 3, &[(1, 0, false), (0, 2, false)]), 0);
     assert_eq!(w.bind(io, 0, 3, 2).status, 0);
@@ -582,120 +577,6 @@ fn a_list_reader_does_not_take_anything_from_anybody() {
 }
 
 #[test]
-fn t18_lists_that_make_no_sense_are_refused() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
-    for len in [0, 1, 63, 65, 100, PAGE_BYTES_MAX + 64, 1 << 31, u32::MAX as usize] {
-        assert_eq!(w.page(admin, 0, 0, len), Err(0x02), "{len} bytes");
-        let own = wire::own_list_command(Position(0), len);
-        let sqe = riopipe_bytes(&own).cid(1).transport(len as u32);
-        assert_eq!(w.ask(io, sqe), Err(0x70f), "an unbound queue has no list");
-    }
-    assert_eq!(w.page(admin, 2, 0, 4096), Err(0x70e));
-    assert_eq!(w.page(admin, u16::MAX, 0, 4096), Err(0x70e));
-    let list = |volume, stream: u32, sgl: u32| {
-        let sqe = wire::list_command(volume, StreamId(0), Position(0), 4096);
-        riopipe_bytes(&sqe).dword(11, stream).cid(1).transport(sgl)
-    };
-    assert_eq!(w.ask(admin, list(VOLUME, 1 << 16, 4096)), Err(0x70e), "no stream is cut to 0");
-    assert_eq!(w.ask(admin, list(VolumeId([8; 16]), 0, 4096)), Err(0x70c));
-    assert_eq!(w.ask(admin, list(VOLUME, 0, 4032)), Err(0x0f), "the host's buffer is shorter");
-    assert_eq!(w.ask(admin, list(VOLUME, 0, 4096).inline(4096)), Err(0x11));
-    assert!(w.ask(admin, list(VOLUME, 0, 8192)).is_ok());
-    // On the wrong queue.
-    assert_eq!(w.ask(io, list(VOLUME, 0, 4096)), Err(0x01));
-    let own = riopipe_bytes(&wire::own_list_command(Position(0), 4096)).cid(1).transport(4096);
-    assert_eq!(w.ask(admin, own), Err(0x01));
-    // On a bound queue.
-    assert_eq!(w.settle(admin, 2, &[(0, 2, false), (1, 0, false)]), 0);
-    assert_eq!(w.bind(io, 0, 2, 2).status, 0);
-    for len in [0, 63, PAGE_BYTES_MAX + 64] {
-        let own = wire::own_list_command(Position(u64::MAX), len);
-        assert_eq!(w.ask(io, riopipe_bytes(&own).cid(1).transport(len as u32)), Err(0x02));
-    }
-    assert_eq!(w.own_list(io).unwrap().entries, []);
-}
-
-#[test]
-fn t18_settlements_that_make_no_sense_are_refused() {
-    let mut w = abandoned();
-    let (admin, io) = successor(&mut w, 2);
-    assert_eq!(w.settle(admin, 2, &[(2, 0, false)]), 0x70e);
-    assert_eq!(w.settle(admin, 2, &[(0, 2, false), (700, 0, false)]), 0x70e);
-    assert_eq!(w.settle(admin, 2, &[(0, 2, false), (0, 3, false)]), 0x02, "one stream twice");
-    assert_eq!(w.settle(admin, 2, &[(0, 1 << 63, false)]), 0x02, "beyond all groups");
-    assert_eq!(w.settle(admin, 1, &[(0, 2, false)]), 0x702);
-    assert_eq!(w.settle(admin, 3, &[(0, 2, false)]), 0x702);
-    let with = |change: fn(&mut Vec<u8>)| {
-        let streams = vec![SettleStream { stream: StreamId(0), keep: false, k: Seq(2), tag: 0 }];
-        let mut data = Settle { volume: VOLUME, generation: 2, streams }.encode();
-        change(&mut data);
-        data
-    };
-    let sqe = riopipe_bytes(&wire::settle_command()).cid(9).inline(SETTLE_LEN as u32);
-    assert_eq!(w.call(admin, sqe, &with(|d| d[0] ^= 1)).status, 0x70c, "another volume");
-    assert_eq!(w.call(admin, sqe, &with(|d| d[20] = 161)).status, 0x02, "more than fit");
-    assert_eq!(w.call(admin, sqe, &with(|d| d[21] = 0xff)).status, 0x02);
-    assert_eq!(w.call(admin, sqe, &with(|d| d[34] = 2)).status, 0x02, "unknown flags");
-    assert_eq!(w.call(admin, sqe, &[0xff; SETTLE_LEN]).status, 0x02);
-    assert_eq!(w.call(admin, sqe.inline(64), &[0; 64]).status, 0x0f);
-    assert_eq!(w.call(io, sqe, &with(|_| ())).status, 0x01, "not on an I/O queue");
-    assert_eq!(w.list(admin, 0).unwrap().live, 4, "none has changed anything");
-    assert!(!w.list(admin, 0).unwrap().settled);
-    // Released groups are never undone.
-    assert_eq!(w.settle(admin, 2, &[(0, 2, true), (1, 0, false)]), 0);
-    assert_eq!(w.settle(admin, 2, &[(0, 2, false)]), 0);
-    assert_eq!(w.bind(io, 0, 2, 2).status, 0);
-    let third = Attribute { ordinal: 1, ..attribute(3, 3) };
-    assert_eq!(w.call(io, ordered(1, &third, 2), &block(3)).status, 0);
-    w.hang_up(io);
-    assert_eq!(w.settle(admin, 2, &[(0, 1, false)]), 0x02);
-    assert_eq!(w.settle(admin, 2, &[(0, 3, false)]), 0);
-    // The data may come on request, too.
-    let mut again = with(|_| ());
-    again[40] = 3;
-    w.command(admin, sqe.transport(SETTLE_LEN as u32), &[]);
-    let r2t = w.next(admin).unwrap();
-    assert_eq!((r2t.kind, r2t.u32(16)), (0x09, SETTLE_LEN as u32));
-    let data = peer::h2c_data(peer::Digests::default(), 9, r2t.u16(10), 0, &again, true);
-    w.send(admin, &data);
-    assert_eq!(w.next(admin).unwrap().completion().status, 0);
-}
-
-#[test]
-fn t19_what_is_lost_is_neither_listed_nor_settled() {
-    let w = abandoned();
-    let parts = w.host.parts.crash(1);
-    let header = match inspect(&parts.part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
-        Class::Ours(header) => header,
-        other => panic!("{other:?}"),
-    };
-    let (at, len) = w.partition(1);
-    let lost = Volumes::with_lost_log(header, crc);
-    let mut w = World::over(&[true], identity(), parts.clone(), lost);
-    let (third, _) = w.admin_as(THIRD, THIRD_ID, 0);
-    assert_eq!(w.list(third, 0), Err(0x710));
-    let back = Claim { resume: true, ..next_claim(&w, 1) };
-    let (admin, _) = w.admin();
-    assert_eq!(w.claim(admin, &back).unwrap().status, 0x710, "nor is it gone on with");
-
-    // One partition is blank where it must not be.
-    let mut part = parts.part(at..at + len);
-    part.write(0, &vec![0; len]);
-    part.fence().unwrap();
-    let header = parts.part(0..HEADER_BYTES);
-    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
-    let mine = parts.clone();
-    let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
-    let (volumes, problems) = Volumes::with_log(region, split, crc);
-    assert_eq!(problems.len(), 1);
-    let mut w = World::over(&[true], identity(), parts, volumes);
-    let (admin, _) = w.admin();
-    assert_eq!((w.list(admin, 0), w.list(admin, 1)), (Err(0x710), Err(0x710)));
-    assert_eq!(w.claim(admin, &back).unwrap().status, 0x710);
-}
-
-#[test]
 fn volumes_without_a_log_have_nothing_to_list() {
     let mut w = World::new(&[true]);
     let (admin, _) = w.admin();
@@ -714,104 +595,8 @@ fn flush_entries_are_listed_and_vouch() {
     assert_eq!(w.call(io, ordered(2, &two(2, 1, 1), 0), &block(2)).status, 0);
     assert_eq!(w.call(io, ordered(3, &flush_entry(3, 0), 0), &[]).status, 0);
     w.hang_up(admin);
-    let (admin, _) = successor(&mut w, 2);
+    let (admin, _) = w.successor(2);
     let page = w.list(admin, 0).unwrap();
     assert_eq!(page.entries[2].attribute.kind, Kind::Flush);
     assert_eq!(durable(&page), [1, 3], "on its own drive only (T4)");
-}
-
-/// Words that look like commands but are dice.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.roll() as usize % from.len()]
-    }
-}
-
-#[test]
-fn t18_random_vendor_commands_are_answered_once_each() {
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    let mut answers = [0u32; 2];
-    for _ in 0..300 {
-        let mut w = abandoned();
-        let (admin, cntlid) = w.admin();
-        let queues = [admin, w.io(cntlid, 1), w.io(cntlid, 2)];
-        for _ in 0..30 {
-            let at = dice.pick(&queues);
-            if w.links[at].closed.is_some() {
-                continue;
-            }
-            let opcode = dice.pick(&[0xc1, 0xc2, 0xc4, 0xc6, 0xc6, 0xc9, 0xc9, 0x84, 0x88, 0x8a]);
-            let mut sqe = peer::Sqe::new(opcode, 9, 1);
-            let nearly = !dice.roll().is_multiple_of(4);
-            for dword in [2, 3, 10, 11, 12, 13, 14, 15] {
-                let value = match (dword, nearly) {
-                    (12.., true) => u32::from_le_bytes([7; 4]),
-                    (10, true) => dice.pick(&[0, 1, 64, 128, 4096, 1 << 31, 1 << 31 | 1]),
-                    (11, true) => dice.pick(&[0, 1, 2, 3, 4]),
-                    (_, true) => dice.pick(&[0, 1, 2, u32::MAX]),
-                    _ => dice.roll() as u32,
-                };
-                sqe = sqe.dword(dword, value);
-            }
-            let data: Vec<u8> = match opcode {
-                0xc1 => {
-                    let mut claim = next_claim(&w, dice.pick(&[1, 2, 3, 9]));
-                    claim.take_over = dice.roll().is_multiple_of(2);
-                    claim.resume = dice.roll().is_multiple_of(2);
-                    claim.encode()
-                }
-                0xc9 => {
-                    let one = |dice: &mut Dice| SettleStream {
-                        stream: StreamId(dice.pick(&[0, 1, 1, 2])),
-                        keep: dice.roll().is_multiple_of(2),
-                        k: Seq(dice.pick(&[0, 1, 2, 3, 4, 5])),
-                        tag: 5,
-                    };
-                    let streams = (0..dice.roll() % 4).map(|_| one(&mut dice)).collect();
-                    let generation = dice.pick(&[1, 2, 3, 9]);
-                    Settle { volume: VOLUME, generation, streams }.encode()
-                }
-                _ => Vec::new(),
-            };
-            let mut data = data;
-            if !nearly && !data.is_empty() {
-                let at = dice.roll() as usize % 64;
-                data[at] ^= 1 << (dice.roll() % 8);
-            }
-            sqe = if data.is_empty() {
-                sqe.transport(sqe_len(&sqe))
-            } else {
-                sqe.inline(data.len() as u32)
-            };
-            w.command(at, sqe, &data);
-            let mut completions = Vec::new();
-            while let Some(pdu) = w.next(at) {
-                if pdu.kind != 0x07 {
-                    completions.push(pdu.completion());
-                }
-            }
-            assert_eq!(completions.len(), 1, "{:x?}", &sqe.0);
-            assert_eq!(completions[0].cid, 9);
-            answers[usize::from(completions[0].status == 0)] += 1;
-        }
-        for at in queues {
-            w.hang_up(at);
-            assert!(w.links[at].conn.is_drained());
-        }
-    }
-    assert!(answers.iter().all(|n| *n > 500), "refused and taken: {answers:?}");
-}
-
-/// The length that a command says in its dword 10.
-fn sqe_len(sqe: &peer::Sqe) -> u32 {
-    u32::from_le_bytes([sqe.0[40], sqe.0[41], sqe.0[42], sqe.0[43]])
 }

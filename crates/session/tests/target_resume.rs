@@ -9,13 +9,11 @@ use riopipe_order::attribute::{Attribute, Flags, Seq, VolumeId};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, VolumeState};
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::{self, Claim};
+use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
     BOOT, LOG_LEN, Owner, Parts, SUBNQN, VOLUME, What, World, attribute, block, crc, flush_entry,
     identity, ordered, riopipe_bytes,
 };
-
-const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
-const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
 
 fn back(w: &World, generation: u32) -> Claim {
     Claim { create: false, resume: true, generation, ..w.first_claim() }

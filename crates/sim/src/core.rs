@@ -89,6 +89,8 @@ pub struct Core {
     pub recoveries: (u32, u64),
     /// Replays that have begun, and when the last one did, in events.
     pub replays: (u32, u64),
+    /// The same of targets that were asked to zero something.
+    pub undos: (u32, u64),
     /// Tags given so far.
     pub tags: u64,
     spare: Vec<u64>,
@@ -123,6 +125,7 @@ impl Core {
             calm: false,
             recoveries: (0, 0),
             replays: (0, 0),
+            undos: (0, 0),
             tags: 0,
             spare: Vec::new(),
         }

@@ -17,12 +17,12 @@ use crate::scenario::{
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
-    let machines = machines(&mut rng);
+    let mut machines = machines(&mut rng);
     let volume = volume(&machines, &mut rng);
     let client = client(&mut rng);
     let net = net(&mut rng);
     let steps = steps(&machines, &volume, &mut rng);
-    let faults = faults(&machines, &volume, steps.len(), &mut rng);
+    let faults = faults(&mut machines, &volume, steps.len(), &mut rng);
     Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults }
 }
 
@@ -165,7 +165,7 @@ fn extent(area: (u32, u32), longest: u32, rng: &mut Rng) -> (u32, u32) {
 }
 
 fn faults(
-    machines: &[MachineSpec],
+    machines: &mut [MachineSpec],
     volume: &VolumeSpec,
     steps: usize,
     rng: &mut Rng,
@@ -175,6 +175,34 @@ fn faults(
     // Some runs are about one thing.
     let theme = rng.below(10);
     let mut faults: Vec<Fault> = Vec::new();
+    if theme == 4 {
+        // Streams fail, and their undoing is cut off again and again.
+        let machine = machine(machines, rng);
+        let drive = rng.index(machines[machine].drives.len());
+        let fault = *rng.pick(&[DriveFault::Write, DriveFault::Full]);
+        for drive in &mut machines[machine].drives {
+            // Zeroes outlive the attempt that asked for them.
+            (drive.latency_us, drive.slow) = (300, 40);
+        }
+        let when = When::Event(rng.range(60, last / 2) as u32);
+        faults.push(Fault { when, what: What::Drive { machine, drive, fault } });
+        for nth in 0..rng.range(1, 4) as u32 {
+            let when = When::Undo(nth, rng.below(8) as u32);
+            faults.push(Fault { when, what: What::CutUndo });
+        }
+    }
+    if theme == 5 {
+        // What a target had stored when it was killed is lost with the power soon after.
+        let machine = machine(machines, rng);
+        let at = rng.range(60, last) as u32;
+        let (effects, down_us) = (rng.below(16) as u32, *rng.pick(&[10, 200]));
+        let kill = What::Kill { machine, effects, fences: true, down_us };
+        faults.push(Fault { when: When::Event(at), what: kill });
+        let when = When::Event(at + rng.range(4, 250) as u32);
+        let fences = rng.one_in(2);
+        let what = What::PowerCut { machine, effects: rng.below(6) as u32, fences, down_us };
+        faults.push(Fault { when, what });
+    }
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);
         let what = match theme {

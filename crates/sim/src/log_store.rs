@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use riopipe_order::log_region::LogKind;
+use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +198,13 @@ impl LogStore {
             all.parts.values_mut().for_each(|part| part.tear_words(rng));
         } else {
             self.process_died(rng);
+        }
+    }
+
+    /// A target opens it: persistent memory is written back, so that what is read stays.
+    pub fn open(&self) {
+        if self.kind == LogStoreKind::Dax && !probe::planted(Plant::T7TrustUnfenced) {
+            self.lock().parts.values_mut().for_each(|part| part.undo.clear());
         }
     }
 

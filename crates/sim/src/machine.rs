@@ -160,6 +160,7 @@ impl Machine {
         self.fuse.renew();
         self.life += 1;
         let (len, boot) = (log_len(volume), self.boot_id());
+        self.store.open();
         let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
         let region = match inspect(&header, len, boot, crc32c) {

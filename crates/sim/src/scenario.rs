@@ -123,6 +123,9 @@ pub enum When {
     Recovery(u32, u32),
     /// After so many events of the `n`th replay, counted from 0.
     Replay(u32, u32),
+    /// So many events after the `n`th time that a target was asked to zero something, counted
+    /// from 0.
+    Undo(u32, u32),
 }
 
 /// What goes wrong.
@@ -175,6 +178,8 @@ pub enum What {
         /// For whom.
         ends: Ends,
     },
+    /// The connections break over which targets are asked to zero what is undone.
+    CutUndo,
     /// A connection carries nothing for a while.
     Stall {
         /// Which.

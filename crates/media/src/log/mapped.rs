@@ -19,6 +19,25 @@ pub(super) struct Memory {
     pub(super) medium: Option<Medium>,
 }
 
+impl Memory {
+    /// Makes durable what is there. The last process may have died between a store and its fence:
+    /// those lines still read as stored, and are lost with the power.
+    pub(super) fn write_back_all(&self) -> std::io::Result<()> {
+        match self.persist {
+            Persist::Stores => {}
+            #[cfg(target_arch = "x86_64")]
+            Persist::Lines(lines) => {
+                // SAFETY: all of the mapping is mapped.
+                unsafe { lines.write_back(self.mapping.start(), self.mapping.len()) };
+                crate::persist::fence();
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Persist::Sync => self.mapping.sync()?,
+        }
+        Ok(())
+    }
+}
+
 /// One part of it.
 pub(super) struct MappedPart {
     pub(super) memory: Arc<Memory>,

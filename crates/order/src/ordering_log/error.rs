@@ -85,6 +85,9 @@ pub enum LogError {
         /// What is wrong.
         what: Damage,
     },
+    /// The region has failed: what it holds now may be gone when it is read again.
+    #[error(transparent)]
+    Region(#[from] RegionError),
 }
 
 /// What is unreadable in a partition although it was durable once.

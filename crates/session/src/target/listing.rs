@@ -151,8 +151,7 @@ impl<R: Region> Volumes<R> {
             Partition::Damaged => refuse(wire::status::LOG_LOST),
             Partition::Home { log, .. } => {
                 let volatile = |member| is_volatile(member, &volume.members, namespaces);
-                page(listing, log, volatile, from, len)
-                    .map_err(|_| (wire::status::LOG_LOST.with_dnr(), 0))
+                page(listing, log, volatile, from, len).map_err(|error| (unreadable(&error), 0))
             }
         }
     }
@@ -187,9 +186,7 @@ impl<H: Host> TargetConn<H> {
             Some(stream) => {
                 let namespaces = &self.namespaces;
                 check_len(len).and_then(|()| {
-                    stream
-                        .list(from, len, namespaces)
-                        .map_err(|_| wire::status::LOG_LOST.with_dnr())
+                    stream.list(from, len, namespaces).map_err(|error| unreadable(&error))
                 })
             }
         };
@@ -197,6 +194,15 @@ impl<H: Host> TargetConn<H> {
             Ok(page) => self.send_page(sqe, &page.encode(len), out),
             Err(status) => self.respond(sqe.cid(), status, 0, out),
         }
+    }
+}
+
+/// What to answer for a partition that can't be listed. After a failed fence, what it says now may
+/// not be what it says when the target has started again: nothing is decided by that.
+fn unreadable(error: &LogError) -> Status {
+    match error {
+        LogError::Region(_) => wire::status::LOG_FAILED,
+        _ => wire::status::LOG_LOST.with_dnr(),
     }
 }
 

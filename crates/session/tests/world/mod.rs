@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{PartitionId, Position};
+use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::ordering_log::{Scan, StreamLog};
 use riopipe_order::region::{MemRegion, Region, RegionError};
@@ -16,8 +16,9 @@ use riopipe_session::target::{
     Closed, ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared,
     Split, Submitted, TargetConn, Volumes, WriteData,
 };
-use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, SETTLE_LEN, Settle, SettleStream};
-use riopipe_session::wire::{self, VolumeStatus};
+use riopipe_session::wire;
+
+pub(crate) mod recovery;
 
 use crate::peer::{self, Completion, Digests, HOSTID, HOSTNQN, Received, Sqe};
 
@@ -543,99 +544,6 @@ impl World {
     ) -> Completion {
         let sqe = wire::bind_command(VOLUME, StreamId(stream), generation, Seq(released));
         self.call(io, riopipe_bytes(&sqe).cid(60), &[])
-    }
-
-    /// Binds to a stream of [`VOLUME`] to go on with what its log holds.
-    pub(crate) fn bind_again(
-        &mut self,
-        io: usize,
-        stream: u16,
-        generation: u32,
-        released: u64,
-    ) -> Completion {
-        let sqe = wire::resume_command(VOLUME, StreamId(stream), generation, Seq(released));
-        self.call(io, riopipe_bytes(&sqe).cid(61), &[])
-    }
-
-    /// What the target knows of [`VOLUME`].
-    pub(crate) fn status(&mut self, admin: usize) -> VolumeStatus {
-        let sqe = riopipe_bytes(&wire::status_command(VOLUME)).cid(51);
-        let (data, _) = self.fetch(admin, sqe.transport(wire::STATUS_LEN as u32));
-        VolumeStatus::decode(&data).unwrap()
-    }
-
-    /// A command that may bring data: the data, or the status of its refusal.
-    pub(crate) fn ask(&mut self, at: usize, sqe: Sqe) -> Result<Vec<u8>, u16> {
-        self.command(at, sqe, &[]);
-        let first = self.next(at).expect("an answer");
-        if first.kind != 0x07 {
-            return Err(first.completion().status);
-        }
-        assert_eq!(self.next(at).expect("an answer").completion().status, 0);
-        Ok(first.data)
-    }
-
-    /// One page of a stream's list.
-    pub(crate) fn page(
-        &mut self,
-        admin: usize,
-        stream: u16,
-        from: u64,
-        len: usize,
-    ) -> Result<Page, u16> {
-        let sqe = wire::list_command(VOLUME, StreamId(stream), Position(from), len);
-        let data = self.ask(admin, riopipe_bytes(&sqe).cid(53).transport(len as u32))?;
-        assert_eq!(data.len(), len);
-        Ok(Page::decode(&data).expect("a page"))
-    }
-
-    /// All of a stream's list.
-    pub(crate) fn list(&mut self, admin: usize, stream: u16) -> Result<Page, u16> {
-        self.page(admin, stream, 0, PAGE_BYTES_MAX)
-    }
-
-    /// The list of the stream that a queue carries.
-    pub(crate) fn own_list(&mut self, io: usize) -> Result<Page, u16> {
-        self.own_page(io, 0, PAGE_BYTES_MAX)
-    }
-
-    /// One page of it.
-    pub(crate) fn own_page(&mut self, io: usize, from: u64, len: usize) -> Result<Page, u16> {
-        let sqe = wire::own_list_command(Position(from), len);
-        let data = self.ask(io, riopipe_bytes(&sqe).cid(54).transport(len as u32))?;
-        Ok(Page::decode(&data).expect("a page"))
-    }
-
-    /// Settles streams of [`VOLUME`]: each with k and whether what lies beyond is kept.
-    pub(crate) fn settle(
-        &mut self,
-        admin: usize,
-        generation: u32,
-        streams: &[(u16, u64, bool)],
-    ) -> u16 {
-        let one = |&(stream, k, keep): &(u16, u64, bool)| SettleStream {
-            stream: StreamId(stream),
-            keep,
-            k: Seq(k),
-            tag: 100 + k,
-        };
-        let settle =
-            Settle { volume: VOLUME, generation, streams: streams.iter().map(one).collect() };
-        let sqe = riopipe_bytes(&wire::settle_command()).cid(55).inline(SETTLE_LEN as u32);
-        self.call(admin, sqe, &settle.encode()).status
-    }
-
-    /// The target's process dies and another begins: connections and what was under way are gone,
-    /// drives and what of the log was fenced are as they were.
-    pub(crate) fn restart(self, seed: u64) -> Self {
-        let Self { host, .. } = self;
-        let volatile: Vec<bool> =
-            host.shared.namespaces().iter().map(|ns| ns.config.volatile).collect();
-        let mut w = Self::with(&volatile, identity(), host.parts.crash(seed));
-        for (new, old) in w.host.drives.iter_mut().zip(host.drives) {
-            new.blocks = old.blocks;
-        }
-        w
     }
 
     /// Finishes the `i`th pending operation of a drive.

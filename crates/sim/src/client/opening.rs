@@ -94,7 +94,7 @@ impl Client {
             server.close_undo(core);
         }
         if matches!(errand, Errand::Open) {
-            core.oracle.contested();
+            core.oracle.wanted(self.index);
         }
         match Opening::new(self.config(core), mode) {
             Ok(opening) => {
@@ -183,7 +183,7 @@ impl Client {
             Errand::Open => {
                 self.found = found(&outcome, core);
                 core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let era = core.oracle.recovered(generation, &self.found, drives);
+                let era = core.oracle.recovered(self.index, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
                 for server in &mut self.servers {
                     server.claimed = true;

@@ -234,6 +234,7 @@ impl Server {
                 if let Some(undo) = &mut self.undo {
                     if self.undo_calls.is_empty() {
                         self.undo_heard = core.now;
+                        core.undos = (core.undos.0 + 1, core.events);
                     }
                     self.undo_calls.insert(u64::from(ticket.0), ticket);
                     let sent =

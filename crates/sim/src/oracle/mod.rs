@@ -8,6 +8,7 @@ mod blocks;
 mod checks;
 
 use core::fmt;
+use std::collections::BTreeSet;
 
 use riopipe_order::attribute::Seq;
 
@@ -159,8 +160,8 @@ pub struct Oracle {
     lost: bool,
     patient: bool,
     recoveries: u64,
-    /// Somebody has wanted the volume since it was recovered last.
-    contested: bool,
+    /// Who has wanted the volume since they had it last.
+    wanted_by: BTreeSet<usize>,
 }
 
 impl Oracle {
@@ -183,7 +184,7 @@ impl Oracle {
             lost: false,
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
-            contested: false,
+            wanted_by: BTreeSet::new(),
         }
     }
 
@@ -310,15 +311,19 @@ impl Oracle {
         self.recoveries
     }
 
-    /// Somebody wants the volume: whoever has it may be overtaken any moment.
-    pub fn contested(&mut self) {
-        self.contested = true;
+    /// An initiator wants the volume: whoever has it may be overtaken any moment.
+    pub fn wanted(&mut self, client: usize) {
+        self.wanted_by.insert(client);
+    }
+
+    fn is_contested(&self) -> bool {
+        !self.wanted_by.is_empty()
     }
 
     /// A stream failed, because of something on this machine.
     pub fn poisoned(&mut self, era: Era, stream: u16, machine: usize, cause: Poison, why: &str) {
         self.eras[era][usize::from(stream)].failed = true;
-        if self.is_stale(era) || self.faulty[machine] || self.contested {
+        if self.is_stale(era) || self.faulty[machine] || self.is_contested() {
             return;
         }
         // Who gives a lost connection no time takes its being replaced for the end.
@@ -349,7 +354,7 @@ impl Oracle {
     /// A read has ended: `newest` is what [`read_begins`](Self::read_begins) said.
     pub fn read(&mut self, era: Era, stream: u16, block: u32, newest: &[u64], found: &[Content]) {
         // Whoever takes the volume over undoes what its old owner may still be reading.
-        if self.is_stale(era) || self.contested {
+        if self.is_stale(era) || self.is_contested() {
             return;
         }
         for ((block, newest), found) in (block..).zip(newest).zip(found) {
@@ -372,8 +377,15 @@ impl Oracle {
         }
     }
 
-    /// The volume has been recovered by a new owner; the era that begins.
-    pub fn recovered(&mut self, generation: u32, found: &[Recovered], drives: &Drives<'_>) -> Era {
+    /// The volume has been recovered by a new owner, `client`; the era that begins.
+    pub fn recovered(
+        &mut self,
+        client: usize,
+        generation: u32,
+        found: &[Recovered],
+        drives: &Drives<'_>,
+    ) -> Era {
+        self.wanted_by.remove(&client);
         self.recoveries += 1;
         let current = self.current;
         let mut prefix = Vec::new();
@@ -393,7 +405,6 @@ impl Oracle {
             return self.eras.len() - 1;
         }
         self.generation = generation;
-        self.contested = false;
         if !self.lost {
             for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);

@@ -32,10 +32,6 @@ const UNCAUGHT: u8 = 22;
 /// A rare path was never taken.
 const NEVER: u8 = 23;
 
-/// Not among `all`: it has not been caught within the limit of seeds. Zeroes of an earlier attempt
-/// rarely outlive it; the target's own tests make them.
-const APART: Plant = Plant::T8UndoGhosts;
-
 /// Runs a whole cluster from a seed, crashes it, and checks every promise
 #[derive(Debug, Parser)]
 #[command(
@@ -241,8 +237,7 @@ fn plants(args: &Args, name: &str) -> u8 {
         .copied()
         .filter(|plant| {
             let trap = plant.name().split('-').next().unwrap_or_default();
-            let all = name == "all" && *plant != APART;
-            all || name == plant.name() || name == trap
+            name == "all" || name == plant.name() || name == trap
         })
         .collect();
     if chosen.is_empty() {

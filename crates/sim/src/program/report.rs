@@ -89,6 +89,7 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
             "caught_after_seeds": hunt.caught_after,
             "seeds": hunt.seeds,
             "promise": hunt.failure.as_ref().map(|(_, violation)| violation.promise.name()),
+            "what": hunt.failure.as_ref().map(|(_, violation)| &violation.what),
             "seed": hunt.failure.as_ref().map(|(seed, _)| seed),
             "seconds": hunt.elapsed.as_secs_f64(),
         });

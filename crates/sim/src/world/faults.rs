@@ -4,7 +4,7 @@ use super::{Doom, World};
 use crate::client::Client;
 use crate::client::intruder::Intruder;
 use crate::core::{Ev, US};
-use crate::network::Way;
+use crate::network::{ClientEnd, Role, Way};
 use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
 
@@ -16,6 +16,7 @@ impl World {
             When::Event(at) => core.events >= u64::from(at),
             When::Recovery(nth, after) => reached(core.recoveries, nth, after, core.events),
             When::Replay(nth, after) => reached(core.replays, nth, after, core.events),
+            When::Undo(nth, after) => reached(core.undos, nth, after, core.events),
         };
         if let Some(at) = self.faults.iter().position(due) {
             let fault = self.faults.remove(at);
@@ -55,7 +56,17 @@ impl World {
                     self.core.after(u64::from(down_us) * US, Ev::StartClient(client));
                 }
             }
-            What::Cut { nth, ends } => self.cut(nth, ends),
+            What::Cut { nth, ends } => {
+                if let Some(conn) = self.nth(nth) {
+                    self.cut(conn, ends);
+                }
+            }
+            What::CutUndo => {
+                let undo = |end: &ClientEnd| matches!(end.role, Role::Undo(_));
+                let net = &self.core.net;
+                let there: Vec<usize> = net.find(|c| c.client.as_ref().is_some_and(undo)).collect();
+                there.into_iter().for_each(|conn| self.cut(conn, Ends::Both));
+            }
             What::Stall { nth, up, for_us } => {
                 if let Some(conn) = self.nth(nth) {
                     let until = self.core.now + u64::from(for_us) * US;
@@ -128,8 +139,7 @@ impl World {
         (!there.is_empty()).then(|| there[nth as usize % there.len()])
     }
 
-    fn cut(&mut self, nth: u32, ends: Ends) {
-        let Some(conn) = self.nth(nth) else { return };
+    fn cut(&mut self, conn: usize, ends: Ends) {
         let now = self.core.now;
         if ends != Ends::Client
             && let Some(time) = self.core.net.reset(conn, Way::Up, now)
