@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use riopipe_net::{Interest, Owned, Poller, PollerError, Waker, now_ns};
+use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
 use riopipe_order::attribute::StreamId;
 
 use crate::lanes::{Lanes, Side};
@@ -97,7 +97,7 @@ impl Housekeeper {
         let mut rounds = Rounds { housekeeper: self, version: 0, minds: BTreeMap::new() };
         let mut events = Vec::new();
         while rounds.refresh() {
-            let next = rounds.go(now_ns());
+            let next = rounds.go(now_ns(), &events);
             let sleep = next.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
                 tracing::error!(%error, "the housekeeper cannot wait for events");
@@ -153,11 +153,14 @@ impl Rounds<'_> {
         true
     }
 
-    /// Looks at every stream that is due; returns when the next one is.
-    fn go(&mut self, now: u64) -> Option<u64> {
-        for mind in self.minds.values_mut() {
-            if mind.watched || mind.again.is_some_and(|again| again <= now) {
-                mind.look(now, &self.housekeeper.poller);
+    /// Looks after the streams to which something has happened or that are due, and whether the
+    /// owners of the others are back; returns when the next one is due.
+    fn go(&mut self, now: u64, events: &[Event]) -> Option<u64> {
+        for (id, mind) in &mut self.minds {
+            let told = events.iter().any(|event| event.token == u64::from(id.0));
+            let due = mind.again.is_some_and(|again| again <= now);
+            if told || due || mind.watched {
+                mind.look(*id, told || due, now, &self.housekeeper.poller);
             }
         }
         self.minds.values().filter_map(|mind| mind.again).min()
@@ -165,10 +168,10 @@ impl Rounds<'_> {
 }
 
 impl Mind {
-    fn look(&mut self, now: u64, poller: &Poller) {
+    /// Sees whether the owner is elsewhere; then, if it is the stream's turn, tends it.
+    fn look(&mut self, id: StreamId, its_turn: bool, now: u64, poller: &Poller) {
         let Charge { lanes, side } = &self.charge;
-        let taken = lanes.try_take();
-        let away = match taken {
+        let away = match lanes.try_take() {
             // The owner is in a call.
             None => None,
             Some(mut lanes) => match lanes.attention.look(self.seen) {
@@ -177,7 +180,7 @@ impl Mind {
                     None
                 }
                 None => {
-                    let next = lanes.tend(TURNS_MAX);
+                    let next = if its_turn { lanes.tend(TURNS_MAX) } else { self.again };
                     lanes.attention.mind();
                     Some(next)
                 }
@@ -187,7 +190,8 @@ impl Mind {
             Some(next) => {
                 self.again = next;
                 if !self.watched {
-                    self.watched = poller.add(side.poller(), 0, Interest::Read).is_ok();
+                    let added = poller.add(side.poller(), u64::from(id.0), Interest::Read);
+                    self.watched = added.is_ok();
                 }
                 if !self.watched {
                     // Not told of events: look now and then.

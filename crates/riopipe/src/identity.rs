@@ -25,8 +25,8 @@ pub struct ConnectOptions {
 
 impl Default for ConnectOptions {
     /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
-    /// machine's id; header digests off, data digests on beyond loopback; 10 s for an answer, 30 s for
-    /// a lost target; 200 µs.
+    /// machine's id; header digests off, data digests on beyond loopback; 10 s for an answer, 30 s
+    /// for a lost target; 200 µs.
     fn default() -> Self {
         let (host_nqn, host_id) = identity();
         Self {

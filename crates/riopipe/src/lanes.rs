@@ -424,10 +424,7 @@ impl Lanes {
         let marks = self.session.marks();
         self.side.watched.publish(marks);
         if let Err(failure) = result {
-            let failure = self.describe(failure);
-            self.side.watched.fail();
-            self.failure = Some(Box::new(failure.clone()));
-            return Err(failure);
+            return Err(self.poisoned(failure));
         }
         if let Some(ledger) = &self.volume.ledger {
             let released = self.session.engine().released();
@@ -480,7 +477,19 @@ impl Lanes {
         Some(now)
     }
 
-    pub(crate) fn describe(&self, failure: Failure) -> StreamFailure {
+    /// The stream has failed: the same error from now on, however often it is asked for (P6).
+    #[cold]
+    pub(crate) fn poisoned(&mut self, failure: Failure) -> StreamFailure {
+        if let Some(failure) = &self.failure {
+            return (**failure).clone();
+        }
+        let failure = self.describe(failure);
+        self.side.watched.fail();
+        self.failure = Some(Box::new(failure.clone()));
+        failure
+    }
+
+    fn describe(&self, failure: Failure) -> StreamFailure {
         let server = self.session.topology().member(failure.member).server;
         let gone = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
         let mut cause = cause_text(failure.cause, failure.flush);

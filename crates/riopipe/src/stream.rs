@@ -472,7 +472,7 @@ impl Stream {
                     Refusal::TooLarge(bound) => Why::TooLarge(bound),
                     Refusal::TooManyEntries => Why::TooManyEntries,
                     Refusal::Empty => Why::Empty,
-                    Refusal::Poisoned(failure) => Why::Poisoned(lanes.describe(failure)),
+                    Refusal::Poisoned(failure) => Why::Poisoned(lanes.poisoned(failure)),
                 };
                 Err(refused(why, writes, bufs))
             }

@@ -136,8 +136,9 @@ pub fn read(path: &Path) -> Result<Saved, ReadSavedError> {
     }
     let count = u64::from(u32_at(&header, 40));
     let blocks = u64_at(&header, 32);
-    let fits = |data: u64| HEADER as u64 + count * RECORD as u64 + data == length;
-    if !blocks.checked_mul(BLOCK_BYTES as u64).is_some_and(fits) {
+    let before = HEADER as u64 + count * RECORD as u64;
+    let whole = blocks.checked_mul(BLOCK_BYTES as u64).and_then(|data| data.checked_add(before));
+    if whole != Some(length) {
         return Err(damaged());
     }
     let mut table = vec![0; count as usize * RECORD];
@@ -146,7 +147,8 @@ pub fn read(path: &Path) -> Result<Saved, ReadSavedError> {
         return Err(damaged());
     }
     let extents: Vec<SavedExtent> = table.chunks_exact(RECORD).map(extent_of).collect();
-    if extents.iter().map(|extent| extent.range.blocks).sum::<u64>() != blocks {
+    let told = extents.iter().try_fold(0u64, |sum, extent| sum.checked_add(extent.range.blocks));
+    if told != Some(blocks) {
         return Err(damaged());
     }
     let mut crc = 0;
