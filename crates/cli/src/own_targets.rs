@@ -8,7 +8,9 @@ use std::{
 };
 
 use riopipe::{ConnectOptions, CreateOptions, EngineKind, MemberAddr, Volume};
+use riopipe_lab::link::{Link, LinkModel};
 use riopipe_media::Drive;
+use riopipe_net::{CpuClock, SpinPolicy};
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
@@ -25,7 +27,7 @@ pub fn file_log(bytes: u64) -> String {
 }
 
 /// What to start.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Plan<'a> {
     /// The volume's name.
     pub volume: &'a str,
@@ -45,6 +47,33 @@ pub struct Plan<'a> {
     pub pin: bool,
     /// How the volume is reached.
     pub connect: ConnectOptions,
+    /// How the targets wait.
+    pub spin: SpinPolicy,
+    /// What lies between them and the writers; `None`: loopback alone.
+    pub link: Option<LinkModel>,
+    /// Drives that are open already, target by target, instead of `drive`. What is on them is
+    /// given up.
+    pub open: Vec<Arc<dyn Drive>>,
+}
+
+impl Default for Plan<'_> {
+    /// One target without cores of its own, one volume of one stream; neither name nor drive.
+    fn default() -> Self {
+        Self {
+            volume: "",
+            targets: 1,
+            drives: 1,
+            drive: String::new(),
+            log: file_log(2 << 20),
+            unit_bytes: 64 << 10,
+            streams: 1,
+            pin: false,
+            connect: ConnectOptions::default(),
+            spin: SpinPolicy::HYBRID,
+            link: None,
+            open: Vec::new(),
+        }
+    }
 }
 
 /// Running targets and their volume.
@@ -53,6 +82,8 @@ pub struct OwnTargets {
     targets: Vec<Running>,
     configs: Vec<Config>,
     logs: TempDir,
+    /// In front of the targets, one each or none.
+    _links: Vec<Link>,
     volume: String,
     members: Vec<MemberAddr>,
     server_cores: Vec<usize>,
@@ -73,35 +104,60 @@ impl OwnTargets {
         let (server_cores, writer_cores) = if plan.pin { cores() } else { Default::default() };
         let mut targets = Vec::new();
         let mut configs = Vec::new();
+        let mut links = Vec::new();
+        let mut open = plan.open.chunks(plan.drives.max(1) as usize);
         for number in 0..plan.targets {
             let mut config = config(plan, number, logs.path(), &server_cores);
-            let target = Target::start(&config).map_err(|error| start_failure(&error))?;
+            let drives = open.next().unwrap_or_default();
+            let target =
+                Target::start_on(&config, drives).map_err(|error| start_failure(&error))?;
+            if let Some(model) = plan.link {
+                links.push(Link::start(model, target.addresses()[0]).map_err(|error| {
+                    Failure::new(Code::Failed, "no modelled link").because(&error)
+                })?);
+            }
             // It comes back where it was.
             config.listen = vec![target.addresses()[0].to_string()];
             configs.push(config);
             targets.push(target);
         }
         // Neighbouring stripes lie on different targets.
-        let member = |nsid: u32, target: &Running| MemberAddr {
-            host: target.addresses()[0].ip().to_string(),
-            port: target.addresses()[0].port(),
-            nqn: Some(target.subnqn().to_owned()),
-            nsid,
+        let member = |nsid: u32, number: usize| {
+            let target: &Running = &targets[number];
+            let address = links.get(number).map_or(target.addresses()[0], Link::address);
+            MemberAddr {
+                host: address.ip().to_string(),
+                port: address.port(),
+                nqn: Some(target.subnqn().to_owned()),
+                nsid,
+            }
         };
+        let numbers = 0..targets.len();
         let members: Vec<_> = (1..=plan.drives)
-            .flat_map(|nsid| targets.iter().map(move |target| member(nsid, target)))
+            .flat_map(|nsid| numbers.clone().map(move |number| (nsid, number)))
+            .map(|(nsid, number)| member(nsid, number))
             .collect();
         let options = CreateOptions {
             unit_blocks: plan.unit_bytes / riopipe::BLOCK_BYTES as u32,
             streams: u16::try_from(plan.streams).unwrap_or(u16::MAX),
             engine: Some(EngineKind::Rio),
             connect: plan.connect.clone(),
+            force: !plan.open.is_empty(),
             ..CreateOptions::default()
         };
         Volume::create(plan.volume, &members, &options)
             .map_err(|error| create_failure(plan.volume, &error))?;
         let volume = plan.volume.to_owned();
-        Ok(Self { targets, configs, logs, volume, members, server_cores, writer_cores })
+        Ok(Self {
+            targets,
+            configs,
+            logs,
+            _links: links,
+            volume,
+            members,
+            server_cores,
+            writer_cores,
+        })
     }
 
     /// The volume's name.
@@ -178,10 +234,11 @@ impl OwnTargets {
     pub fn cpu_ns(&self) -> Option<u64> {
         let mut sum = None;
         for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
-            let read = |name| fs::read_to_string(task.path().join(name)).ok();
-            if read("comm").is_some_and(|name| name.starts_with("reactor-")) {
-                let on_cpu = read("schedstat")?.split(' ').next()?.parse::<u64>().ok()?;
-                sum = Some(sum.unwrap_or(0) + on_cpu);
+            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            if name.starts_with("reactor-") {
+                // Not the kernel's statistics, which are a tick old.
+                let tid = task.file_name().to_str()?.parse().ok()?;
+                sum = Some(sum.unwrap_or(0) + CpuClock::of_thread(tid).used_ns()?);
             }
         }
         sum
@@ -228,6 +285,8 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
         std::process::id()
     ));
     config.log = Some(plan.log.replace("{}", &log.display().to_string()));
+    // SpinPolicy::HYBRID is the target's own default.
+    config.spin_us = Some(plan.spin.spin_ns / 1_000);
     if cores.is_empty() {
         config.reactors = Some(1);
     } else {
@@ -238,7 +297,7 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
 }
 
 /// The first half of the cores for targets, the second for writers; with one core, no pinning.
-fn cores() -> (Vec<usize>, Vec<usize>) {
+pub(crate) fn cores() -> (Vec<usize>, Vec<usize>) {
     let all = riopipe_net::allowed_cores();
     match all.len() {
         0 | 1 => Default::default(),

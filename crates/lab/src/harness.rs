@@ -187,7 +187,7 @@ impl Reading {
                 .target_cpu
                 .zip(start.target_cpu)
                 .map(|(end, start)| end.saturating_sub(start)),
-            latencies: Latencies::new(),
+            ..Sample::default()
         }
     }
 }

@@ -9,18 +9,22 @@
 //! Nothing here decides anything about storage: a workload only says what to write.
 
 pub mod bars;
+pub mod compare;
 pub mod demo_report;
 pub mod floor;
 pub mod full_log;
 pub mod generator;
 pub mod harness;
 pub mod latency;
+pub mod link;
 pub mod machine;
 mod permutation;
+pub mod plot;
 pub mod report;
 pub mod rounds;
 pub mod sample;
 pub mod stats;
+pub mod sweep;
 pub mod table;
 pub mod terminal;
 pub mod units;

@@ -73,7 +73,7 @@ pub struct EngineFigures {
     /// Payload bytes per second.
     pub bytes_per_s: f64,
     /// CPU time per write on both sides together, ns; the initiator's alone where the target's is
-    /// not known.
+    /// not known. Of the blocking runs where there are some.
     pub cpu_ns_per_write: f64,
     /// The initiator's part.
     pub initiator_cpu_ns_per_write: f64,
@@ -81,6 +81,18 @@ pub struct EngineFigures {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target_cpu_ns_per_write: Option<f64>,
     /// From submission to completion.
+    pub latency: LatencySummary,
+    /// The same with everybody waiting asleep, where that was run: what CPU time is taken from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub blocking: Option<BlockingFigures>,
+}
+
+/// Figures of runs in which both sides sleep whenever they wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockingFigures {
+    /// Writes per second, the median over the rounds.
+    pub writes_per_s: f64,
+    /// From submission to completion, over all rounds together.
     pub latency: LatencySummary,
 }
 
@@ -121,14 +133,18 @@ pub struct Ratio {
     pub figure: Figure,
 }
 
-/// The ratios of interest; those whose contenders both ran are reported.
-pub const RATIOS: [Ratio; 7] = [
+/// The ratios of interest; those whose contenders both ran are reported, of two with one name the
+/// latter. (`none_seq` runs where merging has to write sequentially to find something to merge, and
+/// is then what it must be held against.)
+pub const RATIOS: [Ratio; 9] = [
     ratio("none_over_floor", "none", "floor", Figure::Speed),
     ratio("rio_over_none", "rio", "none", Figure::Speed),
     ratio("rio_over_sync", "rio", "sync", Figure::Speed),
     ratio("rio_cpu_over_none", "rio", "none", Figure::Cpu),
     ratio("rio_merged_over_none", "rio_merged", "none", Figure::Speed),
+    ratio("rio_merged_over_none", "rio_merged", "none_seq", Figure::Speed),
     ratio("rio_dax_over_none", "rio_dax", "none", Figure::Speed),
+    ratio("rio_dax_cpu_over_none", "rio_dax", "none", Figure::Cpu),
     ratio("rio_block_over_none", "rio_block", "none", Figure::Speed),
 ];
 
@@ -249,10 +265,8 @@ impl EngineFigures {
             Estimate::of(&values)
         };
         let median = |figure: &dyn Fn(&Sample) -> f64| estimate(figure).map_or(0.0, |e| e.value);
-        let mut latencies = Latencies::new();
-        for sample in samples {
-            latencies.add(&sample.latencies);
-        }
+        let blocking: Vec<&Sample> =
+            samples.iter().filter_map(|sample| sample.blocking.as_deref()).collect();
         let known = samples.iter().all(|s| s.target_cpu_ns.is_some());
         let speed = estimate(&Sample::writes_per_s);
         Self {
@@ -264,9 +278,25 @@ impl EngineFigures {
             initiator_cpu_ns_per_write: median(&Sample::initiator_cpu_ns_per_write),
             target_cpu_ns_per_write: known
                 .then(|| median(&|s| s.target_cpu_ns_per_write().unwrap_or(0.0))),
-            latency: latencies.summary(),
+            latency: latency(samples.iter()),
+            blocking: (!blocking.is_empty()).then(|| {
+                let speeds: Vec<f64> = blocking.iter().map(|s| s.writes_per_s()).collect();
+                BlockingFigures {
+                    writes_per_s: Estimate::of(&speeds).map_or(0.0, |e| e.value),
+                    latency: latency(blocking.into_iter()),
+                }
+            }),
         }
     }
+}
+
+/// Of all rounds together.
+fn latency<'a>(samples: impl Iterator<Item = &'a Sample>) -> LatencySummary {
+    let mut latencies = Latencies::new();
+    for sample in samples {
+        latencies.add(&sample.latencies);
+    }
+    latencies.summary()
 }
 
 /// Those of `ratios` whose contenders both ran: medians, and intervals.

@@ -19,6 +19,9 @@ pub struct Sample {
     pub target_cpu_ns: Option<u64>,
     /// From submission to completion, per write.
     pub latencies: Latencies,
+    /// The same once more with everybody waiting asleep, where that was run: who looks while
+    /// waiting burns CPU time that no write needs, so CPU time is then taken from here.
+    pub blocking: Option<Box<Self>>,
 }
 
 impl Sample {
@@ -54,16 +57,24 @@ impl Sample {
         per_second(self.bytes, self.wall_ns)
     }
 
-    /// CPU time per write on the initiator's side, ns.
+    /// CPU time per write on the initiator's side, ns; of the [`blocking`](Self::blocking) run
+    /// where there is one.
     #[must_use]
     pub fn initiator_cpu_ns_per_write(&self) -> f64 {
-        per_write(self.initiator_cpu_ns, self.writes)
+        let run = self.for_cpu();
+        per_write(run.initiator_cpu_ns, run.writes)
     }
 
-    /// CPU time per write on the target's side, ns.
+    /// CPU time per write on the target's side, ns; of the [`blocking`](Self::blocking) run where
+    /// there is one.
     #[must_use]
     pub fn target_cpu_ns_per_write(&self) -> Option<f64> {
-        Some(per_write(self.target_cpu_ns?, self.writes))
+        let run = self.for_cpu();
+        Some(per_write(run.target_cpu_ns?, run.writes))
+    }
+
+    fn for_cpu(&self) -> &Self {
+        self.blocking.as_deref().unwrap_or(self)
     }
 }
 
@@ -94,7 +105,7 @@ mod tests {
             wall_ns,
             initiator_cpu_ns: 1000 * writes,
             target_cpu_ns,
-            latencies: Latencies::new(),
+            ..Sample::default()
         };
         let mut run = thread(600, 1_000_000_000, Some(60_000));
         run.add_thread(&thread(400, 999_000_000, None));
@@ -103,6 +114,27 @@ mod tests {
         assert_eq!(run.bytes_per_s(), 4_096_000.0);
         assert_eq!(run.initiator_cpu_ns_per_write(), 1000.0);
         assert_eq!(run.target_cpu_ns_per_write(), Some(60.0));
+    }
+
+    #[test]
+    fn cpu_time_is_taken_from_the_blocking_run() {
+        let asleep = Sample {
+            writes: 10,
+            initiator_cpu_ns: 70,
+            target_cpu_ns: Some(50),
+            ..Sample::default()
+        };
+        let spinning = Sample {
+            writes: 1000,
+            wall_ns: 1_000_000_000,
+            initiator_cpu_ns: 1_000_000_000,
+            target_cpu_ns: Some(1_000_000_000),
+            blocking: Some(Box::new(asleep)),
+            ..Sample::default()
+        };
+        assert_eq!(spinning.writes_per_s(), 1000.0);
+        assert_eq!(spinning.initiator_cpu_ns_per_write(), 7.0);
+        assert_eq!(spinning.target_cpu_ns_per_write(), Some(5.0));
     }
 
     #[test]

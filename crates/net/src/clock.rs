@@ -54,6 +54,13 @@ impl CpuClock {
         }
     }
 
+    /// The clock of the thread of this process whose kernel id is `tid`, as in `/proc/self/task`.
+    #[must_use]
+    pub fn of_thread(tid: u32) -> Self {
+        // The kernel's encoding (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED), which pthreads use as well.
+        Self(!tid.cast_signed() << 3 | 6)
+    }
+
     /// CPU time the thread has used, in nanoseconds; `None` once the thread has ended.
     #[must_use]
     pub fn used_ns(&self) -> Option<u64> {
@@ -117,6 +124,17 @@ mod tests {
         // … but must in the process's clock.
         assert!(process_cpu_ns(std::process::id()).unwrap() - before.1 >= 20_000_000);
         assert_eq!(clock.used_ns(), None, "the thread has ended");
+    }
+
+    #[test]
+    fn a_thread_is_found_by_its_kernel_id() {
+        // SAFETY: no arguments, no failure.
+        let tid = unsafe { libc::gettid() }.cast_unsigned();
+        let before = CpuClock::of_this_thread().unwrap().used_ns().unwrap();
+        let same = CpuClock::of_thread(tid).used_ns().unwrap();
+        let after = CpuClock::of_this_thread().unwrap().used_ns().unwrap();
+        assert!((before..=after).contains(&same), "{before} {same} {after}");
+        assert_eq!(CpuClock::of_thread(0x7fff_fff0).used_ns(), None);
     }
 
     #[test]

@@ -1,17 +1,26 @@
 //! `rio bench …`
 
+pub mod compare;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use riopipe::EngineKind;
+use riopipe_lab::link::LinkModel;
+use riopipe_net::SpinPolicy;
 
 use super::{connect::Connect, values};
 
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
+    /// All ways to keep order beside one another and beside the machine's floor, with ratios and
+    /// plots
+    Compare(Box<compare::Compare>),
     /// Write as fast as it goes, with one engine or several in turns
     Run(Box<Run>),
+    /// Exchange the same bytes with nothing of Rio between: what this machine can do
+    Floor(Floor),
     /// Recover full ordering logs in the worst case, and say what takes how long
     Recovery(Recovery),
 }
@@ -88,26 +97,9 @@ pub fn engine(name: &str) -> Result<EngineKind, String> {
     })
 }
 
-/// Measure.
+/// What is written, and for how long.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "\
-Without -m, targets of its own on loopback: by default one, with a drive in memory. With -m and
---volume, an existing volume, whose contents are OVERWRITTEN.
-
-At each depth the engines take turns, in several rounds. Figures are medians; ratios are of engines in
-the same round, since a machine's speed drifts by more than what is to be shown.
-
-Examples:
-  rio bench run --engine none,rio,sync --depth 1,32,128 --floor
-  rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
-  rio bench run --engine none,rio --log block:{},size=2M
-  rio bench run --pattern seq --batch 16 --merge off
-  rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
-pub struct Run {
-    /// Ways to keep order: none, sync, rio; several separated by commas
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,rio,sync")]
-    #[arg(value_parser = engine)]
-    pub engine: Vec<EngineKind>,
+pub struct Writes {
     /// Writes under way at a time, per thread; several separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -128,22 +120,111 @@ pub struct Run {
     /// Neighbouring writes made in one go before going elsewhere: what merging can use
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub batch: u32,
-    /// Merge neighbouring writes into one request
-    #[arg(long, value_enum, value_name = "SWITCH", default_value = "on")]
-    pub merge: Switch,
-    /// Seconds per engine, depth and round
+    /// Seconds per contender, depth and round
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = values::seconds)]
     pub time: Duration,
-    /// Rounds in which the engines take turns, at each depth
+    /// Rounds in which the contenders take turns, at each depth
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Decides the random places
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
+}
+
+/// What is modelled between writer and target.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Modelled link")]
+pub struct Link {
+    /// Time there and back, as in 100us. A relay in this process holds everything back for so long,
+    /// in order; it needs a third core, or takes its time from both sides (of the floor's, too)
+    #[arg(long, value_name = "TIME", value_parser = values::span_ns)]
+    pub rtt: Option<u64>,
+    /// How much longer or shorter a round trip may take
+    #[arg(long, value_name = "TIME", value_parser = values::span_ns)]
+    pub jitter: Option<u64>,
+    /// What goes through in each direction, as in 25Gbit [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = values::bits_per_s)]
+    pub bandwidth: Option<u64>,
+}
+
+impl Link {
+    /// `None`: nothing between.
+    #[must_use]
+    pub fn model(&self) -> Option<LinkModel> {
+        let model = LinkModel {
+            rtt_ns: self.rtt.unwrap_or(0),
+            jitter_ns: self.jitter.unwrap_or(0),
+            bits_per_s: self.bandwidth.unwrap_or(0),
+        };
+        (!model.is_nothing()).then_some(model)
+    }
+}
+
+/// Measure the floor.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+One thread sends 72 bytes and a payload, another copies the payload into a drive in memory and answers
+with 24 bytes: what a write takes on the wire, and nothing else. `rio bench compare` holds the engines
+against it.
+
+Each round is run twice: as --wait says, and with both sides sleeping while they wait, which is where the
+CPU time per write is taken from.
+
+Examples:
+  rio bench floor
+  rio bench floor --depth 1,32,128 --size 16K -o json
+  rio bench floor --depth 32 --rtt 100us --jitter 10us --bandwidth 25Gbit")]
+pub struct Floor {
+    /// What is written, and for how long.
+    #[command(flatten)]
+    pub writes: Writes,
+    /// Where the payload goes: memory
+    #[arg(long, value_name = "DRIVE", default_value = "mem:1G")]
+    pub drive: String,
+    /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
+    #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
+    pub wait: SpinPolicy,
+    /// What lies between.
+    #[command(flatten)]
+    pub link: Link,
+}
+
+/// Measure.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Without -m, targets of its own on loopback: by default one, with a drive in memory. With -m and
+--volume, an existing volume, whose contents are OVERWRITTEN.
+
+At each depth the engines take turns, in several rounds. Figures are medians; ratios are of engines in
+the same round, since a machine's speed drifts by more than what is to be shown.
+
+Examples:
+  rio bench run --engine none,rio,sync --depth 1,32,128 --floor
+  rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
+  rio bench run --engine none,rio --log block:{},size=2M
+  rio bench run --pattern seq --batch 16 --merge off
+  rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
+pub struct Run {
+    /// Ways to keep order: none, sync, rio; several separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,rio,sync")]
+    #[arg(value_parser = engine)]
+    pub engine: Vec<EngineKind>,
+    /// What is written, and for how long.
+    #[command(flatten)]
+    pub writes: Writes,
+    /// Merge neighbouring writes into one request
+    #[arg(long, value_enum, value_name = "SWITCH", default_value = "on")]
+    pub merge: Switch,
     /// Also exchange the same bytes over loopback with nothing of Rio between: the floor
     #[arg(long, conflicts_with = "volume")]
     pub floor: bool,
+    /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
+    #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
+    pub wait: SpinPolicy,
+    /// What lies between.
+    #[command(flatten)]
+    pub link: Link,
 
     /// Drive of each target of its own; `rio target serve --help` lists the kinds
     #[arg(long, value_name = "DRIVE", default_value = "mem:1G", help_heading = "Own targets")]
@@ -169,6 +250,7 @@ pub struct Run {
     #[arg(long, value_name = "NAME", requires = "members", requires = "overwrite")]
     #[arg(help_heading = "Existing volume")]
     #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size", "log"])]
+    #[arg(conflicts_with_all = ["rtt", "jitter", "bandwidth", "wait"])]
     pub volume: Option<String>,
     /// Its drives, in order, as for `rio volume`
     #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]

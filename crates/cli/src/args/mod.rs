@@ -36,7 +36,7 @@ Examples:
   rio discover -a 192.0.2.10                                 what does a target offer?
   rio volume create journal -m 192.0.2.10 -m 192.0.2.11      one volume over two targets
   rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
-  rio bench run --engine none,rio,sync --depth 1,32          how fast is it here?
+  rio bench compare --quick                                  how fast is it here?
 
 Sizes take K, M, G or T (powers of 1024) and are in bytes without one.
 `rio COMMAND --help` explains a command; `rio completions SHELL` completes them.

@@ -1,6 +1,7 @@
 //! Values on the command line: sizes and lists.
 
 use riopipe_media::spec::parse_size;
+use riopipe_net::SpinPolicy;
 
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
@@ -44,6 +45,51 @@ pub fn seconds_or_none(text: &str) -> Result<std::time::Duration, String> {
     match text.parse::<f64>() {
         Ok(0.0) => Ok(std::time::Duration::ZERO),
         _ => seconds(text),
+    }
+}
+
+/// A time span with its unit: `100us`, `1.5ms`, `2s`; in nanoseconds.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn span_ns(text: &str) -> Result<u64, String> {
+    let units = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)];
+    scaled(text, &units)
+        .filter(|ns| *ns <= 60e9)
+        .map(|ns| ns as u64)
+        .ok_or_else(|| format!("{text:?} is not a time of at most a minute: 100us, 1.5ms, 2s"))
+}
+
+/// A bandwidth: `25Gbit`, `100Mbit`; in bits per second.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn bits_per_s(text: &str) -> Result<u64, String> {
+    scaled(text, &[("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)])
+        .filter(|bits| *bits >= 1e3 && *bits <= 1e13)
+        .map(|bits| bits as u64)
+        .ok_or_else(|| format!("{text:?} is not a bandwidth: 100Mbit, 25Gbit"))
+}
+
+/// A number, not negative, before one of `units`, the first that fits.
+fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let (number, unit) = units.iter().find_map(|(name, unit)| {
+        text.strip_suffix(name).map(|number| (number.trim_end(), *unit))
+    })?;
+    number.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0).map(|n| n * unit)
+}
+
+/// How to wait for the other side: `hybrid`, `block`, or microseconds to look before sleeping.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn waiting(text: &str) -> Result<SpinPolicy, String> {
+    match text.parse::<SpinPolicy>() {
+        Ok(SpinPolicy::POLL) | Err(_) => Err(format!(
+            "unknown way to wait {text:?}: hybrid (look for a while, then sleep), block (sleep at \
+             once), or the microseconds to look"
+        )),
+        Ok(policy) => Ok(policy),
     }
 }
 
@@ -101,6 +147,28 @@ mod tests {
         }
         assert!(seconds_or_none("0").unwrap().is_zero());
         assert!(seconds_or_none("-1").is_err());
+    }
+
+    #[test]
+    fn spans_and_bandwidths_have_units() {
+        assert_eq!(span_ns("100us"), Ok(100_000));
+        assert_eq!(span_ns("1.5 ms"), Ok(1_500_000));
+        assert_eq!(span_ns("0s"), Ok(0));
+        assert_eq!(bits_per_s("25Gbit"), Ok(25_000_000_000));
+        assert_eq!(bits_per_s("2.5Gbit"), Ok(2_500_000_000));
+        for wrong in ["100", "us", "-1us", "2min", "NaNs", "61s"] {
+            assert!(span_ns(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["25G", "0Gbit", "1e9Gbit", "fast"] {
+            assert!(bits_per_s(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn waiting_has_names_or_microseconds() {
+        assert_eq!(waiting("block"), Ok(SpinPolicy::BLOCK));
+        assert_eq!(waiting("200"), Ok(SpinPolicy::HYBRID));
+        assert!(waiting("poll").is_err() && waiting("a while").is_err());
     }
 
     #[test]

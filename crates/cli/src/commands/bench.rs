@@ -1,12 +1,14 @@
 //! `rio bench …`
 
+mod compare;
+mod floor;
 mod recovery;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use riopipe::{EngineKind, MemberAddr};
+use riopipe::{ConnectOptions, EngineKind, MemberAddr};
 use riopipe_lab::{
-    floor::{self, FloorOptions},
+    floor::FloorOptions,
     harness::Window,
     machine::Machine,
     report::{Point, RATIOS, Report as Figures},
@@ -14,11 +16,14 @@ use riopipe_lab::{
     terminal::Terminal,
     workload::{Pattern as Walk, Shape, Workload},
 };
-use riopipe_media::{Drive, open_drive};
+use riopipe_net::{SocketOptions, SpinPolicy};
 use serde::Serialize;
 
 use crate::{
-    args::bench::{Bench, Pattern, Run, Switch},
+    args::{
+        bench::{Bench, Pattern, Run, Switch, Writes},
+        connect::Connect,
+    },
     connect::{connect_options, members},
     failure::{Code, Failure},
     interrupt::Interrupt,
@@ -35,38 +40,49 @@ const FLOOR_DRIVE: &str = "mem:1G";
 
 pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
     match command {
+        Bench::Compare(args) => output.result(&compare::measure(&args, output)?),
+        Bench::Floor(args) => output.result(&floor::measure(&args, output)?),
         Bench::Run(args) => output.result(&measure(&args, output)?),
         Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
     }
 }
 
 fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
-    let workloads = workloads(args)?;
+    let workloads = workloads(&args.writes)?;
     let engines = without_repeats(&args.engine);
     // Asked before we begin: afterwards the load is our own.
     let machine = Machine::this();
     let interrupt = Interrupt::watch()?;
     let place = Place::prepare(args)?;
     let floor_drive = match args.floor {
-        true => Some(open_drive(FLOOR_DRIVE).map_err(|error| {
-            Failure::new(Code::Media, "no drive for the floor").because(&error)
-        })?),
+        true => Some(floor::drive(FLOOR_DRIVE)?),
         false => None,
     };
     let mut contenders: Vec<&str> = engines.iter().map(|engine| engine.name()).collect();
     contenders.extend(floor_drive.is_some().then_some(FLOOR));
 
-    let steps = workloads.len() as u64 * u64::from(args.rounds) * contenders.len() as u64;
+    let steps = workloads.len() as u64 * u64::from(args.writes.rounds) * contenders.len() as u64;
     let progress = Progress::steps(output, "", steps);
     let mut points = Vec::new();
     for workload in &workloads {
         let load = place.load(args, *workload);
-        let rounds = Rounds::run(&contenders, args.rounds as usize, |index, _| {
+        let rounds = Rounds::run(&contenders, args.writes.rounds as usize, |index, _| {
             interrupt.check()?;
             progress.say(format!("{} at depth {}", contenders[index], workload.queue_depth));
             let sample = match (engines.get(index), &floor_drive) {
                 (Some(engine), _) => load.run(*engine, &interrupt, || place.target_cpu_ns()),
-                (None, Some(drive)) => raw(&load, drive, &place),
+                (None, Some(drive)) => floor::once(
+                    &FloorOptions {
+                        workload: *workload,
+                        window: load.window,
+                        writer_cores: load.cores.clone(),
+                        server_cores: place.server_cores(),
+                        spin: args.wait,
+                        socket: SocketOptions::default(),
+                        link: args.link.model(),
+                    },
+                    drive,
+                ),
                 (None, None) => Err(Failure::new(Code::Failed, "no such contender")),
             };
             progress.step();
@@ -78,8 +94,8 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     Ok(Measured {
         figures: Figures::new(machine, points),
         merge: args.merge == Switch::On,
-        seconds: args.time.as_secs_f64(),
-        rounds: args.rounds,
+        seconds: args.writes.time.as_secs_f64(),
+        rounds: args.writes.rounds,
         place: place.describe(args),
     })
 }
@@ -89,7 +105,7 @@ pub(super) fn window(duration: Duration) -> Window {
     Window { warm_up: (duration / 5).min(Duration::from_millis(500)), duration }
 }
 
-fn workloads(args: &Run) -> Result<Vec<Workload>, Failure> {
+fn workloads(args: &Writes) -> Result<Vec<Workload>, Failure> {
     let shape = match args.pattern {
         Pattern::Journal => Shape::Journal,
         Pattern::Rand | Pattern::Seq => Shape::Uniform {
@@ -118,21 +134,9 @@ fn without_repeats(engines: &[EngineKind]) -> Vec<EngineKind> {
     once
 }
 
-fn raw(
-    load: &Load,
-    drive: &Arc<dyn Drive>,
-    place: &Place,
-) -> Result<riopipe_lab::sample::Sample, Failure> {
-    let options = FloorOptions {
-        workload: load.workload,
-        window: load.window,
-        writer_cores: load.cores.clone(),
-        server_cores: place.server_cores(),
-        spin: riopipe_net::SpinPolicy::HYBRID,
-        socket: riopipe_net::SocketOptions::default(),
-    };
-    floor::run(&options, drive)
-        .map_err(|error| Failure::new(Code::Failed, "the floor can't be measured").because(&error))
+/// As the command line has it, waiting so.
+fn connect(args: &Connect, wait: SpinPolicy) -> ConnectOptions {
+    ConnectOptions { spin: Duration::from_nanos(wait.spin_ns), ..connect_options(args) }
 }
 
 /// The volume that is written to.
@@ -154,9 +158,12 @@ impl Place {
             drive: args.drive.clone(),
             log: args.log.clone().unwrap_or_else(|| file_log(args.log_size)),
             unit_bytes: args.unit,
-            streams: args.threads,
+            streams: args.writes.threads,
             pin: true,
-            connect: connect_options(&args.connect),
+            connect: connect(&args.connect, args.wait),
+            spin: args.wait,
+            link: args.link.model(),
+            ..Plan::default()
         })
         .map(Self::Own)
     }
@@ -169,10 +176,10 @@ impl Place {
         Load {
             volume: volume.to_owned(),
             members: members.to_vec(),
-            connect: connect_options(&args.connect),
+            connect: connect(&args.connect, args.wait),
             io_timeout: args.connect.io_timeout,
             workload,
-            window: window(args.time),
+            window: window(args.writes.time),
             merge: args.merge == Switch::On,
             cores: cores.to_vec(),
         }
@@ -203,6 +210,10 @@ impl Place {
                     None => place.insert("log_bytes", args.log_size.into()),
                 };
                 place.insert("unit_bytes", args.unit.into());
+                place.insert("wait", args.wait.to_string().into());
+                if let Some(link) = args.link.model() {
+                    place.insert("link", link.to_string().into());
+                }
             }
             Self::Existing { volume, members } => {
                 let members: Vec<_> = members.iter().map(ToString::to_string).collect();
@@ -262,13 +273,13 @@ mod tests {
     #[test]
     fn options_become_workloads() {
         let words = "--depth 2,32 --pattern seq --size 8K --batch 4 --group 2 --threads 3";
-        let all = workloads(&args(words)).unwrap();
+        let all = workloads(&args(words).writes).unwrap();
         assert_eq!(all.iter().map(|w| w.queue_depth).collect::<Vec<_>>(), [2, 32]);
         assert_eq!(
             all[1].to_string(),
             "seq 8 KiB, batches of 4, groups of 2, queue depth 32, 3 threads"
         );
-        assert_eq!(workloads(&args("--pattern journal")).unwrap()[0].shape, Shape::Journal);
+        assert_eq!(workloads(&args("--pattern journal").writes).unwrap()[0].shape, Shape::Journal);
     }
 
     #[test]
@@ -276,7 +287,7 @@ mod tests {
         for (words, part) in
             [("--depth 1 --group 2", "raise it to 2"), ("--group 3 --batch 2", "multiple")]
         {
-            let failure = workloads(&args(words)).unwrap_err();
+            let failure = workloads(&args(words).writes).unwrap_err();
             assert_eq!(failure.code, Code::Usage);
             assert!(failure.message.contains(part), "{failure}");
         }

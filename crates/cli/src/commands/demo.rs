@@ -72,8 +72,7 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         log: file_log(LOG_BYTES),
         unit_bytes: UNIT_BYTES,
         streams: 1,
-        pin: false,
-        connect: ConnectOptions::default(),
+        ..Plan::default()
     })?;
     let interrupt = Interrupt::watch()?;
     let copied = copy(&own, &file, output, &interrupt)?;

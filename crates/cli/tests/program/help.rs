@@ -28,7 +28,7 @@ fn all_commands() -> Vec<Vec<String>> {
 #[test]
 fn every_command_has_help_and_every_leaf_has_examples() {
     let all = all_commands();
-    assert!(all.len() >= 14, "{all:?}");
+    assert!(all.len() >= 16, "{all:?}");
     for path in &all {
         let mut args: Vec<&str> = path.iter().map(String::as_str).collect();
         args.push("--help");
@@ -78,6 +78,11 @@ fn a_senseless_command_line_is_a_usage_error() {
         &["bench", "run", "--engine", "none,turbo"],
         &["bench", "run", "--depth", "0"],
         &["bench", "run", "--volume", "v", "-m", "a"],
+        &["bench", "compare", "--quick", "--depth", "1"],
+        &["bench", "compare", "--engine", "fastest"],
+        &["bench", "compare", "--wait", "poll"],
+        &["bench", "floor", "--rtt", "100"],
+        &["bench", "floor", "--bandwidth", "fast"],
         &["demo", "--time", "0"],
         &["demo", "-v", "--quiet"],
         &["completions", "cmd.exe"],

@@ -1,4 +1,4 @@
-//! `rio demo` and `rio bench run`, short: what they print, never how fast it was.
+//! `rio demo` and `rio bench …`, short: what they print, never how fast it was.
 
 use crate::site::{Site, keys, rio};
 
@@ -75,6 +75,100 @@ fn bench_measures_what_it_is_told() {
             assert!(point["engines"][engine]["writes_per_s"].as_f64().unwrap() > 0.0, "{engine}");
         }
     }
+}
+
+#[test]
+fn the_floor_is_a_command_of_its_own() {
+    let words = "bench floor --depth 1,8 --time 0.05 --rounds 2 --drive mem:64M,lazy --rtt 1ms";
+    let args: Vec<_> = words.split(' ').collect();
+    let json = rio(&[&args[..], &["-o", "json"]].concat()).ok();
+    assert_eq!(keys(&json), "drive link machine points rounds schema seconds wait");
+    let point = &json["points"][1];
+    assert_eq!(point["queue_depth"], 8);
+    assert_eq!(keys(&point["engines"]), "floor");
+    let floor = &point["engines"]["floor"];
+    assert!(floor["latency"]["p50_ns"].as_u64().unwrap() >= 990_000, "{floor}");
+    assert!(floor["blocking"]["writes_per_s"].as_f64().unwrap() > 0.0, "{floor}");
+    assert!(floor["target_cpu_ns_per_write"].as_f64().unwrap() > 0.0, "{floor}");
+    let text = rio(&args).stdout;
+    assert!(text.contains("floor") && text.contains("round trip 1.00 ms"), "{text}");
+    assert!(!text.contains("Ratios"), "{text}");
+}
+
+/// What readers of the JSON look for is there at every point, and the pictures are.
+#[test]
+fn compare_has_every_contender_ratio_and_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let plots = folder.path().join("plots");
+    let words = "bench compare --depth 1,8 --batch 1,4 --time 0.02 --rounds 2 --drive mem:64M,lazy";
+    let mut args: Vec<_> = words.split(' ').collect();
+    args.extend(["--plot", plots.to_str().unwrap(), "-o", "json"]);
+    let json = rio(&args).ok();
+    assert_eq!(
+        keys(&json),
+        "drive logs machine plots points rounds schema seconds targets unit_bytes wait"
+    );
+    assert_eq!(json["schema"], "rio-bench/1");
+    let points = json["points"].as_array().unwrap();
+    assert_eq!(points.len(), 3);
+    for point in points {
+        for key in ["threads", "size", "batch", "queue_depth"] {
+            assert!(point[key].is_u64(), "{key}: {point}");
+        }
+        // Where merging needs sequential writes, so does whom it is held against.
+        let alone = point["batch"] == 1;
+        let seq = if alone { "none_seq " } else { "" };
+        let engines = format!("floor none {seq}rio rio_block rio_dax rio_merged sync");
+        assert_eq!(keys(&point["engines"]), engines);
+        for (name, figures) in point["engines"].as_object().unwrap() {
+            for key in ["writes_per_s", "cpu_ns_per_write", "target_cpu_ns_per_write"] {
+                assert!(figures[key].as_f64().unwrap() > 0.0, "{name}: {key}");
+            }
+            for key in ["p50_ns", "p99_ns", "p999_ns"] {
+                assert!(figures["latency"][key].is_u64(), "{name}: {key}");
+            }
+        }
+        for ratio in [
+            "none_over_floor",
+            "rio_over_none",
+            "rio_cpu_over_none",
+            "rio_merged_over_none",
+            "rio_dax_over_none",
+            "rio_block_over_none",
+            "rio_over_sync",
+        ] {
+            assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{ratio}");
+            assert!(point["ratio_intervals"][ratio].is_array(), "{ratio}");
+        }
+    }
+    assert_eq!(keys(&json["logs"]), "rio rio_block rio_dax rio_merged");
+    for name in ["depth.svg", "batch.svg"] {
+        let picture = std::fs::read_to_string(plots.join(name)).unwrap();
+        assert!(picture.contains("rio_merged"), "{name}");
+    }
+}
+
+#[test]
+fn compare_shows_tables_and_ratios_on_modelled_drives_behind_a_link() {
+    let words = "bench compare --depth 4 --time 0.02 --rounds 2 --drive ssd:optane,size=64M,lazy \
+                 --targets 2 --engine none,rio,sync --wait block --rtt 200us --jitter 20us";
+    let done = rio(&words.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(done.code, 0, "{done:?}");
+    for part in ["CPU/op", "rio/none", "rio/sync", "wait block", "modelled link", "2 targets"] {
+        assert!(done.stdout.contains(part), "no {part:?} in {done:?}");
+    }
+    assert!(!done.stdout.contains("floor"), "{done:?}");
+}
+
+#[test]
+fn compare_says_what_is_wrong() {
+    let compare = |words: &str| {
+        let words = format!("bench compare --rounds 1 --time 0.02 -o json {words}");
+        rio(&words.split_whitespace().collect::<Vec<_>>())
+    };
+    compare("--depth 1 --drive ssd:flash,size=64M,lazy --engine floor").failed(2, &["mem:"]);
+    compare("--depth 32 --drive mem:4M,lazy --threads 64").failed(2, &["fewer threads"]);
+    compare("--depth 1 --drive disk:7").failed(7, &["unknown kind"]);
 }
 
 #[test]

@@ -29,6 +29,7 @@ use riopipe_net::{
 
 use crate::{
     harness::{self, Window},
+    link::{Link, LinkModel, LinkStartError},
     sample::Sample,
     workload::{Shape, Workload, WorkloadError},
 };
@@ -51,6 +52,8 @@ pub struct FloorOptions {
     pub spin: SpinPolicy,
     /// How both sides' sockets are set up.
     pub socket: SocketOptions,
+    /// What lies between the two; `None`: loopback alone.
+    pub link: Option<LinkModel>,
 }
 
 /// Why the floor could not be measured.
@@ -74,6 +77,9 @@ pub enum FloorError {
     /// The connection broke.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// No modelled link.
+    #[error(transparent)]
+    LinkStart(#[from] LinkStartError),
     /// No descriptors left.
     #[error(transparent)]
     Poller(#[from] PollerError),
@@ -109,7 +115,15 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
         listener.set_options(options.socket.clone());
         listeners.push(listener);
     }
-    let addresses: Vec<_> = listeners.iter().map(Listener::local_addr).collect();
+    let mut addresses: Vec<_> = listeners.iter().map(Listener::local_addr).collect();
+    let mut links = Vec::new();
+    if let Some(model) = options.link {
+        for address in &mut addresses {
+            let link = Link::start(model, *address)?;
+            *address = link.address();
+            links.push(link);
+        }
+    }
     let stop = AtomicBool::new(false);
     let (clock_sender, clock_receiver) = std::sync::mpsc::channel::<CpuClock>();
 
@@ -186,6 +200,7 @@ mod tests {
             server_cores: Vec::new(),
             spin: SpinPolicy::HYBRID,
             socket: SocketOptions::default(),
+            link: None,
         }
     }
 
@@ -251,6 +266,14 @@ mod tests {
         );
         // Of blocks two and one.
         assert!(sample.bytes >= sample.writes * 4096 && sample.bytes <= sample.writes * 8192);
+    }
+
+    #[test]
+    fn a_link_between_is_felt() {
+        let link = Some(LinkModel { rtt_ns: 2_000_000, ..LinkModel::default() });
+        let options = FloorOptions { link, ..options(Workload::random_4k(1, 4)) };
+        let sample = run_until_written(&options, &drive("mem:64M"), 1);
+        assert!(sample.latencies.summary().p50_ns >= 1_990_000, "{:?}", sample.latencies.summary());
     }
 
     #[test]

@@ -250,6 +250,7 @@ mod tests {
             server_cores: Vec::new(),
             spin: SpinPolicy::BLOCK,
             socket: SocketOptions::default(),
+            link: None,
         };
         let mut writer = Writer::new(&options, listener.local_addr()).unwrap();
         for i in 0..DEPTH {

@@ -37,10 +37,8 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
         drives: args.drives,
         drive: args.drive.clone(),
         log: file_log(args.log_size),
-        unit_bytes: 64 << 10,
         streams: args.streams,
-        pin: false,
-        connect: ConnectOptions::default(),
+        ..Plan::default()
     })?;
     let progress = Progress::steps(output, "", args.rounds.into());
     let mut rounds = Vec::new();

@@ -1,0 +1,442 @@
+//! A modelled link: what goes through it arrives later, in order.
+//!
+//! Loopback answers in a few microseconds, which no network does. So between initiator and target
+//! stands a relay, one thread in user space, that takes the bytes of each connection, holds each
+//! piece back until the model says that it has arrived, and passes it on:
+//!
+//! ```text
+//! departs = max(now, the link is free) + bytes / bandwidth      each direction for itself
+//! arrives = max(departs + rtt/2 ± jitter/2, the piece before it on this connection)
+//! ```
+//!
+//! Every connection through one link shares its bandwidth, as they would share a network card.
+//! Nothing is lost: TCP would repeat it, and what that looks like from above is jitter.
+//!
+//! **What it costs.** Each byte is received and sent once more, on a core that initiator and target
+//! would like to have, too; when the next arrival is near the relay looks instead of sleeping, if
+//! nobody else wants its core. On a machine with fewer than three cores it takes its time from both
+//! sides, so figures through a link (the [`floor`](crate::floor)'s as well: it goes through the same
+//! link) are to be compared with one another and not with those without. It also cannot be more
+//! punctual than the scheduler.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use riopipe_net::{
+    ConnectError, Interest, ListenError, Listener, Next, Poller, PollerError, Received, Socket,
+    SocketOptions, SpinPolicy, Waiter, connect, fine_timers, now_ns,
+};
+
+use crate::permutation::mix;
+
+/// The listener's token; connections have twice their index, and one more for the far side.
+const LISTENER: u64 = u64::MAX - 1;
+/// Sleeps end after this long to look whether the link is to end.
+const NAP_NS: u64 = 20_000_000;
+/// A sleep is late by about this much, so the last stretch is waited for awake.
+const AWAKE_NS: u64 = 60_000;
+/// Received at once: a piece arrives as a whole, so large pieces would distort the model.
+const PIECE_BYTES: usize = 64 << 10;
+/// Held back at most in one direction of a connection; then its sender has to wait.
+const HELD_BYTES_MAX: usize = 256 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a link behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkModel {
+    /// There and back, for a piece without length, ns.
+    pub rtt_ns: u64,
+    /// A round trip takes up to this much longer or shorter, ns.
+    pub jitter_ns: u64,
+    /// Bits per second in each direction; 0: no limit.
+    pub bits_per_s: u64,
+}
+
+impl LinkModel {
+    /// Whether it changes anything at all.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// How long `bytes` occupy the link, ns.
+    fn occupies_ns(&self, bytes: usize) -> u64 {
+        if self.bits_per_s == 0 {
+            return 0;
+        }
+        let ns = bytes as u128 * 8 * 1_000_000_000 / u128::from(self.bits_per_s);
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// One way, for the `n`-th piece, ns.
+    fn way_ns(&self, n: u64) -> u64 {
+        let early = self.rtt_ns.saturating_sub(self.jitter_ns) / 2;
+        // Jitter beyond the round trip can only make it longer.
+        let late = (self.rtt_ns + self.jitter_ns) / 2;
+        early + mix(n) % (late - early + 1)
+    }
+}
+
+impl fmt::Display for LinkModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| crate::units::time(ns as f64);
+        write!(f, "round trip {}, jitter {}", us(self.rtt_ns), us(self.jitter_ns))?;
+        match self.bits_per_s {
+            0 => Ok(()),
+            bits => write!(f, ", {}bit/s", crate::units::count(bits as f64)),
+        }
+    }
+}
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkStartError {
+    /// No port to listen on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No descriptors left.
+    #[error(transparent)]
+    Poller(#[from] PollerError),
+    /// Out of threads.
+    #[error("can't start the link's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A running link to one address. Dropped, it cuts all its connections.
+#[derive(Debug)]
+pub struct Link {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts one that leads to `far`.
+    ///
+    /// # Errors
+    /// [`LinkStartError`].
+    pub fn start(model: LinkModel, far: SocketAddr) -> Result<Self, LinkStartError> {
+        let listener = Listener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr();
+        let poller = Poller::new()?;
+        poller.add(&listener, LISTENER, Interest::Read)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let relay = Relay {
+            model,
+            far,
+            listener,
+            poller,
+            pairs: Vec::new(),
+            wires: [Wire::default(), Wire::default()],
+            buffer: vec![0; PIECE_BYTES],
+        };
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new()
+            .name("link".to_owned())
+            .spawn(move || relay.run(&stopped))
+            .map_err(LinkStartError::Thread)?;
+        Ok(Self { address, stop, thread: Some(thread) })
+    }
+
+    /// Its near end: connect here.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; the connections are gone either way.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One direction of the link, shared by its connections.
+#[derive(Debug, Default)]
+struct Wire {
+    /// When it has sent all that it was given.
+    free_at: u64,
+    /// Pieces so far.
+    pieces: u64,
+}
+
+impl Wire {
+    /// When a piece that was received at `now` arrives, if it were alone on its connection.
+    fn arrival(&mut self, model: &LinkModel, now: u64, bytes: usize) -> u64 {
+        self.free_at = now.max(self.free_at).saturating_add(model.occupies_ns(bytes));
+        self.pieces += 1;
+        self.free_at.saturating_add(model.way_ns(self.pieces))
+    }
+}
+
+/// One direction of one connection.
+#[derive(Debug, Default)]
+struct Flow {
+    /// Arrival and bytes.
+    pieces: VecDeque<(u64, Vec<u8>)>,
+    /// Bytes of the first piece that were passed on already.
+    sent: usize,
+    held_bytes: usize,
+    last_arrival: u64,
+    /// The sender has said that nothing more will come.
+    ended: bool,
+}
+
+impl Flow {
+    fn take(&mut self, arrival: u64, bytes: &[u8]) {
+        // TCP hands bytes over in order: what overtakes waits.
+        self.last_arrival = self.last_arrival.max(arrival);
+        self.pieces.push_back((self.last_arrival, bytes.to_vec()));
+        self.held_bytes += bytes.len();
+    }
+
+    /// Passes on what has arrived at `now`; whether anything was.
+    fn pass_on(&mut self, now: u64, to: &Socket) -> Result<bool, ()> {
+        let arrived = self.pieces.iter().take_while(|(arrival, _)| *arrival <= now);
+        let mut skip = self.sent;
+        let slices = arrived.map(|(_, bytes)| &bytes[std::mem::take(&mut skip)..]);
+        let mut sent = to.send(slices).map_err(|_| ())?;
+        let any = sent > 0;
+        self.held_bytes -= sent;
+        sent += self.sent;
+        while let Some((_, bytes)) = self.pieces.front().filter(|(_, bytes)| bytes.len() <= sent) {
+            sent -= bytes.len();
+            self.pieces.pop_front();
+        }
+        self.sent = sent;
+        Ok(any)
+    }
+}
+
+/// A connection: the near and the far socket, and what is on its way from each to the other.
+#[derive(Debug)]
+struct Pair {
+    sockets: [Socket; 2],
+    flows: [Flow; 2],
+    /// That the sender ended was passed on.
+    told: [bool; 2],
+}
+
+struct Relay {
+    model: LinkModel,
+    far: SocketAddr,
+    listener: Listener,
+    poller: Poller,
+    /// Ended ones leave a gap: tokens are places.
+    pairs: Vec<Option<Pair>>,
+    /// There, and back.
+    wires: [Wire; 2],
+    buffer: Vec<u8>,
+}
+
+impl Relay {
+    fn run(mut self, stop: &AtomicBool) {
+        fine_timers();
+        let mut events = Vec::new();
+        // Sleeps where somebody else wants the core: who looks and yields would come back late.
+        let mut waiter = Waiter::new(SpinPolicy { spin_ns: 2 * AWAKE_NS, steady: false });
+        while !stop.load(Ordering::Relaxed) {
+            let mut worked = self.accept();
+            for place in 0..self.pairs.len() {
+                if let Some(mut pair) = self.pairs[place].take() {
+                    // A broken connection ends here: both ends notice by their sockets' closing.
+                    if let Ok(any) = self.turn(&mut pair) {
+                        worked |= any;
+                        self.pairs[place] = Some(pair);
+                    }
+                }
+            }
+            if worked {
+                waiter.worked();
+                continue;
+            }
+            let now = now_ns();
+            let mut wait_ns = self.next_arrival().map_or(NAP_NS, |at| at.saturating_sub(now));
+            if wait_ns > AWAKE_NS {
+                wait_ns -= AWAKE_NS;
+            } else if waiter.idle(now) == Next::Look {
+                waiter.relax();
+                continue;
+            }
+            let wait_ns = wait_ns.min(NAP_NS);
+            if self.poller.wait(&mut events, Some(Duration::from_nanos(wait_ns))).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Takes new connections; whether there were any. One that the far side refuses is closed.
+    fn accept(&mut self) -> bool {
+        let mut any = false;
+        while let Ok(Some(near)) = self.listener.accept() {
+            any = true;
+            if let Ok(pair) = self.join(near) {
+                self.pairs.push(Some(pair));
+            }
+        }
+        any
+    }
+
+    fn join(&self, near: Socket) -> Result<Pair, ConnectError> {
+        let far = connect(&self.far.to_string(), CONNECT_TIMEOUT, &SocketOptions::default())?;
+        let token = 2 * self.pairs.len() as u64;
+        for (socket, token) in [(&near, token), (&far, token + 1)] {
+            // Without it the pair is looked at only every now and then; nothing goes wrong.
+            let _ = self.poller.add(socket, token, Interest::Read);
+        }
+        Ok(Pair { sockets: [near, far], flows: Default::default(), told: [false; 2] })
+    }
+
+    /// Moves one connection on; whether anything moved.
+    fn turn(&mut self, pair: &mut Pair) -> Result<bool, ()> {
+        let mut worked = false;
+        for (side, wire) in self.wires.iter_mut().enumerate() {
+            let (from, to) = (&pair.sockets[side], &pair.sockets[1 - side]);
+            let flow = &mut pair.flows[side];
+            if !flow.ended && flow.held_bytes < HELD_BYTES_MAX {
+                match from.recv(&mut self.buffer).map_err(|_| ())? {
+                    Received::Bytes(n) => {
+                        let arrival = wire.arrival(&self.model, now_ns(), n);
+                        flow.take(arrival, &self.buffer[..n]);
+                        worked = true;
+                    }
+                    Received::WouldBlock => {}
+                    Received::Closed => {
+                        flow.ended = true;
+                        // Readable for ever from now on: don't be woken by it.
+                        let _ = self.poller.remove(from);
+                    }
+                }
+            }
+            worked |= flow.pass_on(now_ns(), to)?;
+            if flow.ended && flow.pieces.is_empty() && !pair.told[side] {
+                to.finish_sending();
+                pair.told[side] = true;
+            }
+        }
+        if pair.told == [true; 2] { Err(()) } else { Ok(worked) }
+    }
+
+    fn next_arrival(&self) -> Option<u64> {
+        let flows = self.pairs.iter().flatten().flat_map(|pair| &pair.flows);
+        flows.filter_map(|flow| flow.pieces.front()).map(|(arrival, _)| *arrival).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+        time::Instant,
+    };
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Sends everything back; ends with its connection.
+    fn echo() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut stream));
+            }
+        });
+        address
+    }
+
+    fn round_trip(stream: &mut TcpStream, bytes: &[u8]) -> (Duration, Vec<u8>) {
+        let begun = Instant::now();
+        stream.write_all(bytes).unwrap();
+        let mut back = vec![0; bytes.len()];
+        stream.read_exact(&mut back).unwrap();
+        (begun.elapsed(), back)
+    }
+
+    #[test]
+    fn a_round_trip_takes_no_less_than_the_model_says() {
+        let model = LinkModel { rtt_ns: 30 * MS, ..LinkModel::default() };
+        let link = Link::start(model, echo()).unwrap();
+        let mut stream = TcpStream::connect(link.address()).unwrap();
+        for _ in 0..3 {
+            // How much longer it takes is the machine's affair.
+            let (took, back) = round_trip(&mut stream, b"there and back");
+            assert!(took >= Duration::from_millis(30), "{took:?}");
+            assert_eq!(back, b"there and back");
+        }
+    }
+
+    #[test]
+    fn bytes_stay_in_order_and_bandwidth_is_shared() {
+        // 1 MiB there and back at 80 Mbit/s: 105 ms each, but overlapping.
+        let model = LinkModel { rtt_ns: MS, jitter_ns: 4 * MS, bits_per_s: 80_000_000 };
+        let link = Link::start(model, echo()).unwrap();
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for seed in 0..2u8 {
+                let address = link.address();
+                scope.spawn(move || {
+                    let mut stream = TcpStream::connect(address).unwrap();
+                    let bytes: Vec<u8> =
+                        (0..512 << 10).map(|i: u32| (i / 251) as u8 ^ seed).collect();
+                    let mut sender = stream.try_clone().unwrap();
+                    let copy = bytes.clone();
+                    scope.spawn(move || sender.write_all(&copy).unwrap());
+                    let mut back = vec![0; bytes.len()];
+                    stream.read_exact(&mut back).unwrap();
+                    assert!(back == bytes, "bytes came in another order");
+                });
+            }
+        });
+        assert!(begun.elapsed() >= Duration::from_millis(105), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn an_end_goes_through_in_both_directions() {
+        let link = Link::start(LinkModel::default(), echo()).unwrap();
+        let mut stream = TcpStream::connect(link.address()).unwrap();
+        stream.write_all(b"last words").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        assert_eq!(all, b"last words");
+        // And when the link goes, so do its connections.
+        let mut stream = TcpStream::connect(link.address()).unwrap();
+        round_trip(&mut stream, b"up");
+        drop(link);
+        assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+    }
+
+    #[test]
+    fn the_model_itself() {
+        let model = LinkModel { rtt_ns: 100_000, jitter_ns: 10_000, bits_per_s: 25_000_000_000 };
+        let ways: Vec<u64> = (0..1000).map(|n| model.way_ns(n)).collect();
+        assert!(ways.iter().all(|way| (45_000..=55_000).contains(way)));
+        assert!(ways.iter().min() < Some(&46_000) && ways.iter().max() > Some(&54_000));
+        // 4 KiB at 25 Gbit/s.
+        assert_eq!(model.occupies_ns(4096), 1310);
+        let mut wire = Wire::default();
+        let arrivals: Vec<u64> = (0..3).map(|_| wire.arrival(&model, 5_000, 4096)).collect();
+        assert_eq!(wire.free_at, 5_000 + 3 * 1310);
+        assert!(arrivals.iter().all(|at| *at >= 5_000 + 1310 + 45_000));
+        assert!(LinkModel::default().is_nothing());
+        assert_eq!(LinkModel { jitter_ns: 8, ..LinkModel::default() }.way_ns(3) / 8, 0);
+        assert_eq!(model.to_string(), "round trip 100 µs, jitter 10.0 µs, 25.0 Gbit/s");
+    }
+}
