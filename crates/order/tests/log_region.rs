@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use common::{Choices, ID, crc32c, write};
 use proptest::prelude::*;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
@@ -11,7 +14,7 @@ use riopipe_order::log_region::{
     MemberNamespace, NewVolume, OpenError, VOLUMES_MAX, VolumeState, inspect,
 };
 use riopipe_order::ordering_log::StreamLog;
-use riopipe_order::region::{MemRegion, Region};
+use riopipe_order::region::{MemRegion, Region, RegionError};
 
 const LEN: usize = 1 << 20;
 const UUID: [u8; 16] = [1; 16];
@@ -64,6 +67,14 @@ fn a_region_is_what_it_was_made() {
     assert_eq!((found.streams, found.slots, found.offset), (3, 100, 8192));
     assert_eq!(log.incarnation(), 2, "every start is a life of its own (T4)");
     assert_eq!((log.header().uuid, log.header().kind), (UUID, LogKind::Dax));
+}
+
+#[test]
+fn every_kind_of_medium_is_found_again_as_what_it_was() {
+    for kind in [LogKind::File, LogKind::Dax, LogKind::Block, LogKind::Pci] {
+        let log = open(create(kind).into_region()).unwrap();
+        assert_eq!(log.header().kind, kind);
+    }
 }
 
 #[test]
@@ -128,9 +139,15 @@ fn volumes_fill_gaps_and_say_what_is_missing() {
 
 #[test]
 fn a_region_must_have_room_for_something() {
-    let small =
-        LogRegion::create(MemRegion::new(HEADER_BYTES), 8192, UUID, BOOT, LogKind::Dax, crc32c);
-    assert_eq!(small.unwrap_err(), CreateError::TooSmall { have: 8192, need: 12288 });
+    let made = |header, len| {
+        LogRegion::create(MemRegion::new(header), len, UUID, BOOT, LogKind::Dax, crc32c).map(drop)
+    };
+    for (header, len) in [(HEADER_BYTES, 8192), (HEADER_BYTES, 12280), (HEADER_BYTES - 8, 12288)] {
+        let small = CreateError::TooSmall { have: len, need: 12288 };
+        assert_eq!(made(header, len), Err(small), "{header} bytes of {len}");
+    }
+    assert_eq!(made(HEADER_BYTES, 12288), Ok(()), "the smallest");
+    assert_eq!(made(12288, 12288), Ok(()), "more than the header may be given");
 }
 
 #[test]
@@ -200,6 +217,23 @@ fn t19_every_kind_of_wrong_region_is_told_apart() {
 }
 
 #[test]
+fn t19_two_whole_header_copies_that_contradict_each_other_are_damage() {
+    let with = |id| {
+        let mut log = create(LogKind::Dax);
+        add(&mut log, volume(id, 1, 16)).unwrap();
+        log.into_region()
+    };
+    let (mut one, other) = (with(1), with(2));
+    assert!(matches!(inspect(&one, LEN, BOOT, crc32c), Class::Ours(_)));
+    one.bytes_mut()[..HEADER_COPY_BYTES].copy_from_slice(&other.bytes()[..HEADER_COPY_BYTES]);
+    let found = inspect(&one, LEN, BOOT, crc32c);
+    assert!(
+        matches!(found, Class::Damaged { .. }),
+        "as often written, and not the same: {found:?}"
+    );
+}
+
+#[test]
 fn t19_a_file_log_of_another_boot_is_refused_while_somebody_needs_it() {
     let mut log = create(LogKind::File);
     add(&mut log, volume(1, 1, 4)).unwrap();
@@ -238,6 +272,50 @@ fn t19_no_flipped_bit_of_one_copy_loses_anything() {
         assert_eq!(log.header().volumes, truth, "bit {bit}");
         let mended = log.into_region();
         assert_eq!(mended.bytes()[..4096], mended.bytes()[4096..], "bit {bit}: and it is mended");
+    }
+}
+
+/// A region that tells where it was written to.
+#[derive(Debug)]
+struct Watched(MemRegion, Rc<RefCell<Vec<usize>>>);
+
+impl Region for Watched {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.0.read(offset, into);
+    }
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.1.borrow_mut().push(offset);
+        self.0.write(offset, bytes);
+    }
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.0.write_word(offset, value);
+    }
+    fn fence(&mut self) -> Result<(), RegionError> {
+        self.0.fence()
+    }
+}
+
+#[test]
+fn t19_the_newest_header_copy_is_written_over_last() {
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(1, 1, 16)).unwrap();
+    let older = log.into_region();
+    let newer = open(older.clone()).unwrap().into_region();
+    for (first, last) in [(0, HEADER_COPY_BYTES), (HEADER_COPY_BYTES, 0)] {
+        let copy = first..first + HEADER_COPY_BYTES;
+        let mut damaged = newer.clone();
+        damaged.bytes_mut()[first + 50] ^= 1;
+        let mut interrupted = newer.clone();
+        interrupted.bytes_mut()[copy.clone()].copy_from_slice(&older.bytes()[copy]);
+        for region in [damaged, interrupted] {
+            let writes = Rc::new(RefCell::new(Vec::new()));
+            let region = Watched(region, Rc::clone(&writes));
+            LogRegion::open(region, LEN, BOOT, crc32c).unwrap();
+            assert_eq!(*writes.borrow(), [first, last], "a crash in between leaves the newest");
+        }
     }
 }
 

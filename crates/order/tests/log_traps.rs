@@ -80,6 +80,26 @@ fn t1_a_lazy_release_frees_slots_in_memory_and_costs_no_fence() {
 }
 
 #[test]
+fn t1_a_mark_rides_along_with_a_fence_once_it_frees_an_eighth_of_the_ring() {
+    let mut log = fresh(64);
+    append_all(&mut log, 1..=10);
+    log.release(Seq(7));
+    log.fence().unwrap();
+    assert_eq!(reopen(log.region().crash(3)).1.released, Seq::ZERO, "not worth a mark yet");
+    log.release(Seq(8));
+    log.fence().unwrap();
+    assert_eq!(reopen(log.region().crash(3)).1.released, Seq(8));
+    // So appends never stop for a fence of their own, however often they come around.
+    for seq in 11..=500 {
+        let fences = log.region().fences();
+        log.append(&write(seq, seq as u32)).unwrap();
+        assert_eq!(log.region().fences(), fences, "the append of group {seq}");
+        log.fence().unwrap();
+        log.release(Seq(seq));
+    }
+}
+
+#[test]
 fn t1_marks_never_go_back() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=4);
@@ -273,6 +293,8 @@ fn what_does_not_fit_an_entry_is_not_appended() {
         Attribute { index: 1, ..good },
         Attribute { flags: Flags(0x10), ..good },
         Attribute { kind: Kind::Flush, ..good },
+        Attribute { kind: Kind::Flush, blocks: 0, ..good },
+        Attribute { kind: Kind::Flush, lba: 0, ..good },
     ];
     for bad in bad {
         assert!(matches!(log.append(&bad), Err(AppendError::Unloggable { .. })), "{bad:?}");

@@ -64,3 +64,32 @@ impl Filter {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_left_makes_nobody_look_closely() {
+        let mut filter = Filter::new(4096);
+        for blocks in [1, SMALL_BLOCKS, SMALL_BLOCKS + 1, 1000] {
+            for time in 1..=3 {
+                assert!(!filter.add(0, 100, 100 + blocks), "{blocks} blocks, time {time}");
+                filter.remove(0, 100, 100 + blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn only_large_ones_make_those_elsewhere_look_closely() {
+        let mut filter = Filter::new(4096);
+        assert!(!filter.add(0, 100, 100 + SMALL_BLOCKS));
+        assert!(!filter.add(0, 900, 900 + SMALL_BLOCKS), "nothing is near");
+        assert!(!filter.add(1, 100, 101), "another drive");
+        assert!(filter.add(0, 5000, 5000 + SMALL_BLOCKS + 1), "a large one, and small ones there");
+        assert!(filter.add(0, 9000, 9001), "and the other way round");
+        filter.remove(0, 5000, 5000 + SMALL_BLOCKS + 1);
+        assert!(!filter.add(0, 9500, 9501));
+        assert!(filter.add(0, 131, 140), "the last block of the first");
+    }
+}

@@ -48,6 +48,7 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
     });
     assert_eq!(asked, before.iter().map(|(a, _)| (a.seq, a.index)).collect::<Vec<_>>());
     assert!(engine.replaying(0));
+    assert_eq!(engine.replayed(), 7, "what is told of it counts requests");
     let again = drain(&mut engine, 1);
     let after: Vec<_> = again.iter().map(|d| shape(&engine, *d)).collect();
     assert_eq!(after[..7], before);
@@ -57,6 +58,7 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
     end(&mut engine, &again);
     assert!(!engine.replaying(0) && engine.is_idle());
     assert_eq!(engine.poll().complete, Seq(6));
+    assert_eq!(engine.replayed(), 7, "what is new was not sent again");
 }
 
 #[test]
