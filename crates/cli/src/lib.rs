@@ -17,6 +17,7 @@ mod logging;
 pub mod output;
 pub mod own_targets;
 pub mod progress;
+pub mod stage_table;
 pub mod volume_store;
 
 use std::process::ExitCode;

@@ -9,6 +9,7 @@ use std::{
 use riopipe::{
     Buf, ConnectOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, Stream, StreamOptions,
     SubmitError, Until, Volume, Why,
+    stages::{Distribution, Stage},
 };
 use riopipe_lab::{
     generator::{Extent, Generator},
@@ -67,6 +68,20 @@ impl Load {
         interrupt: &Interrupt,
         target_cpu_ns: impl Fn() -> Option<u64>,
     ) -> Result<Sample, Failure> {
+        self.run_traced(engine, interrupt, target_cpu_ns).map(|(sample, _)| sample)
+    }
+
+    /// The same, and where the time of the groups went on the initiator's side; that has the
+    /// warming up in it.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_traced(
+        &self,
+        engine: EngineKind,
+        interrupt: &Interrupt,
+        target_cpu_ns: impl Fn() -> Option<u64>,
+    ) -> Result<(Sample, Vec<(Stage, Distribution)>), Failure> {
         let options = OpenOptions {
             engine: Some(engine),
             connect: self.connect.clone(),
@@ -75,6 +90,7 @@ impl Load {
         let (volume, _recovery) = Volume::open(&self.volume, &self.members, &options)
             .map_err(|error| open_failure(&error))?;
         let result = self.run_on(&volume, interrupt, target_cpu_ns);
+        let stages = volume.stages();
         let closed = volume.close().map_err(|error| {
             Failure::new(Code::Storage, format!("can't close volume {:?}", self.volume))
                 .because(&error)
@@ -83,7 +99,7 @@ impl Load {
         let sample = result?;
         closed?;
         interrupt.check()?;
-        Ok(sample)
+        Ok((sample, stages))
     }
 
     fn run_on(

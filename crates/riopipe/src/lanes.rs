@@ -176,6 +176,7 @@ impl Lanes {
     /// Sends what may be sent, without looking for answers.
     pub(crate) fn send(&mut self) {
         self.session.pump(now_ns());
+        self.tell_time();
         for server in 0..self.roads.len() {
             if let Err(error) = self.flush(server) {
                 self.lose(server, &error);
@@ -216,11 +217,21 @@ impl Lanes {
         for server in 0..self.roads.len() {
             worked |= self.receive(server, now, sink).map_err(|e| (server, e))?;
         }
+        self.tell_time();
         self.session.pump(now);
+        self.tell_time();
         for server in 0..self.roads.len() {
             worked |= self.flush(server).map_err(|e| (server, e))?;
         }
         Ok(worked)
+    }
+
+    /// A traced group has entered a stage: the session has no clock to see when.
+    #[inline]
+    fn tell_time(&mut self) {
+        if self.session.wants_instant() {
+            self.session.instant(now_ns());
+        }
     }
 
     fn receive(
@@ -422,6 +433,9 @@ impl Lanes {
         }
         let result = self.session.poll();
         let marks = self.session.marks();
+        if self.session.has_traced() {
+            self.volume.stages.record(&self.session.traced(now_ns()));
+        }
         self.side.watched.publish(marks);
         if let Err(failure) = result {
             return Err(self.poisoned(failure));

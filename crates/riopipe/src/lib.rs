@@ -86,6 +86,7 @@ pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_order::engine::{EngineKind, Marks, Place};
 pub use riopipe_session::claim::ClaimError;
+pub use riopipe_session::stages;
 pub use riopipe_session::wire::LogKind;
 pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
 pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};

@@ -13,6 +13,7 @@ use riopipe_order::topology::Topology;
 use riopipe_session::claim::Intent;
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::stages::Stages;
 use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
@@ -336,6 +337,7 @@ fn inner(
         streams: Mutex::new(streams),
         ledger,
         housekeeper,
+        stages: Arc::new(Stages::of_initiator()),
         recovering: Mutex::default(),
         info,
     })

@@ -11,6 +11,7 @@ use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::stages::Stages;
 use riopipe_session::wire;
 
 use crate::error::{CallError, StreamError};
@@ -40,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) replay_board: Arc<ReplayBoard>,
     pub(crate) ledger: Option<SharedLedger>,
     pub(crate) housekeeper: Arc<Housekeeper>,
+    /// Where the time of the streams' groups goes.
+    pub(crate) stages: Arc<Stages>,
     /// One recovery at a time: they share the queue to the drives.
     pub(crate) recovering: Mutex<()>,
 }

@@ -450,8 +450,12 @@ impl Stream {
         durable: bool,
     ) -> Result<Seq, SubmitError> {
         let mut lanes = self.take();
+        let traced = lanes.session.traces_next().then(now_ns);
         match lanes.session.admit(&writes, tag, durable) {
             Ok(seq) => {
+                if let Some(since) = traced {
+                    lanes.session.trace(seq, since, now_ns());
+                }
                 if let Some(ledger) = &self.volume.ledger {
                     ledger.note(self.id, writes.iter().map(|w| (w.lba, w.blocks)), seq);
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
-use riopipe_session::wire;
+use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
 use crate::association::CallData;
@@ -240,6 +240,14 @@ impl Volume {
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.inner.topology.blocks()
+    }
+
+    /// Where the time of its groups has gone since it was opened: of about one in
+    /// [`stages::ONE_IN`], the times spent in each of an initiator's stages, for all streams
+    /// together. May be asked at any time, from any thread; no stream waits for it.
+    #[must_use]
+    pub fn stages(&self) -> Vec<(stages::Stage, stages::Distribution)> {
+        self.inner.stages.snapshot().collect()
     }
 
     /// The engine that runs.

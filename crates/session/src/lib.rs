@@ -6,6 +6,7 @@
 //!
 //! - [`initiator`]: a queue pair, bringing up a controller, discovery, an ordered stream;
 //! - [`target`]: the other end of the same connections;
+//! - [`stages`]: where the time of an ordered write goes, on both sides;
 //! - [`wire`]: Rio's own commands and the ordering attribute on the wire.
 
 #![no_std]
@@ -20,5 +21,6 @@ pub mod claim;
 pub mod initiator;
 pub mod label;
 pub mod outbox;
+pub mod stages;
 pub mod target;
 pub mod wire;

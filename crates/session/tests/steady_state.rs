@@ -13,6 +13,7 @@ use riopipe_nvme::command::Sqe;
 use riopipe_nvme::digest::soft;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
 use riopipe_session::outbox::Outbox;
+use riopipe_session::stages::Stages;
 
 use stream_rig::{Rig, Shape, log, write};
 
@@ -168,13 +169,19 @@ fn nothing_is_allocated_in_steady_state() {
 /// Allocations of the round of writes that needs the fewest.
 fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
     let groups: Vec<_> = (0..DEPTH as u64 / 2).map(|lba| [write(lba % 32, lba)]).collect();
+    let stages = Stages::of_initiator();
     let mut least = u64::MAX;
     for _ in 0..50 {
         let before = ALLOCATIONS.get();
         for group in &groups {
-            rig.session.admit(group, 0, false).unwrap();
+            let traced = rig.session.traces_next();
+            let seq = rig.session.admit(group, 0, false).unwrap();
+            if traced {
+                rig.session.trace(seq, rig.now, rig.now);
+            }
         }
         rig.session.pump(rig.now);
+        rig.session.instant(rig.now);
         let submitting = ALLOCATIONS.get() - before;
 
         // What the target gets and says is made outside the count.
@@ -187,10 +194,14 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
         let before = ALLOCATIONS.get();
         let used = rig.session.receive(0, rig.now, &answers, &mut |_, _| ());
         let marks = rig.session.poll().unwrap();
+        if rig.session.has_traced() {
+            stages.record(&rig.session.traced(rig.now));
+        }
         let receiving = ALLOCATIONS.get() - before;
         assert_eq!((used, marks.durable), (Ok(answers.len()), rig.session.engine().last()));
         least = least.min(submitting + receiving);
     }
+    assert!(stages.snapshot().all(|(_, seen)| seen.count() > 0), "some were traced");
     least
 }
 

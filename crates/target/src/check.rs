@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::identity;
 use crate::log::check_kind;
+use crate::metrics;
 
 /// One mistake: where, what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -365,6 +366,9 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
         let advice = format!("give 1 to {IO_QUEUES_MAX}");
         wrong("io_queues", config.io_queues.to_string(), &advice);
     }
+    if let Some(Err(error)) = config.metrics.as_deref().map(metrics::check_address) {
+        wrong("metrics", error.to_string(), error.advice());
+    }
     let mut namespaces: Vec<SettledNamespace> = Vec::new();
     let given: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();
     let mut free = (1..).filter(|nsid| !given.contains(nsid));
@@ -436,6 +440,7 @@ mod tests {
             cores: vec![100_000],
             io_queues: 0,
             log: Some("tape:/dev/st0".into()),
+            metrics: Some("0.0.0.0:9420".into()),
             namespaces: vec![
                 namespace(Some(1), "mem:1M"),
                 namespace(Some(1), "mem:1000"),
@@ -455,6 +460,7 @@ mod tests {
             "cores",
             "io_queues",
             "log",
+            "metrics",
             "namespaces[1]",
             "namespaces[2]",
             "namespaces[3]",

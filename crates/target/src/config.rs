@@ -57,6 +57,9 @@ pub struct Config {
     pub io_queues: u16,
     /// Milliseconds that commands under way may take to finish when the target stops.
     pub grace_ms: u64,
+    /// Loopback address and port where `GET /metrics` gives Prometheus's text and `GET /stat` the
+    /// same as JSON, such as `127.0.0.1:9420`; port 0 takes a free one. Not served if absent.
+    pub metrics: Option<String>,
 }
 
 /// One namespace.
@@ -103,6 +106,7 @@ impl Default for Config {
             require_data_digest: false,
             io_queues: IO_QUEUES_MAX,
             grace_ms: 1000,
+            metrics: None,
         }
     }
 }
@@ -194,6 +198,7 @@ mod tests {
             cores = [0, 1]
             spin_us = 50
             require_header_digest = true
+            metrics = "127.0.0.1:9420"
 
             [[namespaces]]
             drive = "mem:1G"
@@ -208,6 +213,7 @@ mod tests {
         assert_eq!(config.namespaces[1].nsid, Some(7));
         assert_eq!(config.spin_us, Some(50));
         assert!(config.require_header_digest && !config.require_data_digest);
+        assert_eq!(config.metrics.as_deref(), Some("127.0.0.1:9420"));
         assert_eq!(Config::from_toml("").unwrap(), Config::default());
     }
 

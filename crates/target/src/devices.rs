@@ -4,10 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use riopipe_media::{AlignedBuf, Cause, Data, Done, IoError, Queue};
+use riopipe_order::gate;
+use riopipe_session::stages::{Spent, Stages};
+use riopipe_session::target::limits::BLOCK_SIZE;
 use riopipe_session::target::{
     ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
 };
 
+use crate::counters::{Counter, Counters};
 use crate::log::WatchedPart;
 use crate::mail::Mailboxes;
 
@@ -47,6 +51,10 @@ pub(crate) struct Devices {
     pub(crate) now: u64,
     /// Scratch space for completions.
     done: Vec<Done>,
+    /// This reactor's own.
+    counters: Arc<Counters>,
+    /// Of all reactors.
+    stages: Arc<Stages>,
 }
 
 struct DriveQueue {
@@ -73,9 +81,12 @@ impl Devices {
         queues: Vec<Box<dyn Queue>>,
         shared: SharedState,
         mail: Arc<Mailboxes>,
+        counters: Arc<Counters>,
+        stages: Arc<Stages>,
     ) -> Self {
         let drives = queues.into_iter().map(|queue| DriveQueue { queue, backlog: VecDeque::new() });
-        Self { drives: drives.collect(), shared, mail, now: riopipe_media::now(), done: Vec::new() }
+        let (drives, now) = (drives.collect(), riopipe_media::now());
+        Self { drives, shared, mail, now, done: Vec::new(), counters, stages }
     }
 
     /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
@@ -94,7 +105,8 @@ impl Devices {
             drive.queue.poll(self.now, &mut done);
             count += done.len();
             for Done { op, result } in done.drain(..) {
-                each(self, OpId(op), translate(result));
+                let result = translate(result, &self.counters);
+                each(self, OpId(op), result);
             }
             self.done = done;
             while let Some((op, result)) = self.next_of_backlog(ns) {
@@ -122,7 +134,7 @@ impl Devices {
                 }
             };
             if let riopipe_media::Submitted::Done(result) = submitted {
-                return Some((op, translate(result)));
+                return Some((op, translate(result, &self.counters)));
             }
         }
         None
@@ -170,12 +182,18 @@ impl Host for Devices {
 
     #[inline]
     fn write(&mut self, ns: usize, op: OpId, lba: u64, data: WriteData<'_, Buf>) -> Submitted<Buf> {
+        let bytes = match &data {
+            WriteData::Borrowed(bytes) => bytes.len(),
+            WriteData::Owned(Buf(buf)) => buf.len(),
+        };
+        self.counters.add(Counter::Writes, 1);
+        self.counters.add(Counter::WrittenBytes, bytes as u64);
         match (self.queue(ns), data) {
             (Ok(queue), WriteData::Borrowed(bytes)) => {
-                submitted(queue.write(op.0, lba, Data::Borrowed(bytes)))
+                submitted(queue.write(op.0, lba, Data::Borrowed(bytes)), &self.counters)
             }
             (Ok(queue), WriteData::Owned(Buf(buf))) => {
-                submitted(queue.write(op.0, lba, Data::Owned(buf)))
+                submitted(queue.write(op.0, lba, Data::Owned(buf)), &self.counters)
             }
             (Err(backlog), data) => {
                 let data = match data {
@@ -190,8 +208,10 @@ impl Host for Devices {
 
     #[inline]
     fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Buf> {
+        self.counters.add(Counter::Reads, 1);
+        self.counters.add(Counter::ReadBytes, u64::from(blocks) * u64::from(BLOCK_SIZE));
         match self.queue(ns) {
-            Ok(queue) => submitted(queue.read(op.0, lba, blocks.into())),
+            Ok(queue) => submitted(queue.read(op.0, lba, blocks.into()), &self.counters),
             Err(backlog) => {
                 backlog.push_back(Backlog { op, lba, what: What::Read(blocks.into()) });
                 Submitted::Pending
@@ -200,8 +220,9 @@ impl Host for Devices {
     }
 
     fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Buf> {
+        self.counters.add(Counter::Flushes, 1);
         match self.queue(ns) {
-            Ok(queue) => submitted(queue.flush(op.0)),
+            Ok(queue) => submitted(queue.flush(op.0), &self.counters),
             Err(backlog) => {
                 backlog.push_back(Backlog { op, lba: 0, what: What::Flush });
                 Submitted::Pending
@@ -217,9 +238,12 @@ impl Host for Devices {
         blocks: u64,
         deallocate: bool,
     ) -> Submitted<Buf> {
+        self.counters.add(Counter::Discards, 1);
         match self.queue(ns) {
-            Ok(queue) if deallocate => submitted(queue.deallocate(op.0, lba, blocks)),
-            Ok(queue) => submitted(queue.write_zeroes(op.0, lba, blocks)),
+            Ok(queue) if deallocate => {
+                submitted(queue.deallocate(op.0, lba, blocks), &self.counters)
+            }
+            Ok(queue) => submitted(queue.write_zeroes(op.0, lba, blocks), &self.counters),
             Err(backlog) => {
                 backlog.push_back(Backlog { op, lba, what: What::Zero { blocks, deallocate } });
                 Submitted::Pending
@@ -238,15 +262,18 @@ impl Host for Devices {
     fn log(&mut self, event: Event<'_>) {
         match event {
             Event::Connected { hostnqn, subnqn, cntlid, qid } => {
+                self.counters.add(Counter::Connections, 1);
                 tracing::info!(hostnqn, subnqn, cntlid, qid, "connected");
             }
             Event::Refused { hostnqn, subnqn, qid, why, status } => {
+                self.counters.add(Counter::ConnectsRefused, 1);
                 tracing::warn!(hostnqn, subnqn, qid, why, %status, "connect refused");
             }
             Event::Closed { hostnqn, cntlid, qid, why } => {
                 tracing::info!(hostnqn, cntlid, qid, why, "connection closed");
             }
             Event::Claimed { hostnqn, cntlid, what } => {
+                self.counters.add(Counter::Claims, 1);
                 tracing::info!(hostnqn, cntlid, what, "volume claimed");
             }
             Event::Trouble { hostnqn, cntlid, qid, why } => {
@@ -254,26 +281,53 @@ impl Host for Devices {
             }
         }
     }
+
+    #[inline]
+    fn instant(&self) -> u64 {
+        riopipe_media::now()
+    }
+
+    #[inline]
+    fn ordered(&mut self, requests: u64) {
+        self.counters.add(Counter::OrderedRequests, requests);
+    }
+
+    fn traced(&mut self, spent: &Spent) {
+        self.stages.record(spent);
+    }
+
+    fn stopped(&mut self, why: gate::Cause) {
+        self.counters.add(Counter::StreamsFailed, 1);
+        match why {
+            gate::Cause::LogFull => self.counters.add(Counter::LogFull, 1),
+            gate::Cause::LogFailed => self.counters.add(Counter::LogFailed, 1),
+            _ => {}
+        }
+    }
 }
 
 #[inline]
-fn submitted(submitted: riopipe_media::Submitted) -> Submitted<Buf> {
+fn submitted(submitted: riopipe_media::Submitted, counters: &Counters) -> Submitted<Buf> {
     match submitted {
-        riopipe_media::Submitted::Done(result) => Submitted::Done(translate(result)),
+        riopipe_media::Submitted::Done(result) => Submitted::Done(translate(result, counters)),
         riopipe_media::Submitted::Pending => Submitted::Pending,
     }
 }
 
 #[inline]
-fn translate(result: Result<Option<AlignedBuf>, IoError>) -> Result<Option<Buf>, DeviceError> {
+fn translate(
+    result: Result<Option<AlignedBuf>, IoError>,
+    counters: &Counters,
+) -> Result<Option<Buf>, DeviceError> {
     match result {
         Ok(buf) => Ok(buf.map(Buf)),
-        Err(error) => Err(explain(&error)),
+        Err(error) => Err(explain(&error, counters)),
     }
 }
 
 #[cold]
-fn explain(error: &IoError) -> DeviceError {
+fn explain(error: &IoError, counters: &Counters) -> DeviceError {
+    counters.add(Counter::DriveErrors, 1);
     tracing::error!(%error, "a drive failed");
     match error.cause() {
         Cause::OutOfRange { .. } => DeviceError::OutOfRange,

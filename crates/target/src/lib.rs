@@ -15,14 +15,18 @@
 
 mod check;
 mod config;
+mod counters;
 mod crc;
 mod devices;
+mod exposition;
 mod identity;
 mod link;
 mod log;
 mod mail;
+mod metrics;
 mod nvmetcli;
 mod reactor;
+mod stat;
 mod target;
 
 pub use check::{Problem, Promise, Report, check};
@@ -32,4 +36,5 @@ pub use config::{
 pub use crc::crc32c;
 pub use log::{LogOpenError, OtherKind};
 pub use nvmetcli::JsonError;
+pub use stat::{StageStat, Stat, with_shares};
 pub use target::{Running, StartError, StopError, Target};

@@ -9,8 +9,10 @@ use riopipe_media::Queue;
 use riopipe_net::{
     AcceptError, Event, Interest, Listener, Next, Poller, PollerError, SpinPolicy, Waiter,
 };
+use riopipe_session::stages::Stages;
 use riopipe_session::target::ConnId;
 
+use crate::counters::Counters;
 use crate::devices::{Devices, SharedState};
 use crate::link::Link;
 use crate::log::Log;
@@ -89,6 +91,9 @@ pub(crate) struct Parts {
     pub(crate) log: Option<Arc<Log>>,
     /// Commands may take so long to finish once the target stops.
     pub(crate) grace_ns: u64,
+    /// Its own.
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) stages: Arc<Stages>,
 }
 
 pub(crate) struct Reactor {
@@ -116,7 +121,9 @@ pub(crate) struct Reactor {
 
 impl Reactor {
     pub(crate) fn new(parts: Parts) -> Result<Self, PollerError> {
-        let devices = Devices::new(parts.queues, parts.shared, Arc::clone(&parts.mail));
+        let mail = Arc::clone(&parts.mail);
+        let Parts { queues, shared, counters, stages, .. } = parts;
+        let devices = Devices::new(queues, shared, mail, counters, stages);
         for (i, listener) in parts.listeners.iter().enumerate() {
             parts.poller.add(listener, LISTENER + i as u64, Interest::Read)?;
         }
@@ -207,8 +214,13 @@ impl Reactor {
         if timeout != Some(Duration::ZERO) {
             self.devices.now = riopipe_media::now();
         }
-        // Whichever look takes the wake-up reads the mail, and after it: else one is slept over.
-        let mut any = woken && self.read_mail();
+        // Whichever look takes the wake-up reads the mail, and after it: else one is slept over. It
+        // counts as work even without mail, so that the order it may be for is asked for once more
+        // before anybody sleeps.
+        let mut any = woken;
+        if woken {
+            self.read_mail();
+        }
         for event in events.iter() {
             if event.token >= LISTENER {
                 any |= self.accept((event.token - LISTENER) as usize);
@@ -320,10 +332,8 @@ impl Reactor {
         }
     }
 
-    fn read_mail(&mut self) -> bool {
-        let mail = self.mail.take(self.index);
-        let any = !mail.is_empty();
-        for mail in mail {
+    fn read_mail(&mut self) {
+        for mail in self.mail.take(self.index) {
             match mail {
                 Mail::Adopt(link) => {
                     let id = link.conn.id();
@@ -335,7 +345,6 @@ impl Reactor {
                 Mail::Notice(id) => self.notice(id),
             }
         }
-        any
     }
 
     /// Has a connection, if it is here, look at what was left for it.

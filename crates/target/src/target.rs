@@ -8,16 +8,20 @@ use std::time::{Duration, Instant};
 
 use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
 };
 
 use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
+use crate::counters::Counters;
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, open_volumes};
 use crate::mail::Mailboxes;
+use crate::metrics::Endpoint;
 use crate::reactor::{Control, Order, Parts, Reactor};
+use crate::stat::{Figures, Stat};
 
 /// Why a target did not start.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +112,8 @@ pub struct Running {
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
     drives: Vec<Arc<dyn Drive>>,
     log: Option<Arc<Log>>,
+    figures: Arc<Figures>,
+    metrics: Option<Endpoint>,
 }
 
 impl Target {
@@ -169,6 +175,7 @@ impl Target {
         }
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         let discovery_addresses = addresses.split_off(config.listen.len());
+        let metrics = config.metrics.as_deref().map(Listener::bind).transpose()?;
         let identity = Identity {
             subnqn: settled.subnqn.clone(),
             serial: settled.serial,
@@ -187,6 +194,13 @@ impl Target {
         let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
         let control = Arc::new(Control::new());
         let next_conn = Arc::new(AtomicU64::new(1));
+        let figures = Arc::new(Figures {
+            subnqn: settled.subnqn.clone(),
+            started: Instant::now(),
+            shared: Arc::clone(&shared),
+            counters: (0..reactors).map(|_| Arc::new(Counters::default())).collect(),
+            stages: Arc::new(Stages::of_target()),
+        });
         let mut running = Running {
             addresses,
             discovery_addresses,
@@ -199,6 +213,8 @@ impl Target {
             threads: Vec::new(),
             drives,
             log,
+            figures,
+            metrics: None,
         };
         for (index, poller) in pollers.into_iter().enumerate() {
             let mut queues = Vec::new();
@@ -220,6 +236,8 @@ impl Target {
                 next_conn: Arc::clone(&next_conn),
                 log: if index == 0 { running.log.clone() } else { None },
                 grace_ns: config.grace_ms.saturating_mul(1_000_000),
+                counters: Arc::clone(&running.figures.counters[index]),
+                stages: Arc::clone(&running.figures.stages),
             };
             let core = config.cores.get(index).copied();
             let thread = std::thread::Builder::new()
@@ -227,6 +245,9 @@ impl Target {
                 .spawn(move || run(parts, core))
                 .map_err(StartError::Thread)?;
             running.threads.push(thread);
+        }
+        if let Some(listener) = metrics {
+            running.metrics = Some(Endpoint::start(listener, Arc::clone(&running.figures))?);
         }
         for address in &running.addresses {
             tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
@@ -314,6 +335,18 @@ impl Running {
     #[must_use]
     pub fn connections(&self) -> usize {
         lock(&self.shared).connections()
+    }
+
+    /// What it has done so far, and where the time of ordered writes went.
+    #[must_use]
+    pub fn stat(&self) -> Stat {
+        self.figures.stat()
+    }
+
+    /// Where its figures are served over HTTP, with the real port.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Endpoint::address)
     }
 
     /// Whether all reactors still run. One that doesn't has said why in the log book.

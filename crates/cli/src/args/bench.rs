@@ -204,6 +204,7 @@ Examples:
   rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
   rio bench run --engine none,rio --log block:{},size=2M
   rio bench run --pattern seq --batch 16 --merge off
+  rio bench run --engine rio --depth 32 --stages           where does the time go?
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
 pub struct Run {
     /// Ways to keep order: none, sync, rio; several separated by commas
@@ -219,6 +220,10 @@ pub struct Run {
     /// Also exchange the same bytes over loopback with nothing of Rio between: the floor
     #[arg(long, conflicts_with = "volume")]
     pub floor: bool,
+    /// Also show where the time of the writes went, on both sides; targets of others tell by
+    /// themselves (`rio target stat`)
+    #[arg(long)]
+    pub stages: bool,
     /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
     pub wait: SpinPolicy,

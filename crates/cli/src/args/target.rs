@@ -16,6 +16,9 @@ pub enum Target {
     /// Say what is wrong with a configuration, and what its media survive; serves nothing
     #[command(after_help = CHECK_HELP)]
     Check(Serve),
+    /// Show what a target has done so far, and where the time of its ordered writes goes
+    #[command(after_help = STAT_HELP)]
+    Stat(Stat),
 }
 
 /// What is served, and to whom.
@@ -72,6 +75,21 @@ pub struct Serve {
     /// Microseconds to look for work before sleeping; 0 sleeps at once [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub spin_us: Option<u64>,
+    /// Loopback address where to tell, over HTTP, what the target does: /metrics for Prometheus,
+    /// /stat as JSON, which `rio target stat` shows; port 0 takes a free one [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<String>,
+}
+
+/// Which target to ask, and how often.
+#[derive(Args, Clone, Debug)]
+pub struct Stat {
+    /// What `rio target serve --metrics` was given
+    #[arg(value_name = "ADDR:PORT")]
+    pub addr: String,
+    /// Go on, and show every so many seconds what came in between
+    #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
+    pub watch: Option<Duration>,
 }
 
 fn serve_help() -> String {
@@ -94,6 +112,7 @@ Examples:
   rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M
   rio target serve --drive block:/dev/nvme0n1 --log block:/dev/nvme1n1     a small PLP drive
   rio target serve --drive ssd:flash,size=4G --log file:/tmp/log,size=2M     a modelled drive
+  rio target serve --drive mem:1G --log file:/tmp/log,size=2M --metrics 127.0.0.1:9420
   rio target serve -c /etc/rio/target.toml -v
 The Linux kernel connects with: nvme connect -t tcp -a ADDR -s 4420 -n NQN",
         capital(DRIVE_HELP),
@@ -108,6 +127,26 @@ looked at and left as they are.
 Examples:
   rio target check -c /etc/rio/target.toml
   rio target check --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M";
+
+const STAT_HELP: &str = "\
+Asks a target that was started with `--metrics`. One ordered write in 256 is traced, which costs
+well under 1 %; a traced write is in exactly one stage at any moment:
+
+  gate        held back by a gap before it, overlapping blocks, a FLUSH, or because its data is
+              still on the way
+  log append  its attribute is written to the ordering log, and fenced with those of its batch
+  device      at the drive, with the FLUSH that belongs to it
+  persist     marked as persistent in the log, and fenced
+  completion  answered, and the answer handed to the socket
+
+A slow log shows in log append and persist, a slow drive in device, dependent writes in gate.
+Percentiles are exact to 3 %.
+
+Examples:
+  rio target stat 127.0.0.1:9420                 since the start
+  rio target stat 127.0.0.1:9420 --watch 5       and then of every 5 seconds
+  rio target stat 127.0.0.1:9420 -o json         with all buckets
+Prometheus reads the same from http://127.0.0.1:9420/metrics.";
 
 fn capital(text: &str) -> String {
     let mut chars = text.chars();

@@ -3,6 +3,7 @@
 mod compare;
 mod floor;
 mod recovery;
+mod stages;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,6 +18,7 @@ use riopipe_lab::{
     workload::{Pattern as Walk, Shape, Workload},
 };
 use riopipe_net::{SocketOptions, SpinPolicy};
+use riopipe_target::Running;
 use serde::Serialize;
 
 use crate::{
@@ -64,13 +66,23 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     let steps = workloads.len() as u64 * u64::from(args.writes.rounds) * contenders.len() as u64;
     let progress = Progress::steps(output, "", steps);
     let mut points = Vec::new();
+    let mut stages = Vec::new();
     for workload in &workloads {
         let load = place.load(args, *workload);
+        let mut traced = vec![stages::Traced::default(); engines.len()];
         let rounds = Rounds::run(&contenders, args.writes.rounds as usize, |index, _| {
             interrupt.check()?;
             progress.say(format!("{} at depth {}", contenders[index], workload.queue_depth));
             let sample = match (engines.get(index), &floor_drive) {
-                (Some(engine), _) => load.run(*engine, &interrupt, || place.target_cpu_ns()),
+                (Some(engine), _) => {
+                    let before = stages::Seen::by(place.targets());
+                    load.run_traced(*engine, &interrupt, || place.target_cpu_ns()).map(
+                        |(sample, volume)| {
+                            traced[index].add(&volume, &before, place.targets());
+                            sample
+                        },
+                    )
+                }
                 (None, Some(drive)) => floor::once(
                     &FloorOptions {
                         workload: *workload,
@@ -89,6 +101,10 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
             sample
         })?;
         points.push(Point::new(workload, machine.cores, &rounds, &RATIOS));
+        if args.stages {
+            let named = engines.iter().zip(traced);
+            stages.extend(named.map(|(e, t)| t.view(e.name(), workload.queue_depth)));
+        }
     }
     drop(progress);
     Ok(Measured {
@@ -97,6 +113,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
         seconds: args.writes.time.as_secs_f64(),
         rounds: args.writes.rounds,
         place: place.describe(args),
+        stages,
     })
 }
 
@@ -192,6 +209,14 @@ impl Place {
         }
     }
 
+    /// Those whose inside can be seen.
+    fn targets(&self) -> &[Running] {
+        match self {
+            Self::Own(own) => own.targets(),
+            Self::Existing { .. } => &[],
+        }
+    }
+
     fn server_cores(&self) -> Vec<usize> {
         match self {
             Self::Own(own) => own.server_cores().to_vec(),
@@ -234,6 +259,9 @@ struct Measured {
     seconds: f64,
     rounds: u32,
     place: BTreeMap<&'static str, serde_json::Value>,
+    /// With `--stages` only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stages: Vec<stages::View>,
 }
 
 impl Report for Measured {
@@ -241,8 +269,9 @@ impl Report for Measured {
         let place: Vec<String> =
             self.place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
         let merge = if self.merge { "on" } else { "off" };
+        let stages: String = self.stages.iter().map(|view| view.text(terminal)).collect();
         format!(
-            "{}\n{}, merge {merge}, {} rounds of {} s\n",
+            "{}\n{}, merge {merge}, {} rounds of {} s\n{stages}",
             self.figures.render(terminal).trim_end_matches('\n'),
             place.join(", "),
             self.rounds,

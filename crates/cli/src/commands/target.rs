@@ -1,4 +1,6 @@
-//! `rio target serve|check`
+//! `rio target serve|check|stat`
+
+mod stat;
 
 use std::net::SocketAddr;
 
@@ -17,6 +19,7 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
     match command {
         Target::Serve(args) => serve(&args, output),
         Target::Check(args) => check(&args, output),
+        Target::Stat(args) => stat::run(&args, output),
     }
 }
 
@@ -29,6 +32,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         subnqn: running.subnqn().to_owned(),
         addresses: running.addresses().to_vec(),
         discovery_addresses: running.discovery_addresses().to_vec(),
+        metrics: running.metrics_address(),
         serves: running.describe().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
     })?;
@@ -92,6 +96,7 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     }
     config.subnqn = args.nqn.clone().or(config.subnqn);
     config.log = args.log.clone().or(config.log);
+    config.metrics = args.metrics.clone().or(config.metrics);
     config.reactors = args.reactors.or(config.reactors);
     config.spin_us = args.spin_us.or(config.spin_us);
     if let Some(wait) = args.lock_wait {
@@ -174,6 +179,9 @@ struct Serving {
     subnqn: String,
     addresses: Vec<SocketAddr>,
     discovery_addresses: Vec<SocketAddr>,
+    /// With `--metrics` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
     serves: Vec<String>,
     promises: Vec<PromiseView>,
 }
@@ -185,6 +193,11 @@ impl Report for Serving {
         let mut text = format!("{} at {}\n", self.subnqn, addresses(&self.addresses));
         if !self.discovery_addresses.is_empty() {
             text += &format!("discovery at {}\n", addresses(&self.discovery_addresses));
+        }
+        if let Some(address) = self.metrics {
+            text += &format!(
+                "metrics at http://{address}/metrics; `rio target stat {address}` shows them\n"
+            );
         }
         for line in &self.serves {
             text += &format!("{line}\n");

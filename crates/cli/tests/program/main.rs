@@ -7,4 +7,5 @@ mod log_dump;
 mod measure;
 mod serve;
 mod site;
+mod stat;
 mod volumes;

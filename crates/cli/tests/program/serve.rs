@@ -11,7 +11,7 @@ use crate::site::{LIMIT, content, finish, keys, rio, rio_in, start_in};
 use serde_json::Value;
 
 /// A served target: the process, and what it said once ready.
-fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
+pub(crate) fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
     let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
     args.extend(words);
     let mut child = start_in(folder, &args);
@@ -30,7 +30,7 @@ fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
     }
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
 }
 

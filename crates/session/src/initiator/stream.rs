@@ -9,6 +9,7 @@ mod link;
 mod reading;
 mod rejoin;
 mod sync;
+mod tracer;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,6 +32,7 @@ pub use link::LinkState;
 use link::{Link, State};
 use reading::{ReadPart, Reading};
 use rejoin::{News, breaks};
+use tracer::Tracer;
 
 /// What a stream is.
 #[derive(Clone, Debug)]
@@ -98,6 +100,7 @@ pub struct StreamSession<P> {
     over: bool,
     shared: Arc<FlushFailures>,
     seen: Seen,
+    tracer: Tracer,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
@@ -121,6 +124,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .collect();
         let seen = shared.seen();
         Self {
+            tracer: Tracer::new(config.stream.0.into()),
             marks: Marks { complete: config.start, durable: config.start },
             config,
             engine,
@@ -170,7 +174,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.unsettled {
             self.tend(now);
         }
-        let Self { links, engine, config, reading, closing, .. } = self;
+        let Self { links, engine, config, reading, closing, tracer, .. } = self;
         for (server, link) in links.iter_mut().enumerate() {
             if !link.carries() {
                 continue;
@@ -181,6 +185,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             while link.queue.in_flight() < config.queue_depth {
                 let Some(dispatch) = engine.next(server as u16) else { break };
                 let request = engine.request(dispatch.id);
+                tracer.sent(dispatch.id, request.seq, request.span);
                 let nsid = config.nsids[usize::from(request.member.0)];
                 let mut sqe = match request.kind {
                     Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
@@ -275,7 +280,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self { links, engine, config, reading, mark_refused, shared, .. } = self;
+        let Self { links, engine, config, reading, mark_refused, shared, tracer, .. } = self;
         let link = &mut links[usize::from(server)];
         let mut news = None;
         let mut events = 0u32;
@@ -297,6 +302,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     match user & KIND {
                         0 => {
                             let id = RequestId(user as u32);
+                            tracer.came(id);
                             if status.is_ok() {
                                 engine.done(id, Ok(()));
                             } else if config.loss_ns > 0

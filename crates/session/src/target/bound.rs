@@ -13,6 +13,7 @@ use super::host::Host;
 use super::listing::{self, Listing};
 use super::namespace::Namespaces;
 use super::stream::overtaken;
+use super::tracer::Tracer;
 use crate::wire;
 use crate::wire::list::Page;
 
@@ -41,6 +42,9 @@ pub(super) struct Stream<H: Host> {
     pub(super) appended: bool,
     /// The list of which the owner has had a page, but not the last.
     listing: Option<Listing>,
+    pub(super) tracer: Tracer,
+    /// The host knows that the stream has failed.
+    pub(super) told_stopped: bool,
 }
 
 /// No drive of the stream.
@@ -118,6 +122,7 @@ impl<H: Host> Stream<H> {
             may_write: false,
         };
         let room = usize::from(entries);
+        let seed = u64::from(log.id().stream.0);
         Self {
             volume,
             log,
@@ -133,6 +138,9 @@ impl<H: Host> Stream<H> {
             inline: Vec::with_capacity(room),
             appended: false,
             listing: None,
+            // Streams that go the same pace are not all looked at together.
+            tracer: Tracer::new(seed),
+            told_stopped: false,
         }
     }
 
@@ -174,6 +182,22 @@ impl<H: Host> Stream<H> {
             }
             at += 1;
         }
+    }
+
+    /// The request in slot `index` is to be traced, or what is traced waits for it; the gate wants
+    /// the steps from `from` on.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn trace_arrival(&mut self, index: u16, from: usize, host: &H) {
+        let is_write = self.entries[usize::from(index)].attribute.kind == Kind::Write;
+        self.tracer.arrived(index, is_write, &self.steps[from..], host.instant());
+    }
+
+    /// The traced write in slot `index` is back from the drive, or its FLUSH is.
+    #[cold]
+    pub(super) fn landed(&mut self, index: u16, was_flush: bool, now: u64) {
+        let flags = self.entries[usize::from(index)].attribute.flags;
+        self.tracer.landed(flags.has(Flags::FLUSH) && !was_flush, now);
     }
 
     /// Notices FLUSHes of its drives that failed on any other connection (T22).

@@ -250,6 +250,12 @@ impl<H: Host> TargetConn<H> {
     /// Something of `out` has been sent: commands that waited for room may go on.
     pub fn sent(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
         self.unsent_since = None;
+        if let Some(stream) = &mut self.stream
+            && stream.tracer.is_answered()
+            && out.is_empty()
+        {
+            host.traced(&stream.tracer.sent(host.instant()));
+        }
         self.pump(host, out);
     }
 

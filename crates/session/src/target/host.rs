@@ -3,9 +3,11 @@
 use alloc::string::String;
 
 use riopipe_nvme::command::Status;
+use riopipe_order::gate::Cause;
 use riopipe_order::region::Region;
 
 use super::shared::{ConnId, Shared};
+use crate::stages::Spent;
 
 /// Names a device operation of a connection; the host keeps it and hands it back. The upper 48
 /// bits are the `key` that the host gave the connection, so that it finds the connection again;
@@ -133,6 +135,16 @@ pub trait Host {
     fn notify(&mut self, conn: ConnId);
     /// Writes an event into the log book.
     fn log(&mut self, event: Event<'_>);
+    /// The time as [`now`](Self::now) has it, but looked at just now; only traced writes ask.
+    fn instant(&self) -> u64 {
+        self.now()
+    }
+    /// So many ordered requests have come in one batch.
+    fn ordered(&mut self, _requests: u64) {}
+    /// A traced write has been answered: where its time went.
+    fn traced(&mut self, _spent: &Spent) {}
+    /// An ordered stream has failed (P6).
+    fn stopped(&mut self, _why: Cause) {}
 }
 
 /// What is worth a line in the log book.

@@ -419,7 +419,7 @@ impl<H: Host> TargetConn<H> {
     ) {
         let slot = &self.slots[index];
         if slot.ordered {
-            return self.ordered_device_result(index, result, out);
+            return self.ordered_device_result(index, result, host, out);
         }
         let (ns, stage, code) = (usize::from(slot.ns), slot.stage, slot.sqe.opcode());
         let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;

@@ -24,6 +24,7 @@ mod settlement;
 mod shared;
 mod slots;
 mod stream;
+mod tracer;
 mod transfer;
 mod volume;
 

@@ -107,6 +107,9 @@ impl<H: Host> TargetConn<H> {
             self.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
             return Ok(());
         }
+        if stream.tracer.is_due() {
+            stream.trace_arrival(index, from, host);
+        }
         stream.append(from);
         if !inline {
             self.slots[index].want = attribute.blocks * BLOCK_SIZE;
@@ -211,6 +214,7 @@ impl<H: Host> TargetConn<H> {
             return;
         };
         stream.see_flush_failures(&self.namespaces);
+        host.ordered(stream.tracer.news());
         let mut persisted = false;
         while !stream.steps.is_empty() {
             let due = mem::take(&mut stream.appended) && !probe::planted(Plant::T7WriteBeforeFence);
@@ -218,6 +222,9 @@ impl<H: Host> TargetConn<H> {
                 probe::hit(Rare::LogFailed);
                 stream.gate.fence_failed(&mut stream.steps);
                 self.trouble("the ordering log failed; its stream is stopped", host);
+            }
+            if stream.tracer.is_logging() {
+                stream.tracer.logged(&stream.steps, host.instant());
             }
             let mut doing = mem::take(&mut stream.doing);
             mem::swap(&mut doing, &mut stream.steps);
@@ -241,11 +248,25 @@ impl<H: Host> TargetConn<H> {
             doing.clear();
             stream.doing = doing;
         }
+        if stream.tracer.is_under_way() {
+            stream.tracer.completing(&stream.done, host.instant());
+        }
         let due = persisted && !probe::planted(Plant::T7AnswerBeforeFence);
         if due && stream.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
             stream.gate.fence_failed(&mut stream.done);
             self.trouble("the ordering log failed; its stream is stopped", host);
+        }
+        if stream.tracer.is_complete() {
+            stream.tracer.persisted(host.instant());
+        }
+        if !stream.told_stopped
+            && let Some(cause) = stream.gate.poisoned()
+        {
+            stream.told_stopped = true;
+            if !matches!(cause, Cause::Closed) {
+                host.stopped(cause);
+            }
         }
         let mut done = mem::take(&mut stream.done);
         for step in done.drain(..) {
@@ -316,6 +337,9 @@ impl<H: Host> TargetConn<H> {
         let slot = &mut self.slots[index];
         if entry.data == Data::Awaited {
             entry.may_write = true;
+            if stream.tracer.is(index) {
+                stream.tracer.held(host.instant());
+            }
             return;
         }
         let hopeless = stream.fenced
@@ -328,6 +352,10 @@ impl<H: Host> TargetConn<H> {
         let (ns, op) = (usize::from(slot.ns), OpId::new(self.key, index));
         let (start, end) = mem::take(&mut slot.inline);
         slot.stage = Stage::Device;
+        let is_traced = stream.tracer.is(index);
+        if is_traced {
+            stream.tracer.submitted(host.instant());
+        }
         let submitted = match attribute.kind {
             Kind::Write if end > 0 => {
                 let bytes = &buf[start as usize..end as usize];
@@ -350,6 +378,9 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if let Submitted::Done(result) = submitted {
+            if is_traced {
+                stream.landed(index, false, host.instant());
+            }
             self.submitted(stream, index, result);
         }
     }
@@ -358,7 +389,14 @@ impl<H: Host> TargetConn<H> {
         let slot = &mut self.slots[index];
         slot.stage = Stage::DeviceFlush;
         let ns = usize::from(slot.ns);
+        let is_traced = stream.tracer.is(index);
+        if is_traced {
+            stream.tracer.submitted(host.instant());
+        }
         if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+            if is_traced {
+                stream.landed(index, true, host.instant());
+            }
             self.submitted(stream, index, result);
         }
     }
@@ -368,10 +406,15 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         index: u16,
         result: Result<Option<H::Buf>, DeviceError>,
+        host: &H,
         out: &mut Outbox<H::Buf>,
     ) {
         match self.stream.take() {
             Some(mut stream) => {
+                if stream.tracer.is(index) {
+                    let was_flush = self.slots[index].stage == Stage::DeviceFlush;
+                    stream.landed(index, was_flush, host.instant());
+                }
                 self.submitted(&mut stream, index, result);
                 self.stream = Some(stream);
             }

@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
+use riopipe_order::gate::Cause;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::ordering_log::{Scan, StreamLog};
 use riopipe_order::region::{MemRegion, Region, RegionError};
 use riopipe_session::outbox::Outbox;
+use riopipe_session::stages::Spent;
 use riopipe_session::target::{
     Closed, ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared,
     Split, Submitted, TargetConn, Volumes, WriteData,
@@ -167,6 +169,10 @@ pub(crate) struct TestHost {
     /// Bytes that `alloc` has given out at most at once cannot be seen; this counts calls.
     pub(crate) allocs: usize,
     pub(crate) no_memory: bool,
+    /// What the sessions tell of ordered writes and streams.
+    pub(crate) ordered: u64,
+    pub(crate) traced: Vec<Spent>,
+    pub(crate) stopped: Vec<Cause>,
 }
 
 impl TestHost {
@@ -237,6 +243,15 @@ impl Host for TestHost {
     }
     fn log(&mut self, event: Event<'_>) {
         self.log.push(format!("{event:?}"));
+    }
+    fn ordered(&mut self, requests: u64) {
+        self.ordered += requests;
+    }
+    fn traced(&mut self, spent: &Spent) {
+        self.traced.push(*spent);
+    }
+    fn stopped(&mut self, why: Cause) {
+        self.stopped.push(why);
     }
 }
 
@@ -324,6 +339,9 @@ impl World {
             on_write: None,
             allocs: 0,
             no_memory: false,
+            ordered: 0,
+            traced: Vec::new(),
+            stopped: Vec::new(),
         };
         Self { host, links: Vec::new() }
     }

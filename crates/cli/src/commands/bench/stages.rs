@@ -1,0 +1,115 @@
+//! Where the time went while it was measured, on both sides: `rio bench run --stages`.
+
+use riopipe::stages::{Distribution, Stage};
+use riopipe_lab::terminal::{Colour, Terminal};
+use riopipe_target::{Running, StageStat, with_shares};
+use serde::Serialize;
+
+use crate::stage_table;
+
+/// What was traced of one engine at one depth, in all rounds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Traced {
+    initiator: Vec<(String, Distribution)>,
+    target: Vec<(String, Distribution)>,
+}
+
+impl Traced {
+    /// One more round, from what the volume says and what its targets have seen since `before`.
+    pub(super) fn add(
+        &mut self,
+        volume: &[(Stage, Distribution)],
+        before: &[Seen],
+        targets: &[Running],
+    ) {
+        let volume = volume.iter().map(|(stage, seen)| (stage.name().to_owned(), seen.clone()));
+        sum_up(&mut self.initiator, volume);
+        for (Seen(before), target) in before.iter().zip(targets) {
+            let both = stages(target).into_iter().zip(before);
+            let since = both.map(|((stage, now), (_, then))| (stage, now.since(then)));
+            sum_up(&mut self.target, since);
+        }
+    }
+
+    pub(super) fn view(self, engine: &'static str, queue_depth: u32) -> View {
+        // Percentiles say enough here; all buckets would be most of the result.
+        let brief = |stages| {
+            let mut stages = with_shares(stages);
+            stages.iter_mut().for_each(|stage| stage.buckets.clear());
+            stages
+        };
+        let Self { initiator, target } = self;
+        View { engine, queue_depth, initiator: brief(initiator), target: brief(target) }
+    }
+}
+
+fn sum_up(
+    all: &mut Vec<(String, Distribution)>,
+    more: impl IntoIterator<Item = (String, Distribution)>,
+) {
+    for (stage, seen) in more {
+        match all.iter_mut().find(|(name, _)| *name == stage) {
+            Some((_, sum)) => sum.add(&seen),
+            None => all.push((stage, seen)),
+        }
+    }
+}
+
+/// What one target had seen at some moment.
+#[derive(Clone, Debug)]
+pub(super) struct Seen(Vec<(String, Distribution)>);
+
+impl Seen {
+    pub(super) fn by(targets: &[Running]) -> Vec<Self> {
+        targets.iter().map(|target| Self(stages(target))).collect()
+    }
+}
+
+fn stages(target: &Running) -> Vec<(String, Distribution)> {
+    let stages = target.stat().stages.into_iter();
+    stages.map(|stage| (stage.stage.clone(), stage.distribution())).collect()
+}
+
+/// The same as it is printed.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct View {
+    engine: &'static str,
+    queue_depth: u32,
+    initiator: Vec<StageStat>,
+    /// Empty for targets of others, which tell by themselves.
+    target: Vec<StageStat>,
+}
+
+impl View {
+    pub(super) fn text(&self, terminal: &Terminal) -> String {
+        let mut text = String::new();
+        for (side, stages) in [("initiator", &self.initiator), ("targets", &self.target)] {
+            // Without order a target has nothing to trace.
+            if stages.iter().any(|stage| stage.count > 0) {
+                let head = format!("{} at depth {}: {side}", self.engine, self.queue_depth);
+                text += &format!("\n{}\n", terminal.paint(Colour::Bold, &head));
+                text += &stage_table::render(stages, terminal);
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_add_up() {
+        let seen = |ns| vec![(Stage::Wire, Distribution::from_filled(&[(ns, 1)], ns, ns))];
+        let mut traced = Traced::default();
+        traced.add(&seen(10), &[], &[]);
+        traced.add(&seen(30), &[], &[]);
+        let view = traced.view("rio", 32);
+        assert_eq!((view.initiator[0].count, view.initiator[0].sum_ns), (2, 40));
+        assert!(view.target.is_empty());
+        let text = view.text(&Terminal::PLAIN);
+        assert!(text.contains("rio at depth 32: initiator"), "{text}");
+        assert!(!text.contains("targets"), "{text}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Follows a group of a stream through the initiator's stages, one at a time.
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::{Payload, RequestId};
+
+use super::StreamSession;
+use crate::stages::{Sampler, Spent, Stage, Trace};
+
+/// No group has this number, and no request this id.
+const NO_GROUP: u64 = u64::MAX;
+const NO_REQUEST: u32 = u32::MAX;
+
+/// What a stream traces: a group from its submission until all up to it is complete. While one is
+/// on its way no other is begun.
+///
+/// Of a group of several requests the last one sent is followed on the wire; the time until the
+/// others are back, too, is spent waiting for order.
+#[derive(Debug)]
+pub(super) struct Tracer {
+    sampler: Sampler,
+    /// The traced group.
+    seq: u64,
+    /// Its request that is out.
+    request: u32,
+    /// The stage that it has just entered; the caller is to say when.
+    entered: Option<Stage>,
+    trace: Trace,
+}
+
+impl Tracer {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            sampler: Sampler::new(seed),
+            seq: NO_GROUP,
+            request: NO_REQUEST,
+            entered: None,
+            trace: Trace::begin(Stage::Submit, 0),
+        }
+    }
+
+    /// A request that covers `span` groups from `seq` on becomes a command.
+    #[inline]
+    pub(super) fn sent(&mut self, id: RequestId, seq: Seq, span: u16) {
+        if self.seq.wrapping_sub(seq.0) < u64::from(span) {
+            self.request = id.0;
+            self.entered = Some(Stage::Wire);
+        }
+    }
+
+    /// A request is answered.
+    #[inline]
+    pub(super) fn came(&mut self, id: RequestId) {
+        if self.request == id.0 {
+            self.request = NO_REQUEST;
+            self.entered = Some(Stage::InOrderWait);
+        }
+    }
+}
+
+/// Where the time goes. All times are the caller's, ns, from any origin.
+impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
+    /// Whether the group that is submitted next is to be traced. Asked once for each.
+    #[inline]
+    pub fn traces_next(&mut self) -> bool {
+        self.tracer.sampler.is_due() && self.tracer.seq == NO_GROUP
+    }
+
+    /// Group `seq`, which was to be traced, has been admitted between `since` and `now`.
+    #[cold]
+    pub fn trace(&mut self, seq: Seq, since: u64, now: u64) {
+        let tracer = &mut self.tracer;
+        tracer.sampler.taken();
+        tracer.seq = seq.0;
+        tracer.trace = Trace::begin(Stage::Submit, since);
+        tracer.trace.turn(Stage::OrderQueue, now);
+    }
+
+    /// Whether the session wants to know the [`instant`](Self::instant): to be asked after
+    /// [`pump`](Self::pump) and after [`receive`](Self::receive).
+    #[inline]
+    #[must_use]
+    pub fn wants_instant(&self) -> bool {
+        self.tracer.entered.is_some()
+    }
+
+    /// It is now `now`.
+    #[cold]
+    pub fn instant(&mut self, now: u64) {
+        if let Some(stage) = self.tracer.entered.take() {
+            self.tracer.trace.turn(stage, now);
+        }
+    }
+
+    /// Whether a traced group is complete as of the last [`poll`](Self::poll).
+    #[inline]
+    #[must_use]
+    pub fn has_traced(&self) -> bool {
+        self.marks.complete.0 >= self.tracer.seq
+    }
+
+    /// Where the time of the traced group went, which is complete.
+    #[cold]
+    pub fn traced(&mut self, now: u64) -> Spent {
+        self.instant(now);
+        self.tracer.seq = NO_GROUP;
+        self.tracer.request = NO_REQUEST;
+        self.tracer.trace.end(now)
+    }
+}

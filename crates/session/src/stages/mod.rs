@@ -1,0 +1,213 @@
+//! Where the time of an ordered write goes: its stages, sampled.
+//!
+//! One write in about [`ONE_IN`] is traced, on each side by itself. A traced write is in exactly
+//! one stage at any moment, so its stages add up to the whole. All others pay a counter and a few
+//! branches that are never taken.
+//!
+//! There is no clock here. A target's session asks its host, and an initiator's session says that
+//! it wants to know the time; both only about a traced write.
+
+mod histogram;
+mod sampler;
+
+pub use histogram::{Distribution, Histogram};
+pub(crate) use sampler::Sampler;
+
+/// One write in so many is traced, on average: at seven looks at the clock for each of these, some
+/// 3 ns a write.
+pub const ONE_IN: u64 = 256;
+
+/// What an ordered write is waiting for, or having done to it, at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Stage {
+    /// Initiator: its group is checked, cut at stripes, numbered and merged with its neighbours.
+    Submit,
+    /// Initiator: it waits in the ORDER queue until it is turned into a command.
+    OrderQueue,
+    /// Initiator: from then until its answer is here. The target's stages are in it.
+    Wire,
+    /// Target: the gate holds it back, because of a gap before it, blocks that overlap, a FLUSH, or
+    /// because its data is not here yet.
+    Gate,
+    /// Target: its attribute is written into the ordering log and fenced, with those of its batch.
+    LogAppend,
+    /// Target: it is at the drive, and so is a FLUSH that belongs to it.
+    Device,
+    /// Target: its persist word is set and fenced, with those of its batch.
+    Persist,
+    /// Target: its answer is made and handed to the socket.
+    Completion,
+    /// Initiator: it is done, and waits until all before it, and all of its group, are.
+    InOrderWait,
+}
+
+impl Stage {
+    /// How many there are.
+    pub const COUNT: usize = 9;
+    /// All, in the order in which a write goes through them.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Submit,
+        Self::OrderQueue,
+        Self::Wire,
+        Self::Gate,
+        Self::LogAppend,
+        Self::Device,
+        Self::Persist,
+        Self::Completion,
+        Self::InOrderWait,
+    ];
+    /// Those that an initiator sees.
+    pub const INITIATOR: [Self; 4] =
+        [Self::Submit, Self::OrderQueue, Self::Wire, Self::InOrderWait];
+    /// Those that a target sees.
+    pub const TARGET: [Self; 5] =
+        [Self::Gate, Self::LogAppend, Self::Device, Self::Persist, Self::Completion];
+
+    /// Its name, as metrics and JSON have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Submit => "submit",
+            Self::OrderQueue => "order_queue",
+            Self::Wire => "wire",
+            Self::Gate => "gate",
+            Self::LogAppend => "log_append",
+            Self::Device => "device",
+            Self::Persist => "persist",
+            Self::Completion => "completion",
+            Self::InOrderWait => "in_order_wait",
+        }
+    }
+}
+
+/// How long one traced write was in each stage, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent([u64; Stage::COUNT]);
+
+impl Spent {
+    /// Time in this stage, ns.
+    #[must_use]
+    pub const fn of(&self, stage: Stage) -> u64 {
+        self.0[stage as usize]
+    }
+
+    /// Time in all stages, ns.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// A write on its way: in which stage it is, and since when.
+#[derive(Clone, Debug)]
+pub(crate) struct Trace {
+    stage: Stage,
+    /// ns.
+    since: u64,
+    spent: Spent,
+}
+
+impl Trace {
+    /// A write that enters `stage` at `now`, ns.
+    pub(crate) fn begin(stage: Stage, now: u64) -> Self {
+        Self { stage, since: now, spent: Spent::default() }
+    }
+
+    pub(crate) const fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// It leaves its stage for the `next` one, which it may have been in before.
+    pub(crate) fn turn(&mut self, next: Stage, now: u64) {
+        self.spent.0[self.stage as usize] += now.saturating_sub(self.since);
+        self.stage = next;
+        self.since = now;
+    }
+
+    /// It is over.
+    pub(crate) fn end(&mut self, now: u64) -> Spent {
+        self.turn(self.stage, now);
+        self.spent
+    }
+}
+
+/// Histograms of the stages, shared by all who trace and all who read: no lock, and nothing is
+/// allocated.
+#[derive(Debug)]
+pub struct Stages {
+    of: [Histogram; Stage::COUNT],
+    /// Which of them are kept.
+    kept: &'static [Stage],
+}
+
+impl Stages {
+    /// Empty histograms of a target's stages.
+    #[must_use]
+    pub const fn of_target() -> Self {
+        Self { of: [const { Histogram::new() }; Stage::COUNT], kept: &Stage::TARGET }
+    }
+
+    /// Empty histograms of an initiator's stages.
+    #[must_use]
+    pub const fn of_initiator() -> Self {
+        Self { of: [const { Histogram::new() }; Stage::COUNT], kept: &Stage::INITIATOR }
+    }
+
+    /// Takes in one traced write: one value for each stage, 0 for those that it skipped.
+    pub fn record(&self, spent: &Spent) {
+        for &stage in self.kept {
+            self.of[stage as usize].record(spent.of(stage));
+        }
+    }
+
+    /// What has been recorded so far, by stage. Writes that are being recorded meanwhile may be in
+    /// some stages and not yet in others.
+    pub fn snapshot(&self) -> impl Iterator<Item = (Stage, Distribution)> + '_ {
+        self.kept.iter().map(|&stage| (stage, self.of[stage as usize].snapshot()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sides_share_the_stages_between_them() {
+        let mut both: std::vec::Vec<_> =
+            Stage::INITIATOR.into_iter().chain(Stage::TARGET).collect();
+        both.sort();
+        assert_eq!(both, Stage::ALL);
+        assert!(Stage::ALL.iter().enumerate().all(|(i, stage)| *stage as usize == i));
+    }
+
+    #[test]
+    fn stages_add_up_to_the_whole() {
+        let mut trace = Trace::begin(Stage::Gate, 100);
+        for (stage, now) in [(Stage::Device, 150), (Stage::Gate, 400), (Stage::Device, 410)] {
+            trace.turn(stage, now);
+        }
+        let spent = trace.end(1_000);
+        assert_eq!((spent.of(Stage::Gate), spent.of(Stage::Device)), (60, 840));
+        assert_eq!(spent.total(), 900);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_or_steps_back_spends_nothing() {
+        let mut trace = Trace::begin(Stage::Gate, 100);
+        trace.turn(Stage::Device, 90);
+        assert_eq!(trace.end(90).total(), 0);
+    }
+
+    #[test]
+    fn only_the_own_side_is_kept() {
+        let stages = Stages::of_target();
+        let mut trace = Trace::begin(Stage::Wire, 0);
+        trace.turn(Stage::Device, 50);
+        stages.record(&trace.end(70));
+        let all: std::vec::Vec<_> =
+            stages.snapshot().map(|(s, d)| (s, d.count(), d.sum())).collect();
+        assert_eq!(all.len(), Stage::TARGET.len());
+        assert!(all.contains(&(Stage::Device, 1, 20)) && all.contains(&(Stage::Gate, 1, 0)));
+    }
+}

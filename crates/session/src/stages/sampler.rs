@@ -1,0 +1,83 @@
+//! Which writes are traced.
+
+use super::ONE_IN;
+
+/// Counts writes, and says when one is to be traced: after intervals drawn anew each time, so that
+/// a program with a rhythm of its own is not looked at always on the same beat.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    seen: u64,
+    next: u64,
+    /// Never 0.
+    state: u64,
+}
+
+impl Sampler {
+    /// `seed` tells apart those that begin together.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut sampler = Self { seen: 0, next: 0, state: seed.wrapping_mul(2).wrapping_add(1) };
+        sampler.taken();
+        sampler
+    }
+
+    /// One more write: whether it is to be traced. So are all that follow until one was
+    /// [`taken`](Self::taken).
+    #[inline]
+    pub(crate) fn is_due(&mut self) -> bool {
+        self.seen += 1;
+        self.seen >= self.next
+    }
+
+    /// The write is traced: the next one is 1 to 2 × [`ONE_IN`] − 1 writes away.
+    pub(crate) fn taken(&mut self) {
+        // Marsaglia's xorshift; its upper half, scaled.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let draw = ((self.state >> 32) * (2 * ONE_IN - 1)) >> 32;
+        self.next = self.seen + 1 + draw;
+    }
+
+    /// Writes so far.
+    pub(crate) const fn seen(&self) -> u64 {
+        self.seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_so_many_and_never_in_step() {
+        for seed in [0, 1, 0x1234_5678_9abc_def0, u64::MAX] {
+            let mut sampler = Sampler::new(seed);
+            let (mut taken, mut odd, mut last) = (0u64, 0u64, 0);
+            const WRITES: u64 = 1 << 20;
+            for write in 1..=WRITES {
+                if sampler.is_due() {
+                    sampler.taken();
+                    taken += 1;
+                    odd += write & 1;
+                    assert!(write - last < 2 * ONE_IN, "{seed}");
+                    last = write;
+                }
+            }
+            let due = WRITES / ONE_IN;
+            assert!(taken.abs_diff(due) < due / 20, "{seed}: {taken} of {due}");
+            // Writes and marks may alternate: both are seen.
+            assert!(odd.abs_diff(taken / 2) < taken / 10, "{seed}: {odd} of {taken}");
+            assert_eq!(sampler.seen(), WRITES);
+        }
+    }
+
+    #[test]
+    fn what_is_due_stays_due() {
+        let mut sampler = Sampler::new(3);
+        while !sampler.is_due() {}
+        assert!(sampler.is_due());
+        sampler.taken();
+        let until = (1..).find(|_| sampler.is_due());
+        assert!(until.is_some_and(|writes| writes < 2 * ONE_IN));
+    }
+}

@@ -1,0 +1,227 @@
+//! Follows an ordered write of a stream through the target's stages, one at a time.
+
+use riopipe_order::gate::{Step, Ticket};
+
+use crate::stages::{Sampler, Spent, Stage, Trace};
+
+/// No slot of a connection.
+const NONE: u32 = u32::MAX;
+
+/// What a bound stream traces: a write from its arrival until its answer is with the socket. While
+/// one is on its way no other is begun. That loses few: seldom are more writes under way than lie
+/// between two samples.
+///
+/// What is asked for every write is a comparison; the time is only asked for if it holds. After a
+/// refusal the traced write is never heard of again, and nothing more is traced: the stream has
+/// failed.
+#[derive(Debug)]
+pub(super) struct Tracer {
+    sampler: Sampler,
+    /// Requests that the host has been told of.
+    told: u64,
+    /// The slot of the traced write, until it may be answered.
+    slot: u32,
+    /// It is here, and not in the log.
+    is_new: bool,
+    /// It is complete; the batch's last fence is still to come.
+    is_complete: bool,
+    /// Its answer is in the outbox.
+    is_answered: bool,
+    trace: Trace,
+}
+
+impl Tracer {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            sampler: Sampler::new(seed),
+            told: 0,
+            slot: NONE,
+            is_new: false,
+            is_complete: false,
+            is_answered: false,
+            trace: Trace::begin(Stage::Gate, 0),
+        }
+    }
+
+    /// One more request has [`arrived`](Self::arrived): whether it is to be told of, because it is
+    /// to be traced or what is traced waits for it.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.sampler.is_due()
+    }
+
+    /// Requests that have come since this was last asked.
+    #[inline]
+    pub(super) fn news(&mut self) -> u64 {
+        let seen = self.sampler.seen();
+        seen - core::mem::replace(&mut self.told, seen)
+    }
+
+    /// The request in slot `index` has come, and the gate wants `steps` done.
+    #[cold]
+    pub(super) fn arrived(&mut self, index: u16, is_write: bool, steps: &[Step], now: u64) {
+        if is_write && self.slot == NONE && !self.is_answered {
+            self.slot = u32::from(index);
+            self.is_new = true;
+            self.trace = Trace::begin(Stage::Gate, now);
+        }
+        if self.is_new && steps.contains(&Step::Append(Ticket(self.slot))) {
+            self.is_new = false;
+            self.trace.turn(Stage::LogAppend, now);
+            // Until here every request is told of: it may close the gap before the traced one.
+            self.sampler.taken();
+        }
+    }
+
+    /// Whether the traced write is among those that a fence of the log now covers.
+    #[inline]
+    pub(super) fn is_logging(&self) -> bool {
+        self.slot != NONE && self.trace.stage() == Stage::LogAppend
+    }
+
+    /// The log is fenced, and `steps` are done next: if the gate has let the write go, all that
+    /// keeps it from the drive is its turn.
+    #[cold]
+    pub(super) fn logged(&mut self, steps: &[Step], now: u64) {
+        let free = steps.contains(&Step::Write(Ticket(self.slot)));
+        self.trace.turn(if free { Stage::Device } else { Stage::Gate }, now);
+    }
+
+    /// Whether the traced write is in slot `index`.
+    #[inline]
+    pub(super) fn is(&self, index: u16) -> bool {
+        self.slot == u32::from(index)
+    }
+
+    /// Its data is not here yet, or its FLUSH waits for others.
+    #[cold]
+    pub(super) fn held(&mut self, now: u64) {
+        self.trace.turn(Stage::Gate, now);
+    }
+
+    /// It goes to the drive.
+    #[cold]
+    pub(super) fn submitted(&mut self, now: u64) {
+        self.trace.turn(Stage::Device, now);
+    }
+
+    /// It is back from the drive.
+    #[cold]
+    pub(super) fn landed(&mut self, is_flush_due: bool, now: u64) {
+        self.trace.turn(if is_flush_due { Stage::Gate } else { Stage::Persist }, now);
+    }
+
+    /// Whether some write is being traced.
+    #[inline]
+    pub(super) fn is_under_way(&self) -> bool {
+        self.slot != NONE
+    }
+
+    /// What is in `done` is complete, and persisted next.
+    #[cold]
+    pub(super) fn completing(&mut self, done: &[Step], now: u64) {
+        let ticket = Ticket(self.slot);
+        if done.iter().any(|step| matches!(step, Step::Complete { ticket: t, .. } if *t == ticket))
+        {
+            self.is_complete = true;
+            self.trace.turn(Stage::Persist, now);
+        }
+    }
+
+    /// Whether the traced write is among those that are now persisted and may be answered.
+    #[inline]
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// It is about to be answered; its slot may be another's from here on.
+    #[cold]
+    pub(super) fn persisted(&mut self, now: u64) {
+        self.slot = NONE;
+        self.is_complete = false;
+        self.is_answered = true;
+        self.trace.turn(Stage::Completion, now);
+    }
+
+    /// Whether its answer is on its way to the socket.
+    #[inline]
+    pub(super) fn is_answered(&self) -> bool {
+        self.is_answered
+    }
+
+    /// The socket has it.
+    #[cold]
+    pub(super) fn sent(&mut self, now: u64) -> Spent {
+        self.is_answered = false;
+        self.trace.end(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tracer that is about to trace the next write.
+    fn due() -> Tracer {
+        let mut tracer = Tracer::new(1);
+        while !tracer.is_due() {}
+        tracer
+    }
+
+    fn complete(slot: u32) -> [Step; 2] {
+        [0, slot].map(|slot| Step::Complete { ticket: Ticket(slot), persist: true })
+    }
+
+    #[test]
+    fn a_write_with_a_flush_goes_through_the_gate_and_the_drive_twice() {
+        let mut tracer = due();
+        tracer.arrived(3, false, &[Step::Append(Ticket(3))], 0);
+        assert!(!tracer.is_under_way() && tracer.is_due(), "only writes are traced");
+        // There is a gap before it.
+        tracer.arrived(7, true, &[], 0);
+        assert!(tracer.is_under_way() && !tracer.is_logging() && tracer.is_due());
+        tracer.arrived(9, true, &[Step::Append(Ticket(9)), Step::Append(Ticket(7))], 10);
+        assert!(tracer.is_logging());
+        tracer.logged(&[Step::Write(Ticket(8))], 30);
+        assert!(tracer.is(7) && !tracer.is(9) && !tracer.is_logging());
+        tracer.submitted(60);
+        tracer.landed(true, 100);
+        tracer.submitted(150);
+        tracer.landed(false, 210);
+        tracer.completing(&complete(6), 215);
+        assert!(!tracer.is_complete());
+        tracer.completing(&complete(7), 220);
+        assert!(tracer.is_complete());
+        tracer.persisted(280);
+        assert!(!tracer.is_under_way() && tracer.is_answered());
+        while !tracer.is_due() {}
+        tracer.arrived(7, true, &[Step::Append(Ticket(7))], 300);
+        assert!(!tracer.is_under_way(), "one at a time");
+        let spent = tracer.sent(360);
+        let spent = Stage::TARGET.map(|stage| spent.of(stage));
+        assert_eq!(spent, [10 + 30 + 50, 20, 40 + 60, 70, 80]);
+        assert!(!tracer.is_answered());
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_at_the_drive_is_the_drives() {
+        let mut tracer = due();
+        tracer.arrived(0, true, &[Step::Append(Ticket(0)), Step::Write(Ticket(0))], 0);
+        tracer.logged(&[Step::Write(Ticket(1)), Step::Write(Ticket(0))], 10);
+        tracer.submitted(15);
+        tracer.landed(false, 40);
+        tracer.completing(&complete(0), 50);
+        tracer.persisted(60);
+        let spent = tracer.sent(60);
+        assert_eq!((spent.of(Stage::Device), spent.of(Stage::Persist)), (30, 20));
+    }
+
+    #[test]
+    fn every_request_is_told_once() {
+        let mut tracer = Tracer::new(1);
+        for _ in 0..5 {
+            let _ = tracer.is_due();
+        }
+        assert_eq!((tracer.news(), tracer.news()), (5, 0));
+    }
+}

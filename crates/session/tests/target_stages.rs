@@ -1,0 +1,124 @@
+//! Where the time of an ordered write goes at the target: on a clock that the test moves, every
+//! traced write must have been where the test has kept it.
+
+mod peer;
+mod world;
+
+use peer::Digests;
+use riopipe_order::attribute::Flags;
+use riopipe_order::gate::Cause;
+use riopipe_session::stages::{ONE_IN, Spent, Stage};
+use world::{Owner, World, attribute, block, ordered};
+
+const ROUNDS: u64 = 3_000;
+
+/// Time in the gate, the log, the drive, the second half of the log, and on the way out.
+fn spent(spent: &Spent) -> [u64; 5] {
+    let all = Stage::TARGET.map(|stage| spent.of(stage));
+    assert_eq!(all.iter().sum::<u64>(), spent.total(), "only the target's stages");
+    all
+}
+
+/// What was seen is what was to be seen, each shape often enough.
+fn all_seen(w: &World, writes: u64, shapes: &[[u64; 5]]) {
+    assert_eq!(w.host.ordered, writes);
+    let traced = w.host.traced.len() as u64;
+    assert!(traced > writes / ONE_IN / 2 && traced < writes / ONE_IN * 2, "{traced} of {writes}");
+    let mut counts = vec![0; shapes.len()];
+    for seen in w.host.traced.iter().map(spent) {
+        match shapes.iter().position(|shape| *shape == seen) {
+            Some(shape) => counts[shape] += 1,
+            None => panic!("{seen:?} is none of {shapes:?}"),
+        }
+    }
+    assert!(counts.iter().all(|count| *count >= 5), "{counts:?}");
+}
+
+#[test]
+fn a_write_waits_at_the_gate_for_blocks_that_overlap_and_takes_its_flush_along() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    for round in 0..ROUNDS {
+        let (first, second) = (2 * round + 1, 2 * round + 2);
+        let released = first.saturating_sub(1);
+        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
+        w.host.now += 10;
+        let mut flushed = attribute(second, 7);
+        flushed.flags = flushed.flags.with(Flags::FLUSH);
+        w.command(io, ordered(2, &flushed, released), &block(2));
+        w.host.now += 100;
+        w.complete(0, 0);
+        w.host.now += 1_000;
+        w.complete(0, 0);
+        w.host.now += 10_000;
+        // The host takes its time to take the answer.
+        w.links[io].reading = false;
+        w.complete(0, 0);
+        w.host.now += 7;
+        w.resume_reading(io);
+        assert_eq!(w.completions(io).len(), 2);
+    }
+    all_seen(&w, 2 * ROUNDS, &[[0, 0, 110, 0, 0], [100, 0, 11_000, 0, 7]]);
+}
+
+#[test]
+fn a_write_waits_at_the_gate_for_those_before_it() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    for round in 0..ROUNDS {
+        let (first, second) = (2 * round + 1, 2 * round + 2);
+        let released = first.saturating_sub(1);
+        w.command(io, ordered(2, &attribute(second, 8), released), &block(2));
+        w.host.now += 5;
+        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
+        w.host.now += 100;
+        w.complete_all(0);
+        assert_eq!(w.completions(io).len(), 2);
+    }
+    all_seen(&w, 2 * ROUNDS, &[[0, 0, 100, 0, 0], [5, 0, 100, 0, 0]]);
+}
+
+/// A batch is one receive, and one instant on this clock; what counts is that all of it is seen.
+#[test]
+fn every_write_of_a_batch_may_be_the_one() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    for round in 0..ROUNDS / 8 {
+        let mut bytes = Vec::new();
+        for at in 1..=16u64 {
+            let seq = round * 16 + at;
+            let sqe = ordered(at as u16, &attribute(seq, seq % 9_000), round * 16);
+            bytes.extend(peer::capsule(Digests::default(), &sqe.0, &block(1)));
+        }
+        w.send(io, &bytes);
+        assert_eq!(w.completions(io).len(), 16);
+        w.host.now += 1;
+    }
+    all_seen(&w, ROUNDS * 2, &[[0; 5]]);
+}
+
+#[test]
+fn a_stream_that_fails_is_told_of_once() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    // Nothing is ever released: the log fills.
+    for seq in 1..=200 {
+        w.call(io, ordered(1, &attribute(seq, seq), 0), &block(1));
+    }
+    assert_eq!(w.host.stopped, [Cause::LogFull]);
+    w.hang_up(io);
+    assert_eq!(w.host.stopped.len(), 1);
+}
+
+#[test]
+fn a_stream_that_ends_has_not_failed() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.hang_up(io);
+    w.complete_all(0);
+    assert_eq!(w.host.stopped, []);
+}

@@ -1,0 +1,116 @@
+//! What a reactor has done, counted for those who watch.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One thing that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Counter {
+    OrderedRequests,
+    Writes,
+    WrittenBytes,
+    Reads,
+    ReadBytes,
+    Flushes,
+    Discards,
+    DriveErrors,
+    Connections,
+    ConnectsRefused,
+    Claims,
+    StreamsFailed,
+    LogFull,
+    LogFailed,
+}
+
+impl Counter {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::OrderedRequests,
+        Self::Writes,
+        Self::WrittenBytes,
+        Self::Reads,
+        Self::ReadBytes,
+        Self::Flushes,
+        Self::Discards,
+        Self::DriveErrors,
+        Self::Connections,
+        Self::ConnectsRefused,
+        Self::Claims,
+        Self::StreamsFailed,
+        Self::LogFull,
+        Self::LogFailed,
+    ];
+
+    /// Its name in JSON; metrics put `rio_` before it and `_total` behind.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::OrderedRequests => "ordered_requests",
+            Self::Writes => "writes",
+            Self::WrittenBytes => "written_bytes",
+            Self::Reads => "reads",
+            Self::ReadBytes => "read_bytes",
+            Self::Flushes => "flushes",
+            Self::Discards => "discards",
+            Self::DriveErrors => "drive_errors",
+            Self::Connections => "connections_accepted",
+            Self::ConnectsRefused => "connects_refused",
+            Self::Claims => "claims",
+            Self::StreamsFailed => "streams_failed",
+            Self::LogFull => "log_full",
+            Self::LogFailed => "log_failed",
+        }
+    }
+
+    pub(crate) const fn help(self) -> &'static str {
+        match self {
+            Self::OrderedRequests => "Writes, discards and FLUSHes with an ordering attribute",
+            Self::Writes => "Writes handed to drives, ordered or not",
+            Self::WrittenBytes => "Bytes of these writes",
+            Self::Reads => "Reads handed to drives",
+            Self::ReadBytes => "Bytes of these reads",
+            Self::Flushes => "FLUSHes handed to drives",
+            Self::Discards => "Discards and writes of zeroes handed to drives",
+            Self::DriveErrors => "Operations that a drive failed",
+            Self::Connections => "Queues that hosts have connected",
+            Self::ConnectsRefused => "Connects that were refused",
+            Self::Claims => "Times that a volume got a new owner",
+            Self::StreamsFailed => "Ordered streams that failed, for whatever reason",
+            Self::LogFull => "Of these, because their ordering log was full",
+            Self::LogFailed => "Of these, because their ordering log could not be written",
+        }
+    }
+}
+
+/// One reactor's counters, alone on their cache lines: it alone writes them, without a locked
+/// instruction, and anybody reads them.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
+
+impl Counters {
+    /// Only the reactor's own thread may call it.
+    #[inline]
+    pub(crate) fn add(&self, what: Counter, count: u64) {
+        let counter = &self.0[what as usize];
+        counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
+    }
+
+    pub(crate) fn of(&self, what: Counter) -> u64 {
+        self.0[what as usize].load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counts_for_itself() {
+        let counters = Counters::default();
+        for (i, what) in (0..).zip(Counter::ALL) {
+            assert_eq!(what as usize, i);
+            counters.add(what, i as u64);
+            counters.add(what, 1);
+        }
+        assert!(Counter::ALL.iter().all(|what| counters.of(*what) == *what as u64 + 1));
+    }
+}

@@ -1,0 +1,198 @@
+//! What a target has done so far, and where the time of its ordered writes went.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use riopipe_session::stages::{Distribution, ONE_IN, Stages};
+use serde::{Deserialize, Serialize};
+
+use crate::counters::{Counter, Counters};
+use crate::devices::{SharedState, lock};
+
+/// What a target tells about itself: what `rio target stat` shows, and `/stat` serves as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stat {
+    /// [`Stat::SCHEMA`].
+    pub schema: String,
+    /// The subsystem's NQN.
+    pub subnqn: String,
+    /// The target's version.
+    pub version: String,
+    /// How long it has been serving, seconds.
+    pub uptime_s: f64,
+    /// Its reactors.
+    pub reactors: usize,
+    /// Queues that are connected now.
+    pub connections: usize,
+    /// What has been counted since the start, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// One ordered write in so many is traced, on average.
+    pub sampled_one_in: u64,
+    /// The stages of the traced writes, in the order in which a write goes through them.
+    pub stages: Vec<StageStat>,
+}
+
+impl Stat {
+    /// What [`schema`](Self::schema) says. The number changes if the meaning of a key has to.
+    pub const SCHEMA: &str = "rio-target-stat/1";
+
+    /// What has happened since `before`; `uptime_s` is the time between the two. After a restart
+    /// of the target, what has happened since that.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        if self.uptime_s < before.uptime_s {
+            return self.clone();
+        }
+        let mut since = self.clone();
+        since.uptime_s -= before.uptime_s;
+        for (name, count) in &mut since.counters {
+            *count = count.saturating_sub(before.counters.get(name).copied().unwrap_or(0));
+        }
+        since.stages = with_shares(self.stages.iter().map(|now| {
+            let then = before.stages.iter().find(|then| then.stage == now.stage);
+            let seen = now.distribution();
+            (now.stage.clone(), then.map_or(seen.clone(), |then| seen.since(&then.distribution())))
+        }));
+        since
+    }
+
+    /// A counter; 0 if there is none of this name.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// The times that traced writes have spent in one stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageStat {
+    /// The stage's name.
+    pub stage: String,
+    /// Writes traced.
+    pub count: u64,
+    /// All their time in the stage, ns.
+    pub sum_ns: u64,
+    /// That as a part of their time in all stages shown with this one, 0 to 1.
+    pub share: f64,
+    /// Half of the writes took no longer, ns; to 3 %, as those below.
+    pub p50_ns: u64,
+    /// 99 % took no longer, ns.
+    pub p99_ns: u64,
+    /// 99.9 % took no longer, ns.
+    pub p999_ns: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+    /// The whole distribution: the highest time of each bucket, ns, and how many are in it. Left
+    /// out where there is none to tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<(u64, u64)>,
+}
+
+impl StageStat {
+    fn new(stage: String, seen: &Distribution, total: u64) -> Self {
+        Self {
+            stage,
+            count: seen.count(),
+            sum_ns: seen.sum(),
+            share: if total == 0 { 0.0 } else { seen.sum() as f64 / total as f64 },
+            p50_ns: seen.quantile(500_000),
+            p99_ns: seen.quantile(990_000),
+            p999_ns: seen.quantile(999_000),
+            max_ns: seen.max(),
+            buckets: seen.filled().collect(),
+        }
+    }
+
+    /// The distribution, as far as the buckets tell.
+    #[must_use]
+    pub fn distribution(&self) -> Distribution {
+        Distribution::from_filled(&self.buckets, self.sum_ns, self.max_ns)
+    }
+}
+
+/// Stages of one side, and what part of the whole each is. The writes may be a target's or an
+/// initiator's.
+pub fn with_shares(
+    stages: impl IntoIterator<Item = (impl Into<String>, Distribution)>,
+) -> Vec<StageStat> {
+    let stages: Vec<(String, Distribution)> =
+        stages.into_iter().map(|(stage, seen)| (stage.into(), seen)).collect();
+    let total = stages.iter().map(|(_, seen)| seen.sum()).sum();
+    stages.into_iter().map(|(stage, seen)| StageStat::new(stage, &seen, total)).collect()
+}
+
+/// Where a running target's figures come from. Asking for them disturbs no reactor.
+pub(crate) struct Figures {
+    pub(crate) subnqn: String,
+    pub(crate) started: Instant,
+    pub(crate) shared: SharedState,
+    /// By reactor.
+    pub(crate) counters: Vec<Arc<Counters>>,
+    pub(crate) stages: Arc<Stages>,
+}
+
+impl Figures {
+    pub(crate) fn stat(&self) -> Stat {
+        let count = |what| self.counters.iter().map(|counters| counters.of(what)).sum();
+        Stat {
+            schema: Stat::SCHEMA.into(),
+            subnqn: self.subnqn.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            reactors: self.counters.len(),
+            connections: lock(&self.shared).connections(),
+            counters: Counter::ALL.iter().map(|c| (c.name().to_owned(), count(*c))).collect(),
+            sampled_one_in: ONE_IN,
+            stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(times: &[(u64, u64)]) -> Distribution {
+        let sum = times.iter().map(|(ns, count)| ns * count).sum();
+        Distribution::from_filled(times, sum, times.last().map_or(0, |(ns, _)| *ns))
+    }
+
+    fn stat(uptime_s: f64, writes: u64, device: &[(u64, u64)]) -> Stat {
+        Stat {
+            schema: Stat::SCHEMA.into(),
+            subnqn: "nqn.2026-11.com.example:d".into(),
+            version: "0".into(),
+            uptime_s,
+            reactors: 1,
+            connections: 2,
+            counters: BTreeMap::from([("writes".into(), writes)]),
+            sampled_one_in: ONE_IN,
+            stages: with_shares([("gate", seen(&[(15, 4)])), ("device", seen(device))]),
+        }
+    }
+
+    #[test]
+    fn shares_are_of_the_whole_and_survive_json() {
+        let stat = stat(1.0, 5, &[(20, 5), (40, 2)]);
+        let shares: Vec<f64> = stat.stages.iter().map(|stage| stage.share).collect();
+        assert_eq!(shares, [0.25, 0.75]);
+        let text = serde_json::to_string(&stat).unwrap();
+        assert_eq!(serde_json::from_str::<Stat>(&text).unwrap(), stat);
+        assert!(with_shares([("gate", Distribution::default())])[0].share == 0.0);
+    }
+
+    #[test]
+    fn between_two_looks_only_what_came_between_counts() {
+        let before = stat(10.0, 100, &[(31, 1), (1023, 1)]);
+        let now = stat(15.0, 160, &[(31, 3), (1023, 1)]);
+        let since = now.since(&before);
+        assert_eq!((since.uptime_s, since.counter("writes")), (5.0, 60));
+        let device = &since.stages[1];
+        assert_eq!((device.count, device.sum_ns, device.max_ns), (2, 62, 31));
+        assert_eq!(since.stages[0].count, 0);
+        assert_eq!(device.share, 1.0);
+        // Restarted meanwhile.
+        assert_eq!(before.since(&now), before);
+    }
+}
