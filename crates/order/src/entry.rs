@@ -110,21 +110,25 @@ impl Entry {
 pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     let a = &entry.attribute;
     debug_assert!(loggable(a), "{a:?}");
+    // Put together word by word, as the checksum reads them again: a load that spans several
+    // stores would have to wait for all of them.
+    let words = [
+        0,
+        u64::from(entry.life.generation) << 32,
+        entry.position.0,
+        a.seq.0,
+        a.tag,
+        a.lba | u64::from(a.member.0) << 48 | u64::from(a.kind as u8 | entry.unfenced.0 << 4) << 56,
+        u64::from(a.ordinal) | u64::from(a.num) << 32 | u64::from(a.index) << 48,
+        u64::from(a.blocks.saturating_sub(1) as u16)
+            | u64::from((a.span - 1) as u8) << 16
+            | u64::from(a.flags.0) << 24
+            | u64::from(entry.life.incarnation) << 32,
+    ];
     let mut bytes = [0; ENTRY_BYTES];
-    bytes[12..16].copy_from_slice(&entry.life.generation.to_le_bytes());
-    bytes[16..24].copy_from_slice(&entry.position.0.to_le_bytes());
-    bytes[24..32].copy_from_slice(&a.seq.0.to_le_bytes());
-    bytes[32..40].copy_from_slice(&a.tag.to_le_bytes());
-    bytes[40..48].copy_from_slice(&a.lba.to_le_bytes());
-    bytes[46] = a.member.0;
-    bytes[47] = a.kind as u8 | entry.unfenced.0 << 4;
-    bytes[48..52].copy_from_slice(&a.ordinal.to_le_bytes());
-    bytes[52..54].copy_from_slice(&a.num.to_le_bytes());
-    bytes[54..56].copy_from_slice(&a.index.to_le_bytes());
-    bytes[56..58].copy_from_slice(&(a.blocks.saturating_sub(1) as u16).to_le_bytes());
-    bytes[58] = (a.span - 1) as u8;
-    bytes[59] = a.flags.0;
-    bytes[60..64].copy_from_slice(&entry.life.incarnation.to_le_bytes());
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
     let check = crc(seed, &bytes[12..]);
     bytes[8..12].copy_from_slice(&check.to_le_bytes());
     bytes

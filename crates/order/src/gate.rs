@@ -333,12 +333,16 @@ impl Gate {
     /// Submits a FLUSH for the latest flush entry before which nothing of the stream is under way
     /// on the drive (T2). One at a time: a FLUSH that succeeds while an earlier one is still to
     /// fail would vouch for what that one lost (T4).
-    #[inline]
+    #[inline(always)]
     fn flush_if_due(&mut self, drive: u8, steps: &mut Vec<Step>) {
-        let at = &mut self.drives[usize::from(drive)];
-        if at.pending.is_empty() || at.flushing.is_some() {
-            return;
+        let at = &self.drives[usize::from(drive)];
+        if !at.pending.is_empty() && at.flushing.is_none() {
+            self.flush_some(drive, steps);
         }
+    }
+
+    fn flush_some(&mut self, drive: u8, steps: &mut Vec<Step>) {
+        let at = &mut self.drives[usize::from(drive)];
         let oldest = (at.first != NONE).then(|| self.slots[at.first as usize].ordinal);
         let ready = at.pending.iter().take_while(|&&ticket| {
             let slot = &self.slots[ticket as usize];
@@ -367,7 +371,7 @@ impl Gate {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, ticket: u32, persist: bool, steps: &mut Vec<Step>) {
         self.slots[ticket as usize].state = State::Free;
         self.inside -= 1;

@@ -379,8 +379,12 @@ impl<R: Region> StreamLog<R> {
     #[inline]
     fn vouch(&mut self, position: Position, life: Life) {
         // An initiator that released an entry before it was complete gets no say in the next lap.
-        if self.next - position.0 <= u64::from(self.slots) {
-            self.region.write_word(offset(self.slot_of(position)), life.stamp(position));
+        let back = self.next - position.0;
+        if back <= u64::from(self.slots) {
+            // Counted back from the next slot: a division costs more than all the rest.
+            let (back, next) = (back as u32, self.next_slot);
+            let slot = if back <= next { next - back } else { next + self.slots - back };
+            self.region.write_word(offset(slot), life.stamp(position));
         }
     }
 

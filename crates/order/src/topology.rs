@@ -168,6 +168,34 @@ impl Topology {
         self.members.iter().any(|m| m.volatile)
     }
 
+    /// The extent of `blocks` at volume block `lba`, if it is a single one; `None` where
+    /// [`map`](Self::map) has to look.
+    #[inline]
+    #[must_use]
+    pub fn single(&self, lba: u64, blocks: u32) -> Option<Extent> {
+        let [info] = &self.members[..] else { return self.single_of_many(lba, blocks) };
+        (blocks > 0 && blocks <= info.request_blocks_max).then(|| Extent {
+            member: Member(0),
+            lba: info.start + lba,
+            blocks,
+            offset: 0,
+        })
+    }
+
+    fn single_of_many(&self, lba: u64, blocks: u32) -> Option<Extent> {
+        let (unit, width) = (u64::from(self.unit_blocks), self.members.len() as u64);
+        let (number, within) = (lba / unit, lba % unit);
+        let (row, index) = (number / width, number % width);
+        let info = &self.members[index as usize];
+        let fits = within + u64::from(blocks) <= unit && blocks <= info.request_blocks_max;
+        (blocks > 0 && fits).then(|| Extent {
+            member: Member(index as u8),
+            lba: info.start + row * unit + within,
+            blocks,
+            offset: 0,
+        })
+    }
+
     /// Cuts `blocks` at volume block `lba` into the extents it lies on. The caller has checked
     /// that it lies within the volume.
     pub fn map(&self, lba: u64, blocks: u32, mut each: impl FnMut(Extent)) {

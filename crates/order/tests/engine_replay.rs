@@ -182,7 +182,7 @@ impl World {
         let infos = vec![ServerInfo { slots }; servers];
         let topology = Topology::new(members.collect(), infos, 4).unwrap();
         let kept_bytes_max = (12 + choices.below(60)) * 4096;
-        let limits = Limits { kept_bytes_max, merge: choices.chance(70), start: Seq::ZERO };
+        let limits = Limits { kept_bytes_max, merge: choices.chance(70), ..Limits::default() };
         Self {
             engine: Rio::new(topology.clone(), limits),
             slots: slots as usize,
@@ -235,7 +235,7 @@ impl World {
             writes.clear();
             places.clear();
         }
-        match self.engine.admit(&writes, self.version, durable) {
+        match self.engine.admit(&mut writes.clone(), self.version, durable) {
             Ok(seq) => {
                 let bytes = writes.iter().map(|w| u64::from(w.blocks) * 4096).sum();
                 self.bytes.insert(seq.0, bytes);

@@ -63,13 +63,13 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
         for step in 0..64 {
             let op = |place| Op::Write(place, Bytes);
             let lba = admitted * 3 % 60_000;
-            let group = [
+            let mut group = [
                 Write { lba, blocks: 1, op: op(Place::Fresh) },
                 Write { lba: lba + 20, blocks: 1, op: op(Place::InPlace) },
             ];
             let writes = 1 + admitted as usize % 2;
             let durable = flush_every > 0 && admitted % flush_every == 0;
-            admitted += u64::from(engine.admit(&group[..writes], 0, durable).is_ok());
+            admitted += u64::from(engine.admit(&mut group[..writes], 0, durable).is_ok());
             for server in 0..2 {
                 // Leaves something in the queues to be merged with.
                 while step % 3 == 0

@@ -3,7 +3,7 @@
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{Op, Place, Write};
 
-use crate::error::{SubmitError, Why};
+use crate::error::SubmitError;
 use crate::piece::{Buf, Piece};
 use crate::stream::Stream;
 
@@ -13,32 +13,40 @@ use crate::stream::Stream;
 #[derive(Debug)]
 #[must_use = "a group that is not submitted is not written"]
 pub struct Group<'a> {
+    // The stream has the lists, so that staging a write moves nothing but two words.
     stream: &'a mut Stream,
+    tag: u64,
+}
+
+/// The writes of the group that a stream stages, and their buffers.
+#[derive(Debug, Default)]
+pub(crate) struct Staged {
     pub(crate) writes: Vec<Write<Piece>>,
     pub(crate) bufs: Vec<Buf>,
-    tag: u64,
 }
 
 impl<'a> Group<'a> {
     pub(crate) fn new(stream: &'a mut Stream) -> Self {
-        let (writes, bufs) = stream.spare_lists();
-        Self { stream, writes, bufs, tag: 0 }
+        stream.unstage();
+        Self { stream, tag: 0 }
     }
 
     /// Writes `data` at volume block `lba`.
     ///
     /// `place` says whether the old content may be lost (T11): [`Place::Fresh`] only if no state
     /// that the volume may still recover to needs it.
-    pub fn write(mut self, lba: u64, data: Buf, place: Place) -> Self {
-        self.writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.piece()) });
-        self.bufs.push(data);
+    #[inline]
+    pub fn write(self, lba: u64, data: Buf, place: Place) -> Self {
+        let Staged { writes, bufs } = &mut self.stream.staged;
+        writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.piece()) });
+        bufs.push(data);
         self
     }
 
     /// Makes `blocks` at `lba` read as zeroes. Their old content must be as dispensable as for
     /// [`Place::Fresh`].
-    pub fn discard(mut self, lba: u64, blocks: u32) -> Self {
-        self.writes.push(Write { lba, blocks, op: Op::Discard });
+    pub fn discard(self, lba: u64, blocks: u32) -> Self {
+        self.stream.staged.writes.push(Write { lba, blocks, op: Op::Discard });
         self
     }
 
@@ -55,7 +63,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; nothing was taken.
     pub fn submit(self) -> Result<Seq, SubmitError> {
-        self.end(false)
+        self.stream.admit(self.tag, false)
     }
 
     /// Submits the group with a joint FLUSH of every drive that the stream has dirtied: once it is
@@ -64,20 +72,6 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; nothing was taken.
     pub fn submit_durable(self) -> Result<Seq, SubmitError> {
-        self.end(true)
+        self.stream.admit(self.tag, true)
     }
-
-    fn end(self, durable: bool) -> Result<Seq, SubmitError> {
-        let Self { stream, writes, bufs, tag } = self;
-        match stream.check(&writes) {
-            Ok(()) => stream.admit(writes, bufs, tag, durable),
-            Err(why) => Err(refused(why, writes, bufs)),
-        }
-    }
-}
-
-/// The pieces go before the buffers they point into are handed back.
-pub(crate) fn refused(why: Why, writes: Vec<Write<Piece>>, bufs: Vec<Buf>) -> SubmitError {
-    drop(writes);
-    SubmitError { why, bufs }
 }

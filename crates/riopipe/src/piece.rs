@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use riopipe_media::AlignedBuf;
 use riopipe_order::engine::Payload;
@@ -27,12 +28,16 @@ impl Buf {
 
     /// A reference to all its bytes.
     pub(crate) fn piece(&self) -> Piece {
-        Piece { buf: Arc::clone(&self.0), first: 0, blocks: self.blocks() }
+        Piece { buf: Some(Arc::clone(&self.0)), first: 0, blocks: self.blocks() }
     }
 
     /// Whether no piece of it is left anywhere: it may be handed out again.
     pub(crate) fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.0).is_some()
+        // Nobody makes weak references, and who holds the only reference makes no second one
+        // meanwhile. What others did with theirs happens before.
+        let unique = Arc::strong_count(&self.0) == 1;
+        fence(Ordering::Acquire);
+        unique
     }
 }
 
@@ -62,7 +67,8 @@ impl fmt::Debug for Buf {
 /// target that answers before it was sent everything can make the stream send other bytes (T18).
 #[derive(Clone)]
 pub(crate) struct Piece {
-    buf: Arc<AlignedBuf>,
+    /// `None` once it was taken.
+    buf: Option<Arc<AlignedBuf>>,
     first: u32,
     blocks: u32,
 }
@@ -70,14 +76,19 @@ pub(crate) struct Piece {
 impl Payload for Piece {
     fn part(&self, first_block: u32, blocks: u32) -> Self {
         debug_assert!(first_block + blocks <= self.blocks, "a part lies within its piece");
-        Self { buf: Arc::clone(&self.buf), first: self.first + first_block, blocks }
+        Self { buf: self.buf.clone(), first: self.first + first_block, blocks }
+    }
+
+    fn take(&mut self, blocks: u32) -> Self {
+        debug_assert_eq!(blocks, self.blocks, "all of it is taken");
+        Self { buf: self.buf.take(), first: self.first, blocks: std::mem::take(&mut self.blocks) }
     }
 }
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         let start = self.first as usize * BLOCK_BYTES;
-        &self.buf[start..start + self.blocks as usize * BLOCK_BYTES]
+        self.buf.as_ref().map_or(&[], |buf| &buf[start..start + self.blocks as usize * BLOCK_BYTES])
     }
 }
 

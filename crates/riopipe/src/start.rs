@@ -8,6 +8,7 @@ use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::{Limits, engine};
 use riopipe_session::initiator::stream::{CONTROL_COMMANDS, StreamConfig, StreamSession};
 
+use crate::BLOCK_BYTES;
 use crate::association::open_socket;
 use crate::error::{CallError, StreamError};
 use crate::lanes::{Lanes, Side, Way};
@@ -47,16 +48,29 @@ fn once(
     let mut ways = Vec::new();
     let mut queues = Vec::new();
     let mut depth = options.queue_depth;
+    let mut in_capsule = u32::MAX;
     for (server, qid) in volume.servers.iter().zip(qids) {
         let commands = options.queue_depth + CONTROL_COMMANDS;
-        let queue = lock(&server.association).io_queue(*qid, commands);
+        let association = lock(&server.association);
+        let queue = association.io_queue(*qid, commands);
+        // A target that takes no data with commands asks for all of it anyway.
+        in_capsule = match association.controller.in_capsule_bytes / BLOCK_BYTES as u32 {
+            0 => in_capsule,
+            blocks => in_capsule.min(blocks),
+        };
+        drop(association);
         let most = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
         depth = depth.min(most.max(1));
         let socket = open_socket(&server.addr, &volume.connect)?;
         ways.push(Way { socket, qid: *qid, depth: commands });
         queues.push(queue);
     }
-    let limits = Limits { kept_bytes_max: options.kept_bytes_max, merge: options.merge, start };
+    let limits = Limits {
+        kept_bytes_max: options.kept_bytes_max,
+        merge: options.merge,
+        merged_blocks_max: in_capsule,
+        start,
+    };
     let config = StreamConfig {
         volume: volume.id,
         stream,

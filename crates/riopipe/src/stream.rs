@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use riopipe_net::{Next, Owned, SpinPolicy, Taken, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Marks, Op, Place, Refusal, Write};
+use riopipe_order::engine::{Marks, Op, Place, Refusal};
 
 use crate::BLOCK_BYTES;
 use crate::error::{
     CallError, ReadError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
 };
-use crate::group::{Group, refused};
+use crate::group::{Group, Staged};
 use crate::housekeeper::Charge;
 use crate::lanes::{Lanes, Side};
 use crate::piece::{Buf, Piece, Pool};
@@ -91,7 +91,7 @@ pub struct Readiness<'a> {
 }
 
 /// Groups submitted before they are sent without being asked to: one full TCP segment of blocks.
-const UNSENT_MAX: usize = 16;
+const UNSENT_MAX: usize = 64;
 
 /// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
 ///
@@ -112,9 +112,8 @@ pub struct Stream {
     waiter: Waiter,
     pool: Pool,
     /// Buffers of groups that the engine has not forgotten.
-    kept: VecDeque<(Seq, Vec<Buf>)>,
-    spare_writes: Vec<Write<Piece>>,
-    spare_bufs: Vec<Vec<Buf>>,
+    kept: VecDeque<(Seq, Buf)>,
+    pub(crate) staged: Staged,
     unsent: usize,
     /// Up to here the engine has forgotten payload.
     forgotten: Seq,
@@ -146,8 +145,7 @@ impl Stream {
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
             kept: VecDeque::new(),
-            spare_writes: Vec::new(),
-            spare_bufs: Vec::new(),
+            staged: Staged::default(),
             unsent: 0,
             forgotten: start,
             volume,
@@ -412,23 +410,27 @@ impl Stream {
         self.volume.housekeeper.wake();
         self.unsent = 0;
         self.forgotten = recovery.last;
-        for (_, bufs) in self.kept.drain(..) {
-            for buf in bufs {
-                self.pool.give(buf);
-            }
+        for (_, buf) in self.kept.drain(..) {
+            self.pool.give(buf);
         }
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
     }
 
-    pub(crate) fn spare_lists(&mut self) -> (Vec<Write<Piece>>, Vec<Buf>) {
-        (std::mem::take(&mut self.spare_writes), self.spare_bufs.pop().unwrap_or_default())
+    /// Takes back what was staged and never submitted.
+    #[inline]
+    pub(crate) fn unstage(&mut self) {
+        self.staged.writes.clear();
+        while let Some(buf) = self.staged.bufs.pop() {
+            self.pool.give(buf);
+        }
     }
 
     /// What can be told about a group before it is submitted.
-    pub(crate) fn check(&self, writes: &[Write<Piece>]) -> Result<(), Why> {
+    fn check(&self) -> Result<(), Why> {
         let volume = self.volume.topology.blocks();
+        let writes = &self.staged.writes;
         for write in writes {
             let (lba, blocks) = (write.lba, write.blocks);
             let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
@@ -442,32 +444,33 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn admit(
-        &mut self,
-        mut writes: Vec<Write<Piece>>,
-        bufs: Vec<Buf>,
-        tag: u64,
-        durable: bool,
-    ) -> Result<Seq, SubmitError> {
-        let mut lanes = self.take();
+    /// Submits the staged group.
+    pub(crate) fn admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
+        if let Err(why) = self.check() {
+            return Err(self.refused(why));
+        }
+        let mut lanes = self.lanes.take();
+        if lanes.attention.called() {
+            self.volume.housekeeper.wake();
+        }
         let traced = lanes.session.traces_next().then(now_ns);
-        match lanes.session.admit(&writes, tag, durable) {
+        match lanes.session.admit(&mut self.staged.writes, tag, durable) {
             Ok(seq) => {
                 if let Some(since) = traced {
                     lanes.session.trace(seq, since, now_ns());
                 }
                 if let Some(ledger) = &self.volume.ledger {
-                    ledger.note(self.id, writes.iter().map(|w| (w.lba, w.blocks)), seq);
+                    let writes = self.staged.writes.iter();
+                    ledger.note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
                 }
-                let unsent = self.unsent + 1;
-                if unsent >= UNSENT_MAX {
+                self.unsent += 1;
+                if self.unsent >= UNSENT_MAX {
+                    self.unsent = 0;
                     lanes.send();
                 }
                 drop(lanes);
-                self.unsent = unsent % UNSENT_MAX;
-                writes.clear();
-                self.spare_writes = writes;
-                self.kept.push_back((seq, bufs));
+                self.staged.writes.clear();
+                self.kept.extend(self.staged.bufs.drain(..).map(|buf| (seq, buf)));
                 Ok(seq)
             }
             Err(refusal) => {
@@ -478,20 +481,25 @@ impl Stream {
                     Refusal::Empty => Why::Empty,
                     Refusal::Poisoned(failure) => Why::Poisoned(lanes.poisoned(failure)),
                 };
-                Err(refused(why, writes, bufs))
+                drop(lanes);
+                Err(self.refused(why))
             }
         }
+    }
+
+    /// Hands the staged buffers back; the pieces that point into them go first.
+    #[cold]
+    fn refused(&mut self, why: Why) -> SubmitError {
+        self.staged.writes.clear();
+        SubmitError { why, bufs: std::mem::take(&mut self.staged.bufs) }
     }
 
     /// Takes back the buffers of groups that the engine has forgotten.
     fn reclaim(&mut self, forgotten: Seq) {
         self.forgotten = forgotten;
         while self.kept.front().is_some_and(|(seq, _)| *seq <= forgotten) {
-            if let Some((_, mut bufs)) = self.kept.pop_front() {
-                for buf in bufs.drain(..) {
-                    self.pool.give(buf);
-                }
-                self.spare_bufs.push(bufs);
+            if let Some((_, buf)) = self.kept.pop_front() {
+                self.pool.give(buf);
             }
         }
     }

@@ -168,12 +168,12 @@ fn nothing_is_allocated_in_steady_state() {
 
 /// Allocations of the round of writes that needs the fewest.
 fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
-    let groups: Vec<_> = (0..DEPTH as u64 / 2).map(|lba| [write(lba % 32, lba)]).collect();
+    let mut groups: Vec<_> = (0..DEPTH as u64 / 2).map(|lba| [write(lba % 32, lba)]).collect();
     let stages = Stages::of_initiator();
     let mut least = u64::MAX;
     for _ in 0..50 {
         let before = ALLOCATIONS.get();
-        for group in &groups {
+        for group in &mut groups {
             let traced = rig.session.traces_next();
             let seq = rig.session.admit(group, 0, false).unwrap();
             if traced {

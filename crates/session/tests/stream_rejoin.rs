@@ -92,7 +92,7 @@ fn p7_without_plp_what_was_complete_is_sent_again_too() {
         rig.answer(0, command, 0);
     }
     assert_eq!(rig.marks(), (2, 0));
-    let seq = rig.session.admit(&[], 0, true).unwrap();
+    let seq = rig.session.admit(&mut [], 0, true).unwrap();
     let flush = rig.take_one(0, 0);
     assert_eq!(flush.ordinal(), 3, "behind the replays");
     rig.answer(0, &flush, 0);
@@ -185,7 +185,7 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
             assert_eq!(rig.session.link(1), LinkState::Dead);
             assert_eq!(rig.session.wants_rejoin().count(), 0);
             assert_eq!(rig.session.deadline(rig.now), None);
-            assert!(rig.session.admit(&[write(5, 5)], 0, false).is_err());
+            assert!(rig.session.admit(&mut [write(5, 5)], 0, false).is_err());
         }
     }
 }
@@ -774,7 +774,7 @@ fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
 #[test]
 fn nothing_of_a_lost_connection_is_sent_or_believed() {
     let mut rig = Rig::new(Shape { in_capsule: 0, ..Shape::of(1, false) });
-    rig.session.admit(&[write(1, 5)], 0, false).unwrap();
+    rig.session.admit(&mut [write(1, 5)], 0, false).unwrap();
     rig.session.pump(rig.now);
     assert!(!rig.session.outbox(0).is_empty());
     rig.cut(0);

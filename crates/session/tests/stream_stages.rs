@@ -12,7 +12,7 @@ fn submit(rig: &mut Rig, lba: u64) {
     let traced = rig.session.traces_next();
     let since = rig.now;
     rig.now += 5;
-    let seq = rig.session.admit(&[write(lba, 1)], 0, false).unwrap();
+    let seq = rig.session.admit(&mut [write(lba, 1)], 0, false).unwrap();
     if traced {
         rig.session.trace(seq, since, rig.now);
     }
@@ -94,7 +94,7 @@ fn merged_and_scattered_groups_are_followed() {
     let mut traced = Vec::new();
     for _ in 0..2_000 {
         let due = rig.session.traces_next();
-        let seq = rig.session.admit(&[write(0, 1), write(1, 1)], 0, false).unwrap();
+        let seq = rig.session.admit(&mut [write(0, 1), write(1, 1)], 0, false).unwrap();
         if due {
             rig.session.trace(seq, rig.now, rig.now);
         }
@@ -116,7 +116,7 @@ fn merged_and_scattered_groups_are_followed() {
 fn what_is_refused_or_lost_with_its_stream_is_not_traced() {
     let mut rig = Rig::new(Shape { loss_ns: 0, ..Shape::of(1, false) });
     while !rig.session.traces_next() {}
-    let seq = rig.session.admit(&[write(0, 1)], 0, false).unwrap();
+    let seq = rig.session.admit(&mut [write(0, 1)], 0, false).unwrap();
     rig.session.trace(seq, rig.now, rig.now);
     rig.carry();
     rig.cut(0);

@@ -219,7 +219,7 @@ fn main() {
         for _ in 0..depth {
             lba = (lba + 7919) % BLOCKS;
             let op = Op::Write(Place::Fresh, payload.clone());
-            session.admit(&[Write { lba, blocks: 1, op }], lba, false).expect("room");
+            session.admit(&mut [Write { lba, blocks: 1, op }], lba, false).expect("room");
         }
         session.pump(1);
         submitting += begun.elapsed();

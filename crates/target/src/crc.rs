@@ -27,8 +27,17 @@ pub fn crc32c(crc: u32, data: &[u8]) -> u32 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
 unsafe fn short(crc: u32, data: &[u8]) -> u32 {
-    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
-    let mut register = u64::from(!crc);
+    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64};
+    let (mut register, mut data) = (!crc, data);
+    // A log entry's 52 bytes begin in the middle of a word: half a word first, so that each load
+    // finds what one store wrote.
+    if data.len() & 4 != 0
+        && let Some((half, rest)) = data.split_first_chunk()
+    {
+        register = _mm_crc32_u32(register, u32::from_le_bytes(*half));
+        data = rest;
+    }
+    let mut register = u64::from(register);
     let (words, rest) = data.as_chunks::<8>();
     for word in words {
         register = _mm_crc32_u64(register, u64::from_le_bytes(*word));

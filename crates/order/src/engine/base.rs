@@ -119,47 +119,70 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// When there would be more of them than a group can count; nothing was done.
-    pub(super) fn shape(&mut self, writes: &[Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
+    pub(super) fn shape(
+        &mut self,
+        writes: &mut [Write<P>],
+        seq: Seq,
+        tag: u64,
+    ) -> Result<(), Refusal> {
+        debug_assert!(self.shaped.is_empty());
+        self.per_server.fill(0);
+        if let [write] = writes
+            && let Some(extent) = self.topology.single(write.lba, write.blocks)
+        {
+            self.add(write, extent, false, seq, tag);
+            return Ok(());
+        }
         let parts: u64 =
             writes.iter().map(|w| self.topology.parts_max(w.blocks)).fold(0, u64::saturating_add);
         if parts > u64::from(GROUP_ENTRIES_MAX) {
             return Err(Refusal::TooManyEntries);
         }
-        debug_assert!(self.shaped.is_empty());
-        self.per_server.fill(0);
         for write in writes {
-            let mut parts: [Extent; 4] =
-                [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
-            let mut count = 0usize;
-            self.topology.map(write.lba, write.blocks, |extent| {
-                if let Some(slot) = parts.get_mut(count) {
-                    *slot = extent;
-                }
-                count += 1;
-            });
-            let split = count > 1;
-            if split {
-                probe::hit(Rare::Split);
-            }
-            if count <= parts.len() {
-                for extent in &parts[..count] {
-                    self.add(write, *extent, split, seq, tag);
-                }
-            } else {
-                let mut all = Vec::with_capacity(count);
-                self.topology.map(write.lba, write.blocks, |extent| all.push(extent));
-                for extent in all {
-                    self.add(write, extent, true, seq, tag);
-                }
-            }
+            self.shape_one(write, seq, tag);
         }
         Ok(())
     }
 
-    fn add(&mut self, write: &Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
-        let (kind, place, piece) = match &write.op {
+    fn shape_one(&mut self, write: &mut Write<P>, seq: Seq, tag: u64) {
+        if let Some(extent) = self.topology.single(write.lba, write.blocks) {
+            return self.add(write, extent, false, seq, tag);
+        }
+        let mut parts: [Extent; 4] =
+            [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
+        let mut count = 0usize;
+        self.topology.map(write.lba, write.blocks, |extent| {
+            if let Some(slot) = parts.get_mut(count) {
+                *slot = extent;
+            }
+            count += 1;
+        });
+        let split = count > 1;
+        if split {
+            probe::hit(Rare::Split);
+        }
+        if let Some(parts) = parts.get(..count) {
+            for extent in parts {
+                self.add(write, *extent, split, seq, tag);
+            }
+        } else {
+            let mut all = Vec::with_capacity(count);
+            self.topology.map(write.lba, write.blocks, |extent| all.push(extent));
+            for extent in all {
+                self.add(write, extent, true, seq, tag);
+            }
+        }
+    }
+
+    fn add(&mut self, write: &mut Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
+        let (kind, place, piece) = match &mut write.op {
             Op::Write(place, payload) => {
-                (Kind::Write, *place, Some(payload.part(extent.offset, extent.blocks)))
+                let whole = extent.blocks == write.blocks;
+                let piece = match whole {
+                    true => payload.take(extent.blocks),
+                    false => payload.part(extent.offset, extent.blocks),
+                };
+                (Kind::Write, *place, Some(piece))
             }
             Op::Discard => (Kind::Discard, Place::Fresh, None),
         };
@@ -324,6 +347,7 @@ impl<P: Payload> Base<P> {
             && (request.flags.has(place) == flags.has(place)
                 || probe::planted(Plant::T16MergePlaces))
             && (end == extent.lba || end < extent.lba && probe::planted(Plant::T16MergeGaps))
+            && blocks <= self.limits.merged_blocks_max
             && blocks <= self.topology.member(extent.member).request_blocks_max
             && self.topology.within_unit(extent.member, request.lba, blocks)
     }

@@ -32,6 +32,12 @@ pub trait Payload: Clone + fmt::Debug {
     /// The part that starts `first_block` blocks in and has `blocks` blocks.
     #[must_use]
     fn part(&self, first_block: u32, blocks: u32) -> Self;
+
+    /// All of it, `blocks` blocks, of which nobody needs another reference here.
+    #[must_use]
+    fn take(&mut self, blocks: u32) -> Self {
+        self.part(0, blocks)
+    }
 }
 
 /// Whether the blocks written hold something that recovery may still need (T11). No default: only
@@ -219,11 +225,12 @@ pub enum Refusal {
 /// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or looks at a
 /// clock.
 pub trait Engine<P: Payload>: Send {
-    /// Takes a group, whole or not at all.
+    /// Takes a group, whole or not at all. The payloads are [taken](Payload::take) out of `writes`,
+    /// also of some that are then refused.
     ///
     /// # Errors
     /// [`Refusal`] says which bound was hit, or that the stream has failed.
-    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
+    fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
 
     /// The next request that may go to `server` now. The caller must send it.
     fn next(&mut self, server: u16) -> Option<Dispatch>;
@@ -368,13 +375,22 @@ pub struct Limits {
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (T16).
     pub merge: bool,
+    /// Blocks that requests are merged up to: as many as go with their command. Beyond that a
+    /// merged request would wait for the target to ask for its data, and with it all that was
+    /// merged (T16 bounds it, too).
+    pub merged_blocks_max: u32,
     /// The mark from which the stream goes on; its first group is the next seq.
     pub start: Seq,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { kept_bytes_max: 64 << 20, merge: true, start: Seq::ZERO }
+        Self {
+            kept_bytes_max: 64 << 20,
+            merge: true,
+            merged_blocks_max: u32::MAX,
+            start: Seq::ZERO,
+        }
     }
 }
 

@@ -79,7 +79,7 @@ impl<P: Payload> NoOrder<P> {
 }
 
 impl<P: Payload + Send> Engine<P> for NoOrder<P> {
-    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+    fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
         let bytes = base.vet(writes, durable)?;
         if !base.has_room(bytes) {

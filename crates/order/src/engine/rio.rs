@@ -184,7 +184,7 @@ impl<P: Payload> Rio<P> {
             || self.base.window.kept_bytes() * 2 >= self.base.limits.kept_bytes_max
     }
 
-    fn shape(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<(), Refusal> {
+    fn shape(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<(), Refusal> {
         let base = &mut self.base;
         let seq = base.window.last().next();
         base.per_server.fill(0);
@@ -202,7 +202,7 @@ impl<P: Payload> Rio<P> {
 }
 
 impl<P: Payload + Send> Engine<P> for Rio<P> {
-    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+    fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let bytes = self.base.vet(writes, durable)?;
         if self.pressed() {
             self.force_flush();

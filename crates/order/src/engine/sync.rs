@@ -78,7 +78,7 @@ impl<P: Payload> Sync<P> {
 }
 
 impl<P: Payload + Send> Engine<P> for Sync<P> {
-    fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+    fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
         let bytes = base.vet(writes, durable)?;
         if !base.has_room(bytes) {

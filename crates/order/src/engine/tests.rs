@@ -51,7 +51,7 @@ fn drain(engine: &mut dyn Engine<Piece>, servers: u16) -> Vec<Dispatch> {
 fn p3_completion_is_in_order_whatever_the_drives_do() {
     let mut engine = rio::Rio::new(topology(&[false, false], 1, 64, 4), Limits::default());
     for lba in [0, 4, 8] {
-        engine.admit(&[write(lba, 1)], lba, false).unwrap();
+        engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
     }
     let sent = drain(&mut engine, 2);
     assert_eq!(sent.len(), 3, "nothing waits: the requests of all groups are out together");
@@ -70,14 +70,14 @@ fn p3_completion_is_in_order_whatever_the_drives_do() {
 #[test]
 fn t1_released_needs_complete_everywhere_durable_and_delivered() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     for d in drain(&mut engine, 2) {
         engine.done(d.id, Ok(()));
     }
     engine.poll();
     assert_eq!(engine.released(), Seq(0), "complete and delivered, but not durable");
-    engine.admit(&[write(8, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(8, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
     assert_eq!(sent.len(), 2, "the write, and a flush entry for the other dirty drive (T3)");
     engine.done(sent[0].id, Ok(()));
@@ -91,10 +91,10 @@ fn t1_released_needs_complete_everywhere_durable_and_delivered() {
 #[test]
 fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
     let mut engine = rio::Rio::new(topology(&[true, true, true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap(); // drive 0
-    engine.admit(&[write(4, 1)], 0, false).unwrap(); // drive 1
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // drive 0
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap(); // drive 1
     drain(&mut engine, 3);
-    engine.admit(&[write(5, 1)], 0, true).unwrap(); // drive 1, durable
+    engine.admit(&mut [write(5, 1)], 0, true).unwrap(); // drive 1, durable
     let sent = drain(&mut engine, 3);
     let mut entries: Vec<_> = sent
         .iter()
@@ -104,7 +104,7 @@ fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
     entries.sort_by_key(|e| e.0);
     assert_eq!(entries, [(0, Kind::Flush, 2, true), (1, Kind::Write, 2, true)]);
     // Clean drives get none.
-    engine.admit(&[write(6, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(6, 1)], 0, true).unwrap();
     assert_eq!(drain(&mut engine, 3).len(), 1);
 }
 
@@ -113,12 +113,12 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
     let mut engine =
         rio::Rio::new(topology(&[true], 1, 9, 64), Limits { merge: false, ..Limits::default() });
     let mut admitted = 0;
-    while engine.admit(&[write(admitted, 1)], 7, false).is_ok() {
+    while engine.admit(&mut [write(admitted, 1)], 7, false).is_ok() {
         admitted += 1;
         assert!(admitted < 20, "credits bound what is out");
     }
     assert_eq!(
-        engine.admit(&[write(0, 1)], 7, false),
+        engine.admit(&mut [write(0, 1)], 7, false),
         Err(Refusal::Full(Bound::Log { server: 0 }))
     );
     let sent = drain(&mut engine, 1);
@@ -132,9 +132,9 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
         engine.done(d.id, Ok(()));
     }
     engine.poll();
-    assert!(engine.admit(&[write(0, 1)], 7, false).is_ok(), "no deadlock");
+    assert!(engine.admit(&mut [write(0, 1)], 7, false).is_ok(), "no deadlock");
     assert_eq!(
-        engine.admit(&(0..9).map(|i| write(2 * i, 1)).collect::<Vec<_>>(), 0, false),
+        engine.admit(&mut (0..9).map(|i| write(2 * i, 1)).collect::<Vec<_>>(), 0, false),
         Err(Refusal::TooLarge(Bound::Log { server: 0 })),
         "a group that can never fit is told so at submit"
     );
@@ -143,9 +143,9 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
 #[test]
 fn t3_a_flush_behind_a_forced_one_vouches_only_with_it() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap(); // drive 0
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // drive 0
     engine.ask_durable(Seq(1)); // a forced flush of drive 0: group 2
-    engine.admit(&[write(4, 1)], 0, true).unwrap(); // drive 1, durable, group 3
+    engine.admit(&mut [write(4, 1)], 0, true).unwrap(); // drive 1, durable, group 3
     let sent = drain(&mut engine, 2);
     let forced = sent.iter().find(|d| engine.request(d.id).seq == Seq(2)).unwrap().id;
     for d in sent.iter().filter(|d| d.id != forced) {
@@ -162,9 +162,9 @@ fn t3_a_flush_behind_a_forced_one_vouches_only_with_it() {
 #[test]
 fn p8_durability_asked_for_during_a_forced_flush_comes_too() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.ask_durable(Seq(1));
-    engine.admit(&[write(9, 1)], 0, false).unwrap(); // behind the forced flush, group 2
+    engine.admit(&mut [write(9, 1)], 0, false).unwrap(); // behind the forced flush, group 2
     engine.ask_durable(Seq(3));
     for _ in 0..4 {
         for d in drain(&mut engine, 1) {
@@ -180,29 +180,32 @@ fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
     let limits = Limits { merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), limits);
     for lba in 0..3 {
-        engine.admit(&[write(lba * 2, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(lba * 2, 1)], 0, false).unwrap();
     }
     // Three of eight slots are used, so nothing pressed so far; nobody ever asks for a flush.
     let group: Vec<_> = (0..6).map(|i| write(20 + 2 * i, 1)).collect();
-    assert_eq!(engine.admit(&group, 0, false), Err(Refusal::Full(Bound::Log { server: 0 })));
+    assert_eq!(
+        engine.admit(&mut group.clone(), 0, false),
+        Err(Refusal::Full(Bound::Log { server: 0 }))
+    );
     for d in drain(&mut engine, 1) {
         engine.done(d.id, Ok(()));
     }
     engine.poll();
-    assert!(engine.admit(&group, 0, false).is_ok(), "no deadlock");
+    assert!(engine.admit(&mut group.clone(), 0, false).is_ok(), "no deadlock");
 }
 
 #[test]
 fn t14_memory_that_nobody_flushes_is_flushed_for_a_group_that_needs_it() {
     let limits = Limits { merge: false, kept_bytes_max: 10 * 4096, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
-    engine.admit(&[write(0, 4)], 0, false).unwrap(); // less than half: nothing presses
-    assert_eq!(engine.admit(&[write(20, 7)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    engine.admit(&mut [write(0, 4)], 0, false).unwrap(); // less than half: nothing presses
+    assert_eq!(engine.admit(&mut [write(20, 7)], 0, false), Err(Refusal::Full(Bound::Memory)));
     for d in drain(&mut engine, 1) {
         engine.done(d.id, Ok(()));
     }
     engine.poll();
-    assert!(engine.admit(&[write(20, 7)], 0, false).is_ok(), "P8");
+    assert!(engine.admit(&mut [write(20, 7)], 0, false).is_ok(), "P8");
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn t14_groups_without_payload_are_bounded_too() {
         let limits = Limits { merge: false, ..Limits::default() };
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), limits);
         let discard = |n: u64| Write { lba: n * 2 % 200, blocks: 1, op: Op::Discard };
-        let taken = (0..300_000).take_while(|n| engine.admit(&[discard(*n)], 0, false).is_ok());
+        let taken = (0..300_000).take_while(|n| engine.admit(&mut [discard(*n)], 0, false).is_ok());
         assert!(taken.count() < 200_000, "{kind}");
     }
 }
@@ -223,14 +226,14 @@ fn t14_a_huge_group_is_refused_before_it_costs_anything() {
     let topology = Topology::new(vec![member], vec![ServerInfo { slots: 64 }], 64).unwrap();
     let mut engine = rio::Rio::<Piece>::new(topology, Limits::default());
     let discard = Write { lba: 0, blocks: u32::MAX, op: Op::Discard };
-    assert_eq!(engine.admit(&[discard], 0, false), Err(Refusal::TooManyEntries));
+    assert_eq!(engine.admit(&mut [discard], 0, false), Err(Refusal::TooManyEntries));
     assert!(engine.is_idle());
 }
 
 #[test]
 fn t22_a_flush_that_ends_after_the_failure_vouches_for_nothing() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.ask_durable(Seq(1));
     let sent = drain(&mut engine, 1);
     engine.done(sent[0].id, Ok(()));
@@ -243,8 +246,8 @@ fn t22_a_flush_that_ends_after_the_failure_vouches_for_nothing() {
 #[test]
 fn p6_what_a_lost_flush_may_have_harmed_is_never_reported() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[write(4, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
     engine.flush_failed_elsewhere(Member(0));
     for d in sent {
@@ -258,9 +261,9 @@ fn t14_replay_memory_is_bounded_and_never_forgotten() {
     let limits = Limits { kept_bytes_max: 4 * 4096, merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
     for lba in 0..4 {
-        engine.admit(&[write(lba, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(lba, 1)], 0, false).unwrap();
     }
-    assert_eq!(engine.admit(&[write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    assert_eq!(engine.admit(&mut [write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
     let sent = drain(&mut engine, 1);
     let (flush, writes): (Vec<Dispatch>, Vec<Dispatch>) =
         sent.iter().copied().partition(|d| engine.request(d.id).kind == Kind::Flush);
@@ -269,15 +272,15 @@ fn t14_replay_memory_is_bounded_and_never_forgotten() {
     }
     engine.poll();
     assert_eq!(engine.kept_after(), Seq(0), "complete, but not durable: the bytes stay");
-    assert_eq!(engine.admit(&[write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
+    assert_eq!(engine.admit(&mut [write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
     for d in flush {
         engine.done(d.id, Ok(()));
     }
     engine.poll();
     assert!(engine.kept_after() >= Seq(2), "what the forced flush covers may go");
-    assert!(engine.admit(&[write(9, 1)], 0, false).is_ok());
+    assert!(engine.admit(&mut [write(9, 1)], 0, false).is_ok());
     assert_eq!(
-        engine.admit(&[write(9, 5)], 0, false),
+        engine.admit(&mut [write(9, 5)], 0, false),
         Err(Refusal::TooLarge(Bound::Memory)),
         "a group beyond the bound is told so"
     );
@@ -288,9 +291,9 @@ fn p6_after_a_failure_nothing_later_is_reported() {
     for kind in EngineKind::ALL {
         let limits = Limits { merge: false, ..Limits::default() };
         let mut engine = engine::<Piece>(kind, topology(&[true, true], 1, 64, 4), limits);
-        engine.admit(&[write(0, 1)], 0, false).unwrap();
-        engine.admit(&[write(4, 1)], 0, false).unwrap();
-        engine.admit(&[write(1, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(4, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(1, 1)], 0, false).unwrap();
         let mut failed = false;
         for _ in 0..20 {
             for d in drain(&mut *engine, 2) {
@@ -305,7 +308,7 @@ fn p6_after_a_failure_nothing_later_is_reported() {
         let failure = engine.failure().unwrap();
         assert_eq!((failure.seq, failure.member), (Seq(2), Member(1)));
         assert_eq!(
-            engine.admit(&[write(0, 1)], 0, false),
+            engine.admit(&mut [write(0, 1)], 0, false),
             Err(Refusal::Poisoned(failure)),
             "one clear error from then on"
         );
@@ -315,7 +318,7 @@ fn p6_after_a_failure_nothing_later_is_reported() {
 #[test]
 fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
-    engine.admit(&[write(0, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
     engine.flush_failed_elsewhere(Member(1));
     assert_eq!(engine.failure(), None, "no write on that drive");
@@ -323,7 +326,7 @@ fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
     engine.poll();
     engine.flush_failed_elsewhere(Member(0));
     assert_eq!(engine.failure(), None, "all durable there");
-    engine.admit(&[write(1, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(1, 1)], 0, false).unwrap();
     engine.flush_failed_elsewhere(Member(0));
     assert_eq!(engine.failure().unwrap().cause, Cause::SharedFlush);
 }
@@ -332,15 +335,15 @@ fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
 fn t16_whole_groups_merge_and_only_where_allowed() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), Limits::default());
     // The journal workload of §3.1: two blocks, then one, neighbours.
-    engine.admit(&[write(0, 1), write(1, 1)], 1, false).unwrap();
-    engine.admit(&[write(2, 1)], 2, false).unwrap();
-    engine.admit(&[write(4, 1)], 3, false).unwrap(); // a hole before it
-    engine.admit(&[write(5, 1)], 4, true).unwrap(); // a flush, last
-    engine.admit(&[write(6, 1)], 5, false).unwrap(); // not behind a flush
-    engine.admit(&[write(7, 4)], 6, false).unwrap(); // fits
-    engine.admit(&[write(11, 4)], 7, false).unwrap(); // beyond the transfer limit of 8
-    engine.admit(&[write(15, 10)], 8, false).unwrap(); // split: never merged
-    engine.admit(&[write(25, 1)], 9, false).unwrap(); // not into a split one
+    engine.admit(&mut [write(0, 1), write(1, 1)], 1, false).unwrap();
+    engine.admit(&mut [write(2, 1)], 2, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 3, false).unwrap(); // a hole before it
+    engine.admit(&mut [write(5, 1)], 4, true).unwrap(); // a flush, last
+    engine.admit(&mut [write(6, 1)], 5, false).unwrap(); // not behind a flush
+    engine.admit(&mut [write(7, 4)], 6, false).unwrap(); // fits
+    engine.admit(&mut [write(11, 4)], 7, false).unwrap(); // beyond the transfer limit of 8
+    engine.admit(&mut [write(15, 10)], 8, false).unwrap(); // split: never merged
+    engine.admit(&mut [write(25, 1)], 9, false).unwrap(); // not into a split one
     let sent = drain(&mut engine, 1);
     let shape: Vec<_> = sent
         .iter()
@@ -367,11 +370,25 @@ fn t16_whole_groups_merge_and_only_where_allowed() {
 }
 
 #[test]
+fn merging_stops_at_what_goes_with_a_command() {
+    let limits = Limits { merged_blocks_max: 3, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    for lba in 0..7 {
+        engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
+    }
+    engine.admit(&mut [write(7, 2), write(9, 2)], 7, false).unwrap();
+    engine.admit(&mut [write(11, 5)], 8, false).unwrap();
+    let blocks: Vec<_> =
+        drain(&mut engine, 1).iter().map(|d| engine.request(d.id).blocks).collect();
+    assert_eq!(blocks, [3, 3, 1, 2, 2, 5], "larger ones are not cut");
+}
+
+#[test]
 fn t16_what_must_not_be_merged_is_not() {
     let shapes = |unit, volatile: &[bool], groups: &[&[Write<Piece>]]| {
         let mut engine = rio::Rio::new(topology(volatile, 1, 64, unit), Limits::default());
         for group in groups {
-            engine.admit(group, 0, false).unwrap();
+            engine.admit(&mut group.to_vec(), 0, false).unwrap();
         }
         drain(&mut engine, volatile.len() as u16)
             .iter()
@@ -411,8 +428,8 @@ fn t16_what_must_not_be_merged_is_not() {
 #[test]
 fn sync_sends_nothing_before_the_flush_of_the_group_before() {
     let mut engine = sync::Sync::new(topology(&[true, false], 1, 0, 4), Limits::default());
-    engine.admit(&[write(0, 1), write(4, 1)], 0, false).unwrap();
-    engine.admit(&[write(1, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1), write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(1, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 2);
     assert_eq!(sent.len(), 2, "the writes of one group go together");
     assert!(sent.iter().all(|d| d.ordered.is_none()), "no attribute (T17)");
@@ -431,8 +448,8 @@ fn sync_sends_nothing_before_the_flush_of_the_group_before() {
 #[test]
 fn none_flushes_only_what_has_completed() {
     let mut engine = none::NoOrder::new(topology(&[true], 1, 0, 64), Limits::default());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[write(9, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(9, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 1);
     assert_eq!(sent.len(), 2);
     engine.done(sent[1].id, Ok(()));
@@ -501,7 +518,7 @@ proptest! {
                         lba: *lba, blocks: *blocks,
                         op: Op::Write(if *fresh { Place::Fresh } else { Place::InPlace }, Piece(*lba as u32, *blocks)),
                     }).collect();
-                    if let Ok(seq) = engine.admit(&writes, 1, durable) {
+                    if let Ok(seq) = engine.admit(&mut writes.clone(), 1, durable) {
                         let list = blocks_of.entry(seq.0).or_default();
                         for w in &writes {
                             topology.map(w.lba, w.blocks, |e| for b in 0..u64::from(e.blocks) { list.push((e.member.0, e.lba + b)); });

@@ -21,7 +21,8 @@ pub struct MemberCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
-    /// order; fence once after the last and before the first `Write` or `Flush` is submitted.
+    /// order; fence once after the last and before the first `Write` or `Flush` is submitted. Only
+    /// [`Gate::arrive`](super::Gate::arrive) gives it.
     Append(Ticket),
     /// Submit the write or discard to the drive, then call [`Gate::written`](super::Gate::written).
     Write(Ticket),

@@ -84,7 +84,7 @@ impl World {
         });
         let servers = vec![ServerInfo { slots: SLOTS }; 2];
         let topology = Topology::new(members.to_vec(), servers, UNIT as u32).unwrap();
-        let limits = Limits { kept_bytes_max: 1 << 20, merge, start: Seq::ZERO };
+        let limits = Limits { kept_bytes_max: 1 << 20, merge, ..Limits::default() };
         let life = Life { generation: GENERATION, incarnation: 1 };
         let target = |volatile| {
             let region = Words::new(partition_bytes(SLOTS));
@@ -150,7 +150,7 @@ impl World {
                         Write { lba: w.lba, blocks: 1, op: Op::Write(place, Content(w.content)) }
                     })
                     .collect();
-                let seq = self.engine.admit(&writes, group.tag, group.durable).unwrap();
+                let seq = self.engine.admit(&mut writes.clone(), group.tag, group.durable).unwrap();
                 self.submitted.insert(seq, group);
                 true
             }

@@ -160,11 +160,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Takes a group, whole or not at all.
+    /// Takes a group, whole or not at all, and the payloads out of `writes`.
     ///
     /// # Errors
     /// See [`Engine::admit`].
-    pub fn admit(&mut self, writes: &[Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
+    pub fn admit(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+    ) -> Result<Seq, Refusal> {
         self.engine.admit(writes, tag, durable)
     }
 

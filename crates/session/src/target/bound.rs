@@ -152,35 +152,55 @@ impl<H: Host> Stream<H> {
         (drive.member == member).then_some(Member(local))
     }
 
-    /// Carries out the `Append`s among the steps from `from` on.
+    /// Carries out the `Append`s among the steps from `from` on, and takes them off.
+    #[inline]
     pub(super) fn append(&mut self, from: usize) {
-        let mut at = from;
-        while let Some(step) = self.steps.get(at) {
-            if let Step::Append(Ticket(ticket)) = *step {
-                let entry = &mut self.entries[ticket as usize];
-                match self.log.append(&entry.attribute) {
-                    Ok(position) => {
-                        entry.position = position;
-                        self.appended = true;
-                    }
-                    Err(error) => {
-                        let cause = match error {
-                            AppendError::Full { .. } => Cause::LogFull,
-                            // Replay keeps shapes (T6): this is another stream, or a bug.
-                            AppendError::OtherShape { .. } => {
-                                let Attribute { member, ordinal, .. } = entry.attribute;
-                                Cause::WriteFailed { member, ordinal }
-                            }
-                            AppendError::Unloggable { .. }
-                            | AppendError::Unbound
-                            | AppendError::Region(_) => Cause::LogFailed,
-                        };
-                        self.gate.append_failed(at, cause, &mut self.steps);
-                        return;
-                    }
-                }
+        // Nearly always an entry in its turn, whose write need not wait.
+        if let [Step::Append(ticket), next] = self.steps[from..]
+            && !matches!(next, Step::Append(_))
+        {
+            if let Err(cause) = self.append_one(ticket) {
+                return self.gate.append_failed(from, cause, &mut self.steps);
             }
-            at += 1;
+            self.steps.truncate(from);
+            return self.steps.push(next);
+        }
+        let mut left = from;
+        for at in from..self.steps.len() {
+            let step = self.steps[at];
+            if let Step::Append(ticket) = step {
+                if let Err(cause) = self.append_one(ticket) {
+                    self.steps.drain(left..at);
+                    return self.gate.append_failed(left, cause, &mut self.steps);
+                }
+            } else {
+                self.steps[left] = step;
+                left += 1;
+            }
+        }
+        self.steps.truncate(left);
+    }
+
+    #[inline]
+    fn append_one(&mut self, ticket: Ticket) -> Result<(), Cause> {
+        let entry = &mut self.entries[ticket.0 as usize];
+        match self.log.append(&entry.attribute) {
+            Ok(position) => {
+                entry.position = position;
+                self.appended = true;
+                Ok(())
+            }
+            Err(error) => Err(match error {
+                AppendError::Full { .. } => Cause::LogFull,
+                // Replay keeps shapes (T6): this is another stream, or a bug.
+                AppendError::OtherShape { .. } => {
+                    let Attribute { member, ordinal, .. } = entry.attribute;
+                    Cause::WriteFailed { member, ordinal }
+                }
+                AppendError::Unloggable { .. } | AppendError::Unbound | AppendError::Region(_) => {
+                    Cause::LogFailed
+                }
+            }),
         }
     }
 

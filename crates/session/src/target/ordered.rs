@@ -455,9 +455,7 @@ impl<H: Host> TargetConn<H> {
             // Whether another connection's FLUSH failed meanwhile counts before this one's
             // success does (T22).
             stream.see_flush_failures(&self.namespaces);
-            let from = stream.steps.len();
             stream.gate.flushed(Ticket(u32::from(index)), ok, &mut stream.steps);
-            stream.append(from);
         } else {
             if !ok {
                 probe::hit(Rare::WriteFailed);
@@ -468,9 +466,7 @@ impl<H: Host> TargetConn<H> {
 
     #[inline]
     fn written(stream: &mut Stream<H>, index: u16, ok: bool) {
-        let from = stream.steps.len();
         stream.gate.written(Ticket(u32::from(index)), ok, &mut stream.steps);
-        stream.append(from);
     }
 
     /// Takes note of a released mark (T1).
@@ -493,9 +489,7 @@ impl<H: Host> TargetConn<H> {
                     Status::SUCCESS
                 } else {
                     probe::hit(Rare::LogFailed);
-                    let from = stream.steps.len();
                     stream.gate.poison(Cause::LogFailed, &mut stream.steps);
-                    stream.append(from);
                     wire::status::LOG_FAILED
                 }
             }

@@ -317,7 +317,7 @@ impl Rig {
     }
 
     pub(crate) fn submit(&mut self, writes: &[Write<Piece>]) -> u64 {
-        let seq = self.session.admit(writes, 0, false).unwrap().0;
+        let seq = self.session.admit(&mut writes.to_vec(), 0, false).unwrap().0;
         self.carry();
         seq
     }

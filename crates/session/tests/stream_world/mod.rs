@@ -289,7 +289,7 @@ impl World {
         });
         let writes: Vec<Write<Piece>> = writes.collect();
         let one = &mut self.clients[client];
-        match one.session.admit(&writes, self.contents, durable) {
+        match one.session.admit(&mut writes.clone(), self.contents, durable) {
             Ok(seq) => {
                 for (lba, content) in held {
                     let history = self.history.entry(lba).or_default();

@@ -95,7 +95,8 @@ impl Stream {
     pub(super) fn new(setup: &Setup<'_>, queues: Vec<QueuePair<Payload>>, core: &Core) -> Self {
         let spec = &core.scenario.client;
         let kept_max = u64::from(spec.kept_blocks) * BLOCK as u64;
-        let limits = Limits { kept_bytes_max: kept_max, merge: spec.merge, start: setup.start };
+        let (merge, start) = (spec.merge, setup.start);
+        let limits = Limits { kept_bytes_max: kept_max, merge, start, ..Limits::default() };
         let engine = engine::engine(EngineKind::Rio, setup.topology.clone(), limits);
         let config = StreamConfig {
             volume: VOLUME,
@@ -344,7 +345,7 @@ impl Stream {
             writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
         }
         let tag = core.tags + 1;
-        match self.session.admit(&writes, tag, durable) {
+        match self.session.admit(&mut writes, tag, durable) {
             Ok(seq) => {
                 core.tags = tag;
                 for (first, blocks, _) in &parts {

@@ -27,18 +27,18 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
     // One server with a volatile drive and one without.
     let mut engine = rio::Rio::new(topology(&[true, false], 2, 64, 4), Limits::default());
     let in_place = Write { op: Op::Write(Place::InPlace, Piece(9, 1)), ..write(9, 1) };
-    engine.admit(&[write(0, 1)], 1, false).unwrap();
-    engine.admit(&[write(1, 1)], 2, false).unwrap(); // merged into the first
-    engine.admit(&[write(16, 12), in_place], 3, false).unwrap(); // split
-    engine.admit(&[Write { lba: 44, blocks: 2, op: Op::Discard }], 4, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 1, false).unwrap();
+    engine.admit(&mut [write(1, 1)], 2, false).unwrap(); // merged into the first
+    engine.admit(&mut [write(16, 12), in_place], 3, false).unwrap(); // split
+    engine.admit(&mut [Write { lba: 44, blocks: 2, op: Op::Discard }], 4, true).unwrap();
     let sent = drain(&mut engine, 1);
     assert_eq!(sent.len(), 7, "merged, three parts, in place, discard, flush elsewhere");
     let before: Vec<_> = sent.iter().map(|d| shape(&engine, *d)).collect();
     engine.done(sent[2].id, Ok(()));
-    engine.admit(&[write(60, 1)], 5, false).unwrap(); // never sent
+    engine.admit(&mut [write(60, 1)], 5, false).unwrap(); // never sent
 
     assert!(engine.suspend(0));
-    engine.admit(&[write(70, 1)], 6, false).unwrap();
+    engine.admit(&mut [write(70, 1)], 6, false).unwrap();
     assert_eq!(engine.next(0), None, "there is no connection");
 
     let mut asked = vec![];
@@ -66,7 +66,7 @@ fn p7_what_the_log_shows_durable_is_done_and_not_sent_again() {
     let mut engine = rio::Rio::new(topology(&[false], 1, 64, 64), no_merge());
     for lba in [0, 0, 9] {
         // The second overwrites the first: sent again, the first would bring old content back.
-        engine.admit(&[write(lba, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(lba, 1)], 0, false).unwrap();
     }
     let sent = drain(&mut engine, 1);
     engine.done(sent[1].id, Ok(()));
@@ -83,7 +83,7 @@ fn p7_what_the_log_shows_durable_is_done_and_not_sent_again() {
 #[test]
 fn t4_what_is_complete_but_not_durable_is_sent_again_and_counts_once() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
-    engine.admit(&[write(0, 1), write(9, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1), write(9, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 1);
     engine.done(sent[0].id, Ok(()));
     engine.suspend(0);
@@ -114,8 +114,8 @@ fn t4_a_joint_flush_vouches_for_a_crashed_server_only_with_its_own_flush_there()
     // Two servers with a volatile drive each.
     for flushed_there in [false, true] {
         let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
-        engine.admit(&[write(0, 1)], 0, false).unwrap(); // server 0
-        engine.admit(&[write(4, 1)], 0, true).unwrap(); // server 1, durable; flush entry on 0
+        engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // server 0
+        engine.admit(&mut [write(4, 1)], 0, true).unwrap(); // server 1, durable; flush entry on 0
         let sent = drain(&mut engine, 2);
         engine.done(sent[0].id, Ok(()));
         engine.done(sent[2].id, Ok(()));
@@ -140,8 +140,8 @@ fn t4_a_joint_flush_vouches_for_a_crashed_server_only_with_its_own_flush_there()
 fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     // A log that hides a flush entry which it had confirmed: there is none, but even then.
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[write(4, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
     end(&mut engine, &sent[..2]); // all of server 0
     engine.suspend(0);
@@ -157,8 +157,8 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
 
     // And if the mark had been reported durable before: at least it is not released.
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [], 0, true).unwrap();
     let sent = drain(&mut engine, 1);
     end(&mut engine, &sent);
     engine.suspend(0);
@@ -175,8 +175,8 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
 
     // The oldest replay of all servers counts.
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, true).unwrap();
-    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 2);
     end(&mut engine, &sent);
     for server in 0..2 {
@@ -190,12 +190,12 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
 #[test]
 fn t1_what_the_mark_has_released_is_not_sent_again() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     end_all(&mut engine);
     engine.poll();
-    engine.admit(&[write(9, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(9, 1)], 0, true).unwrap();
     end_all(&mut engine);
-    engine.admit(&[write(20, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(20, 1)], 0, false).unwrap();
     let third = drain(&mut engine, 1);
     assert_eq!(third[0].ordered.unwrap().1, Seq(1), "the server's log forgets group 1 now");
     engine.suspend(0);
@@ -218,7 +218,7 @@ fn end_all(engine: &mut dyn Engine<Piece>) {
 fn p7_a_crash_during_replay_starts_it_again() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
     for lba in [0, 9, 20] {
-        engine.admit(&[write(lba, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(lba, 1)], 0, false).unwrap();
     }
     drain(&mut engine, 1);
     engine.suspend(0);
@@ -242,10 +242,10 @@ fn p7_a_crash_during_replay_starts_it_again() {
 #[test]
 fn p7_other_servers_go_on_meanwhile() {
     let mut engine = rio::Rio::new(topology(&[false, false], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.suspend(0);
-    engine.admit(&[write(4, 1)], 0, false).unwrap();
-    engine.admit(&[write(5, 1), write(1, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(5, 1), write(1, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 2);
     assert_eq!(seqs(&engine, &sent), [2, 3]);
     assert!(!engine.replaying(0) && !engine.replaying(1));
@@ -261,7 +261,7 @@ fn p7_other_servers_go_on_meanwhile() {
 fn t13_replay_takes_no_credits_and_a_full_log_is_replayed() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), no_merge());
     let mut admitted = 0;
-    while engine.admit(&[write(admitted * 2, 1)], 0, false).is_ok() {
+    while engine.admit(&mut [write(admitted * 2, 1)], 0, false).is_ok() {
         admitted += 1;
     }
     let sent = drain(&mut engine, 1);
@@ -270,23 +270,23 @@ fn t13_replay_takes_no_credits_and_a_full_log_is_replayed() {
         engine.resume(0, &mut |_, _| false);
         let again = drain(&mut engine, 1);
         assert_eq!(again.len(), sent.len());
-        let full = engine.admit(&[write(0, 1)], 0, false);
+        let full = engine.admit(&mut [write(0, 1)], 0, false);
         assert_eq!(full, Err(Refusal::Full(Bound::Log { server: 0 })), "round {round}");
         if round == 2 {
             end(&mut engine, &again);
         }
     }
     engine.poll();
-    assert!(engine.admit(&[write(0, 1)], 0, false).is_ok(), "no credit was lost either");
+    assert!(engine.admit(&mut [write(0, 1)], 0, false).is_ok(), "no credit was lost either");
 }
 
 #[test]
 fn t14_what_is_complete_stays_until_it_is_released() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
-    engine.admit(&[write(0, 2)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 2)], 0, false).unwrap();
     end_all(&mut engine);
     engine.poll();
-    engine.admit(&[write(9, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(9, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 1);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
@@ -306,7 +306,7 @@ fn t14_complete_requests_without_payload_are_bounded_too() {
     let mut engine = rio::Rio::<Piece>::new(topology, no_merge());
     let group: Vec<_> = (0..4).map(|n| Write { lba: n * 2, blocks: 1, op: Op::Discard }).collect();
     let mut admitted = 0;
-    while admitted < 60_000 && engine.admit(&group, 0, false).is_ok() {
+    while admitted < 60_000 && engine.admit(&mut group.clone(), 0, false).is_ok() {
         admitted += 1;
         end_all(&mut engine);
         engine.poll();
@@ -314,18 +314,18 @@ fn t14_complete_requests_without_payload_are_bounded_too() {
     assert!(admitted <= 1 << 15, "{admitted} groups of four kept for replay");
     end_all(&mut engine); // the flush that the refusal has put in
     engine.poll();
-    assert!(engine.admit(&group, 0, false).is_ok(), "P8");
+    assert!(engine.admit(&mut group.clone(), 0, false).is_ok(), "P8");
 }
 
 #[test]
 fn p6_a_failed_replay_poisons_and_nothing_more_is_sent_again() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
     for lba in [0, 9, 20] {
-        engine.admit(&[write(lba, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(lba, 1)], 0, false).unwrap();
     }
     end_all(&mut engine);
     assert_eq!(engine.poll().complete, Seq(3));
-    engine.admit(&[write(40, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(40, 1)], 0, true).unwrap();
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
     let (one, two) = (engine.next(0).unwrap(), engine.next(0).unwrap());
@@ -344,17 +344,17 @@ fn p6_poison_during_suspension_ends_it() {
     let failure =
         Failure { seq: Seq(1), member: Member(0), flush: false, cause: Cause::Disconnected };
     let mut engine = rio::Rio::new(topology(&[true, false], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     end_all(&mut engine);
-    engine.admit(&[write(1, 1), write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(1, 1), write(4, 1)], 0, false).unwrap();
     drain(&mut engine, 2);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
     engine.next(0).unwrap();
     engine.suspend(0);
-    engine.admit(&[write(2, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(2, 1)], 0, false).unwrap();
     engine.poison(failure);
-    assert_eq!(engine.admit(&[write(2, 1)], 0, false), Err(Refusal::Poisoned(failure)));
+    assert_eq!(engine.admit(&mut [write(2, 1)], 0, false), Err(Refusal::Poisoned(failure)));
     assert!(!engine.replaying(0), "it waits for nothing any more");
     engine.resume(0, &mut |_, _| panic!("a stream that has failed asks nothing"));
     assert!(drain(&mut engine, 2).is_empty());
@@ -364,9 +364,9 @@ fn p6_poison_during_suspension_ends_it() {
 fn p6_what_a_replay_was_to_put_back_is_not_released_by_a_failure_elsewhere() {
     // As if the log had hidden what it confirmed; see `t4_nothing_becomes_durable…`.
     let mut engine = rio::Rio::new(topology(&[true, false], 1, 64, 4), no_merge());
-    engine.admit(&[write(0, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     end_all(&mut engine);
-    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     let elsewhere = drain(&mut engine, 2);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
@@ -380,11 +380,11 @@ fn p6_what_a_replay_was_to_put_back_is_not_released_by_a_failure_elsewhere() {
 fn p9_incomplete_writes_are_pending_wherever_they_are() {
     let mut engine = rio::Rio::new(topology(&[true, false], 1, 64, 4), no_merge());
     let pending = |engine: &rio::Rio<Piece>, lba| engine.writes_pending(lba, 1);
-    engine.admit(&[write(0, 1)], 0, false).unwrap();
-    engine.admit(&[write(4, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     assert!(pending(&engine, 0) && pending(&engine, 4), "queued");
     let sent = drain(&mut engine, 2);
-    engine.admit(&[write(2, 1)], 0, false).unwrap();
+    engine.admit(&mut [write(2, 1)], 0, false).unwrap();
     assert!(pending(&engine, 0) && pending(&engine, 4) && pending(&engine, 2), "out, queued");
     engine.done(sent[0].id, Ok(()));
     assert!(!pending(&engine, 0) && pending(&engine, 4) && !pending(&engine, 1));
@@ -404,7 +404,7 @@ fn p9_incomplete_writes_are_pending_wherever_they_are() {
 fn p7_engines_that_keep_nothing_cannot_replay() {
     for kind in [EngineKind::None, EngineKind::Sync] {
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), no_merge());
-        engine.admit(&[write(0, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(0, 1)], 0, false).unwrap();
         assert!(!engine.suspend(0), "{kind}");
         assert_eq!(drain(&mut *engine, 1).len(), 1, "nothing has changed");
     }
