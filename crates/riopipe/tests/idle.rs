@@ -1,0 +1,40 @@
+//! Idle costs nothing: a target that serves, and a volume that is open with a stream nobody uses,
+//! take next to no CPU time. A process of its own, since all of its time is counted.
+
+#[allow(dead_code, reason = "shared with the other tests of real targets")]
+#[path = "real/site.rs"]
+mod site;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use riopipe::{StreamOptions, Until, Volume};
+use riopipe_net::process_cpu_ns;
+use site::{create_options, members, open_options, target, write};
+use tempfile::TempDir;
+
+#[test]
+fn an_idle_target_and_an_idle_initiator_use_under_one_percent_of_a_core() {
+    let log = TempDir::new().unwrap();
+    let target = target(&["mem:16M", "mem:16M"], Some(&log));
+    let members = members(&[&target], 2);
+    Volume::create("v", &members, &create_options()).unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let last = write(&mut stream, 0, 40, 1, true);
+    stream.wait(Until::Durable(last), None).unwrap();
+    // The housekeeper has its last look around, and everybody goes to sleep.
+    thread::sleep(Duration::from_millis(1500));
+
+    let used = || process_cpu_ns(std::process::id()).unwrap();
+    let (before, begun) = (used(), Instant::now());
+    thread::sleep(Duration::from_secs(3));
+    let share = (used() - before) as f64 / begun.elapsed().as_nanos() as f64;
+    // All of it: two reactors, two keepers' worth of threads, the housekeeper, the stream.
+    assert!(share < 0.01, "{:.2} % of a core", share * 100.0);
+    println!("{:.3} % of a core", share * 100.0);
+
+    stream.close().unwrap();
+    volume.close().unwrap();
+    target.stop().unwrap();
+}
