@@ -203,6 +203,20 @@ fn t12_a_later_write_to_the_same_block_waits() {
 }
 
 #[test]
+fn t7_an_entry_that_waits_at_the_gate_is_fenced_with_its_batch() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    let (at, _) = w.partition(0);
+    let before = w.host.parts.fences(at);
+    // Nothing is to be done for it but that it be on record.
+    w.command(io, ordered(2, &attribute(2, 1), 0), &block(2));
+    assert_eq!(w.host.parts.fences(at) - before, 1);
+    assert_eq!(w.scan(0, 7).entries.len(), 2, "whatever a power cut loses");
+}
+
+#[test]
 fn t12_writes_that_finish_at_once_overlap_in_order_too() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();

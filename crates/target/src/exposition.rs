@@ -113,6 +113,7 @@ mod tests {
             schema: Stat::SCHEMA.into(),
             subnqn: "nqn.2026-11.com.example:\"d\"".into(),
             version: "0.1.0".into(),
+            started_unix_ms: 0,
             uptime_s: 1.5,
             reactors: 2,
             connections: 3,

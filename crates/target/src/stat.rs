@@ -19,6 +19,8 @@ pub struct Stat {
     pub subnqn: String,
     /// The target's version.
     pub version: String,
+    /// When it began to serve, milliseconds since 1970: tells one life of a target from the next.
+    pub started_unix_ms: u64,
     /// How long it has been serving, seconds.
     pub uptime_s: f64,
     /// Its reactors.
@@ -41,7 +43,7 @@ impl Stat {
     /// of the target, what has happened since that.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        if self.uptime_s < before.uptime_s {
+        if self.started_unix_ms != before.started_unix_ms {
             return self.clone();
         }
         let mut since = self.clone();
@@ -126,6 +128,7 @@ pub fn with_shares(
 pub(crate) struct Figures {
     pub(crate) subnqn: String,
     pub(crate) started: Instant,
+    pub(crate) started_unix_ms: u64,
     pub(crate) shared: SharedState,
     /// By reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
@@ -139,6 +142,7 @@ impl Figures {
             schema: Stat::SCHEMA.into(),
             subnqn: self.subnqn.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
+            started_unix_ms: self.started_unix_ms,
             uptime_s: self.started.elapsed().as_secs_f64(),
             reactors: self.counters.len(),
             connections: lock(&self.shared).connections(),
@@ -163,6 +167,7 @@ mod tests {
             schema: Stat::SCHEMA.into(),
             subnqn: "nqn.2026-11.com.example:d".into(),
             version: "0".into(),
+            started_unix_ms: 1_000,
             uptime_s,
             reactors: 1,
             connections: 2,
@@ -192,7 +197,8 @@ mod tests {
         assert_eq!((device.count, device.sum_ns, device.max_ns), (2, 62, 31));
         assert_eq!(since.stages[0].count, 0);
         assert_eq!(device.share, 1.0);
-        // Restarted meanwhile.
-        assert_eq!(before.since(&now), before);
+        // Restarted meanwhile, and serving for longer than the life before had been.
+        let restarted = Stat { started_unix_ms: 2_000, ..now };
+        assert_eq!(restarted.since(&before), restarted);
     }
 }

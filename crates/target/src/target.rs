@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
@@ -197,6 +197,9 @@ impl Target {
         let figures = Arc::new(Figures {
             subnqn: settled.subnqn.clone(),
             started: Instant::now(),
+            started_unix_ms: SystemTime::UNIX_EPOCH
+                .elapsed()
+                .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
             shared: Arc::clone(&shared),
             counters: (0..reactors).map(|_| Arc::new(Counters::default())).collect(),
             stages: Arc::new(Stages::of_target()),

@@ -64,8 +64,8 @@ fn every_stage_of_an_ordered_write_is_told() {
     let idle = stat();
     assert_eq!(
         keys(&idle),
-        "address connections counters is_interval reactors sampled_one_in schema stages subnqn \
-         uptime_s version"
+        "address connections counters is_interval reactors sampled_one_in schema stages \
+         started_unix_ms subnqn uptime_s version"
     );
     assert_eq!(idle["schema"], "rio-target-stat/1");
     assert_eq!((&idle["counters"]["writes"], &idle["connections"]), (&0.into(), &0.into()));

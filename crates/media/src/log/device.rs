@@ -32,6 +32,16 @@ impl BlockStore {
             let problem = "larger than this machine can address".to_owned();
             return Err(OpenError::Size { path: medium.path, problem });
         }
+        if flush {
+            // The last process may have died between a write and its FLUSH: what it wrote is still
+            // read, and lost with the power. It must not be decided upon before it is durable.
+            let durable = medium.file.sync_data();
+            durable.map_err(|source| OpenError::Os {
+                path: medium.path.clone(),
+                doing: "make durable what it holds",
+                source,
+            })?;
+        }
         Ok(Self { medium, flush, can_dsync: AtomicBool::new(true), flushing: Mutex::new(None) })
     }
 

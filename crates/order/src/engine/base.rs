@@ -347,7 +347,7 @@ impl<P: Payload> Base<P> {
             && (request.flags.has(place) == flags.has(place)
                 || probe::planted(Plant::T16MergePlaces))
             && (end == extent.lba || end < extent.lba && probe::planted(Plant::T16MergeGaps))
-            && blocks <= self.limits.merged_blocks_max
+            && (blocks <= self.limits.merged_blocks_max || kind == Kind::Discard)
             && blocks <= self.topology.member(extent.member).request_blocks_max
             && self.topology.within_unit(extent.member, request.lba, blocks)
     }

@@ -375,9 +375,9 @@ pub struct Limits {
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (T16).
     pub merge: bool,
-    /// Blocks that requests are merged up to: as many as go with their command. Beyond that a
-    /// merged request would wait for the target to ask for its data, and with it all that was
-    /// merged (T16 bounds it, too).
+    /// Blocks that writes are merged up to: as many as go with their command. Beyond that a merged
+    /// request would wait for the target to ask for its data, and with it all that was merged (T16
+    /// bounds it, too). Discards have no data.
     pub merged_blocks_max: u32,
     /// The mark from which the stream goes on; its first group is the next seq.
     pub start: Seq,

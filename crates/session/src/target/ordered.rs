@@ -216,7 +216,8 @@ impl<H: Host> TargetConn<H> {
         stream.see_flush_failures(&self.namespaces);
         host.ordered(stream.tracer.news());
         let mut persisted = false;
-        while !stream.steps.is_empty() {
+        // Entries that were appended and wait are fenced with the batch they came in.
+        while stream.appended || !stream.steps.is_empty() {
             let due = mem::take(&mut stream.appended) && !probe::planted(Plant::T7WriteBeforeFence);
             if due && stream.log.fence().is_err() {
                 probe::hit(Rare::LogFailed);
@@ -230,8 +231,7 @@ impl<H: Host> TargetConn<H> {
             mem::swap(&mut doing, &mut stream.steps);
             for &step in &doing {
                 match step {
-                    // Carried out when it came.
-                    Step::Append(_) => {}
+                    Step::Append(_) => debug_assert!(false, "carried out when it came"),
                     Step::Write(ticket) => self.submit(&mut stream, ticket.0 as u16, buf, host),
                     Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
                     Step::Complete { ticket, persist } => {
