@@ -266,7 +266,7 @@ impl LogStore {
             medium.len >> 10,
             if flush { "volatile cache, a FLUSH with each fence" } else { "power-loss protection" },
         );
-        let store = BlockStore::new(medium, flush)?;
+        let store = BlockStore::open(medium, flush)?;
         Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
     }
 
@@ -278,7 +278,7 @@ impl LogStore {
              each fence",
             medium.len >> 10
         );
-        let store = BlockStore::new(medium, true)?;
+        let store = BlockStore::open(medium, true)?;
         Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
     }
 

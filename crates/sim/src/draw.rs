@@ -28,8 +28,13 @@ pub fn draw(seed: u64) -> Scenario {
 
 fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
     let count = *rng.pick(&[1, 1, 2, 2, 2, 2, 3]);
-    let log =
-        *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::File]);
+    let log = *rng.pick(&[
+        LogStoreKind::Dax,
+        LogStoreKind::Dax,
+        LogStoreKind::Block,
+        LogStoreKind::Cached,
+        LogStoreKind::File,
+    ]);
     let plp = *rng.pick(&[0, 0, 50, 100]);
     let garbage = *rng.pick(&[0, 100]);
     let at_once = *rng.pick(&[0, 0, 10, 60, 100]);

@@ -7,6 +7,9 @@
 //! - `block:` is a drive behind a copy in memory: whoever kills the process or cuts the power
 //!   before a fence finds each 4 KiB block as it was, and in the middle of a fence each as it was
 //!   or as it was to become.
+//! - `cached` is a `block:` drive with a volatile cache, flushed with each fence: what a process
+//!   that died in a fence had written is read by the next one, and lost with the power unless that
+//!   one flushes first.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,6 +34,8 @@ pub enum LogStoreKind {
     Dax,
     /// An ordinary drive with power-loss protection.
     Block,
+    /// One without, flushed with each fence.
+    Cached,
 }
 
 impl LogStoreKind {
@@ -40,7 +45,7 @@ impl LogStoreKind {
         match self {
             Self::File => LogKind::File,
             Self::Dax => LogKind::Dax,
-            Self::Block => LogKind::Block,
+            Self::Block | Self::Cached => LogKind::Block,
         }
     }
 }
@@ -78,10 +83,12 @@ impl Fate {
 
 /// One part: the header, or a stream's partition. Each has its own fences, so that one's fence
 /// does not hide that another's is missing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
     undo: Vec<Undo>,
+    /// The same of what a drive's volatile cache has taken in and no FLUSH has covered.
+    cached: Vec<Undo>,
     /// Fences to succeed before one fails, plus one; 0: none fails.
     fences_left: u32,
 }
@@ -124,17 +131,27 @@ impl Part {
     }
 
     /// Each 4 KiB block with something that no fence has covered becomes what it was, unless it
-    /// was being written.
+    /// was being written; then it may be in the drive's cache.
     fn tear_blocks(&mut self, fencing: bool, rng: &mut Rng) {
         let undo = core::mem::take(&mut self.undo);
+        let written = self.revert(undo, fencing, rng);
+        self.cached.extend(written);
+    }
+
+    /// Puts blocks back to what they were; with `any` only some of them. Returns those not put back.
+    fn revert(&mut self, undo: Vec<Undo>, any: bool, rng: &mut Rng) -> Vec<Undo> {
         let mut blocks: BTreeMap<u32, bool> = BTreeMap::new();
-        for Undo { word, old } in undo.into_iter().rev() {
-            let block = word / (BLOCK as u32 / 8);
-            let stays = *blocks.entry(block).or_insert_with(|| fencing && rng.one_in(2));
-            if !stays {
-                self.put(word, old);
+        let mut left = Vec::new();
+        for undo in undo.into_iter().rev() {
+            let block = undo.word / (BLOCK as u32 / 8);
+            if *blocks.entry(block).or_insert_with(|| any && rng.one_in(2)) {
+                left.push(undo);
+            } else {
+                self.put(undo.word, undo.old);
             }
         }
+        left.reverse();
+        left
     }
 }
 
@@ -174,7 +191,7 @@ impl LogStore {
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> LogPart {
         let len = range.len();
-        let blank = || Part { bytes: Vec::new(), undo: Vec::new(), fences_left: 0 };
+        let blank = || Part::default();
         self.lock().parts.entry(range.start).or_insert_with(blank).bytes.resize(len, 0);
         LogPart { parts: Arc::clone(&self.parts), at: range.start, len }
     }
@@ -183,9 +200,12 @@ impl LogStore {
     pub fn process_died(&self, rng: &mut Rng) {
         let mut all = self.lock();
         let fencing = all.fencing.take();
-        if self.kind == LogStoreKind::Block {
+        if matches!(self.kind, LogStoreKind::Block | LogStoreKind::Cached) {
             for (at, part) in &mut all.parts {
                 part.tear_blocks(fencing == Some(*at), rng);
+                if self.kind == LogStoreKind::Block {
+                    part.cached.clear();
+                }
             }
         }
     }
@@ -199,12 +219,20 @@ impl LogStore {
         } else {
             self.process_died(rng);
         }
+        for part in self.lock().parts.values_mut() {
+            let cached = core::mem::take(&mut part.cached);
+            part.revert(cached, true, rng);
+        }
     }
 
-    /// A target opens it: persistent memory is written back, so that what is read stays.
+    /// A target opens it: persistent memory is written back, a volatile cache flushed, so that what
+    /// is read stays.
     pub fn open(&self) {
-        if self.kind == LogStoreKind::Dax && !probe::planted(Plant::T7TrustUnfenced) {
-            self.lock().parts.values_mut().for_each(|part| part.undo.clear());
+        if self.kind != LogStoreKind::File && !probe::planted(Plant::T7TrustUnfenced) {
+            for part in self.lock().parts.values_mut() {
+                part.undo.clear();
+                part.cached.clear();
+            }
         }
     }
 
@@ -248,7 +276,7 @@ impl LogPart {
     fn with<T>(&self, f: impl FnOnce(&mut Part, &Fuse) -> T) -> T {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let Parts { parts, fuse, .. } = &mut *all;
-        let blank = || Part { bytes: vec![0; self.len], undo: Vec::new(), fences_left: 0 };
+        let blank = || Part { bytes: vec![0; self.len], ..Part::default() };
         f(parts.entry(self.at).or_insert_with(blank), fuse)
     }
 }
@@ -295,6 +323,7 @@ impl Region for LogPart {
             _ => part.fences_left -= 1,
         }
         part.undo.clear();
+        part.cached.clear();
         Ok(())
     }
 }
@@ -354,5 +383,29 @@ mod tests {
             *seen.entry((first, second)).or_insert(0) += 1;
         }
         assert_eq!(seen.len(), 4, "{seen:?}");
+    }
+
+    #[test]
+    fn what_a_volatile_cache_holds_is_read_and_lost_with_the_power_unless_flushed() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..64 {
+            let (store, mut part) = written(LogStoreKind::Cached);
+            store.lock().fuse.light(0, true);
+            part.fence().unwrap();
+            store.process_died(&mut Rng::new(seed));
+            let read = (word(&part, 16), word(&part, BLOCK));
+            if seed % 2 == 0 {
+                store.open();
+            }
+            store.power_cut(&mut Rng::new(seed + 1));
+            let left = (word(&part, 16), word(&part, BLOCK));
+            if seed % 2 == 0 {
+                assert_eq!(left, read, "flushed");
+            }
+            assert!(left.0 <= read.0 && left.1 <= read.1);
+            assert_eq!(word(&part, 0), 1, "fenced before");
+            *seen.entry((read, left)).or_insert(0) += 1;
+        }
+        assert!(seen.len() > 6, "kept and lost, read and not: {seen:?}");
     }
 }

@@ -27,11 +27,8 @@ pub(super) struct BlockStore {
 }
 
 impl BlockStore {
-    pub(super) fn new(medium: Medium, flush: bool) -> Result<Self, OpenError> {
-        if usize::try_from(medium.len).is_err() {
-            let problem = "larger than this machine can address".to_owned();
-            return Err(OpenError::Size { path: medium.path, problem });
-        }
+    /// A store over what the medium holds, made durable first if it has a volatile cache.
+    pub(super) fn open(medium: Medium, flush: bool) -> Result<Self, OpenError> {
         if flush {
             // The last process may have died between a write and its FLUSH: what it wrote is still
             // read, and lost with the power. It must not be decided upon before it is durable.
@@ -41,6 +38,14 @@ impl BlockStore {
                 doing: "make durable what it holds",
                 source,
             })?;
+        }
+        Self::new(medium, flush)
+    }
+
+    fn new(medium: Medium, flush: bool) -> Result<Self, OpenError> {
+        if usize::try_from(medium.len).is_err() {
+            let problem = "larger than this machine can address".to_owned();
+            return Err(OpenError::Size { path: medium.path, problem });
         }
         Ok(Self { medium, flush, can_dsync: AtomicBool::new(true), flushing: Mutex::new(None) })
     }
