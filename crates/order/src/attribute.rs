@@ -216,6 +216,7 @@ mod tests {
         assert_eq!(Seq::widen(0x0000_0005, near), Seq(0x2_0000_0005), "ahead, over the wrap");
         let near = Seq(0x2_0000_0003);
         assert_eq!(Seq::widen(0xffff_ffff, near), Seq(0x1_ffff_ffff), "behind, over the wrap");
+        assert_eq!(Seq::widen(near.wire(), near), near);
         assert_eq!(Seq::widen(7, Seq(0)), Seq(7));
         assert_eq!(Seq::widen(0xffff_ffff, Seq(0)), Seq(0xffff_ffff), "nothing lies before 0");
     }

@@ -114,8 +114,13 @@ mod tests {
         ));
         assert_eq!(ledger.check(StreamId(2), 12, 4, true, at(4)), Ok(()));
         assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(5)), Ok(()), "released");
+        ledger.note(StreamId(1), 20, 1, Seq(6));
+        ledger.note(StreamId(3), 30, 1, Seq(4));
         ledger.prune(StreamId(1), Seq(5));
         assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(0)), Ok(()), "pruned");
+        for block in [20, 30] {
+            assert!(ledger.check(StreamId(2), block, 1, true, at(3)).is_err(), "{block}: kept");
+        }
     }
 
     #[test]

@@ -290,6 +290,7 @@ mod tests {
                 t.map(block, 1, |e| place = Some((e.member, e.lba)));
                 let (member, lba) = place.unwrap();
                 assert_eq!(t.volume_block(member, lba), Some(block));
+                assert_eq!(t.within_unit(member, lba, 2), width == 1 || block % 4 != 3);
             }
             let known =
                 |i: usize| (0..200).filter_map(|b| t.volume_block(Member(i as u8), b)).count();
@@ -308,6 +309,48 @@ mod tests {
         let mut parts = vec![];
         t.map(3, 40, |e| parts.push((e.lba, e.blocks)));
         assert_eq!(parts, [(11, 32), (43, 8)]);
+    }
+
+    #[test]
+    fn no_write_makes_more_parts_than_foreseen() {
+        for (width, max) in [(1, 3), (1, 32), (3, 1), (3, 3), (3, 32)] {
+            let t = Topology::new(vec![member(0, max); width], vec![ServerInfo { slots: 8 }], 4)
+                .unwrap();
+            for blocks in 1..=40 {
+                let parts = |lba| {
+                    let mut parts = 0;
+                    t.map(lba, blocks, |_| parts += 1);
+                    parts
+                };
+                let most = (0..8).map(parts).max().unwrap();
+                assert!(t.parts_max(blocks) >= most, "{width} of {max}: {blocks} blocks, {most}");
+            }
+            assert_eq!(t.parts_max(1), 1, "a block is never cut");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_one_piece_is_told_at_once_and_nothing_else() {
+        for (width, max) in [(1, 3), (1, 32), (2, 3), (3, 32)] {
+            let t = Topology::new(vec![member(0, max); width], vec![ServerInfo { slots: 8 }], 4)
+                .unwrap();
+            for (lba, blocks) in (0..24).flat_map(|lba| (0..=36).map(move |blocks| (lba, blocks))) {
+                let mut parts = vec![];
+                t.map(lba, blocks, |extent| parts.push(extent));
+                let one = if let [part] = parts[..] { Some(part) } else { None };
+                assert_eq!(t.single(lba, blocks), one, "{width} of {max}: {blocks} at {lba}");
+            }
+        }
+    }
+
+    #[test]
+    fn volatile_drives_are_counted_where_they_are() {
+        let kept = MemberInfo { volatile: false, ..member(1, 8) };
+        let of = |members| Topology::new(members, vec![ServerInfo { slots: 8 }; 2], 4).unwrap();
+        let t = of(vec![member(0, 8), kept, member(0, 8)]);
+        assert_eq!((t.volatile_on(0), t.volatile_on(1), t.unit_blocks()), (2, 0, 4));
+        assert!(t.any_volatile());
+        assert!(!of(vec![kept; 2]).any_volatile());
     }
 
     #[test]

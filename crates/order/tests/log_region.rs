@@ -11,7 +11,7 @@ use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     AddError, ChangeError, Class, CreateError, HEADER_BYTES, HEADER_COPY_BYTES, LogKind, LogRegion,
-    MemberNamespace, NewVolume, OpenError, VOLUMES_MAX, VolumeState, inspect,
+    MEMBERS_MAX, MemberNamespace, NewVolume, OpenError, VOLUMES_MAX, VolumeState, inspect,
 };
 use riopipe_order::ordering_log::StreamLog;
 use riopipe_order::region::{MemRegion, Region, RegionError};
@@ -214,6 +214,62 @@ fn t19_every_kind_of_wrong_region_is_told_apart() {
     let short = MemRegion::new(4096);
     assert_eq!(open(short).unwrap_err(), OpenError::NotALog);
     assert!(open(good).is_ok());
+}
+
+/// Puts bytes into both copies of the header, which are whole with them.
+fn forge(region: &MemRegion, at: usize, bytes: &[u8]) -> MemRegion {
+    let mut region = region.clone();
+    for copy in region.bytes_mut()[..HEADER_BYTES].chunks_exact_mut(HEADER_COPY_BYTES) {
+        copy[at..at + bytes.len()].copy_from_slice(bytes);
+        let check = crc32c(0, &copy[12..]);
+        copy[8..12].copy_from_slice(&check.to_le_bytes());
+    }
+    region
+}
+
+#[test]
+fn t19_what_no_writer_writes_is_damage_however_whole() {
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(1, 1, 100)).unwrap();
+    add(&mut log, volume(2, 1, 100)).unwrap();
+    let region = log.into_region();
+    let (first, second) = (128, 128 + 248);
+    let far = (1u64 << 48) + 4096;
+    for (what, at, bytes) in [
+        ("written too often", 16, &(1u64 << 62).to_le_bytes()[..]),
+        ("too many volumes", 61, &[VOLUMES_MAX as u8 + 1]),
+        ("one volume twice", second, &[1; 16]),
+        ("no such state", first + 20, &[77]),
+        ("too many members", first + 21, &[MEMBERS_MAX as u8 + 1]),
+        ("no stream", first + 22, &0u16.to_le_bytes()),
+        ("no slot", first + 24, &0u32.to_le_bytes()),
+        ("partitions in the header", first + 32, &4096u64.to_le_bytes()),
+        ("partitions between pages", first + 32, &8256u64.to_le_bytes()),
+        ("partitions in another's", second + 32, &8192u64.to_le_bytes()),
+        ("partitions far outside", second + 32, &far.to_le_bytes()),
+    ] {
+        let found = open(forge(&region, at, bytes));
+        assert!(matches!(found, Err(OpenError::Damaged { .. })), "{what}: {found:?}");
+    }
+    open(forge(&region, first + 20, &[])).expect("only the checksum is new");
+
+    let empty = create(LogKind::Dax).into_region();
+    for (len, good) in [(1u64 << 48, true), (far, false)] {
+        let region = forge(&empty, 64, &len.to_le_bytes());
+        let found = LogRegion::open(region, len as usize, BOOT, crc32c);
+        assert_eq!(found.is_ok(), good, "{len} bytes: {found:?}");
+    }
+}
+
+#[test]
+fn a_region_and_a_record_may_be_full() {
+    let mut log = create(LogKind::Dax);
+    let member = |i| MemberNamespace { member: Member(i as u8), nsid: i as u32 + 1 };
+    let members = (0..MEMBERS_MAX).map(member).collect();
+    add(&mut log, NewVolume { members, ..volume(1, 127, 100) }).unwrap();
+    let reopened = open(log.into_region()).unwrap();
+    let record = &reopened.header().volumes[0];
+    assert_eq!((record.extent().end, record.members.len()), (LEN, MEMBERS_MAX));
 }
 
 #[test]

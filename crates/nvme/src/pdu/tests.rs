@@ -409,17 +409,90 @@ fn t18_lengths_are_judged_on_the_first_eight_bytes() {
     }
 }
 
-/// The fast way through `parse` and the careful one agree.
+/// The fast way through `parse` and the careful one agree, whatever was negotiated.
 #[test]
 fn the_hot_path_says_what_the_long_way_says() {
-    for (role, head) in [(Role::Controller, "04 00 48 48"), (Role::Host, "05 00 18 00")] {
-        let rx = Rx { capsule_max: 64, ..rx(role) };
-        for plen in 0..200u32 {
-            let mut bytes = hex(head);
-            bytes.extend(plen.to_le_bytes());
-            bytes.resize(200, 0x5a);
-            let common = bytes.first_chunk().unwrap();
-            assert_eq!(rx.parse(&bytes), rx.parse_checked(&bytes, common), "{plen}");
+    let roles = [Role::Controller, Role::Host];
+    let bits = |set: u32| [set & 1 != 0, set & 2 != 0, set & 4 != 0];
+    for (role, head) in
+        roles.into_iter().flat_map(|r| ["04 00 48 48", "05 00 18 00"].map(|h| (r, h)))
+    {
+        for ([connected, header_digest, data_digest], align) in
+            (0..8).map(bits).flat_map(|bits| [4, 8, 16].map(|align| (bits, align)))
+        {
+            let rx = Rx { connected, header_digest, data_digest, align, ..rx(role) };
+            let rx = Rx { capsule_max: 64, ..rx };
+            for (plen, have) in (0..200u32).flat_map(|plen| [100, 200].map(|have| (plen, have))) {
+                let mut bytes = hex(head);
+                bytes.extend(plen.to_le_bytes());
+                bytes.resize(have, 0x5a);
+                let long = rx.parse_checked(&bytes, bytes.first_chunk().unwrap());
+                assert_eq!(rx.parse(&bytes), long, "{rx:?}: {plen} of {have}");
+                if let Some((sqe, len)) = rx.plain_command(&bytes) {
+                    let pdu = Pdu::CapsuleCmd { sqe };
+                    let parsed = Parsed { pdu, data: 72..len, len, data_digest_ok: true };
+                    assert_eq!(Ok(Some(parsed)), long, "{rx:?}: {plen} of {have}");
+                }
+            }
         }
     }
+}
+
+#[test]
+fn each_bit_says_one_thing() {
+    for (bits, header_digest, data_digest) in
+        [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
+    {
+        let mut bytes = ic(0x00, "0000 00 00 00000000");
+        bytes[11] = bits;
+        let Pdu::IcReq(ic_req) = one(&Rx::new(Role::Controller, soft), &bytes).pdu else {
+            panic!()
+        };
+        assert_eq!((ic_req.header_digest, ic_req.data_digest), (header_digest, data_digest));
+        let mut bytes = ic(0x01, "0000 00 00 00100000");
+        bytes[11] = bits;
+        let Pdu::IcResp(ic_resp) = one(&Rx::new(Role::Host, soft), &bytes).pdu else { panic!() };
+        assert_eq!((ic_resp.header_digest, ic_resp.data_digest), (header_digest, data_digest));
+    }
+    for (flags, last, success) in [("00", false, false), ("04", true, false), ("0c", true, true)] {
+        let text = "18 18 1c000000 0300 0000 10000000 04000000 00000000 01020304";
+        let bytes = hex(&std::format!("07 {flags} {text}"));
+        let Pdu::C2hData(hdr) = one(&rx(Role::Host), &bytes).pdu else { panic!() };
+        assert_eq!((hdr.last, hdr.success), (last, success), "{flags}");
+        // SUCCESS is a reserved bit in the other direction.
+        let bytes = hex(&std::format!("06 {flags} {text}"));
+        let Pdu::H2cData(hdr) = one(&rx(Role::Controller), &bytes).pdu else { panic!() };
+        assert_eq!((hdr.last, hdr.success), (last, false), "{flags}");
+    }
+    let bytes = hex("06 08 18 18 1c000000 0300 0000 10000000 04000000 00000000 01020304");
+    assert!(rx(Role::Controller).parse(&bytes).is_ok(), "not a success without a last one");
+}
+
+#[test]
+fn what_is_just_within_a_limit_is_taken() {
+    // Data at byte 128, which is the largest alignment.
+    let mut bytes = hex("04 00 48 80 88000000");
+    bytes.extend(hex(WRITE_SQE));
+    bytes.resize(136, 7);
+    let far = Rx { align: 128, ..rx(Role::Controller) };
+    assert_eq!(one(&far, &bytes).data, 128..136);
+    let bytes = ic(0x00, "0000 1f 00 00000000");
+    let Pdu::IcReq(ic_req) = one(&Rx::new(Role::Controller, soft), &bytes).pdu else { panic!() };
+    assert_eq!(ic_req.hpda, 31);
+    let bytes = ic(0x01, "0000 00 00 00100000");
+    let Pdu::IcResp(ic_resp) = one(&Rx::new(Role::Host, soft), &bytes).pdu else { panic!() };
+    assert_eq!(ic_resp.maxh2cdata, 4096);
+
+    let mut longest = Vec::new();
+    TermReq { fes: 1, fei: 2 }.encode(Role::Controller, &[0xff; 600], &mut longest);
+    assert_eq!(one(&Rx::new(Role::Controller, soft), &longest).data, 24..152);
+    longest[4] += 1;
+    assert!(Rx::new(Role::Controller, soft).parse(&longest).is_err());
+}
+
+#[test]
+fn a_status_is_known_by_its_code() {
+    let codes: Vec<_> = (0..=7).map(|code| Fes::from_code(code).map(|fes| fes as u16)).collect();
+    let known = (1..=6).map(Some);
+    assert_eq!(codes, [None].into_iter().chain(known).chain([None]).collect::<Vec<_>>());
 }

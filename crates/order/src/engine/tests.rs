@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::attribute::{GROUP_ENTRIES_MAX, SPAN_MAX};
 use crate::topology::{MemberInfo, ServerInfo};
 
 mod replay;
@@ -141,6 +142,46 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
 }
 
 #[test]
+fn t13_a_half_full_log_presses_for_a_flush_where_one_is_of_use() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    for volatile in [true, false] {
+        let mut engine = rio::Rio::new(topology(&[volatile], 1, 9, 64), limits);
+        for lba in 0..7 {
+            engine.admit(&mut [write(2 * lba, 1)], 0, false).unwrap();
+            let forced = u64::from(volatile && lba >= 4);
+            assert_eq!(engine.forced_flushes(), forced, "at group {lba}, volatile: {volatile}");
+        }
+        let sent = drain(&mut engine, 1);
+        assert_eq!(sent.len() as u64, 7 + engine.forced_flushes());
+    }
+}
+
+#[test]
+fn t13_a_group_may_take_all_but_the_reserve_and_what_is_full_holds_up_no_other() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 9, 4), limits);
+    let mut group: Vec<_> = (0..8).map(|i| write(i % 4 / 2 * 8 + i % 2 * 2, 1)).collect();
+    assert_eq!(engine.admit(&mut group, 0, false), Ok(Seq(1)), "eight of drive 0");
+    assert_eq!(
+        engine.admit(&mut [write(0, 1)], 0, false),
+        Err(Refusal::Full(Bound::Log { server: 0 })),
+        "the ninth is the flush's"
+    );
+    assert_eq!(engine.forced_flushes(), 1);
+    assert_eq!(engine.admit(&mut [write(4, 1)], 0, false), Ok(Seq(3)), "the other server has room");
+}
+
+#[test]
+fn t14_half_the_memory_presses_for_a_flush() {
+    let limits = Limits { merge: false, kept_bytes_max: 8 * 4096, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    for (lba, blocks, forced) in [(0, 3, 0), (10, 1, 0), (20, 1, 1)] {
+        engine.admit(&mut [write(lba, blocks)], 0, false).unwrap();
+        assert_eq!(engine.forced_flushes(), forced, "with the write at {lba}");
+    }
+}
+
+#[test]
 fn t3_a_flush_behind_a_forced_one_vouches_only_with_it() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // drive 0
@@ -173,6 +214,30 @@ fn p8_durability_asked_for_during_a_forced_flush_comes_too() {
         engine.poll();
     }
     assert!(engine.poll().durable >= Seq(3));
+}
+
+#[test]
+fn p8_durability_of_what_a_flush_covers_already_asks_for_no_other() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    engine.admit(&mut [write(0, 1)], 0, true).unwrap();
+    engine.admit(&mut [write(9, 1)], 0, false).unwrap();
+    engine.ask_durable(Seq(1));
+    assert_eq!((engine.forced_flushes(), engine.last()), (0, Seq(2)));
+    engine.ask_durable(Seq(2));
+    assert_eq!((engine.forced_flushes(), engine.last()), (1, Seq(3)));
+}
+
+#[test]
+fn p8_a_durable_group_without_writes_ends() {
+    for kind in EngineKind::ALL {
+        let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), Limits::default());
+        assert_eq!(engine.admit(&mut [], 0, true), Ok(Seq(1)), "{kind}");
+        for d in drain(&mut *engine, 1) {
+            engine.done(d.id, Ok(()));
+        }
+        assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(1) }, "{kind}");
+    }
 }
 
 #[test]
@@ -220,6 +285,17 @@ fn t14_groups_without_payload_are_bounded_too() {
 }
 
 #[test]
+fn t14_groups_without_requests_are_bounded_too() {
+    for kind in [EngineKind::None, EngineKind::Sync] {
+        let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), Limits::default());
+        let taken = (0..100_000).take_while(|_| engine.admit(&mut [], 0, true).is_ok()).count();
+        assert_eq!(taken, 1 << 16, "{kind}: nobody looks how far it is");
+        engine.poll();
+        assert!(engine.admit(&mut [], 0, true).is_ok(), "{kind}");
+    }
+}
+
+#[test]
 fn t14_a_huge_group_is_refused_before_it_costs_anything() {
     let member =
         MemberInfo { server: 0, start: 8, blocks: 1 << 40, request_blocks_max: 32, volatile: true };
@@ -228,6 +304,73 @@ fn t14_a_huge_group_is_refused_before_it_costs_anything() {
     let discard = Write { lba: 0, blocks: u32::MAX, op: Op::Discard };
     assert_eq!(engine.admit(&mut [discard], 0, false), Err(Refusal::TooManyEntries));
     assert!(engine.is_idle());
+}
+
+#[test]
+fn t14_a_group_as_large_as_the_bound_is_taken() {
+    let limits = Limits { kept_bytes_max: 4 * 4096, ..Limits::default() };
+    for kind in EngineKind::ALL {
+        let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), limits);
+        assert_eq!(
+            engine.admit(&mut [write(0, 5)], 0, false),
+            Err(Refusal::TooLarge(Bound::Memory)),
+            "{kind}"
+        );
+        assert_eq!(engine.admit(&mut [write(0, 4)], 0, false), Ok(Seq(1)), "{kind}");
+    }
+}
+
+#[test]
+fn t6_a_group_has_as_many_entries_as_can_be_numbered() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    let most = usize::from(GROUP_ENTRIES_MAX);
+    let discard = |lba| Write { lba, blocks: 1, op: Op::Discard };
+    let new = || rio::Rio::<Piece>::new(topology(&[true, true], 1, 1 << 17, 4), limits);
+
+    let mut engine = new();
+    assert_eq!(
+        engine.admit(&mut vec![discard(0); most + 1], 0, false),
+        Err(Refusal::TooManyEntries)
+    );
+    assert_eq!(
+        engine.admit(&mut vec![discard(0); most], 0, true),
+        Ok(Seq(1)),
+        "its last one flushes"
+    );
+    let sent = drain(&mut engine, 2);
+    let last = engine.request(sent[most - 1].id);
+    assert_eq!((last.num, last.index), (u16::MAX, u16::MAX - 1));
+
+    let mut engine = new();
+    engine.admit(&mut [discard(4)], 0, false).unwrap(); // the other drive
+    assert_eq!(
+        engine.admit(&mut vec![discard(0); most], 0, true),
+        Err(Refusal::TooManyEntries),
+        "the FLUSH there would be one more"
+    );
+    assert_eq!(drain(&mut engine, 2).len(), 1, "nothing of it goes out");
+    assert_eq!(engine.last(), Seq(1));
+}
+
+#[test]
+fn p9_a_write_that_is_out_is_known_by_its_blocks() {
+    for kind in EngineKind::ALL {
+        let mut engine =
+            engine::<Piece>(kind, topology(&[true, true], 1, 64, 4), Limits::default());
+        assert!(!engine.writes_pending(0, 20), "{kind}: nothing is out");
+        assert!(!engine.replaying(0), "{kind}: nor out again");
+        engine.admit(&mut [write(2, 1)], 0, false).unwrap(); // drive 0
+        engine.admit(&mut [write(5, 2)], 0, true).unwrap(); // drive 1
+        for (lba, blocks, pending) in
+            [(0, 2, false), (2, 1, true), (3, 2, false), (0, 5, true), (3, 3, true), (7, 20, false)]
+        {
+            assert_eq!(engine.writes_pending(lba, blocks), pending, "{kind}: {blocks} at {lba}");
+        }
+        let first = drain(&mut *engine, 2)[0].id;
+        engine.done(first, Ok(()));
+        assert!(!engine.writes_pending(2, 1), "{kind}: it has ended");
+        assert!(engine.writes_pending(6, 1), "{kind}: the other has not");
+    }
 }
 
 #[test]
@@ -384,6 +527,19 @@ fn merging_stops_at_what_goes_with_a_command() {
 }
 
 #[test]
+fn t16_as_many_groups_merge_as_an_entry_can_span() {
+    let member =
+        MemberInfo { server: 0, start: 8, blocks: 4096, request_blocks_max: 4096, volatile: true };
+    let topology = Topology::new(vec![member], vec![ServerInfo { slots: 64 }], 64).unwrap();
+    let mut engine = rio::Rio::<Piece>::new(topology, Limits::default());
+    for lba in 0..u64::from(SPAN_MAX) + 3 {
+        engine.admit(&mut [Write { lba, blocks: 1, op: Op::Discard }], lba, false).unwrap();
+    }
+    let spans: Vec<_> = drain(&mut engine, 1).iter().map(|d| engine.request(d.id).span).collect();
+    assert_eq!(spans, [SPAN_MAX, 3]);
+}
+
+#[test]
 fn t16_what_must_not_be_merged_is_not() {
     let shapes = |unit, volatile: &[bool], groups: &[&[Write<Piece>]]| {
         let mut engine = rio::Rio::new(topology(volatile, 1, 64, unit), Limits::default());
@@ -407,6 +563,11 @@ fn t16_what_must_not_be_merged_is_not() {
         "behind a fragment of a split write"
     );
     assert_eq!(
+        shapes(4, &[true, true], &[&[write(0, 2), write(2, 4)]]),
+        [(1, 0, 0, 2), (1, 0, 2, 2), (1, 1, 0, 2)],
+        "a fragment of a split write"
+    );
+    assert_eq!(
         shapes(64, &[true], &[&[write(0, 1), write(8, 1)], &[write(9, 1)]]),
         [(1, 0, 0, 1), (1, 0, 8, 1), (2, 0, 9, 1)],
         "behind part of a group"
@@ -423,6 +584,42 @@ fn t16_what_must_not_be_merged_is_not() {
         [(1, 0, 0, 1), (2, 0, 1, 1)],
         "two kinds"
     );
+}
+
+#[test]
+fn t16_nothing_is_merged_where_nothing_may_be_and_only_a_write_in_place_says_so() {
+    let limits = Limits { merge: false, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    let in_place = Write { op: Op::Write(Place::InPlace, Piece(2, 1)), ..write(2, 1) };
+    engine.admit(&mut [write(0, 1), write(1, 1), in_place], 0, false).unwrap();
+    let sent = drain(&mut engine, 1);
+    let places: Vec<_> =
+        sent.iter().map(|d| engine.request(d.id).flags.has(Flags::IN_PLACE)).collect();
+    assert_eq!(places, [false, false, true], "T11");
+}
+
+#[test]
+fn every_engine_says_how_far_it_is_and_hears_of_a_lost_flush() {
+    for kind in EngineKind::ALL {
+        let limits = Limits { merge: false, ..Limits::default() };
+        let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), limits);
+        assert!(engine.is_idle(), "{kind}");
+        engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+        engine.admit(&mut [write(9, 1)], 0, false).unwrap();
+        assert_eq!((engine.is_idle(), engine.last()), (false, Seq(2)), "{kind}");
+        engine.ask_durable(Seq(2));
+        for _ in 0..8 {
+            for d in drain(&mut *engine, 1) {
+                engine.done(d.id, Ok(()));
+            }
+            engine.poll();
+        }
+        assert!(engine.is_idle() && engine.poll().durable >= Seq(2), "{kind}");
+        assert!(engine.released() >= Seq(2) && engine.kept_after() >= Seq(2), "{kind}");
+        engine.admit(&mut [write(20, 1)], 0, false).unwrap();
+        engine.flush_failed_elsewhere(Member(0));
+        assert_eq!(engine.failure().unwrap().cause, Cause::SharedFlush, "{kind}");
+    }
 }
 
 #[test]

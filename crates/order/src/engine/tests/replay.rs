@@ -409,3 +409,18 @@ fn p7_engines_that_keep_nothing_cannot_replay() {
         assert_eq!(drain(&mut *engine, 1).len(), 1, "nothing has changed");
     }
 }
+
+#[test]
+fn t14_what_was_sent_and_may_be_again_is_listed_in_its_order() {
+    let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
+    for lba in [0, 1, 4, 2] {
+        engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
+    }
+    let sent = drain(&mut engine, 1);
+    engine.done(sent[1].id, Ok(()));
+    engine.admit(&mut [write(3, 1)], 3, false).unwrap(); // never sent
+    let mut seen = vec![];
+    engine.visit_sent(0, &mut |attribute| seen.push((attribute.seq.0, attribute.lba - 8)));
+    assert_eq!(seen, [(1, 0), (2, 1), (4, 2)], "also what has ended, and is not released");
+    engine.visit_sent(1, &mut |attribute| panic!("{attribute:?} was not sent"));
+}
