@@ -17,7 +17,7 @@ use riopipe_session::wire::{STATUS_LEN, VolumeStatus, status_command};
 use crate::addr::{MemberAddr, socket};
 use crate::error::{AttachError, CallError};
 use crate::identity::ConnectOptions;
-use crate::piece::Piece;
+use crate::piece::{Buf, Piece};
 
 /// Keep Alive Timeout asked of targets, ms: after this long without a word, the target takes the
 /// owner for dead.
@@ -82,7 +82,7 @@ impl Lane {
 pub(crate) enum CallData<'a> {
     None,
     Bytes(&'a [u8]),
-    Piece(Piece),
+    Buf(Buf),
     Read(u32),
 }
 
@@ -96,11 +96,13 @@ pub(crate) struct Caller {
     asked: u64,
     /// Commands of [`send`](Caller::send) that are out: number, the caller's name, data so far.
     out: Vec<(u64, u64, Vec<u8>)>,
+    /// What is being written, until it is sent; dropped after the pieces of it.
+    bufs: Vec<Buf>,
 }
 
 impl Caller {
     fn new(lane: Lane, queue: QueuePair<Piece>, timeout: Duration) -> Self {
-        Self { lane, queue, timeout, asked: 0, out: Vec::new() }
+        Self { lane, queue, timeout, asked: 0, out: Vec::new(), bufs: Vec::new() }
     }
 
     /// Opens an I/O queue.
@@ -151,15 +153,19 @@ impl Caller {
     }
 
     fn submit(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(u64, Vec<u8>), CallError> {
-        let Self { lane, queue, asked, .. } = self;
+        let Self { lane, queue, asked, bufs, .. } = self;
         *asked += 1;
         let number = *asked;
         let mut page = Vec::new();
         let sent = match data {
             CallData::None => queue.submit(sqe, number, Data::None, &mut lane.out),
             CallData::Bytes(bytes) => queue.submit(sqe, number, Data::Bytes(bytes), &mut lane.out),
-            CallData::Piece(piece) => {
-                queue.submit(sqe, number, Data::Write(&[piece]), &mut lane.out)
+            CallData::Buf(mut buf) => {
+                bufs.retain(|buf| !buf.is_unique());
+                let sent =
+                    queue.submit(sqe, number, Data::Write(&[buf.piece()]), &mut lane.out);
+                bufs.push(buf);
+                sent
             }
             CallData::Read(len) => {
                 page.resize(len as usize, 0);

@@ -64,7 +64,7 @@ pub(crate) fn read_label(
 /// there is not taken for the new one's.
 pub(crate) fn blank_data(drives: &mut Caller, nsid: u32) -> Result<(), CallError> {
     let buf = Buf::zeroed(LABEL_LEN);
-    drives.call(Sqe::write(nsid, DATA_START, 1), CallData::Piece(buf.piece()))?;
+    drives.call(Sqe::write(nsid, DATA_START, 1), CallData::Buf(buf))?;
     drives.call(Sqe::flush(nsid), CallData::None)?;
     Ok(())
 }
@@ -74,7 +74,7 @@ pub(crate) fn write_label(drives: &mut Caller, nsid: u32, label: &Label) -> Resu
     let mut buf = Buf::zeroed(LABEL_LEN);
     buf.copy_from_slice(&label.encode(crate::crc32c));
     let lba = Label::block_of(label.sequence);
-    drives.call(Sqe::write(nsid, lba, 1), CallData::Piece(buf.piece()))?;
+    drives.call(Sqe::write(nsid, lba, 1), CallData::Buf(buf))?;
     drives.call(Sqe::flush(nsid), CallData::None)?;
     Ok(())
 }

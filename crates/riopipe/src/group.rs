@@ -36,7 +36,7 @@ impl<'a> Group<'a> {
     /// `place` says whether the old content may be lost (T11): [`Place::Fresh`] only if no state
     /// that the volume may still recover to needs it.
     #[inline]
-    pub fn write(self, lba: u64, data: Buf, place: Place) -> Self {
+    pub fn write(self, lba: u64, mut data: Buf, place: Place) -> Self {
         let Staged { writes, bufs } = &mut self.stream.staged;
         writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.piece()) });
         bufs.push(data);

@@ -13,7 +13,7 @@ use riopipe_session::initiator::stream::{LinkState, StreamSession};
 use crate::attention::Attention;
 use crate::error::{CallError, StreamFailure, cause_text};
 use crate::keeper::Wanted;
-use crate::piece::Piece;
+use crate::piece::{Kept, Piece, Pool};
 use crate::shared::{Inner, lock};
 use crate::watched::Watched;
 
@@ -101,6 +101,8 @@ struct Road {
 pub(crate) struct Lanes {
     pub(crate) attention: Attention,
     pub(crate) session: StreamSession<Piece>,
+    /// What the session's pieces are of; dropped after it.
+    pub(crate) kept: Kept,
     roads: Vec<Road>,
     side: Arc<Side>,
     volume: Arc<Inner>,
@@ -141,6 +143,7 @@ impl Lanes {
         Ok(Self {
             attention: Attention::default(),
             session,
+            kept: Kept::default(),
             roads,
             side,
             volume,
@@ -168,9 +171,19 @@ impl Lanes {
     }
 
     /// Begins a new life on new connections. The attention goes on: its calls are counted.
-    pub(crate) fn restart(&mut self, new: Self) {
+    /// The old life's buffers go to the pool.
+    pub(crate) fn restart(&mut self, new: Self, pool: &mut Pool) {
         let attention = std::mem::take(&mut self.attention);
+        let mut kept = std::mem::take(&mut self.kept);
         *self = Self { attention, ..new };
+        kept.give_back(Seq(u64::MAX), pool);
+    }
+
+    /// Gives the buffers back that are no longer needed; up to which group they are.
+    pub(crate) fn reclaim(&mut self, pool: &mut Pool) -> Seq {
+        let forgotten = self.session.engine().kept_after();
+        self.kept.give_back(forgotten, pool);
+        forgotten
     }
 
     /// Sends what may be sent, without looking for answers.

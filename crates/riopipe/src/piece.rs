@@ -1,43 +1,73 @@
-//! Buffers, and counted references to parts of them while they are under way.
+//! Buffers, and references to parts of them while they are under way.
+//!
+//! A buffer belongs to one stream for as long as it is under way, and a stream to one thread at a
+//! time. So its references are counted without locked instructions, of which a write would need
+//! six, each of them waiting until the stores before it have left the processor.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use riopipe_media::AlignedBuf;
+use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Payload;
 
 use crate::BLOCK_BYTES;
 
+/// Bytes, and how many pieces refer to them.
+struct Shared {
+    bytes: AlignedBuf,
+    /// Written with plain stores, by whoever has the pieces; others only look whether it is 0.
+    pieces: AtomicUsize,
+}
+
 /// A buffer for writes: whole blocks, aligned to 4 KiB. It is moved into the write, because a
 /// replay needs the bytes until they are durable; the stream reuses it afterwards.
-pub struct Buf(Arc<AlignedBuf>);
+pub struct Buf(NonNull<Shared>);
+
+// SAFETY: a buffer owns its bytes, and what it shares with pieces on another thread is the count,
+// which is atomic, and the bytes, which nobody writes while there are pieces.
+unsafe impl Send for Buf {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Buf {}
 
 impl Buf {
     /// A zeroed buffer of `len` bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self(Arc::new(AlignedBuf::zeroed(len)))
+        let shared = Shared { bytes: AlignedBuf::zeroed(len), pieces: AtomicUsize::new(0) };
+        Self(NonNull::from(Box::leak(Box::new(shared))))
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: it lives until this is dropped; nobody makes a `&mut` to all of it.
+        unsafe { self.0.as_ref() }
     }
 
     /// Its length in blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
-        (self.0.len() / BLOCK_BYTES) as u32
+        (self.len() / BLOCK_BYTES) as u32
     }
 
-    /// A reference to all its bytes.
-    pub(crate) fn piece(&self) -> Piece {
-        Piece { buf: Some(Arc::clone(&self.0)), first: 0, blocks: self.blocks() }
+    /// The first piece of it: all its bytes. The others come from that one.
+    ///
+    /// # Panics
+    /// If there are pieces of it already.
+    pub(crate) fn piece(&mut self) -> Piece {
+        assert!(self.is_unique(), "the pieces of a buffer descend from one");
+        self.shared().pieces.store(1, Ordering::Relaxed);
+        let bytes: &[u8] = self;
+        // The pointer of a slice, so it may go to all of it; only read through.
+        let first = NonNull::from(bytes).cast();
+        Piece { of: Some(Of { shared: self.0, first }), blocks: self.blocks() }
     }
 
-    /// Whether no piece of it is left anywhere: it may be handed out again.
-    pub(crate) fn is_unique(&mut self) -> bool {
-        // Nobody makes weak references, and who holds the only reference makes no second one
-        // meanwhile. What others did with theirs happens before.
-        let unique = Arc::strong_count(&self.0) == 1;
-        fence(Ordering::Acquire);
-        unique
+    /// Whether no piece of it is left anywhere: it may be written to, and handed out again.
+    pub(crate) fn is_unique(&self) -> bool {
+        // What others did with theirs happens before.
+        self.shared().pieces.load(Ordering::Acquire) == 0
     }
 }
 
@@ -45,7 +75,7 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.shared().bytes
     }
 }
 
@@ -53,48 +83,117 @@ impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // A buffer leaves the caller's hands when a group is staged with it, and comes back only
         // once its pieces are gone.
-        Arc::get_mut(&mut self.0).expect("a buffer in the caller's hands has no pieces")
+        assert!(self.is_unique(), "a buffer in the caller's hands has no pieces");
+        // SAFETY: there are no pieces, and `&mut self` keeps others from being made and from
+        // looking at the bytes.
+        unsafe { &mut (*self.0.as_ptr()).bytes }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if self.is_unique() {
+            // SAFETY: made by `Box::leak`, and no piece is left that could look at it.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        } else {
+            // Pieces without their buffer are not to be: they would point nowhere. Whoever holds
+            // both drops the pieces first.
+            debug_assert!(std::thread::panicking(), "a buffer outlives its pieces");
+        }
     }
 }
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf({} bytes)", self.0.len())
+        write!(f, "Buf({} bytes)", self.len())
     }
 }
 
-/// Whole blocks of a [`Buf`]. Holding one keeps the bytes alive and unchanged, so not even a
-/// target that answers before it was sent everything can make the stream send other bytes (T18).
-#[derive(Clone)]
+/// Whole blocks of a [`Buf`]. While there is one, the bytes stay where they are and as they are, so
+/// not even a target that answers before it was sent everything can make the stream send other
+/// bytes (T18).
+///
+/// All pieces of a buffer stay together: in a group being staged, then in its stream's session, or
+/// in one call on a queue. They may go to another thread only together, with what holds them.
 pub(crate) struct Piece {
     /// `None` once it was taken.
-    buf: Option<Arc<AlignedBuf>>,
-    first: u32,
+    of: Option<Of>,
     blocks: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Of {
+    shared: NonNull<Shared>,
+    /// Its first byte.
+    first: NonNull<u8>,
+}
+
+// SAFETY: the pieces of a buffer stay together (see the type), so that one thread at a time counts
+// them, and what it counted happens before the next one's turn: a stream changes hands by its
+// ownership flag. Their number reaches 0 with a release store, which the buffer's owner acquires
+// before he writes to the bytes or frees them.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    /// Another reference, to `blocks` blocks from `first_block`.
+    fn count(&self, first_block: u32, blocks: u32) -> Self {
+        let end = first_block.checked_add(blocks);
+        assert!(end.is_some_and(|end| end <= self.blocks), "a part lies within its piece");
+        let of = self.of.map(|Of { shared, first }| {
+            // SAFETY: the buffer outlives its pieces, of which this is one.
+            let pieces = unsafe { &shared.as_ref().pieces };
+            // One thread has all the pieces. They can't be so many that this wraps: each has more
+            // bytes than the count has steps for it.
+            pieces.store(pieces.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // SAFETY: within the piece, as was looked at above.
+            Of { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
+        });
+        Self { of, blocks }
+    }
+}
+
+impl Clone for Piece {
+    fn clone(&self) -> Self {
+        self.count(0, self.blocks)
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if let Some(Of { shared, .. }) = self.of {
+            // SAFETY: as in `count`. After the store it may be gone.
+            let pieces = unsafe { &shared.as_ref().pieces };
+            pieces.store(pieces.load(Ordering::Relaxed) - 1, Ordering::Release);
+        }
+    }
 }
 
 impl Payload for Piece {
     fn part(&self, first_block: u32, blocks: u32) -> Self {
-        debug_assert!(first_block + blocks <= self.blocks, "a part lies within its piece");
-        Self { buf: self.buf.clone(), first: self.first + first_block, blocks }
+        self.count(first_block, blocks)
     }
 
     fn take(&mut self, blocks: u32) -> Self {
         debug_assert_eq!(blocks, self.blocks, "all of it is taken");
-        Self { buf: self.buf.take(), first: self.first, blocks: std::mem::take(&mut self.blocks) }
+        Self { of: self.of.take(), blocks: std::mem::take(&mut self.blocks) }
     }
 }
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        let start = self.first as usize * BLOCK_BYTES;
-        self.buf.as_ref().map_or(&[], |buf| &buf[start..start + self.blocks as usize * BLOCK_BYTES])
+        self.of.as_ref().map_or(&[], |of| {
+            // SAFETY: so many bytes of the buffer, which lives as long as this does; nobody writes
+            // to it while there are pieces.
+            unsafe {
+                std::slice::from_raw_parts(of.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
+            }
+        })
     }
 }
 
 impl fmt::Debug for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Piece({}+{} blocks)", self.first, self.blocks)
+        write!(f, "Piece({} blocks)", self.blocks)
     }
 }
 
@@ -123,16 +222,49 @@ impl Pool {
         Buf::zeroed(len)
     }
 
-    /// Takes a buffer back, if nothing refers to it and there is room.
-    pub(crate) fn give(&mut self, mut buf: Buf) {
+    /// Takes back a buffer to which nothing refers, if there is room.
+    pub(crate) fn give(&mut self, buf: Buf) {
         let len = buf.len();
-        if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
+        if self.bytes + len as u64 > self.bytes_max {
             return;
         }
         self.bytes += len as u64;
         match self.classes.iter_mut().find(|(size, _)| *size == len) {
             Some((_, list)) => list.push(buf),
             None => self.classes.push((len, vec![buf])),
+        }
+    }
+}
+
+/// Buffers whose bytes may have to be sent again, or are being sent. They go after the pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// With the group that each was written in, oldest first.
+    bufs: VecDeque<(Seq, Buf)>,
+    /// Those that nobody needs any more, but are still being sent: to a target that has answered
+    /// before it was sent everything (T18).
+    late: Vec<Buf>,
+}
+
+impl Kept {
+    /// Keeps the buffers of a group.
+    pub(crate) fn keep(&mut self, seq: Seq, bufs: impl Iterator<Item = Buf>) {
+        self.bufs.extend(bufs.map(|buf| (seq, buf)));
+    }
+
+    /// Gives back the buffers of groups up to `forgotten`, whose payload is no longer needed.
+    pub(crate) fn give_back(&mut self, forgotten: Seq, pool: &mut Pool) {
+        if !self.late.is_empty() {
+            for buf in self.late.extract_if(.., |buf| buf.is_unique()) {
+                pool.give(buf);
+            }
+        }
+        while self.bufs.front().is_some_and(|(seq, _)| *seq <= forgotten) {
+            let Some((_, buf)) = self.bufs.pop_front() else { break };
+            match buf.is_unique() {
+                true => pool.give(buf),
+                false => self.late.push(buf),
+            }
         }
     }
 }
@@ -147,21 +279,56 @@ mod tests {
         for (i, byte) in buf.iter_mut().enumerate() {
             *byte = (i / BLOCK_BYTES) as u8;
         }
-        let part = buf.piece().part(1, 2).part(1, 1);
+        let mut whole = buf.piece();
+        let part = whole.part(1, 2).part(1, 1);
         assert_eq!(part.as_ref(), [2; BLOCK_BYTES]);
+        let taken = whole.take(4);
+        assert_eq!((taken.as_ref(), whole.as_ref()), (&buf[..], &[][..]));
+        drop((part, whole));
+        assert!(!buf.is_unique());
+        drop(taken);
+        assert!(buf.is_unique());
+    }
+
+    #[test]
+    #[should_panic = "within its piece"]
+    fn a_part_beyond_its_piece_is_refused() {
+        let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
+        // The piece goes before the buffer, also on the way out.
+        let _part = buf.piece().part(1, 1).part(1, 1);
+    }
+
+    #[test]
+    #[should_panic = "descend from one"]
+    fn there_is_one_first_piece() {
+        let mut buf = Buf::zeroed(BLOCK_BYTES);
+        let _piece = buf.piece();
+        let _second = buf.piece();
+    }
+
+    #[test]
+    #[should_panic = "has no pieces"]
+    fn bytes_under_way_are_not_written_to() {
+        let mut buf = Buf::zeroed(BLOCK_BYTES);
+        let _piece = buf.piece();
+        buf[0] = 1;
     }
 
     #[test]
     fn t18_a_buffer_that_is_still_referred_to_is_not_handed_out() {
-        let mut pool = Pool::new(1 << 20);
-        let buf = pool.take(BLOCK_BYTES);
+        let (mut pool, mut kept) = (Pool::new(1 << 20), Kept::default());
+        let mut buf = pool.take(BLOCK_BYTES);
         let (address, piece) = (buf.as_ptr(), buf.piece());
-        pool.give(buf);
-        assert_ne!(pool.take(BLOCK_BYTES).as_ptr(), address, "a piece of it is left");
+        let sending = piece.clone();
+        kept.keep(Seq(7), [buf].into_iter());
         drop(piece);
-        let buf = pool.take(BLOCK_BYTES);
-        let address = buf.as_ptr();
-        pool.give(buf);
+        kept.give_back(Seq(6), &mut pool);
+        assert_eq!((kept.bufs.len(), kept.late.len()), (1, 0), "it may be replayed");
+        kept.give_back(Seq(7), &mut pool);
+        assert_ne!(pool.take(BLOCK_BYTES).as_ptr(), address, "a piece of it is left");
+        drop(sending);
+        kept.give_back(Seq(7), &mut pool);
+        assert_eq!((kept.bufs.len(), kept.late.len()), (0, 0));
         assert_eq!(pool.take(BLOCK_BYTES).as_ptr(), address, "reused");
     }
 
@@ -172,5 +339,17 @@ mod tests {
             pool.give(Buf::zeroed(BLOCK_BYTES));
         }
         assert_eq!(pool.bytes, 3 * BLOCK_BYTES as u64);
+    }
+
+    #[test]
+    fn pieces_change_threads_together() {
+        let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
+        buf[BLOCK_BYTES] = 9;
+        let piece = buf.piece();
+        let rest = piece.part(1, 1);
+        let told = std::thread::spawn(move || (piece.clone().as_ref().len(), rest.as_ref()[0]));
+        assert_eq!(told.join().unwrap(), (2 * BLOCK_BYTES, 9));
+        assert!(buf.is_unique());
+        buf[0] = 1;
     }
 }

@@ -1,6 +1,5 @@
 //! A stream, as its owner holds it: the owner's thread builds, sends and reaps.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,8 +112,6 @@ pub struct Stream {
     side: Arc<Side>,
     waiter: Waiter,
     pool: Pool,
-    /// Buffers of groups that the engine has not forgotten.
-    kept: VecDeque<(Seq, Buf)>,
     pub(crate) staged: Staged,
     unsent: usize,
     /// Up to here the engine has forgotten payload.
@@ -146,7 +143,6 @@ impl Stream {
             side,
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
-            kept: VecDeque::new(),
             staged: Staged::default(),
             unsent: 0,
             forgotten: start,
@@ -160,11 +156,7 @@ impl Stream {
     /// Takes the stream for one call of its owner.
     #[inline]
     fn take(&self) -> Taken<'_, Lanes> {
-        let mut lanes = self.lanes.take();
-        if lanes.attention.called() {
-            self.volume.housekeeper.wake();
-        }
-        lanes
+        taken(&self.lanes, &self.volume)
     }
 
     /// Which stream of the volume.
@@ -221,12 +213,10 @@ impl Stream {
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
         self.unsent = 0;
-        let mut lanes = self.take();
+        let mut lanes = taken(&self.lanes, &self.volume);
         lanes.work(&mut |_, _| ());
         let marks = lanes.marks()?;
-        let forgotten = lanes.session.engine().kept_after();
-        drop(lanes);
-        self.reclaim(forgotten);
+        self.forgotten = lanes.reclaim(&mut self.pool);
         Ok(marks)
     }
 
@@ -267,9 +257,7 @@ impl Stream {
             }
             waiting.rest(worked, deadline);
         };
-        let forgotten = waiting.lanes.session.engine().kept_after();
-        drop(waiting);
-        self.reclaim(forgotten);
+        self.forgotten = waiting.lanes.reclaim(&mut self.pool);
         result
     }
 
@@ -406,15 +394,12 @@ impl Stream {
         let side = Arc::clone(&self.side);
         let fresh = start::lanes(&self.volume, self.id, &qids, &self.options, &side)?;
         let mut lanes = self.lanes.take();
-        lanes.restart(fresh);
+        lanes.restart(fresh, &mut self.pool);
         self.side.watched.restart(recovery.last);
         drop(lanes);
         self.volume.housekeeper.wake();
         self.unsent = 0;
         self.forgotten = recovery.last;
-        for (_, buf) in self.kept.drain(..) {
-            self.pool.give(buf);
-        }
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
@@ -451,10 +436,7 @@ impl Stream {
         if let Err(why) = self.check() {
             return Err(self.refused(why));
         }
-        let mut lanes = self.lanes.take();
-        if lanes.attention.called() {
-            self.volume.housekeeper.wake();
-        }
+        let mut lanes = taken(&self.lanes, &self.volume);
         let traced = lanes.session.traces_next().then(now_ns);
         match lanes.session.admit(&mut self.staged.writes, tag, durable) {
             Ok(seq) => {
@@ -470,9 +452,8 @@ impl Stream {
                     self.unsent = 0;
                     lanes.send();
                 }
-                drop(lanes);
                 self.staged.writes.clear();
-                self.kept.extend(self.staged.bufs.drain(..).map(|buf| (seq, buf)));
+                lanes.kept.keep(seq, self.staged.bufs.drain(..));
                 Ok(seq)
             }
             Err(refusal) => {
@@ -495,16 +476,16 @@ impl Stream {
         self.staged.writes.clear();
         SubmitError { why, bufs: std::mem::take(&mut self.staged.bufs) }
     }
+}
 
-    /// Takes back the buffers of groups that the engine has forgotten.
-    fn reclaim(&mut self, forgotten: Seq) {
-        self.forgotten = forgotten;
-        while self.kept.front().is_some_and(|(seq, _)| *seq <= forgotten) {
-            if let Some((_, buf)) = self.kept.pop_front() {
-                self.pool.give(buf);
-            }
-        }
+/// Takes a stream's lanes for one call of its owner.
+#[inline]
+fn taken<'a>(lanes: &'a Owned<Lanes>, volume: &Inner) -> Taken<'a, Lanes> {
+    let mut lanes = lanes.take();
+    if lanes.attention.called() {
+        volume.housekeeper.wake();
     }
+    lanes
 }
 
 /// A call that waits: it has the stream until it returns.
@@ -515,11 +496,7 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     fn new(lanes: &'a Owned<Lanes>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
-        let mut lanes = lanes.take();
-        if lanes.attention.called() {
-            volume.housekeeper.wake();
-        }
-        Self { lanes, waiter }
+        Self { lanes: taken(lanes, volume), waiter }
     }
 
     /// Looks again at once, or sleeps until something comes.
