@@ -298,15 +298,14 @@ impl<P: Payload> Base<P> {
 
     /// If the shaped group is one request that continues the last one queued for its server,
     /// merges it there (T16): whole groups, consecutive, neighbours on one drive, nothing split,
-    /// a flush only last. Returns the server.
-    pub(super) fn merge_into_tail(&mut self) -> Option<u16> {
-        let [id] = self.shaped[..] else { return None };
+    /// a flush only last. Says whether it has.
+    pub(super) fn merge_into_tail(&mut self) -> bool {
+        let [id] = self.shaped[..] else { return false };
         if !self.limits.merge {
-            return None;
+            return false;
         }
         let new = self.request(id);
-        let server = new.server;
-        let tail = *self.queues[usize::from(server)].back()?;
+        let Some(&tail) = self.queues[usize::from(new.server)].back() else { return false };
         let queued = self.request(tail);
         let plain = Flags(Flags::IN_PLACE.0 | Flags::SPLIT.0);
         let extent = Extent { member: new.member, lba: new.lba, blocks: new.blocks, offset: 0 };
@@ -316,7 +315,7 @@ impl<P: Payload> Base<P> {
             && !queued.flags.has(Flags::FLUSH)
             && self.continues(tail, extent, new.kind, Flags(new.flags.0 & plain.0));
         if !fits {
-            return None;
+            return false;
         }
         probe::hit(Rare::MergedGroups);
         let (tag, flags, blocks) = (new.tag, new.flags, new.blocks);
@@ -330,7 +329,7 @@ impl<P: Payload> Base<P> {
         self.request_mut(id).pieces = pieces;
         self.shaped.clear();
         self.retire(id);
-        Some(server)
+        true
     }
 
     /// Whether `extent` goes on where request `id` ends, on the same drive, within its transfer

@@ -1,57 +1,58 @@
 //! Credits: how many slots of each server's ordering log the stream may still take (T13).
 
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::Bound;
-use crate::attribute::Seq;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
+/// One server's log, as far as it is this stream's.
 #[derive(Debug)]
-struct ServerCredits {
+struct Partition {
     slots: u32,
     /// Slots that only a forced flush may take: as many as the server has volatile members.
     reserve: u32,
-    /// Last seq of each entry in the log, oldest first.
-    used: VecDeque<Seq>,
 }
 
-/// What the stream holds in each server's log.
+/// What the stream may hold in each server's log.
 ///
-/// An entry is given back when the released mark has passed it: each command carries the mark, and
-/// the target takes it in before it appends, so a slot freed here is free there by the time it is
-/// needed. A replayed entry keeps its slot there, and so its credit here.
+/// What it does hold there is every request that waits to be sent or was, until it is released:
+/// each command carries the released mark, and the target takes it in before it appends, so a slot
+/// freed here is free there by the time it is needed. A replayed entry keeps its slot there, and
+/// counts once here.
 #[derive(Debug)]
 pub(super) struct Credits {
-    servers: Vec<ServerCredits>,
+    partitions: Vec<Partition>,
 }
 
 impl Credits {
     pub(super) fn new(topology: &Topology) -> Self {
-        let servers = topology
+        let partitions = topology
             .servers()
             .iter()
             .enumerate()
-            .map(|(i, server)| ServerCredits {
+            .map(|(i, server)| Partition {
                 slots: server.slots,
                 reserve: topology.volatile_on(i as u16),
-                used: VecDeque::with_capacity(server.slots.min(1 << 16) as usize),
             })
             .collect();
-        Self { servers }
+        Self { partitions }
     }
 
-    /// Whether `wanted[server]` more entries fit beside what is used, without the reserve.
-    pub(super) fn check(&self, wanted: &[u32]) -> Result<(), (Bound, bool)> {
-        for (i, (server, wanted)) in self.servers.iter().zip(wanted).enumerate() {
+    /// Whether `wanted[server]` more entries fit beside the `used` ones, without the reserve.
+    pub(super) fn check(
+        &self,
+        wanted: &[u32],
+        used: impl Fn(usize) -> usize,
+    ) -> Result<(), (Bound, bool)> {
+        for (i, (partition, wanted)) in self.partitions.iter().zip(wanted).enumerate() {
             let bound = Bound::Log { server: i as u16 };
-            let reserve = if probe::planted(Plant::T13NoReserve) { 0 } else { server.reserve };
-            let usable = server.slots.saturating_sub(reserve);
+            let reserve = if probe::planted(Plant::T13NoReserve) { 0 } else { partition.reserve };
+            let usable = partition.slots.saturating_sub(reserve);
             if *wanted > usable {
                 return Err((bound, true));
             }
-            let full = *wanted > 0 && server.used.len() as u32 + wanted > usable;
+            let full = *wanted > 0 && used(i) as u32 + wanted > usable;
             if full && !probe::planted(Plant::T13NoCredits) {
                 probe::hit(Rare::LogFull);
                 return Err((bound, false));
@@ -60,37 +61,18 @@ impl Credits {
         Ok(())
     }
 
-    /// An entry that ends with `seq` goes to `server`.
-    pub(super) fn take(&mut self, server: u16, seq: Seq) {
-        let server = &mut self.servers[usize::from(server)];
+    /// Whether so many entries, forced flushes included, are within every partition.
+    pub(super) fn cover(&self, used: impl Fn(usize) -> usize) -> bool {
         let planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
-        debug_assert!(
-            (server.used.len() as u32) < server.slots || planted,
-            "T13: within the partition"
-        );
-        server.used.push_back(seq);
-    }
-
-    /// The last entry that went to `server` now ends with `seq`: a group was merged into it.
-    pub(super) fn stretch(&mut self, server: u16, seq: Seq) {
-        if let Some(last) = self.servers[usize::from(server)].used.back_mut() {
-            *last = seq;
-        }
-    }
-
-    /// Entries up to `mark` are released.
-    pub(super) fn release(&mut self, mark: Seq) {
-        for server in &mut self.servers {
-            while server.used.front().is_some_and(|seq| *seq <= mark) {
-                server.used.pop_front();
-            }
-        }
+        let within = |(i, partition): (usize, &Partition)| used(i) <= partition.slots as usize;
+        planted || self.partitions.iter().enumerate().all(within)
     }
 
     /// Whether some server's log is half full or more: time to make room before it is needed.
-    pub(super) fn half_used(&self) -> bool {
-        self.servers
+    pub(super) fn half_used(&self, used: impl Fn(usize) -> usize) -> bool {
+        self.partitions
             .iter()
-            .any(|s| s.slots > 0 && s.used.len() as u32 * 2 >= s.slots.saturating_sub(s.reserve))
+            .enumerate()
+            .any(|(i, p)| p.slots > 0 && used(i) as u32 * 2 >= p.slots.saturating_sub(p.reserve))
     }
 }

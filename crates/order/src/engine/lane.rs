@@ -68,6 +68,11 @@ impl Lane {
         self.suspended = true;
     }
 
+    /// How much was given out and is not released: so many slots of the server's log are taken.
+    pub(super) fn len(&self) -> usize {
+        self.sent.len()
+    }
+
     /// What was given out and is not released, oldest first.
     pub(super) fn sent(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sent.iter().copied()

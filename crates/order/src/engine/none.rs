@@ -91,7 +91,7 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;
         base.window.open(requests, !base.topology.any_volatile(), bytes);
-        if base.merge_into_tail().is_none() {
+        if !base.merge_into_tail() {
             base.enqueue();
         }
         if requests == 0 {

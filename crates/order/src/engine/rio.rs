@@ -118,15 +118,10 @@ impl<P: Payload> Rio<P> {
             Flush::No | Flush::Asked => base.window.open(requests, vouches, bytes),
         };
         debug_assert_eq!(opened, seq);
-        if let Some(server) = base.merge_into_tail() {
-            self.credits.stretch(server, seq);
-        } else {
-            for index in 0..base.shaped.len() {
-                let server = base.request(base.shaped[index]).server;
-                self.credits.take(server, seq);
-            }
+        if !base.merge_into_tail() {
             base.enqueue();
         }
+        debug_assert!(self.credits.cover(|i| self.used(i)), "T13: within the partitions");
         seq
     }
 
@@ -150,7 +145,6 @@ impl<P: Payload> Rio<P> {
 
     fn reclaim(&mut self) {
         let released = self.base.window.released();
-        self.credits.release(released);
         for lane in &mut self.lanes {
             lane.release(&mut self.base, released);
         }
@@ -179,8 +173,13 @@ impl<P: Payload> Rio<P> {
         self.note_replays();
     }
 
+    /// Slots of a server's log that are taken, or will be.
+    fn used(&self, server: usize) -> usize {
+        self.base.queues[server].len() + self.lanes[server].len()
+    }
+
     fn pressed(&self) -> bool {
-        self.credits.half_used()
+        self.credits.half_used(|i| self.used(i))
             || self.base.window.kept_bytes() * 2 >= self.base.limits.kept_bytes_max
     }
 
@@ -193,8 +192,8 @@ impl<P: Payload> Rio<P> {
             base.add_joint_flush(seq, tag);
         }
         base.number()?;
-        if let Err((bound, never)) = self.credits.check(&base.per_server) {
-            base.unshape();
+        if let Err((bound, never)) = self.credits.check(&self.base.per_server, |i| self.used(i)) {
+            self.base.unshape();
             return Err(if never { Refusal::TooLarge(bound) } else { Refusal::Full(bound) });
         }
         Ok(())
