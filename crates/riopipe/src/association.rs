@@ -162,8 +162,7 @@ impl Caller {
             CallData::Bytes(bytes) => queue.submit(sqe, number, Data::Bytes(bytes), &mut lane.out),
             CallData::Buf(mut buf) => {
                 bufs.retain(|buf| !buf.is_unique());
-                let sent =
-                    queue.submit(sqe, number, Data::Write(&[buf.piece()]), &mut lane.out);
+                let sent = queue.submit(sqe, number, Data::Write(&[buf.piece()]), &mut lane.out);
                 bufs.push(buf);
                 sent
             }
