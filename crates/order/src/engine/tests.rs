@@ -643,6 +643,49 @@ fn sync_sends_nothing_before_the_flush_of_the_group_before() {
 }
 
 #[test]
+fn a_drive_written_to_while_it_is_flushed_is_not_clean() {
+    let mut engine = none::NoOrder::new(topology(&[true], 1, 0, 4), Limits::default());
+    engine.admit(&mut [write(0, 1)], 0, false).unwrap();
+    let first = drain(&mut engine, 1)[0].id;
+    engine.done(first, Ok(()));
+    engine.admit(&mut [write(4, 1)], 0, false).unwrap();
+    engine.ask_durable(Seq(1));
+    let [second, flush] = drain(&mut engine, 1)[..] else { panic!("a write and a FLUSH") };
+    assert_eq!(engine.request(flush.id).kind, Kind::Flush);
+    // The second write ends, and is wanted durable, while the FLUSH that may not cover it is out.
+    engine.done(second.id, Ok(()));
+    engine.ask_durable(Seq(2));
+    assert!(engine.next(0).is_none(), "one round at a time");
+    assert!(!engine.is_idle());
+    engine.done(flush.id, Ok(()));
+    assert_eq!(engine.poll().durable, Seq(1));
+    let another = engine.next(0).expect("a FLUSH that covers the second write");
+    assert_eq!(engine.request(another.id).kind, Kind::Flush);
+    engine.done(another.id, Ok(()));
+    assert_eq!(engine.poll().durable, Seq(2));
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn a_stream_that_failed_comes_to_rest() {
+    let (topology, limits) = (topology(&[true], 1, 0, 4), Limits::default());
+    let engines: [alloc::boxed::Box<dyn Engine<Piece>>; 2] = [
+        engine(EngineKind::Sync, topology.clone(), limits),
+        engine(EngineKind::None, topology, limits),
+    ];
+    for mut engine in engines {
+        engine.admit(&mut [write(0, 1)], 0, true).unwrap();
+        engine.admit(&mut [write(4, 1)], 0, true).unwrap();
+        assert!(!engine.is_idle());
+        for dispatch in drain(&mut *engine, 1) {
+            engine.done(dispatch.id, Err(Cause::Disconnected));
+        }
+        assert!(engine.failure().is_some());
+        assert!(engine.is_idle(), "nothing is under way any more");
+    }
+}
+
+#[test]
 fn none_flushes_only_what_has_completed() {
     let mut engine = none::NoOrder::new(topology(&[true], 1, 0, 64), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
