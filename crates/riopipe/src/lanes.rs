@@ -106,6 +106,9 @@ pub(crate) struct Lanes {
     roads: Vec<Road>,
     side: Arc<Side>,
     volume: Arc<Inner>,
+    /// When the last [`turn`](Self::turn) began: looking at the clock costs as much as a look for
+    /// answers does beside the system call.
+    pub(crate) now: u64,
     /// Some connection is not as it should be.
     broken: bool,
     failure: Option<Box<StreamFailure>>,
@@ -147,6 +150,7 @@ impl Lanes {
             roads,
             side,
             volume,
+            now: now_ns(),
             broken: false,
             failure: None,
             released,
@@ -210,8 +214,8 @@ impl Lanes {
                 Err((server, error)) => self.lose(server, &error),
             }
         };
-        if !worked && let Some(server) = self.session.stalled(now_ns()) {
-            self.session.lost(server, Cause::TimedOut, now_ns());
+        if !worked && let Some(server) = self.session.stalled(self.now) {
+            self.session.lost(server, Cause::TimedOut, self.now);
             self.broken = true;
         }
         if self.broken {
@@ -227,6 +231,7 @@ impl Lanes {
     ) -> Result<bool, (usize, CallError)> {
         let mut worked = false;
         let now = now_ns();
+        self.now = now;
         for server in 0..self.roads.len() {
             worked |= self.receive(server, now, sink).map_err(|e| (server, e))?;
         }

@@ -505,7 +505,7 @@ impl<'a> Waiting<'a> {
             self.waiter.worked();
             return;
         }
-        if self.waiter.idle(now_ns()) == Next::Look {
+        if self.waiter.idle(self.lanes.now) == Next::Look {
             self.waiter.relax();
             return;
         }

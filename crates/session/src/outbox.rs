@@ -33,6 +33,8 @@ pub struct Outbox<P> {
     bytes: Vec<u8>,
     segs: VecDeque<Seg<P>>,
     len: usize,
+    /// Bytes ever taken off.
+    sent: u64,
 }
 
 impl<P> Default for Outbox<P> {
@@ -45,7 +47,7 @@ impl<P> Outbox<P> {
     /// An empty outbox.
     #[must_use]
     pub const fn new() -> Self {
-        Self { bytes: Vec::new(), segs: VecDeque::new(), len: 0 }
+        Self { bytes: Vec::new(), segs: VecDeque::new(), len: 0, sent: 0 }
     }
 
     /// Whether nothing is left to send.
@@ -58,6 +60,18 @@ impl<P> Outbox<P> {
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         self.len
+    }
+
+    /// Where the next byte goes, counted from the first one ever.
+    #[must_use]
+    pub(crate) const fn end(&self) -> u64 {
+        self.sent + self.len as u64
+    }
+
+    /// Whether all bytes before this `end` are sent.
+    #[must_use]
+    pub(crate) const fn has_sent(&self, end: u64) -> bool {
+        self.sent >= end
     }
 
     /// Slices that [`Outbox::slices`] yields.
@@ -87,6 +101,7 @@ impl<P> Outbox<P> {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.segs.clear();
+        self.sent = self.end();
         self.len = 0;
     }
 
@@ -98,6 +113,7 @@ impl<P> Outbox<P> {
     pub fn consume(&mut self, mut n: usize) {
         assert!(n <= self.len, "{n} bytes sent of {}", self.len);
         self.len -= n;
+        self.sent += n as u64;
         while n > 0 {
             // `len` is the sum of all ranges, so as long as bytes are left there is a segment.
             let Some(seg) = self.segs.front_mut() else { break };

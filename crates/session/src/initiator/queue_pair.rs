@@ -104,6 +104,9 @@ struct Slot<P> {
     /// R2Ts that came in one call of `receive`, and which call that was: none of them can have
     /// been answered when the next was sent.
     r2ts: (u32, u32),
+    /// Where in the outbox what was sent for it ends: an answer to what has not left comes from
+    /// nobody who has seen it, and what waits to be sent would have no bound (T18).
+    end: u64,
     /// What R2Ts will ask for. The vector is kept for the next command.
     pieces: Vec<P>,
 }
@@ -153,6 +156,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
                     len: 0,
                     moved: 0,
                     ended: false,
+                    end: 0,
                     r2ts: (0, 0),
                     pieces: Vec::new(),
                 })
@@ -338,6 +342,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
                 slot.pieces.extend_from_slice(pieces);
             }
         }
+        slot.end = out.end();
         Ok(Cid(cid))
     }
 
@@ -396,8 +401,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), SessionError> {
         match pdu {
-            Pdu::CapsuleResp { cqe } => self.completion(cqe, on),
-            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, on),
+            Pdu::CapsuleResp { cqe } => self.completion(cqe, out, on),
+            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, out, on),
             Pdu::R2t(r2t) => self.data_out(r2t, out).map_err(Into::into),
             Pdu::IcResp(ic) => self.initialized(ic, out),
             Pdu::C2hTermReq(TermReq { fes, fei }) => {
@@ -476,6 +481,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     fn completion(
         &mut self,
         cqe: &Cqe,
+        out: &Outbox<P>,
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), SessionError> {
         let cid = cqe.cid();
@@ -484,6 +490,11 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             return Err(PduError::header(20, "a completion of no command in flight").into());
         };
         let mut cqe = *cqe;
+        // A write may fail while its data is still being sent.
+        let may_be_early = slot.moved > 0 && slot.direction == Direction::Out;
+        if !out.has_sent(slot.end) && !(may_be_early && !cqe.status().is_ok()) {
+            return Err(PduError::sequence("a completion before its command was sent").into());
+        }
         if cqe.status().is_ok() {
             // A success that skipped data would be believed: the caller's buffer would hold old
             // bytes, or the drive none of the new ones.
@@ -539,12 +550,16 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         hdr: &DataHdr,
         data: &[u8],
         digest_ok: bool,
+        out: &Outbox<P>,
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), SessionError> {
         // TCP §3.3.2.1 says which status each lie gets.
         let Some(slot) = self.slot(hdr.cccid) else {
             return Err(PduError::header(8, "data for no command in flight").into());
         };
+        if !out.has_sent(slot.end) {
+            return Err(PduError::sequence("data before its command was sent").into());
+        }
         if slot.direction != Direction::In {
             return Err(PduError::sequence("data for a command that reads none").into());
         }
@@ -587,7 +602,11 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             .get_mut(index)
             .filter(|slot| slot.busy && slot.cid == r2t.cccid)
             .ok_or(PduError::header(8, "an R2T for no command in flight"))?;
-        // TCP §3.3.2.2 says which status each lie gets.
+        // TCP §3.3.2.2 says which status each lie gets. What it asked for before may still be on its
+        // way: as many R2Ts as `maxr2t` may be out at once.
+        if slot.moved == 0 && !out.has_sent(slot.end) {
+            return Err(PduError::sequence("an R2T before its command was sent"));
+        }
         if slot.direction != Direction::Out {
             return Err(PduError::sequence("an R2T for a command that has no data to ask for"));
         }
@@ -626,6 +645,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             }
             at += len;
         }
+        slot.end = out.end();
         if slot.moved == slot.len {
             // All is in the outbox, which has its own references.
             slot.pieces.clear();

@@ -91,12 +91,14 @@ fn r2t(cid: u16, ttag: u16, r2to: u32, r2tl: u32) -> Vec<u8> {
 struct Rig {
     qp: QueuePair<Payload>,
     out: Outbox<Payload>,
+    /// Bytes that have left, and nobody has looked at.
+    wire: Vec<u8>,
     seen: Vec<Seen>,
 }
 
 impl Rig {
     fn new(config: QpConfig) -> Self {
-        Self { qp: QueuePair::new(config), out: Outbox::new(), seen: Vec::new() }
+        Self { qp: QueuePair::new(config), out: Outbox::new(), wire: Vec::new(), seen: Vec::new() }
     }
 
     /// Connected with the given digests and CPDA; Connect was command 0.
@@ -119,18 +121,29 @@ impl Rig {
         rig
     }
 
+    fn send(&mut self) {
+        self.wire.extend(self.out.slices().flatten());
+        self.out.consume(self.out.len_bytes());
+    }
+
     /// What was sent since the last call.
     fn sent(&mut self) -> Vec<u8> {
-        let bytes: Vec<u8> = self.out.slices().flatten().copied().collect();
-        self.out.consume(bytes.len());
-        bytes
+        self.send();
+        core::mem::take(&mut self.wire)
     }
 
     fn seen(&mut self) -> Vec<Seen> {
         core::mem::take(&mut self.seen)
     }
 
+    /// Everything is sent; then this comes.
     fn get(&mut self, bytes: &[u8]) -> Result<usize, SessionError> {
+        self.send();
+        self.get_early(bytes)
+    }
+
+    /// This comes although not everything is sent.
+    fn get_early(&mut self, bytes: &[u8]) -> Result<usize, SessionError> {
         let seen = &mut self.seen;
         self.qp.receive(bytes, &mut self.out, |event| {
             seen.push(match event {
@@ -500,6 +513,49 @@ fn t18_hostile_targets_get_a_termination_request() {
     }
 }
 
+/// T18: who answers what has not been sent to him can't have seen it; and what waits to be sent
+/// would grow without a bound, since each answer makes room for another command.
+#[test]
+fn t18_nothing_is_answered_before_it_was_sent() {
+    let piece: [Payload; 1] = [vec![0; 8192].into()];
+    let small: [Payload; 1] = [vec![1; 512].into()];
+    // Commands 4, 1 and 2: a read, a write by R2T, and one whose data goes with it.
+    let busy = |sent: usize| {
+        let mut rig = Rig::ready(QpConfig { maxr2t: 2, ..config() }, 0);
+        rig.qp.set_in_capsule(4096);
+        rig.submit(Sqe::read(1, 3, 1), 0, Data::Read(16));
+        rig.submit(Sqe::write(1, 0, 16), 1, Data::Write(&piece));
+        rig.submit(Sqe::write(1, 0, 1), 2, Data::Write(&small));
+        rig.out.consume(sent);
+        rig
+    };
+    let all = 3 * 72 + 512;
+    let cases = [
+        ("a completion", resp(2, 0, 0), all),
+        ("a refusal", resp(2, 0x080, 0), all),
+        ("a refusal of a transfer", resp(1, 0x080, 0), 2 * 72),
+        ("data", c2h(4, 4, 0, &[0; 16]), 72),
+        ("an R2T", r2t(1, 0, 0, 8192), 2 * 72),
+    ];
+    for (what, pdu, needs) in cases {
+        let error = busy(needs - 1).get_early(&pdu).expect_err(what);
+        assert!(error.to_string().contains("sent"), "{what}: {error}");
+        assert!(busy(needs).get_early(&pdu).is_ok(), "{what}, in time");
+    }
+    // A transfer is complete once all its data has left; it may fail before.
+    let transfer = |more: usize, status: u16| {
+        let mut rig = busy(all);
+        rig.get_early(&r2t(1, 0, 0, 4096)).unwrap();
+        rig.get_early(&r2t(1, 0, 4096, 4096)).expect("two at a time were allowed");
+        rig.out.consume(more);
+        rig.get_early(&resp(1, status, 0))
+    };
+    let data = 2 * (24 + 4096);
+    assert!(transfer(data - 1, 0).is_err());
+    assert!(transfer(data, 0).is_ok());
+    assert!(transfer(0, 0x080).is_ok());
+}
+
 #[test]
 fn t18_the_handshake_in_the_wrong_order() {
     let fresh = || {
@@ -642,23 +698,31 @@ fn t18_damaged_streams_never_confuse_it() {
         ];
         let (a, b) = (next() as usize % pdus.len(), next() as usize % pdus.len());
         pdus.swap(a, b);
-        let mut stream: Vec<u8> = pdus
+        let mut pdus: Vec<Vec<u8>> = pdus
             .into_iter()
-            .flat_map(|pdu| match bits & 1 {
+            .map(|pdu| match bits & 1 {
                 0 => pdu,
                 _ if pdu[0] == 7 => digest(pdu, 24),
                 _ => digest(pdu, 0),
             })
             .collect();
         for _ in 0..next() % 3 {
-            let at = next() as usize % stream.len();
-            stream[at] ^= 1 << (next() % 8);
+            let pdu = next() as usize % pdus.len();
+            let at = next() as usize % pdus[pdu].len();
+            pdus[pdu][at] ^= 1 << (next() % 8);
         }
-        match rig.get(&stream) {
-            Ok(used) => {
-                assert!(used <= stream.len());
-                survived += 1;
-            }
+        // In two parts, between which everything is sent.
+        let late = pdus.split_off(4);
+        let mut stream = Vec::new();
+        let mut get = |part: Vec<Vec<u8>>| {
+            stream.extend(part.concat());
+            let used = rig.get(&stream)?;
+            assert!(used <= stream.len());
+            stream.drain(..used);
+            Ok::<(), SessionError>(())
+        };
+        match get(pdus).and_then(|()| get(late)) {
+            Ok(()) => survived += 1,
             Err(_) => {
                 assert!(rig.qp.is_dead());
                 ended += 1;
