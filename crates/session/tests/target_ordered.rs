@@ -4,8 +4,9 @@ mod peer;
 mod world;
 
 use peer::Digests;
-use riopipe_order::attribute::{Flags, Kind, Member};
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
 use riopipe_order::ordering_log::Scan;
+use riopipe_session::target::limits::{TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::wire;
 use world::{Owner, What, World, attribute, block, flush_entry, ordered, pattern, riopipe_bytes};
 
@@ -32,7 +33,7 @@ fn an_ordered_write_is_logged_written_and_vouched_for() {
     assert_eq!(persisted(&w.scan(0, 0)), [(1, true), (2, true), (3, true)]);
     // A released group's entry may go.
     assert_eq!(w.call(io, ordered(4, &attribute(4, 20), 3), &block(4)).status, 0);
-    let mark = wire::mark_command(riopipe_order::attribute::Seq(4), true);
+    let mark = wire::mark_command(Seq(4), true);
     assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0);
     assert!(w.scan(0, 1).is_clean(), "a durable mark leaves nothing behind");
 }
@@ -75,7 +76,7 @@ fn the_attribute_is_durable_before_its_write_begins() {
     w.send(io, &bytes);
     assert_eq!(w.completions(io).len(), 8);
     // And with its data on request.
-    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(9, 300) };
+    let large = Attribute { blocks: 20, ..attribute(9, 300) };
     w.command(io, ordered(9, &large, 0).transport(20 * 4096), &[]);
     let ttag = w.next(io).unwrap().u16(10);
     w.send(io, &peer::h2c_data(Digests::default(), 9, ttag, 0, &pattern(1, 20), true));
@@ -167,7 +168,7 @@ fn t2_a_flush_waits_for_earlier_writes_and_they_for_nothing() {
 fn t2_data_still_on_its_way_holds_the_flush() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
-    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    let large = Attribute { blocks: 20, ..attribute(1, 0) };
     w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
     let ttag = w.next(io).unwrap().u16(10);
     w.command(io, ordered(2, &flush_entry(2, 0), 0), &[]);
@@ -217,6 +218,37 @@ fn t7_an_entry_that_waits_at_the_gate_is_fenced_with_its_batch() {
 }
 
 #[test]
+fn entries_that_come_out_of_turn_are_all_logged_before_they_wait() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    // The second closes the gap before the third; both wait for the first.
+    for seq in [1, 3, 2] {
+        w.command(io, ordered(seq as u16, &attribute(seq, 7), 0), &block(seq as u8));
+    }
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, false), (2, false), (3, false)]);
+    w.complete_all(0);
+    assert_eq!(w.host.drives[0].block(7), block(3));
+    assert_eq!(persisted(&w.scan(0, 0)), [(1, true), (2, true), (3, true)]);
+}
+
+#[test]
+fn only_data_that_the_gate_holds_is_copied() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    w.host.drives[0].holds = false;
+    let mut flushed = attribute(2, 2);
+    flushed.flags = flushed.flags.with(Flags::FLUSH);
+    w.command(io, ordered(2, &flushed, 0), &block(2));
+    assert_eq!(w.host.drives[0].block(2), block(2), "only its FLUSH waits for the first");
+    assert_eq!(w.host.allocs, 0);
+    w.command(io, ordered(3, &attribute(3, 1), 0), &block(3));
+    assert_eq!(w.host.allocs, 1, "the first is still to be written there");
+}
+
+#[test]
 fn t12_writes_that_finish_at_once_overlap_in_order_too() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
@@ -250,12 +282,66 @@ fn t13_a_full_log_refuses_and_releases_make_room() {
 }
 
 #[test]
+fn t1_only_a_mark_that_is_to_be_durable_costs_a_fence() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    for seq in 1..=2 {
+        assert_eq!(w.call(io, ordered(1, &attribute(seq, seq), 0), &block(1)).status, 0);
+    }
+    let (at, _) = w.partition(0);
+    let before = w.host.parts.fences(at);
+    let mark = |w: &mut World, seq, durable| {
+        let sqe = riopipe_bytes(&wire::mark_command(Seq(seq), durable));
+        assert_eq!(w.call(io, sqe.cid(5), &[]).status, 0);
+        w.host.parts.fences(at) - before
+    };
+    assert_eq!(mark(&mut w, 1, false), 0);
+    assert!(mark(&mut w, 2, true) > 0);
+}
+
+#[test]
+fn t5_numbers_are_widened_next_to_the_last_one_seen() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    // Steps of less than half of what the wire's 32 bits tell apart.
+    let steps = (1..=8).map(|n| n << 30);
+    let mut ordinals = 1..;
+    let mut write = |w: &mut World, seq: u64| {
+        let ordinal = ordinals.next().unwrap();
+        let a = Attribute { ordinal, ..attribute(seq, u64::from(ordinal)) };
+        assert_eq!(w.call(io, ordered(1, &a, seq - 1), &block(1)).status, 0, "{seq:#x}");
+        let logged = w.scan(0, 0).entries.last().map(|e| e.attribute.seq);
+        assert_eq!(logged, Some(Seq(seq)), "{seq:#x}");
+    };
+    let mark = |w: &mut World, seq| {
+        let sqe = riopipe_bytes(&wire::mark_command(Seq(seq), false));
+        assert_eq!(w.call(io, sqe.cid(5), &[]).status, 0);
+    };
+    for seq in steps {
+        write(&mut w, seq);
+    }
+    // A mark moves the place, too, but never back.
+    let far = 1 << 40;
+    mark(&mut w, far);
+    mark(&mut w, 1 << 33);
+    write(&mut w, far + 1);
+    // Nor does an entry of an earlier group.
+    write(&mut w, far + (1 << 30));
+    let a = Attribute { ordinal: 11, ..attribute(far + 2, 90) };
+    assert_eq!(w.call(io, ordered(1, &a, far + 1), &block(1)).status, 0);
+    let mut a = attribute(far + (1 << 30) + (1 << 31) - 1, 91);
+    a.ordinal = 12;
+    assert_eq!(w.call(io, ordered(1, &a, a.seq.0 - 1), &block(1)).status, 0);
+    assert_eq!(w.scan(0, 0).entries.last().map(|e| e.attribute.seq), Some(a.seq));
+}
+
+#[test]
 fn t17_without_a_binding_the_fields_are_refused_not_ignored() {
     let mut w = World::new(&[false]);
     let (admin, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0x70f);
-    let mark = wire::mark_command(riopipe_order::attribute::Seq(4), true);
+    let mark = wire::mark_command(Seq(4), true);
     assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0x70f);
     assert!(w.host.drives[0].history.is_empty());
     // A read knows no directives: the bits mean nothing there.
@@ -281,6 +367,8 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
     ahead.ordinal = 1_000_000;
     let mut stranger = attribute(1, 1);
     stranger.index = 3;
+    let blocks = TRANSFER_BYTES_MAX / 4096 + 1;
+    let huge = ordered(1, &Attribute { blocks, ..attribute(1, 1) }, 0).transport(blocks * 4096);
     type Case = (&'static str, peer::Sqe, Vec<u8>, u16);
     let cases: Vec<Case> = vec![
         ("released ahead of itself", ordered(1, &attribute(1, 1), 1), block(1), 0x708),
@@ -291,6 +379,7 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
         ("beyond the end", ordered(1, &outside, 0), block(1), 0x80),
         ("another namespace", ordinary().byte(4, 9), block(1), 0x0b),
         ("FUA", ordinary().byte(51, 0x40), block(1), 0x02),
+        ("more than a transfer", huge, vec![], 0x02),
         ("too little data", ordinary().inline(512), block(1)[..512].to_vec(), 0x0f),
         ("flush with data", ordered(1, &flush_entry(1, 0), 0).inline(4096), block(1), 0x0f),
     ];
@@ -315,13 +404,15 @@ fn t18_numbers_that_would_wrap_are_refused() {
     let other = w.io(cntlid, 2);
     for far in [u64::MAX, u64::MAX - 1, (1 << 62) + 1] {
         assert_eq!(w.bind(other, 1, 1, far).status, 0x708);
-        let mark = wire::mark_command(riopipe_order::attribute::Seq(far), far & 1 == 0);
+        let mark = wire::mark_command(Seq(far), far & 1 == 0);
         assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0x708);
     }
     assert_eq!(w.bind(other, 1, 1, 1 << 62).status, 0);
     let mut a = attribute((1 << 62) + 1, 1);
     a.ordinal = 1;
     assert_eq!(w.call(other, ordered(1, &a, 1 << 62), &block(1)).status, 0);
+    let mark = wire::mark_command(Seq(1 << 62), true);
+    assert_eq!(w.call(other, riopipe_bytes(&mark).cid(5), &[]).status, 0);
 }
 
 #[test]
@@ -351,7 +442,7 @@ fn a_damaged_ordered_write_stops_its_stream() {
     assert_eq!(w.bind(io, 1, 1, 0).status, 0);
     let digests = w.links[io].digests;
     // On request: the attribute is in the log by the time the damage shows.
-    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(1, 0) };
+    let large = Attribute { blocks: 20, ..attribute(1, 0) };
     w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
     let ttag = w.next(io).unwrap().u16(10);
     w.command(io, ordered(2, &attribute(2, 50), 0), &block(2));
@@ -442,6 +533,9 @@ fn a_log_that_fails_stops_the_stream_and_nothing_unlogged_is_written() {
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x711);
     assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
     assert_eq!(w.call(io, ordered(3, &attribute(3, 3), 0), &block(3)).status, 0x711);
+    // At rest it can't be read any more: what it may hold waits for recovery.
+    w.hang_up(io);
+    assert_eq!(w.host.shared.volumes().live_entries(world::VOLUME), Some(2));
 
     // The second fence, before the answer: the write is done, but nobody may be told.
     let mut w = World::new(&[false]);
@@ -457,8 +551,7 @@ fn discards_are_ordered_too_and_read_as_zeroes() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     assert_eq!(w.call(io, ordered(1, &attribute(1, 5), 0), &block(1)).status, 0);
-    let discard =
-        riopipe_order::attribute::Attribute { kind: Kind::Discard, blocks: 4, ..attribute(2, 4) };
+    let discard = Attribute { kind: Kind::Discard, blocks: 4, ..attribute(2, 4) };
     assert_eq!(w.call(io, ordered(2, &discard, 0), &[]).status, 0);
     assert_eq!(w.host.drives[0].history[1], (4, What::Zero { blocks: 4, deallocate: true }));
     assert_eq!(w.host.drives[0].block(5), vec![0; 4096]);
@@ -477,7 +570,97 @@ fn no_memory_for_held_data_fails_the_write_and_its_stream() {
     w.complete_all(0);
     assert_eq!(statuses(&mut w, io), [(1, 0), (2, 0x06)]);
     assert_eq!(w.call(io, ordered(3, &attribute(3, 8), 0), &block(3)).status, 0x707);
-    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(4, 0) };
+    let large = Attribute { blocks: 20, ..attribute(4, 0) };
     let done = w.call(io, ordered(4, &large, 0).transport(20 * 4096), &[]);
     assert_eq!(done.status, 0x707, "refused without asking for its data");
+}
+
+#[test]
+fn no_memory_for_data_on_request_fails_the_write_and_its_stream() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.no_memory = true;
+    let large = Attribute { blocks: TRANSFER_BYTES_MAX / 4096, ..attribute(1, 0) };
+    let sqe = ordered(1, &large, 0).transport(TRANSFER_BYTES_MAX);
+    assert_eq!(w.call(io, sqe, &[]).status, 0x06);
+    assert_eq!(w.call(io, ordered(2, &attribute(2, 500), 0), &block(2)).status, 0x707);
+    // Later, when the budget would allow it.
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let asked = take_the_budget(&mut w, io);
+    let sqe = ordered(1, &large, 0).transport(TRANSFER_BYTES_MAX);
+    w.command(io, sqe, &[]);
+    assert_eq!(w.next(io), None);
+    w.host.no_memory = true;
+    serve(&mut w, io, &asked[0]);
+    let mut got = statuses(&mut w, io);
+    got.sort_unstable();
+    assert_eq!(got, [(1, 0x06), (asked[0].u16(8), 0)]);
+    assert_eq!(w.call(io, ordered(2, &attribute(2, 500), 0), &block(2)).status, 0x707);
+}
+
+/// Plain writes of as much as a connection may hold; the R2Ts for them.
+fn take_the_budget(w: &mut World, io: usize) -> Vec<peer::Received> {
+    let blocks = TRANSFER_BYTES_MAX / 4096;
+    let writes = (TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize) as u16;
+    for cid in 100..100 + writes {
+        w.command(io, peer::write_r2t(cid, 1, 1000, blocks), &[]);
+    }
+    let asked: Vec<_> = std::iter::from_fn(|| w.next(io)).collect();
+    assert_eq!(asked.len(), usize::from(writes));
+    asked
+}
+
+/// Sends the data that one of them asks for.
+fn serve(w: &mut World, io: usize, r2t: &peer::Received) {
+    assert_eq!((r2t.kind, r2t.u32(16)), (0x09, TRANSFER_BYTES_MAX));
+    let piece = 128 * 1024;
+    for at in (0..TRANSFER_BYTES_MAX).step_by(piece) {
+        let last = at + piece as u32 == TRANSFER_BYTES_MAX;
+        let digests = Digests::default();
+        let bytes = peer::h2c_data(digests, r2t.u16(8), r2t.u16(10), at, &vec![1; piece], last);
+        w.send(io, &bytes);
+    }
+}
+
+#[test]
+fn a_refused_write_is_answered_when_its_data_has_come() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 0), 0), &block(1));
+    // The second must wait for the first; its data comes meanwhile.
+    let large = Attribute { blocks: 20, ..attribute(2, 0) };
+    w.command(io, ordered(2, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.fail(0, 0);
+    assert_eq!(statuses(&mut w, io), [(1, 0x280)], "the second's data is on its way");
+    w.send(io, &peer::h2c_data(Digests::default(), 2, ttag, 0, &pattern(1, 20), true));
+    assert_eq!(statuses(&mut w, io), [(2, 0x707)]);
+    assert_eq!(w.host.drives[0].history.len(), 1);
+    assert_eq!(w.links[io].closed, None);
+}
+
+#[test]
+fn a_refused_write_that_waits_for_memory_makes_way() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let asked = take_the_budget(&mut w, io);
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 0), 0), &block(1));
+    let large = Attribute { blocks: 20, ..attribute(2, 0) };
+    w.command(io, ordered(2, &large, 0).transport(20 * 4096), &[]);
+    w.command(io, peer::write_r2t(3, 1, 2000, TRANSFER_BYTES_MAX / 4096), &[]);
+    w.fail(0, 0);
+    let mut got = statuses(&mut w, io);
+    got.sort_unstable();
+    assert_eq!(got, [(1, 0x280), (2, 0x707)]);
+    // The one behind it gets what it has waited for.
+    w.host.drives[0].holds = false;
+    serve(&mut w, io, &asked[0]);
+    let answers: Vec<_> = std::iter::from_fn(|| w.next(io)).collect();
+    let r2t = answers.iter().find(|pdu| pdu.kind == 0x09).expect("an R2T");
+    assert_eq!((answers.len(), r2t.u16(8)), (2, 3));
+    serve(&mut w, io, r2t);
+    assert_eq!(statuses(&mut w, io), [(3, 0)]);
 }

@@ -45,6 +45,11 @@ impl<H: Host> TargetConn<H> {
             }
             self.waiting.pop_front();
             self.start_transfer(index, host, out);
+            // An ordered request that gets no memory ends at the gate: nobody else may come along
+            // to see to that (P8).
+            if self.slots[index].stage == Stage::Gate {
+                self.settle(&[], host, out);
+            }
         }
     }
 
