@@ -4,8 +4,8 @@ mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN};
-use riopipe_order::attribute::Seq;
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, inspect};
+use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, inspect};
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
 use world::{
@@ -15,6 +15,8 @@ use world::{
 
 const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
 const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
+
+const OTHER: VolumeId = VolumeId([8; 16]);
 
 fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
     let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
@@ -37,6 +39,10 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
     let s = w.status(admin);
     assert!(s.known && s.owned && s.own && !s.unrecovered && !s.log_lost && !s.unlogged);
     assert_eq!((s.generation, s.streams, s.slots, &s.owner[..]), (1, 2, 64, HOSTNQN));
+    let volumes = w.host.shared.volumes();
+    assert_eq!(volumes.owner(VOLUME).map(|o| (o.cntlid, &o.hostnqn[..])), Some((cntlid, HOSTNQN)));
+    assert_eq!(volumes.live_entries(VOLUME), Some(0));
+    assert_eq!((volumes.owner(OTHER), volumes.live_entries(OTHER)), (None, None));
     let again = wire::Claim { generation: 2, ..w.first_claim() };
     assert_eq!(w.claim(admin, &again).unwrap().status, 0x70d, "it exists");
     let io = w.io(cntlid, 1);
@@ -104,6 +110,46 @@ fn claims_that_make_no_sense_are_refused() {
 
 fn status_slots(w: &mut World, admin: usize) -> u32 {
     w.status(admin).slots
+}
+
+#[test]
+fn t20_a_volume_keeps_its_streams_and_its_members() {
+    let mut w = World::new(&[false; MEMBERS_MAX + 1]);
+    let (admin, _) = w.admin();
+    let mut claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x02, "more than a log has room for");
+    claim.members.pop();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let again = wire::Claim { create: false, generation: 2, ..claim };
+    for resume in [false, true] {
+        let generation = if resume { 1 } else { 2 };
+        let claim = wire::Claim { resume, generation, ..again.clone() };
+        let streams = wire::Claim { streams: 3, ..claim.clone() };
+        let members = wire::Claim { members: claim.members[1..].to_vec(), ..claim.clone() };
+        let mut other = claim.clone();
+        other.members[0].nsid = MEMBERS_MAX as u32 + 1;
+        for wrong in [streams, members, other] {
+            assert_eq!(w.claim(admin, &wrong).unwrap().status, 0x02, "{wrong:?}");
+        }
+    }
+    assert_eq!(w.claim(admin, &again).unwrap().status, 0);
+}
+
+#[test]
+fn a_volume_that_has_done_without_a_log_gets_one_where_it_is_asked_for() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let claim = wire::Claim { unlogged: true, create: false, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0x706);
+    let logged = next_claim(&w, 2);
+    assert_eq!(w.claim(admin, &logged).unwrap().status, 0x706, "not behind its owner's back");
+    let claim = wire::Claim { generation: 2, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    assert_eq!(w.bind(io, 0, 2, 0).status, 0);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    assert_eq!(w.scan(0, 0).entries.len(), 1);
 }
 
 #[test]
@@ -195,6 +241,29 @@ fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
     assert!(w.host.drives[0].pending.is_empty(), "what was held never went out");
     let held: Vec<_> = w.completions(io).iter().map(|c| (c.cid, c.status)).collect();
     assert_eq!(held, [(2, 0x702), (1, 0x702)]);
+}
+
+#[test]
+fn t8_a_fenced_stream_is_closed_to_its_old_owner_while_its_last_write_is_out() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take), None);
+    assert_eq!(w.own_list(io), Err(0x702));
+    for durable in [false, true] {
+        let mark = riopipe_bytes(&wire::mark_command(Seq(1), durable)).cid(5);
+        assert_eq!(
+            w.call(io, mark, &[]).status,
+            0x702,
+            "what it calls released is for the new one"
+        );
+    }
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert_eq!(w.list(rival, 0).unwrap().live, 1);
 }
 
 #[test]
@@ -299,8 +368,7 @@ fn t21_plain_writers_are_kept_off_owned_members() {
     let own = w.io(cntlid, 1);
     assert_eq!(w.call(own, peer::write(1, 1, 0, 1), &block(3)).status, 0, "labels are the owner's");
     // Another volume over the same drive.
-    let other =
-        wire::Claim { volume: riopipe_order::attribute::VolumeId([8; 16]), ..claim.clone() };
+    let other = wire::Claim { volume: OTHER, ..claim.clone() };
     assert_eq!(w.claim(plain_admin, &other).unwrap().status, 0x70a);
     assert_eq!(release(&mut w, admin, false), 0);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(4)).status, 0, "after the release");
@@ -394,6 +462,7 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     let (admin, cntlid) = w.admin();
     let s = w.status(admin);
     assert!(s.known && s.log_lost && !s.owned);
+    assert!(!w.host.shared.volumes().lost_log_given_up());
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
     let claim = next_claim(&w, 9);

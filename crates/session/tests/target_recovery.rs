@@ -288,6 +288,16 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
     let mut part = w.host.parts.part(at..at + len);
     part.write_word(len - 64 * 64 + 64, 0);
     part.fence().unwrap();
+    // The owner, on the queue that carries the stream.
+    let mut w = w.restart(1);
+    let (admin, cntlid) = w.admin();
+    let back = Claim { resume: true, create: false, ..claim.clone() };
+    assert_eq!(w.claim(admin, &back).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind_again(io, 0, 1, 0).status, 0);
+    assert_eq!(durable(&w.own_list(io).unwrap()), [2, 4]);
+    w.hang_up(admin);
+    // Its successor.
     let mut w = w.restart(1);
     let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let claim = Claim { generation: 2, create: false, ..claim };

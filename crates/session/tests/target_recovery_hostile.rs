@@ -57,6 +57,7 @@ fn t18_settlements_that_make_no_sense_are_refused() {
     let mut w = World::abandoned();
     let (admin, io) = w.successor(2);
     assert_eq!(w.settle(admin, 2, &[(2, 0, false)]), 0x70e);
+    assert!(w.host.log.last().unwrap().contains("settle refused"), "{:?}", w.host.log);
     assert_eq!(w.settle(admin, 2, &[(0, 2, false), (700, 0, false)]), 0x70e);
     assert_eq!(w.settle(admin, 2, &[(0, 2, false), (0, 3, false)]), 0x02, "one stream twice");
     assert_eq!(w.settle(admin, 2, &[(0, 1 << 63, false)]), 0x02, "beyond all groups");

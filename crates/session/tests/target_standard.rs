@@ -214,6 +214,9 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(id[516], 2, "NN");
     assert_eq!(id[520] & 0b1100, 0b1100, "write zeroes, dataset management");
     assert_eq!(id[525] & 1, 1, "a volatile write cache");
+    let mut kept = World::new(&[false, false]);
+    let (other, _) = kept.admin();
+    assert_eq!(kept.fetch(other, peer::identify(1, 0x01, 0)).0[525] & 1, 0, "and none");
     assert_ne!(u16::from_le_bytes([id[320], id[321]]), 0, "KAS");
     assert_eq!(id[536] & 3, 1, "SGLs");
     assert_eq!(&id[768..768 + SUBNQN.len()], SUBNQN.as_bytes());
