@@ -51,12 +51,6 @@ impl NamespaceState {
         guard == 0 || guard == assoc
     }
 
-    /// Whether it belongs to a volume that has an owner or an unrecovered log.
-    #[must_use]
-    pub fn is_guarded(&self) -> bool {
-        self.guard.load(Ordering::Acquire) != 0
-    }
-
     pub(super) fn guard_for(&self, owner: Option<u64>) {
         self.guard.store(owner.unwrap_or(GUARDED_FOR_NOBODY), Ordering::SeqCst);
     }
