@@ -273,6 +273,28 @@ fn without_time_to_come_back_a_lost_connection_is_the_end() {
 }
 
 #[test]
+fn without_time_to_come_back_a_target_is_taken_at_its_word() {
+    let mut rig = Rig::new(Shape { loss_ns: 0, ..Shape::of(1, false) });
+    rig.submit(&[write(1, 1)]);
+    rig.submit(&[write(2, 2)]);
+    let sent = rig.take(0);
+    rig.answer(0, &sent[1], status::STALE_GENERATION);
+    let why = failure(&mut rig);
+    assert_eq!((why.seq.0, why.cause), (2, Cause::Status(status::STALE_GENERATION)));
+    // A mark that was not taken harms nothing that is complete.
+    let mut rig = Rig::new(Shape { loss_ns: 0, ..Shape::of(1, false) });
+    rig.submit(&[write(1, 1)]);
+    let sent = rig.take_one(0, 1);
+    rig.answer(0, &sent, 0);
+    assert_eq!(rig.marks(), (1, 1));
+    let mark = rig.take_one(0, MARK);
+    rig.answer(0, &mark, status::STALE_GENERATION);
+    let refused = rig.session.marks_confirmed().unwrap_err();
+    assert_eq!(refused.status.code(), status::STALE_GENERATION);
+    assert_eq!(rig.marks(), (1, 1));
+}
+
+#[test]
 fn p7_a_replay_that_is_cut_short_is_done_again() {
     let mut rig = Rig::new(Shape::of(1, true));
     for seq in 1..=3 {
@@ -302,8 +324,8 @@ fn p7_a_replay_that_is_cut_short_is_done_again() {
 
 #[test]
 fn p7_a_long_list_comes_in_pages() {
-    // Room for two entries in a page.
-    let mut rig = Rig::new(Shape { data_max: 192, ..Shape::of(1, false) });
+    // Room for two entries in a page, and for no more than these in the log.
+    let mut rig = Rig::new(Shape { data_max: 192, slots: 5, ..Shape::of(1, false) });
     for seq in 1..=5 {
         rig.submit(&[write(seq, seq)]);
     }
@@ -544,6 +566,54 @@ fn a_silent_target_is_noticed_at_every_stage() {
 }
 
 #[test]
+fn a_target_that_answers_something_is_not_silent() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(&[write(1, 1)]);
+    rig.submit(&[write(2, 2)]);
+    let sent = rig.take(0);
+    rig.now += TIMEOUT - 1;
+    rig.answer(0, &sent[0], 0);
+    rig.now += TIMEOUT - 1;
+    assert_eq!(rig.session.stalled(rig.now), None);
+    // To look at what has not come is no sign of life.
+    rig.now += 1;
+    rig.carry();
+    assert_eq!(rig.session.stalled(rig.now), Some(0));
+}
+
+#[test]
+fn a_read_gets_what_was_asked_for_last_and_each_piece_in_its_place() {
+    let mut rig = Rig::new(Shape { members: vec![(0, false); 2], ..Shape::of(1, false) });
+    rig.session.start_read(4, 1);
+    let given_up = rig.take_one(0, 2);
+    rig.session.start_read(0, 4);
+    let parts = rig.take(0);
+    assert_eq!(parts.len(), 4, "one for each stripe");
+    rig.scripts[0].answer_data(&given_up, block(9));
+    rig.carry();
+    assert!(rig.session.is_reading() && rig.read.is_empty(), "nobody waits for that any more");
+    for (part, content) in parts.iter().zip(0..) {
+        rig.scripts[0].answer_pieces(part, &block(content), 3000);
+    }
+    rig.carry();
+    assert_eq!(rig.session.read_result(), Ok(()));
+    assert!(!rig.session.is_reading());
+    assert_eq!(rig.read, (0..4).flat_map(block).collect::<Vec<u8>>());
+    assert_eq!(rig.session.deadline(rig.now), None, "at rest");
+}
+
+#[test]
+fn a_read_waits_for_its_server_without_asking_the_clock() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.cut(0);
+    let lost = rig.now;
+    rig.session.start_read(0, 1);
+    rig.now += MS;
+    rig.carry();
+    assert_eq!(rig.session.deadline(rig.now), Some(lost + LOSS));
+}
+
+#[test]
 fn p9_a_read_under_way_is_asked_again_once_the_replay_is_over() {
     let mut rig = Rig::new(Shape::of(2, true));
     rig.submit(&[write(1, 7)]);
@@ -552,8 +622,9 @@ fn p9_a_read_under_way_is_asked_again_once_the_replay_is_over() {
     assert_eq!(rig.marks().0, 1);
     rig.session.start_read(0, 2);
     let (first, second) = (rig.take_one(0, 2), rig.take_one(1, 2));
-    rig.scripts[0].answer_data(&first, block(0));
     rig.cut(1);
+    assert_eq!(rig.take(0), [], "there is an answer still to come");
+    rig.scripts[0].answer_data(&first, block(0));
     rig.carry();
     assert!(rig.session.is_reading());
     rig.back(1, 2, log(&[(sent.clone(), false)]));
@@ -695,6 +766,53 @@ fn p9_a_replay_waits_for_reads_under_way() {
 }
 
 #[test]
+fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
+    // More drives than there are places for reads.
+    let shape = Shape { members: vec![(0, true); 16], depth: 2, ..Shape::of(1, true) };
+    let (failures, board) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
+    let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
+    a.submit(&[write(1, 7)]);
+    let sent = a.take_one(0, 1);
+    b.session.start_read(0, 16);
+    let mut reads = b.take(0);
+    assert!((8..16).contains(&reads.len()), "{}", reads.len());
+    a.cut(0);
+    a.back(0, 1, log(&[(sent.clone(), false)]));
+    assert_eq!(a.take(0), [], "b reads");
+    // What could not be sent waits for the replay now.
+    let last = reads.pop().unwrap();
+    for read in &reads {
+        b.scripts[0].answer_data(read, block(0));
+    }
+    b.carry();
+    assert_eq!(a.take(0), []);
+    b.scripts[0].answer_data(&last, block(0));
+    b.carry();
+    assert_eq!(b.take(0), []);
+    let again = a.take_one(0, 1);
+    assert_eq!(again.shape(), sent.shape());
+    assert_eq!(b.take(0), []);
+    a.answer(0, &again, 0);
+    assert!(!b.take(0).is_empty());
+}
+
+#[test]
+fn a_stream_that_is_idle_but_not_flushed_has_no_mark_to_tell() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.session.admit(&mut [write(0, 1)], 0, true).unwrap();
+    let sent = rig.take_one(0, 1);
+    rig.answer(0, &sent, 0);
+    rig.submit(&[write(1, 2)]);
+    let sent = rig.take_one(0, 1);
+    rig.answer(0, &sent, 0);
+    assert_eq!(rig.marks(), (2, 1));
+    rig.now += 1000 * MS;
+    assert_eq!(rig.take(0), []);
+    assert_eq!(rig.session.deadline(rig.now), None, "and none that it would wait for");
+}
+
+#[test]
 fn t1_an_idle_stream_tells_its_mark_again_after_a_loss() {
     let mut rig = Rig::new(Shape::of(2, false));
     rig.submit(&[write(0, 1)]);
@@ -774,6 +892,7 @@ fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
 #[test]
 fn nothing_of_a_lost_connection_is_sent_or_believed() {
     let mut rig = Rig::new(Shape { in_capsule: 0, ..Shape::of(1, false) });
+    assert_eq!(rig.session.need(0, &[5, 0, 24, 0, 24, 0, 0, 0]), 24);
     rig.session.admit(&mut [write(1, 5)], 0, false).unwrap();
     rig.session.pump(rig.now);
     assert!(!rig.session.outbox(0).is_empty());

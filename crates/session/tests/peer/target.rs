@@ -105,14 +105,23 @@ impl Script {
     /// Data, then success; cut or padded to what was asked for.
     pub(crate) fn answer_data(&mut self, command: &Command, mut data: Vec<u8>) {
         data.resize(le(&command.sqe, 32, 4) as usize, 0);
+        self.answer_pieces(command, &data, data.len());
+    }
+
+    /// Data in pieces of `len` bytes, then success.
+    pub(crate) fn answer_pieces(&mut self, command: &Command, data: &[u8], len: usize) {
         let out = &mut self.output;
-        out.extend([7, 4, 24, 24]);
-        out.extend((24 + data.len() as u32).to_le_bytes());
-        out.extend(command.cid().to_le_bytes());
-        out.extend([0; 6]);
-        out.extend((data.len() as u32).to_le_bytes());
-        out.extend([0; 4]);
-        out.extend(data);
+        for (piece, at) in data.chunks(len).zip((0..).step_by(len)) {
+            let last = if at + piece.len() == data.len() { 4 } else { 0 };
+            out.extend([7, last, 24, 24]);
+            out.extend((24 + piece.len() as u32).to_le_bytes());
+            out.extend(command.cid().to_le_bytes());
+            out.extend([0; 2]);
+            out.extend((at as u32).to_le_bytes());
+            out.extend((piece.len() as u32).to_le_bytes());
+            out.extend([0; 4]);
+            out.extend(piece);
+        }
         self.answer(command, 0, 0);
     }
 }

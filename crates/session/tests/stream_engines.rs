@@ -1,0 +1,115 @@
+//! Streams of engines whose targets keep no log, and what the streams of a volume tell one another.
+
+mod peer;
+mod stream_rig;
+
+use peer::target::Command;
+use riopipe_order::attribute::Member;
+use riopipe_order::engine::{Cause, EngineKind};
+use stream_rig::{MS, Rig, Shape, shared, write};
+
+const FLUSH: u8 = 0;
+const WRITE: u8 = 1;
+
+/// Media and data integrity: write fault.
+const WRITE_FAULT: u16 = 0x280;
+
+/// Three streams of a volume on two servers.
+fn three(engine: EngineKind) -> [Rig; 3] {
+    let shape = Shape { engine, ..Shape::of(2, true) };
+    let (failures, board) = shared(&shape);
+    [0, 1, 2].map(|stream| {
+        let rig = Rig::on(shape.clone(), stream, &failures, &board);
+        if engine == EngineKind::Rio { rig.bound(1) } else { rig }
+    })
+}
+
+/// Writes a block; it is not flushed yet. The FLUSH, if the engine has sent it by itself.
+fn wrote(rig: &mut Rig, lba: u64) -> Option<Command> {
+    let server = (lba % 2) as usize;
+    rig.submit(&[write(lba, 1)]);
+    let sent = rig.take_one(server, WRITE);
+    rig.answer(server, &sent, 0);
+    assert_eq!(rig.marks().1, 0);
+    rig.take(server).pop()
+}
+
+#[test]
+fn t22_who_has_written_to_a_drive_hears_of_its_failed_flush() {
+    let cases = [
+        (WRITE_FAULT, true),
+        (0x286, true),
+        (0x006, true),
+        (0x081, true),
+        (0x005, true),
+        // These say nothing of the drive.
+        (0x002, false),
+        (0x004, false),
+        (0x00b, false),
+        (0x70a, false),
+    ];
+    for engine in [EngineKind::None, EngineKind::Sync] {
+        for (said, harms) in cases {
+            let [mut a, mut b, mut c] = three(engine);
+            wrote(&mut b, 0);
+            wrote(&mut c, 1);
+            let flush = wrote(&mut a, 2).unwrap_or_else(|| {
+                let last = a.session.engine().last();
+                a.session.ask_durable(last);
+                a.take_one(0, FLUSH)
+            });
+            a.answer(0, &flush, said);
+            let why = a.session.poll().expect_err("its own").cause;
+            assert_eq!(why, Cause::Status(said), "{engine}");
+            let told = b.session.poll().err().map(|failure| (failure.member, failure.flush));
+            assert_eq!(told, harms.then_some((Member(0), true)), "{engine}: {said:#x}");
+            assert!(c.session.poll().is_ok(), "{engine}: it has written elsewhere");
+        }
+    }
+}
+
+#[test]
+fn t22_a_failed_write_is_its_streams_own() {
+    for engine in EngineKind::ALL {
+        let [mut a, mut b, _] = three(engine);
+        wrote(&mut b, 0);
+        a.submit(&[write(2, 1)]);
+        let sent = a.take_one(0, WRITE);
+        a.answer(0, &sent, WRITE_FAULT);
+        assert!(a.session.poll().is_err(), "{engine}");
+        assert!(b.session.poll().is_ok(), "{engine}");
+    }
+}
+
+#[test]
+fn t22_where_there_is_a_log_the_target_tells_of_failed_flushes() {
+    let [mut a, mut b, _] = three(EngineKind::Rio);
+    wrote(&mut b, 0);
+    wrote(&mut a, 2);
+    a.session.admit(&mut [], 0, true).unwrap();
+    let flush = a.take_one(0, FLUSH);
+    a.answer(0, &flush, WRITE_FAULT);
+    assert!(a.session.poll().is_err());
+    assert!(b.session.poll().is_ok(), "it knows whether the drive or the log has failed");
+}
+
+#[test]
+fn t17_engines_without_a_log_tell_no_marks_and_rest_when_idle() {
+    for engine in [EngineKind::None, EngineKind::Sync] {
+        let shape = Shape { engine, ..Shape::of(1, false) };
+        let (failures, board) = shared(&shape);
+        let mut rig = Rig::on(shape, 0, &failures, &board);
+        rig.submit(&[write(1, 1)]);
+        assert_eq!(rig.session.in_flight(0), 1);
+        let sent = rig.take_one(0, WRITE);
+        rig.answer(0, &sent, 0);
+        assert_eq!(rig.marks(), (1, 1));
+        assert_eq!(rig.session.in_flight(0), 0);
+        assert_eq!(rig.session.deadline(rig.now), None, "{engine}");
+        rig.now += 1000 * MS;
+        assert_eq!(rig.take(0), [], "{engine}");
+        rig.session.send_marks();
+        assert_eq!(rig.take(0), [], "{engine}");
+        assert_eq!(rig.session.marks_confirmed(), Ok(true));
+    }
+}
