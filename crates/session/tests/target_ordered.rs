@@ -509,6 +509,35 @@ fn t22_a_plain_flush_answers_for_what_a_failed_one_has_lost() {
 }
 
 #[test]
+fn t22_a_plain_flush_covers_what_was_complete_and_nothing_else() {
+    for under_way in ["its own write", "a read", "another drive's write", "an ordered write"] {
+        let mut w = World::new(&[true, true]);
+        let Owner { io, cntlid, .. } = w.owner();
+        let other = w.io(cntlid, 2);
+        assert_eq!(w.call(io, peer::write(1, 1, 50, 1), &block(1)).status, 0);
+        let drive = usize::from(under_way == "another drive's write");
+        w.host.drives[drive].holds = true;
+        match under_way {
+            "its own write" => w.command(io, peer::write(2, 1, 51, 1), &block(2)),
+            "a read" => w.command(io, peer::read(2, 1, 51, 1), &[]),
+            "an ordered write" => w.command(io, ordered(2, &attribute(1, 1), 0), &block(2)),
+            _ => w.command(io, peer::write(2, 2, 51, 1), &block(2)),
+        }
+        // Its first write is flushed, whatever else is under way.
+        w.command(io, peer::flush(3, 1), &[]);
+        w.host.drives[drive].holds = false;
+        w.complete_all(drive);
+        assert!(std::iter::from_fn(|| w.next(io)).count() >= 2);
+        // Somebody's FLUSH fails: only what this one has not flushed may be gone.
+        w.host.drives[0].failing = true;
+        assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0x280);
+        w.host.drives[0].failing = false;
+        let status = if under_way == "its own write" { 0x280 } else { 0 };
+        assert_eq!(w.call(io, peer::flush(4, 1), &[]).status, status, "{under_way}");
+    }
+}
+
+#[test]
 fn t22_a_flush_that_fails_meanwhile_counts() {
     let mut w = World::new(&[true]);
     let Owner { io, cntlid, .. } = w.owner();

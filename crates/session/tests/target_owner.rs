@@ -153,6 +153,22 @@ fn a_volume_that_has_done_without_a_log_gets_one_where_it_is_asked_for() {
 }
 
 #[test]
+fn a_volume_leaves_room_in_the_log_for_another() {
+    let mut w = World::new(&[false, false]);
+    let (admin, _) = w.admin();
+    let claim = |volume, nsid, w: &World| wire::Claim {
+        volume,
+        slots: 0,
+        members: wire::in_order([nsid]),
+        ..w.first_claim()
+    };
+    let first = claim(VOLUME, 1, &w);
+    assert_eq!(w.claim(admin, &first).unwrap().status, 0);
+    let second = claim(OTHER, 2, &w);
+    assert_eq!(w.claim(admin, &second).unwrap().status, 0);
+}
+
+#[test]
 fn a_claim_may_bring_its_data_on_request() {
     let mut w = World::new(&[false]);
     let (admin, _) = w.admin();

@@ -23,16 +23,26 @@ fn handshake_agrees_on_what_the_host_asks_for() {
 
 #[test]
 fn digests_that_the_target_insists_on_are_not_optional() {
-    let mut identity = identity();
-    identity.require_header_digest = true;
-    let mut w = World::with(&[false], identity, world::Parts::default());
-    let at = w.accept();
-    w.send(at, &peer::icreq(Digests::default(), 0));
-    let term = w.next(at).unwrap();
-    // Fatal error status 6, unsupported parameter; the information is the field's offset.
-    assert_eq!((term.kind, term.u16(8), term.u32(10)), (0x03, 6, 11));
-    assert_eq!(term.data, peer::icreq(Digests::default(), 0)[..128]);
-    assert!(matches!(w.links[at].closed, Some(Closed::Protocol(_))));
+    for wanted in 0..4 {
+        let mut identity = identity();
+        identity.require_header_digest = wanted & 1 != 0;
+        identity.require_data_digest = wanted & 2 != 0;
+        let mut w = World::with(&[false], identity, world::Parts::default());
+        for offered in 0..4 {
+            let digests = Digests { header: offered & 1 != 0, data: offered & 2 != 0 };
+            let at = w.accept();
+            w.send(at, &peer::icreq(digests, 0));
+            if wanted & !offered == 0 {
+                assert_eq!(w.next(at).unwrap().kind, 0x01, "{wanted} of {offered}");
+                continue;
+            }
+            let term = w.next(at).unwrap();
+            // Fatal error status 6, unsupported parameter; the information is the field's offset.
+            assert_eq!((term.kind, term.u16(8), term.u32(10)), (0x03, 6, 11));
+            assert_eq!(term.data, peer::icreq(digests, 0)[..128]);
+            assert!(matches!(w.links[at].closed, Some(Closed::Protocol(_))));
+        }
+    }
 }
 
 #[test]
@@ -490,6 +500,15 @@ fn a_write_through_the_cache_is_followed_by_a_flush() {
     w.command(io, fua(2), &block(1));
     w.complete(1, 0);
     assert_eq!(w.next(io).unwrap().completion().status, 0, "no cache, no flush");
+    // The same on drives that finish at once.
+    for (drive, flushes) in [(0, 1), (1, 0)] {
+        w.host.drives[drive].holds = false;
+        w.host.drives[drive].history.clear();
+        assert_eq!(w.call(io, fua(drive as u32 + 1), &block(1)).status, 0);
+        let history = &w.host.drives[drive].history;
+        let found = history.iter().filter(|(_, what)| *what == What::Flush).count();
+        assert_eq!((history.len(), found), (1 + flushes, flushes));
+    }
 }
 
 #[test]
