@@ -106,3 +106,49 @@ impl Lists {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
+
+    /// The first page of a list that claims `live` entries.
+    fn first(live: u32) -> Page {
+        let attribute = Attribute {
+            seq: Seq(1),
+            span: 1,
+            num: 1,
+            index: 0,
+            ordinal: 1,
+            member: Member(0),
+            kind: Kind::Write,
+            flags: Flags::BOUNDARY,
+            lba: 0,
+            blocks: 1,
+            tag: 0,
+        };
+        let position = Position(0);
+        let entry =
+            ListedEntry { position, attribute, incarnation: 1, persisted: true, durable: true };
+        Page {
+            volume: VolumeId([7; 16]),
+            stream: StreamId(0),
+            more: true,
+            settled: false,
+            released: Seq::ZERO,
+            tag: (Seq::ZERO, 0),
+            next: Position(1),
+            torn: 0,
+            live,
+            entries: alloc::vec![entry],
+        }
+    }
+
+    #[test]
+    fn t18_a_list_is_as_long_as_a_log_can_be_and_no_longer() {
+        let take = |live| Lists::default().take(0, StreamId(0), Position(0), first(live));
+        assert_eq!(take(SLOTS_MAX), Ok(Some(Position(1))));
+        assert!(take(SLOTS_MAX + 1).is_err());
+        assert!(take(1).is_err(), "there can't be more");
+    }
+}

@@ -252,17 +252,19 @@ fn a_write_that_the_target_asks_for() {
     assert_eq!(sent.len(), 72);
     assert_eq!(sent[8 + 32..8 + 40], hex("00300000 000000 5a"), "transport data block");
 
-    rig.get(&r2t(4, 9, 0, 8192)).unwrap();
+    rig.get(&r2t(4, 9, 0, 6144)).unwrap();
     let mut want = hex("06 00 18 18 18100000 0400 0900 00000000 00100000 00000000");
     want.extend(&bytes[..4096]);
-    want.extend(hex("06 04 18 18 18100000 0400 0900 00100000 00100000 00000000"));
-    want.extend(&bytes[4096..8192]);
+    want.extend(hex("06 04 18 18 18080000 0400 0900 00100000 00080000 00000000"));
+    want.extend(&bytes[4096..6144]);
     assert_eq!(rig.sent(), want);
     assert_eq!(Arc::strong_count(&pieces[2]), 2, "still to be asked for");
 
-    rig.get(&r2t(4, 10, 8192, 4096)).unwrap();
-    let mut want = hex("06 04 18 18 18100000 0400 0a00 00200000 00100000 00000000");
-    want.extend(&bytes[8192..]);
+    rig.get(&r2t(4, 10, 6144, 6144)).unwrap();
+    let mut want = hex("06 00 18 18 18100000 0400 0a00 00180000 00100000 00000000");
+    want.extend(&bytes[6144..10240]);
+    want.extend(hex("06 04 18 18 18080000 0400 0a00 00280000 00080000 00000000"));
+    want.extend(&bytes[10240..]);
     assert_eq!(rig.sent(), want);
     assert!(pieces.iter().all(|p| Arc::strong_count(p) == 1));
     rig.get(&resp(4, 0, 0)).unwrap();
