@@ -232,6 +232,8 @@ mod tests {
         let statuses = [(0, unknown), (1, status(3, [4, 9]))];
         assert_eq!(plan(&given_up, &statuses, |_| true).unwrap().released, [Seq(4), Seq(9)]);
         assert_eq!(with(|s| s.released[1] = Seq(u64::MAX)), ClaimError::Marks { target: 0 });
+        let last = [(0, status(1, [wire::SEQ_MAX.0, 0]))];
+        assert_eq!(plan(&intent(), &last, |_| true).unwrap().released[0], wire::SEQ_MAX);
         assert!(matches!(with(|s| s.streams = 3), ClaimError::Streams { have: 3, want: 2, .. }));
     }
 }

@@ -403,9 +403,91 @@ mod tests {
         torn[200] ^= 1;
         assert_eq!(Label::newest([&torn, &good], crc), Ok(label(1)), "the other copy counts");
         assert_eq!(Label::newest([&torn, &torn], crc), Err(LabelError::Damaged));
+        assert_eq!(Label::newest([&torn, &[0; LABEL_LEN]], crc), Err(LabelError::Damaged));
+        assert_eq!(Label::newest([&[0; LABEL_LEN]; 2], crc), Err(LabelError::Blank));
+        assert_eq!([4, 5, u32::MAX].map(Label::block_of), [0, 1, 1]);
         let mut later = label(1);
         later.sequence = 5;
         assert_eq!(Label::newest([&good, &later.encode(crc)], crc), Ok(later));
+    }
+
+    #[test]
+    fn a_label_survives_the_drive_to_the_last_bit() {
+        let odd = Label {
+            volume: VolumeId(core::array::from_fn(|i| 0x80 + i as u8)),
+            name: "n".repeat(NAME_MAX),
+            unit_blocks: 0x8001_0203,
+            data_blocks: 0x8182_8384_8586_8788,
+            streams: 0x0304,
+            engine: EngineKind::Sync,
+            index: 0x0067,
+            generation: 0x9192_9394,
+            sequence: 0xa1a2_a3a4,
+            members: (0..MEMBERS_MAX as u8)
+                .map(|i| MemberId { nguid: [i; 16], region: [0xff - i; 16] })
+                .collect(),
+            ..label(0)
+        };
+        let bytes = odd.encode(crc);
+        assert_eq!(Label::decode(&bytes, crc), Ok(odd));
+        // As docs/label-format.md draws it.
+        assert_eq!(bytes[..12], *b"RIOLABEL\x01\0\0\0");
+        assert_eq!((bytes[16], bytes[31], bytes[32], bytes[95]), (0x80, 0x8f, b'n', b'n'));
+        assert_eq!(bytes[96..112], [0, 0x10, 0, 0, 3, 2, 1, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[112..120], [0x88, 0x87, 0x86, 0x85, 0x84, 0x83, 0x82, 0x81]);
+        assert_eq!(bytes[120..128], [4, 3, 2, 0, 0x67, 0, 120, 0]);
+        assert_eq!(bytes[128..136], [0x94, 0x93, 0x92, 0x91, 0xa4, 0xa3, 0xa2, 0xa1]);
+        assert_eq!((bytes[256 + 32], bytes[256 + 47], bytes[272 + 32]), (1, 1, 0xfe));
+    }
+
+    #[test]
+    fn t19_a_label_is_judged_by_each_of_its_fields() {
+        let sealed = |change: &dyn Fn(&mut [u8])| {
+            let mut bytes = label(1).encode(crc);
+            change(&mut bytes);
+            let sum = crc(0, &bytes[16..]);
+            bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+            Label::decode(&bytes, crc)
+        };
+        assert_eq!(sealed(&|_| ()), Ok(label(1)));
+        let wrong: [(&str, usize, &[u8]); 13] = [
+            ("version 0", 8, &[0]),
+            ("a name that is no text", 32, &[0xff]),
+            ("blocks of 512 bytes", 96, &[0, 2]),
+            ("no stripe unit", 100, &[0; 4]),
+            ("data that starts elsewhere", 104, &[1]),
+            ("data that starts far away", 108, &[1]),
+            ("no streams", 120, &[0, 0]),
+            ("too many streams", 120, &[1, 4]),
+            ("no engine", 122, &[0]),
+            ("an unknown engine", 122, &[4]),
+            ("a member that there is not", 124, &[3, 0]),
+            ("no members", 124, &[0; 4]),
+            ("too many members", 126, &[121, 0]),
+        ];
+        for (what, at, bytes) in wrong {
+            let got = sealed(&|b| b[at..at + bytes.len()].copy_from_slice(bytes));
+            assert_eq!(got, Err(LabelError::Damaged), "{what}");
+        }
+        assert!(sealed(&|b| b[120..122].copy_from_slice(&[0, 4])).is_ok(), "1024 streams");
+        assert_eq!(Label::decode(&label(1).encode(crc)[..4095], crc), Err(LabelError::Blank));
+    }
+
+    #[test]
+    fn t20_labels_that_contradict_each_other_make_no_volume() {
+        let with = |change: fn(&mut Label)| {
+            let mut all = [found(0), found(1), found(2)];
+            change(all[1].label.as_mut().unwrap());
+            assemble(None, &all)
+        };
+        let contradiction = Err(AssembleError::Contradiction { given: 1 });
+        assert_eq!(with(|l| l.unit_blocks = 8), contradiction);
+        assert_eq!(with(|l| l.streams = 9), contradiction);
+        assert_eq!(with(|l| l.name = "log".into()), contradiction);
+        assert_eq!(with(|l| l.members[2].nguid = [9; 16]), contradiction);
+        assert_eq!(with(|l| l.members.truncate(2)), contradiction);
+        assert!(with(|l| (l.generation, l.sequence) = (9, 9)).is_ok(), "rewritten one by one");
+        assert_eq!(assemble(None, &[]), Err(AssembleError::NoMembers));
     }
 
     #[test]
@@ -435,5 +517,12 @@ mod tests {
         assert_eq!(logs_due(&all), Err(AssembleError::LogDue { given: 1, blank: true }));
         all[1].region = Some([1; 16]);
         assert_eq!(logs_due(&all), Err(AssembleError::LogDue { given: 1, blank: false }));
+        assert_eq!(log_due(&label(2)), Some([102; 16]));
+        // A member of a server without a log.
+        all[1].label.as_mut().unwrap().members[1].region = [0; 16];
+        assert_eq!(logs_due(&all), Ok(()));
+        let mut beyond = label(2);
+        beyond.members.pop();
+        assert_eq!(log_due(&beyond), None);
     }
 }

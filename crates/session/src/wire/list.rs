@@ -265,19 +265,19 @@ mod tests {
         ListedEntry {
             position: Position(position),
             attribute: Attribute {
-                seq: Seq(1 << 40),
+                seq: Seq(0x2132_4354_6576_8798),
                 span: 1,
-                num: 3,
-                index: 2,
-                ordinal: 9,
+                num: 0x3456,
+                index: 0x1234,
+                ordinal: 0x8192_a3b4,
                 member: Member(4),
                 kind: Kind::Write,
                 flags: Flags::IN_PLACE,
                 lba: 0x1234_5678_9abc,
                 blocks: 65536,
-                tag: 7,
+                tag: 0x8192_a3b4_c5d6_e7f8,
             },
-            incarnation: 5,
+            incarnation: 0x9182_7364,
             persisted: false,
             durable: true,
         }
@@ -293,13 +293,20 @@ mod tests {
             released: Seq(99),
             tag: (Seq(98), 0xdead),
             next: Position(1 << 33),
-            torn: 2,
-            live: 9,
-            entries: alloc::vec![entry(1), entry(2)],
+            torn: 0x0102_0304,
+            live: 0x1112_1314,
+            entries: alloc::vec![entry(1), entry(u64::MAX)],
         };
         let bytes = page.encode(4096);
         assert_eq!(bytes.len(), 4096);
         assert_eq!(Page::decode(&bytes), Some(page));
+        // Several groups in one entry; each flag alone.
+        let merged = Attribute { span: 0x0100, num: 1, index: 0, ..entry(1).attribute };
+        let merged = ListedEntry { attribute: merged, persisted: true, durable: false, ..entry(1) };
+        for (more, settled) in [(false, true), (true, false)] {
+            let page = Page { more, settled, entries: alloc::vec![merged], ..Page::default() };
+            assert_eq!(Page::decode(&page.encode(128)), Some(page));
+        }
     }
 
     #[test]
@@ -315,9 +322,11 @@ mod tests {
         refused(20, 4); // more entries than fit
         refused(18, 4); // unknown flags
         refused(64 + 47, 9); // unknown kind
-        refused(64 + 40, 2); // num not above index
+        refused(64 + 41, 0); // num not above index
         refused(64 + 15, 0xff); // a seq beyond all
         refused(31, 0xff); // a mark beyond all
+        refused(39, 0xff); // a tag of a group beyond all
+        refused(64 + 49, 4); // unknown flags of an entry
         assert_eq!(Page::decode(&good[..63]), None);
     }
 
