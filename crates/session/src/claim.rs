@@ -188,6 +188,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wrong_says_where() {
+        assert_eq!(ClaimError::LogLost { target: 3 }.target(), Some(3));
+        assert_eq!(ClaimError::Generations.target(), None);
+        let last = [(0, status(u32::MAX, [0, 0]))];
+        assert_eq!(plan(&intent(), &last, |_| true), Err(ClaimError::Generations));
+    }
+
+    #[test]
     fn t8_a_living_owner_is_not_displaced_by_accident() {
         let mut owned = status(7, [0, 0]);
         owned.owned = true;

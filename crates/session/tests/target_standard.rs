@@ -370,6 +370,35 @@ fn blocks_are_written_read_zeroed_and_flushed() {
 }
 
 #[test]
+fn ranges_are_zeroed_one_after_the_other_until_the_host_is_gone() {
+    for gone in [false, true] {
+        let mut w = World::new(&[false]);
+        let (_, cntlid) = w.admin();
+        let io = w.io(cntlid, 1);
+        assert_eq!(w.call(io, peer::write(1, 1, 0, 3), &pattern(1, 3)).status, 0);
+        let mut ranges = vec![0; 48];
+        for (i, range) in ranges.chunks_mut(16).enumerate() {
+            range[4] = 1;
+            range[8] = i as u8;
+        }
+        w.host.drives[0].holds = true;
+        w.command(io, Sqe::new(0x09, 5, 1).inline(48).dword(10, 2).dword(11, 4), &ranges);
+        w.complete(0, 0);
+        assert_eq!((w.next(io), w.host.drives[0].pending[0].lba), (None, 1));
+        if gone {
+            w.hang_up(io);
+            w.complete_all(0);
+            assert_eq!(w.host.drives[0].block(2), block(3), "nothing new is begun");
+            assert!(w.links[io].conn.is_drained());
+        } else {
+            w.complete_all(0);
+            assert_eq!(w.next(io).unwrap().completion().status, 0);
+            assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
+        }
+    }
+}
+
+#[test]
 fn a_page_of_ranges_may_be_longer_than_its_ranges() {
     // As Linux sends each of its discards: 4 KiB, of which dword 10 says how much counts.
     let mut w = World::new(&[false]);

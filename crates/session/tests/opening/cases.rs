@@ -169,6 +169,8 @@ fn no_more_is_under_way_than_the_queues_take() {
     let history: Vec<_> = (0..200).map(one).collect();
     let mut world = played(World::new(2, 40, |_| false), &history);
     let mut driver = driver(&world);
+    driver.go_to(&mut world, Phase::Claim);
+    assert_eq!(driver.opening.progress().total, 2, "one after another, but that many");
     driver.go_to(&mut world, Phase::Claimed);
     driver.go_to(&mut world, Phase::List);
     let progress = |done| Progress { phase: Phase::List, done, total: 80 };
@@ -256,15 +258,18 @@ fn what_is_put_off_is_asked_again() {
 
 #[test]
 fn t17_a_target_without_the_extension_takes_no_part() {
-    let mut world = played(World::new(2, 1, |_| false), &[(0, 2, 0, 5, 1, true)]);
-    let mut config = world.config();
-    config.servers[1].speaks = false;
-    config.servers[1].logged = false;
-    let mut driver = Driver::with(config, 1, Mode::Open(world.intent())).unwrap();
-    driver.go(&mut world).unwrap();
-    assert_eq!(driver.opcodes(1), []);
-    let zeroes = opcode::WRITE_ZEROES;
-    assert_eq!(driver.opcodes(0), [ASK, CLAIM, ASK, LIST, zeroes, SETTLE]);
+    // Nor if its log was given up.
+    for logged in [false, true] {
+        let mut world = played(World::new(2, 1, |_| false), &[(0, 2, 0, 5, 1, true)]);
+        let mut config = world.config();
+        config.servers[1].speaks = false;
+        config.servers[1].logged = logged;
+        let mut driver = Driver::with(config, 1, Mode::Open(world.intent())).unwrap();
+        driver.go(&mut world).unwrap();
+        assert_eq!(driver.opcodes(1), []);
+        let zeroes = opcode::WRITE_ZEROES;
+        assert_eq!(driver.opcodes(0), [ASK, CLAIM, ASK, LIST, zeroes, SETTLE]);
+    }
 }
 
 #[test]

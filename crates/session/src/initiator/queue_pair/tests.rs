@@ -118,6 +118,7 @@ impl Rig {
         }
         rig.get(&answer).unwrap();
         assert_eq!(rig.seen(), [Seen::Ready(0x0102)]);
+        assert!(!rig.qp.is_dead());
         rig
     }
 
