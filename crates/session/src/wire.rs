@@ -722,6 +722,65 @@ mod tests {
     }
 
     #[test]
+    fn an_attribute_lies_where_the_wire_format_says() {
+        let a = Attribute {
+            seq: Seq(0x1_8293_a4b5),
+            num: 0x9182,
+            index: 0x8070,
+            ordinal: 0xa1b2_c3d4,
+            member: Member(0xe5),
+            flags: Flags::BOUNDARY.with(Flags::IN_PLACE),
+            tag: 0xf1e2_d3c4_b5a6_9788,
+            ..sample()
+        };
+        let mut sqe = Sqe::write(1, a.lba, a.blocks);
+        let length = sqe.dword(12);
+        put_attribute(&mut sqe, &a, Seq(0x1_8293_a4b4));
+        let dwords = [2, 3, 4, 5, 12, 13, 14, 15].map(|i| sqe.dword(i));
+        let flags = u32::from(a.flags.0) << 16;
+        assert_eq!(
+            dwords,
+            [
+                0x8293_a4b5,
+                0xa1b2_c3d4,
+                0x8293_a4b4,
+                0x8070_9182,
+                length | 0xf << 20,
+                0xe5 << 8 | flags,
+                0xb5a6_9788,
+                0xf1e2_d3c4
+            ]
+        );
+        assert_eq!(attribute(&sqe, a.seq), Ok((a, Seq(0x1_8293_a4b4))));
+        // Several groups in one entry, and the other kinds.
+        let span = Attribute { span: 256, num: 1, index: 0, ..sample() };
+        put_attribute(&mut sqe, &span, Seq(1 << 32));
+        assert_eq!(sqe.dword(13) >> 24, 255);
+        let write = Sqe::write(1, span.lba, span.blocks);
+        let zeroes = Sqe::write_zeroes(1, span.lba, span.blocks, true);
+        let flush = Attribute { kind: Kind::Flush, lba: 0, blocks: 0, ..span };
+        let discard = Attribute { kind: Kind::Discard, ..span };
+        for (mut sqe, a) in [(write, span), (zeroes, discard), (Sqe::flush(1), flush)] {
+            put_attribute(&mut sqe, &a, Seq(1 << 32));
+            assert!(is_ordered(&sqe));
+            assert_eq!(attribute(&sqe, a.seq), Ok((a, Seq(1 << 32))));
+        }
+    }
+
+    #[test]
+    fn every_vendor_status_means_something_else() {
+        let meanings: Vec<_> = (0x701..=0x713).map(|s| status::meaning(Status(s))).collect();
+        for (i, meaning) in meanings.iter().enumerate() {
+            assert!(meaning.is_some() && !meanings[..i].contains(meaning), "{meaning:?}");
+        }
+        let found = status::meaning(status::OWNED.with_dnr());
+        assert_eq!(found, meanings[0], "whether to try again or not");
+        for other in [0x700, 0x714, 0x001, 0x280] {
+            assert_eq!(status::meaning(Status(other)), None);
+        }
+    }
+
+    #[test]
     fn t18_senseless_attributes_are_refused() {
         let refused = |change: fn(&mut Attribute), released: u64| {
             let mut a = sample();
@@ -735,6 +794,14 @@ mod tests {
         assert_eq!(refused(|a| a.span = 2, 1 << 32), BadAttribute::Span);
         assert_eq!(refused(|a| a.flags = Flags(0x80), 1 << 32), BadAttribute::Flags);
         assert_eq!(refused(|_| (), 0x1_0000_0007), BadAttribute::Released);
+        assert_eq!(refused(|_| (), 0x1_0000_0008), BadAttribute::Released);
+        let mut sqe = Sqe::flush(1);
+        let plain = Attribute { flags: Flags::BOUNDARY, ..sample() };
+        put_attribute(&mut sqe, &plain, Seq(1 << 32));
+        assert_eq!(attribute(&sqe, plain.seq), Err(BadAttribute::Flags), "a flush entry flushes");
+        let mut sqe = Sqe::write(1, 0, 1);
+        put_attribute(&mut sqe, &Attribute { seq: Seq::ZERO, ..sample() }, Seq::ZERO);
+        assert_eq!(attribute(&sqe, Seq::ZERO), Err(BadAttribute::Seq));
         let mut sqe = Sqe::read(1, 0, 1);
         put_attribute(&mut sqe, &sample(), Seq(1));
         assert!(!is_ordered(&sqe));
@@ -777,18 +844,135 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_of_claim_and_status_is_its_own() {
+        let claim = Claim {
+            volume: VolumeId(core::array::from_fn(|i| i as u8)),
+            generation: 0x8192_a3b4,
+            create: false,
+            take_over: false,
+            unlogged: false,
+            resume: false,
+            streams: STREAMS_MAX,
+            slots: 0x8877_6655,
+            members: in_order((0..CLAIM_NAMESPACES_MAX as u32).map(|i| 0x8070_6000 + i)),
+        };
+        let good = claim.encode();
+        assert_eq!(good[16..28], [0xb4, 0xa3, 0x92, 0x81, 0, 255, 0, 4, 0x55, 0x66, 0x77, 0x88]);
+        assert_eq!(good[32 + 8..32 + 16], [1, 0x60, 0x70, 0x80, 1, 0, 0, 0]);
+        let flags: [fn(&mut Claim); 4] = [
+            |c| c.create = true,
+            |c| c.take_over = true,
+            |c| c.unlogged = true,
+            |c| c.resume = true,
+        ];
+        for (bit, set) in flags.iter().enumerate() {
+            let mut claim = claim.clone();
+            set(&mut claim);
+            let bytes = claim.encode();
+            assert_eq!(bytes[20], 1 << bit);
+            assert_eq!(Claim::decode(&bytes), Some(claim));
+        }
+        let refused = |at: usize, bytes: &[u8]| {
+            let mut bad = good.clone();
+            bad[at..at + bytes.len()].copy_from_slice(bytes);
+            assert_eq!(Claim::decode(&bad), None, "{at}: {bytes:x?}");
+        };
+        refused(20, &[16]); // an unknown flag
+        refused(21, &[0]); // no namespaces
+        refused(22, &[0, 0]); // no streams
+        refused(22, &[1, 4]); // too many
+        assert_eq!(Claim::decode(&good), Some(claim));
+        assert_eq!(Claim::decode(&good[..CLAIM_LEN - 1]), None);
+
+        let status = VolumeStatus {
+            volume: VolumeId(core::array::from_fn(|i| i as u8)),
+            generation: 0x8192_a3b4,
+            streams: STREAMS_MAX,
+            slots: 0x8877_6655,
+            live_entries: 0x9988_7766,
+            owner: "n".repeat(223),
+            released: (0..u64::from(STREAMS_MAX)).map(|i| Seq(i << 50 | i)).collect(),
+            ..VolumeStatus::default()
+        };
+        let good = status.encode();
+        assert_eq!(good[28..33], [0x66, 0x77, 0x88, 0x99, b'n']);
+        let flags: [fn(&mut VolumeStatus); 7] = [
+            |s| s.known = true,
+            |s| s.owned = true,
+            |s| s.unrecovered = true,
+            |s| s.log_lost = true,
+            |s| s.unlogged = true,
+            |s| s.own = true,
+            |s| s.kept = true,
+        ];
+        for (bit, set) in flags.iter().enumerate() {
+            let mut status = status.clone();
+            set(&mut status);
+            let bytes = status.encode();
+            assert_eq!(bytes[20], 1 << bit);
+            assert_eq!(VolumeStatus::decode(&bytes), Some(status));
+        }
+        let long = VolumeStatus { owner: "n".repeat(300), ..status.clone() };
+        assert_eq!(VolumeStatus::decode(&long.encode()), Some(status.clone()), "cut");
+        let more = VolumeStatus { streams: STREAMS_MAX + 1, ..status };
+        assert_eq!(VolumeStatus::decode(&more.encode()), None);
+        assert_eq!(VolumeStatus::decode(&good[..STATUS_LEN - 1]), None);
+    }
+
+    #[test]
+    fn commands_lie_where_the_wire_format_says() {
+        let volume = VolumeId(core::array::from_fn(|i| 0x80 + i as u8));
+        let mark = Seq(0x8182_8384_8586_8788);
+        let bind = bind_command(volume, StreamId(0x8102), 0x9192_9394, mark);
+        let dwords = [2, 3, 10, 11, 12, 13, 14, 15].map(|i| bind.dword(i));
+        let volume_dwords = [0x8382_8180, 0x8786_8584, 0x8b8a_8988, 0x8f8e_8d8c];
+        assert_eq!(dwords[..4], [0x8586_8788, 0x8182_8384, 0x8102, 0x9192_9394]);
+        assert_eq!(dwords[4..], volume_dwords);
+        assert_eq!((bind_of(&bind), mark_of(&bind)), ((false, StreamId(0x8102)), mark));
+        assert_eq!(volume_of(&bind), volume);
+        let again = resume_command(volume, StreamId(0x8102), 0x9192_9394, mark);
+        assert_eq!((again.dword(10), bind_of(&again)), (0x8000_8102, (true, StreamId(0x8102))));
+        let list = list_command(volume, StreamId(0x8102), Position(mark.0), 0x8000_1000);
+        assert_eq!(list_of(&list), (StreamId(0x8102), Position(mark.0), 0x8000_1000));
+        assert_eq!(volume_of(&list), volume);
+        let own = own_list_command(Position(mark.0), 4096);
+        assert_eq!((own.opcode(), own.dword(10), mark_of(&own)), (IO_LIST, 4096, mark));
+        let status = status_command(volume);
+        assert_eq!((status.opcode(), status.dword(10)), (ADMIN_STATUS, STATUS_LEN as u32));
+        assert_eq!(volume_of(&status), volume);
+        for flag in [false, true] {
+            let release = release_command(volume, flag);
+            assert_eq!((release.opcode(), release.dword(10)), (ADMIN_RELEASE, flag.into()));
+            let told = mark_command(mark, flag);
+            assert_eq!((told.opcode(), told.dword(10)), (IO_MARK, flag.into()));
+            assert_eq!((volume_of(&release), mark_of(&told)), (volume, mark));
+        }
+        assert_eq!((claim_command().opcode(), claim_command().dword(10)), (ADMIN_CLAIM, 4096));
+        assert_eq!((settle_command().opcode(), settle_command().dword(10)), (ADMIN_SETTLE, 4096));
+    }
+
+    #[test]
     fn the_extension_is_found_only_where_it_is() {
         let extension = Extension {
             version: EXTENSION_VERSION,
             log_kind: LogKind::File,
-            incarnation: 12,
-            region: [1; 16],
-            boot: [2; 16],
+            incarnation: 0x8192_a3b4,
+            region: core::array::from_fn(|i| 0x10 + i as u8),
+            boot: core::array::from_fn(|i| 0x20 + i as u8),
         };
         let mut identify = [0; 4096];
         assert_eq!(Extension::find(&identify), None);
+        let kinds = [LogKind::None, LogKind::File, LogKind::Dax, LogKind::Block, LogKind::Pci];
+        for (log_kind, code) in kinds.into_iter().zip(0..) {
+            let extension = Extension { log_kind, ..extension };
+            extension.put(&mut identify);
+            assert_eq!(identify[EXTENSION_OFFSET + 10], code);
+            assert_eq!(Extension::find(&identify), Some(extension));
+        }
+        identify[EXTENSION_OFFSET + 10] = 5;
+        assert_eq!(Extension::find(&identify), None, "an unknown kind of log");
+        assert_eq!(Extension::find(&identify[..EXTENSION_OFFSET + 47]), None);
         extension.put(&mut identify);
-        assert_eq!(Extension::find(&identify), Some(extension));
         identify[EXTENSION_OFFSET + 8] = 9;
         assert_eq!(Extension::find(&identify), None, "another version is not spoken (T17)");
     }
