@@ -259,6 +259,21 @@ fn t18_what_a_connection_holds_is_bounded() {
 }
 
 #[test]
+fn t18_answers_that_are_not_taken_count_with_data_that_is_to_come() {
+    let mut w = World::new(&[false]);
+    let io = io_queue(&mut w);
+    let half = (TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize / 2) as u16;
+    for cid in 0..half {
+        w.command(io, peer::write_r2t(cid, 1, 0, 256), &[]);
+    }
+    w.links[io].reading = false;
+    for cid in half..4 * half {
+        w.command(io, peer::read(cid, 1, 0, 256), &[]);
+    }
+    assert_eq!(w.host.drives[0].history.len(), usize::from(half) - 1, "headers take room, too");
+}
+
+#[test]
 fn t18_a_host_that_does_not_take_its_answers_is_not_served_further() {
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);

@@ -4,6 +4,7 @@ mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
+use riopipe_session::target::limits::QUEUE_ENTRIES_MAX;
 use riopipe_session::target::{Closed, DiscoveryPort};
 use world::{BLOCKS, SUBNQN, What, World, block, identity, pattern};
 
@@ -117,6 +118,13 @@ fn connect_is_refused_for_what_is_wrong_with_it() {
             0x10010,
         ),
         ("short data", connect(0, 31).inline(512), good()[..512].to_vec(), 0x182, 0x10000),
+        (
+            "long data",
+            connect(0, 31).inline(2048),
+            [good(), vec![0; 1024]].concat(),
+            0x182,
+            0x10000,
+        ),
         ("data elsewhere", connect(0, 31).transport(1024), vec![], 0x11, 0),
         ("not connect", Sqe::new(0x06, 3, 0).inline(0), vec![], 0x0c, 0),
         ("not connect, either", peer::property_get(3, 0, true), vec![], 0x0c, 0),
@@ -176,17 +184,21 @@ fn controller_properties_say_when_it_is_ready() {
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
     w.call(at, peer::connect(0, 0, 31, 0), &data);
     let cap = w.call(at, peer::property_get(1, 0, true), &[]).result;
-    assert!(cap & 0xffff >= 127, "MQES");
+    assert_eq!(cap & 0xffff, u64::from(QUEUE_ENTRIES_MAX) - 1, "MQES, from 0");
     assert_eq!(cap >> 16 & 1, 1, "CQR");
     assert_eq!(cap >> 37 & 1, 1, "CSS: NVM");
     assert_eq!(cap >> 48 & 0xf, 0, "MPSMIN: 4 KiB");
     assert_eq!(w.call(at, peer::property_get(1, 8, false), &[]).result, 0x2_0000);
+    assert_eq!(w.call(at, peer::property_get(1, 0x68, false), &[]).result, 0x1_0001, "CRTO");
+    w.call(at, peer::property_set(1, 0x14, 0), &[]);
     assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 0);
     assert_eq!(w.call(at, peer::identify(1, 1, 0), &[]).status, 0x0c, "not enabled");
     assert_eq!(w.call(at, peer::property_get(1, 0, false), &[]).status, 0x02, "CAP has 8 bytes");
     assert_eq!(w.call(at, peer::property_get(1, 0x1000, false), &[]).status, 0x02);
     w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
     assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 1, "ready");
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    assert_eq!(w.call(at, peer::property_get(1, 0x1c, false), &[]).result, 1, "as it was");
     assert_eq!(w.call(at, peer::property_get(1, 0x14, false), &[]).result, peer::CC_ENABLE.into());
     assert_eq!(w.call(at, peer::property_set(1, 0x1c, 0), &[]).status, 0x02, "CSTS is read only");
     // Normal shutdown: complete at once.
@@ -448,6 +460,7 @@ fn what_is_wrong_with_a_command_is_said() {
         ("data beside the point", peer::write_r2t(1, 1, 0, 1), &one, 0x0f),
         ("offset", peer::write(1, 1, 0, 1).byte(24, 4), &one, 0x16),
         ("other descriptor", peer::write(1, 1, 0, 1).byte(39, 0x40), &one, 0x11),
+        ("read of another length", peer::read(1, 1, 0, 1).transport(8192), &[], 0x0f),
         ("read into the capsule", peer::read(1, 1, 0, 1).inline(4096), &[], 0x11),
         ("compare", peer::read(1, 1, 0, 1).byte(0, 5), &[], 0x01),
         ("fused", peer::write(1, 1, 0, 1).byte(1, 0x41), &one, 0x02),
@@ -463,6 +476,7 @@ fn what_is_wrong_with_a_command_is_said() {
     assert!(w.host.drives[0].history.is_empty(), "nothing reached the drive");
     w.call(io, peer::write(1, 1, last, 1), &one);
     assert_eq!(w.host.drives[0].block(last), one, "the last block is there");
+    assert_eq!(w.fetch(io, peer::read(1, 1, 0, 256)).0.len(), 1 << 20, "as much as MDTS says");
 }
 
 #[test]
@@ -607,7 +621,7 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
         discovery_only: false,
     };
     w.host.shared.set_ports(vec![port(1, "10.0.0.1", false), port(2, "fe80::1", true)]);
-    let mut log_of = |hostnqn: &str| {
+    let log_of = |w: &mut World, hostnqn: &str| {
         let at = w.initialize(Digests::default(), 0);
         let data = peer::connect_data(peer::DISCOVERY_NQN, hostnqn, HOSTID, 0xffff);
         assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
@@ -617,15 +631,16 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
         assert_eq!(&id[768..768 + 36], peer::DISCOVERY_NQN.as_bytes());
         assert_eq!(w.call(at, peer::identify(1, 2, 0), &[]).status, 0x02);
         let (header, _) = w.fetch(at, peer::get_log(2, 0x70, 0, 1024));
-        let count = u64::from_le_bytes(header[8..16].try_into().unwrap());
+        let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+        let (generation, count) = (number(0), number(8));
         let entries = if count == 0 {
             Vec::new()
         } else {
             w.fetch(at, peer::get_log(3, 0x70, 1024, count as u32 * 1024)).0
         };
-        (count, entries)
+        (count, entries, generation)
     };
-    let (count, entries) = log_of(HOSTNQN);
+    let (count, entries, generation) = log_of(&mut w, HOSTNQN);
     assert_eq!(count, 2);
     assert_eq!(entries[..3], [3, 1, 2], "TCP, IPv4, an NVM subsystem");
     // TREQ: bits 1:0 must say nothing of a secure channel, or nvme-cli's connect-all starts TLS.
@@ -635,5 +650,10 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
     assert_eq!(&entries[256..256 + SUBNQN.len()], SUBNQN.as_bytes());
     assert_eq!(&entries[512..520], b"10.0.0.1");
     assert_eq!(&entries[6..8], [0xff, 0xff], "dynamic controllers");
-    assert_eq!(log_of("nqn.2026-01.io.example:stranger").0, 0);
+    assert_eq!(log_of(&mut w, "nqn.2026-01.io.example:stranger").0, 0);
+    assert_eq!(log_of(&mut w, HOSTNQN).2, generation);
+    w.host.shared.set_ports(vec![port(1, "10.0.0.1", false)]);
+    let (count, _, changed) = log_of(&mut w, HOSTNQN);
+    assert_eq!(count, 1);
+    assert_ne!(changed, generation, "who has read the old log is to read it again");
 }
