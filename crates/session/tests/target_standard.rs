@@ -411,6 +411,61 @@ fn ranges_are_zeroed_one_after_the_other_until_the_host_is_gone() {
 }
 
 #[test]
+fn ranges_that_are_only_hints_change_nothing() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+    let mut range = vec![0; 16];
+    range[4] = 1;
+    // Integral dataset for read and for write, but not deallocate.
+    let hint = Sqe::new(0x09, 2, 1).inline(16).dword(10, 0).dword(11, 0b11);
+    assert_eq!(w.call(io, hint, &range).status, 0);
+    assert_eq!(w.host.drives[0].block(0), block(1));
+}
+
+#[test]
+fn pages_of_the_nvm_command_set_and_of_no_other() {
+    let mut w = World::new(&[false]);
+    let (first, _) = w.admin();
+    let (second, cntlid) = w.admin();
+    assert_eq!(
+        w.fetch(first, peer::identify(1, 0x05, 1)).0,
+        [0; 4096],
+        "no protection information"
+    );
+    assert_eq!(w.fetch(first, peer::identify(1, 0x1c, 0)).0[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    for cns in [0x05, 0x06, 0x07] {
+        let zoned = peer::identify(1, cns, u32::from(cns != 0x06)).dword(11, 2 << 24);
+        assert_eq!(w.call(first, zoned, &[]).status, 0x02, "{cns:#x}");
+    }
+    // Controllers from an id on.
+    for cns in [0x12, 0x13] {
+        let nsid = u32::from(cns == 0x12);
+        let all = w.fetch(second, peer::identify(1, cns, nsid)).0;
+        assert_eq!(u16::from_le_bytes([all[0], all[1]]), 2);
+        let from = u32::from(cns) | u32::from(cntlid) << 16;
+        let some = w.fetch(second, peer::identify(1, cns, nsid).dword(10, from)).0;
+        assert_eq!((some[0], u16::from_le_bytes([some[2], some[3]])), (1, cntlid));
+    }
+    // Commands, and which of them change blocks.
+    let effects = w.fetch(first, peer::get_log(1, 0x05, 0, 4096)).0;
+    let of = |opcode: usize| u32::from_le_bytes(effects[opcode..opcode + 4].try_into().unwrap());
+    assert_eq!([0x00, 0x01, 0x02, 0x08, 0x09, 0x05].map(|c| of(1024 + 4 * c)), [1, 3, 1, 3, 3, 0]);
+    assert_eq!([0x02, 0x06, 0x0c, 0x01].map(|c| of(4 * c)), [1, 1, 1, 0]);
+    // What a feature is now can be asked for; no other of its values is kept.
+    let feature = |select: u32| Sqe::new(0x0a, 1, 0).dword(10, 0x0f | select << 8);
+    assert_eq!(w.call(first, feature(0), &[]).status, 0);
+    for select in 1..8 {
+        assert_eq!(w.call(first, feature(select), &[]).status, 0x02, "{select}");
+    }
+    // A command set that there is not can't be selected.
+    w.call(first, peer::property_set(1, 0x14, 0), &[]);
+    w.call(first, peer::property_set(1, 0x14, peer::CC_ENABLE | 1 << 4), &[]);
+    assert_eq!(w.call(first, peer::property_get(1, 0x1c, false), &[]).result, 2, "fatal");
+}
+
+#[test]
 fn a_page_of_ranges_may_be_longer_than_its_ranges() {
     // As Linux sends each of its discards: 4 KiB, of which dword 10 says how much counts.
     let mut w = World::new(&[false]);
