@@ -523,6 +523,10 @@ fn a_release_waits_for_the_owners_own_streams() {
     let Owner { admin, io, .. } = w.owner();
     w.host.drives[0].holds = true;
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
+    // And for nobody else's doing.
+    let (_, rival_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
+    w.command(theirs, peer::read(1, 1, 0, 1), &[]);
     w.command(admin, riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52), &[]);
     assert_eq!(w.next(admin), None);
     w.complete(0, 0);

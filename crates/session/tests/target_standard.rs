@@ -4,9 +4,12 @@ mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
+use riopipe_order::attribute::StreamId;
+use riopipe_order::entry::Position;
 use riopipe_session::target::limits::QUEUE_ENTRIES_MAX;
 use riopipe_session::target::{Closed, DiscoveryPort};
-use world::{BLOCKS, SUBNQN, What, World, block, identity, pattern};
+use riopipe_session::wire;
+use world::{BLOCKS, SUBNQN, VOLUME, What, World, block, identity, pattern, riopipe_bytes};
 
 #[test]
 fn handshake_agrees_on_what_the_host_asks_for() {
@@ -300,7 +303,18 @@ fn features_and_keep_alive() {
     let queues = w.call(at, set(0x07, 0x001f_001f), &[]);
     assert_eq!((queues.status, queues.result), (0, 0x000f_000f), "16 of 32");
     assert_eq!(w.call(at, set(0x07, 0x0001_0001), &[]).result, 0x0001_0001);
-    assert_eq!(w.call(at, set(0x07, 0xffff_ffff), &[]).status, 0x02);
+    for none in [0xffff_ffff, 0x0001_ffff, 0xffff_0001] {
+        assert_eq!(w.call(at, set(0x07, none), &[]).status, 0x02);
+    }
+    assert_eq!(w.call(at, set(0x07, 0xfffe_fffe), &[]).result, 0x000f_000f);
+    assert_eq!(w.call(at, set(0x06, 1), &[]).status, 0);
+    for (state, status) in [(0, 0), (1, 0x02), (0x20, 0)] {
+        assert_eq!(w.call(at, set(0x02, state), &[]).status, status, "power state {state:#x}");
+    }
+    let mut kept = World::new(&[false]);
+    let (other, _) = kept.admin();
+    assert_eq!(kept.call(other, set(0x06, 1), &[]).status, 0x02, "there is no cache");
+    assert_eq!(kept.call(other, get(0x06), &[]).status, 0x02);
     assert_eq!(w.call(at, get(0x06), &[]).result, 1, "the cache is on");
     assert_eq!(w.call(at, set(0x06, 0), &[]).status, 0x10e, "and can't be turned off");
     w.call(at, set(0x0f, 4321), &[]);
@@ -330,6 +344,55 @@ fn event_requests_are_held_and_can_be_aborted() {
     assert_eq!((answers[1].cid, answers[1].status, answers[1].result), (30, 0, 0));
     let done = w.call(at, Sqe::new(0x08, 31, 0).dword(10, 99 << 16 | 1), &[]);
     assert_eq!((done.status, done.result), (0, 1), "nothing to abort");
+    for target in [22 << 16, 21 << 16 | 1] {
+        assert_eq!(w.call(at, Sqe::new(0x08, 31, 0).dword(10, target), &[]).result, 1);
+    }
+    // A reset forgets those that are held, and what was set.
+    w.call(at, Sqe::new(0x09, 7, 0).dword(10, 0x0b).dword(11, 0x100), &[]);
+    w.call(at, Sqe::new(0x09, 7, 0).dword(10, 0x04).dword(11, 300), &[]);
+    let features = |w: &mut World| {
+        [0x0b, 0x04].map(|fid| w.call(at, Sqe::new(0x0a, 7, 0).dword(10, fid), &[]).result)
+    };
+    assert_eq!(features(&mut w), [0x100, 300]);
+    w.call(at, peer::property_set(1, 0x14, 0), &[]);
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    assert_eq!(features(&mut w), [0, 0xffff]);
+    for cid in 20..24 {
+        w.command(at, Sqe::new(0x0c, cid, 0), &[]);
+        assert_eq!(w.next(at), None, "held anew");
+    }
+}
+
+#[test]
+fn a_discovery_controller_has_no_volumes_and_few_features() {
+    let mut w = World::new(&[true]);
+    let (admin, _) = w.admin();
+    let claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
+    w.call(at, peer::connect(0, 0, 31, 0), &data);
+    w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    // Anybody may connect to it.
+    let page = vec![0; 4096];
+    let commands = [
+        (wire::claim_command(), &claim.encode()[..]),
+        (wire::settle_command(), &page),
+        (wire::list_command(VOLUME, StreamId(0), Position(0), 4096), &[]),
+        (wire::status_command(VOLUME), &[]),
+        (wire::release_command(VOLUME, true), &[]),
+    ];
+    for (command, data) in commands {
+        let sqe = riopipe_bytes(&command).cid(9);
+        let sqe = if data.is_empty() { sqe.transport(4096) } else { sqe.inline(4096) };
+        assert_eq!(w.call(at, sqe, data).status, 0x01);
+    }
+    assert!(w.status(admin).own);
+    for fid in [0x06, 0x07, 0x04, 0x81] {
+        let set = Sqe::new(0x09, 7, 0).dword(10, fid).dword(11, 1);
+        assert_eq!(w.call(at, set, &[]).status, 0x02, "{fid:#x}");
+        assert_eq!(w.call(at, Sqe::new(0x0a, 7, 0).dword(10, fid), &[]).status, 0x02, "{fid:#x}");
+    }
 }
 
 #[test]
@@ -337,6 +400,7 @@ fn t18_a_silent_host_loses_its_association() {
     let mut w = World::new(&[false]);
     let (admin, cntlid) = w.admin_as(HOSTNQN, HOSTID, 1000);
     let io = w.io(cntlid, 1);
+    assert_eq!(w.host.shared.connections(), 2);
     w.host.now += 900_000_000;
     w.fetch(io, peer::read(1, 1, 0, 1));
     w.host.now += 900_000_000;
