@@ -80,6 +80,29 @@ fn a_write_waits_at_the_gate_for_those_before_it() {
     all_seen(&w, 2 * ROUNDS, &[[0, 0, 100, 0, 0], [5, 0, 100, 0, 0]]);
 }
 
+#[test]
+fn a_flush_waits_at_the_gate_for_the_writes_that_it_is_to_cover() {
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    for round in 0..ROUNDS {
+        let (first, second) = (2 * round + 1, 2 * round + 2);
+        let released = first.saturating_sub(1);
+        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
+        let mut flushed = attribute(second, 8);
+        flushed.flags = flushed.flags.with(Flags::FLUSH);
+        w.command(io, ordered(2, &flushed, released), &block(2));
+        w.host.now += 10;
+        w.complete(0, 1);
+        w.host.now += 100;
+        w.complete(0, 0);
+        w.host.now += 1_000;
+        w.complete(0, 0);
+        assert_eq!(w.completions(io).len(), 2);
+    }
+    all_seen(&w, 2 * ROUNDS, &[[0, 0, 110, 0, 0], [100, 0, 1_010, 0, 0]]);
+}
+
 /// A batch is one receive, and one instant on this clock; what counts is that all of it is seen.
 #[test]
 fn every_write_of_a_batch_may_be_the_one() {
