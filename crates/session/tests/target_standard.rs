@@ -242,7 +242,9 @@ fn identify_describes_controller_and_namespaces() {
     let mut kept = World::new(&[false, false]);
     let (other, _) = kept.admin();
     assert_eq!(kept.fetch(other, peer::identify(1, 0x01, 0)).0[525] & 1, 0, "and none");
-    assert_ne!(u16::from_le_bytes([id[320], id[321]]), 0, "KAS");
+    assert_eq!(u16::from_le_bytes([id[320], id[321]]), 1, "KAS: steps of 100 ms");
+    assert_eq!(id[259], 3, "AERL: four event requests");
+    assert_eq!(id[261] & 0b110, 0b110, "log pages: effects, and offsets");
     assert_eq!(id[536] & 3, 1, "SGLs");
     assert_eq!(&id[768..768 + SUBNQN.len()], SUBNQN.as_bytes());
     let capsule = u32::from_le_bytes(id[1792..1796].try_into().unwrap()) * 16;
@@ -373,6 +375,21 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
     let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
     w.call(at, peer::connect(0, 0, 31, 0), &data);
     w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    let (id, _) = w.fetch(at, peer::identify(1, 1, 0));
+    assert_eq!((id[259], id[261] & 0b100), (3, 0b100), "AERL, LPA");
+    assert_eq!(u16::from_le_bytes([id[320], id[321]]), 1, "KAS");
+    // Its log pages: which there are, and the one.
+    let (pages, _) = w.fetch(at, peer::get_log(1, 0, 0, 1024));
+    let there: Vec<usize> = (0..256).filter(|lid| pages[4 * lid] & 1 != 0).collect();
+    assert_eq!(there, [0x00, 0x70]);
+    for lid in [0x01, 0x02, 0x03, 0x04, 0x05] {
+        assert_eq!(w.call(at, peer::get_log(1, lid, 0, 512), &[]).status, 0x109, "{lid:#x}");
+    }
+    // It is not among those that have namespaces.
+    let (list, _) = w.fetch(admin, peer::identify(1, 0x13, 0));
+    assert_eq!(list[..2], [1, 0]);
+    assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 1)).0[14] & 1, 1, "NSTAT: ready");
+    assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 9)).0, [0; 4096], "there could be one");
     // Anybody may connect to it.
     let page = vec![0; 4096];
     let commands = [

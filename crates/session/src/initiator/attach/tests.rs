@@ -27,6 +27,8 @@ struct Target {
     ready_after: u32,
     /// CSTS from then on.
     ready: u64,
+    /// CAP.
+    cap: u64,
     version: u32,
     controller: Vec<u8>,
     namespace: Vec<u8>,
@@ -38,6 +40,7 @@ impl Target {
         Self {
             ready_after: 0,
             ready: 1,
+            cap: 0x0000_0020_0201_00ff,
             version: 0x0002_0000,
             controller: page(&[
                 (4, b"SN42                "),
@@ -71,7 +74,7 @@ impl Target {
         self.log.push((if sqe[0] == 0x7f { 0x70 | sqe[4] } else { sqe[0] }, key));
         match (sqe[0], sqe[4], key) {
             (0x7f, 0x01, _) => Answer::Result(0x0203),
-            (0x7f, 0x04, 0x00) => Answer::Result(0x0000_0020_0201_00ff),
+            (0x7f, 0x04, 0x00) => Answer::Result(self.cap),
             (0x7f, 0x04, 0x08) => Answer::Result(u64::from(self.version)),
             (0x7f, 0x00, 0x14) => {
                 assert_eq!(le(sqe, 48, 8), 0x0046_0001, "EN, 64-byte and 16-byte entries");
@@ -203,6 +206,33 @@ fn a_slow_controller_is_waited_for_and_a_dead_one_is_not() {
     let mut target = Target::new();
     target.ready = 2;
     assert_eq!(target.run().unwrap_err(), AttachError::Fatal, "CSTS.CFS");
+}
+
+#[test]
+fn what_a_controller_can_do_is_told_bit_by_bit() {
+    let with = |change: fn(&mut Target)| {
+        let mut target = Target::new();
+        change(&mut target);
+        target.run().unwrap().finish().unwrap().1
+    };
+    // Other bits of the same fields say other things.
+    assert!(!with(|t| t.controller[525] = 6).vwc);
+    let can = |c: Controller| (c.write_zeroes, c.deallocate);
+    assert_eq!(can(with(|t| t.controller[520] = 0x04)), (false, true));
+    assert_eq!(can(with(|t| t.controller[520] = 0x08)), (true, false));
+    assert_eq!(can(with(|t| t.controller[520] = 0xf3)), (false, false));
+    // Queues are as long as CAP says, or as there are commands.
+    assert_eq!(with(|t| t.cap = 0x0000_0020_0201_001f).sqsize_max, 32);
+    assert_eq!(with(|t| t.controller[514] = 0).sqsize_max, 256, "MAXCMD is not told");
+    // A capsule with room for an entry and nothing else.
+    assert_eq!(with(|t| t.controller[1792..1794].copy_from_slice(&[4, 0])).in_capsule_bytes, 0);
+    // Command sets: NVM, or those that Identify tells.
+    assert_eq!(with(|t| t.cap = 0x0000_0800_0201_00ff).cntlid, 0x0203);
+    for css in [0x00, 0x02, 0x80] {
+        let mut target = Target::new();
+        target.cap = css << 37 | 0x0201_00ff;
+        assert!(target.refused().contains("no NVM command set"), "{css:#x}");
+    }
 }
 
 #[test]

@@ -18,6 +18,8 @@ struct Service {
     changes: fn(u32) -> bool,
     reads: u32,
     claimed: Option<u64>,
+    /// CSTS says ready from this reading on.
+    ready_after: u32,
 }
 
 fn record(generation: u64, i: usize) -> Vec<u8> {
@@ -48,6 +50,10 @@ impl Service {
             (0x7f, 0x04, 0x00) => Answer::Result(0x0000_0020_0f01_001f),
             (0x7f, 0x04, 0x08) => Answer::Result(0x0002_0000),
             (0x7f, 0x00, 0x14) => Answer::Result(0),
+            (0x7f, 0x04, 0x1c) if self.ready_after > 0 => {
+                self.ready_after -= 1;
+                Answer::Result(0)
+            }
             (0x7f, 0x04, 0x1c) => Answer::Result(1),
             (0x06, _, _) => Answer::Data(page(&[(78, &[1, 0]), (111, &[2])])),
             (0x02, _, _) => {
@@ -78,11 +84,16 @@ impl Service {
         let mut discover: Discover<Payload> = Discover::new(config);
         let mut out = Outbox::new();
         discover.start(&mut out);
+        let mut now = 0;
         for _ in 0..10_000 {
+            if let Some(at) = discover.next_deadline() {
+                now = at;
+                discover.tick(now, &mut out);
+            }
             let sent: Vec<u8> = out.slices().flatten().copied().collect();
             out.clear();
             let bytes = respond(&sent, |sqe| self.answer(sqe));
-            assert_eq!(discover.receive(0, &bytes, &mut out)?, bytes.len());
+            assert_eq!(discover.receive(now, &bytes, &mut out)?, bytes.len());
             if let Some(entries) = discover.entries() {
                 assert!(out.is_empty() && discover.next_deadline().is_none());
                 return Ok(entries.iter().map(|e| e.subnqn.clone()).collect());
@@ -93,7 +104,7 @@ impl Service {
 }
 
 fn service(records: usize) -> Service {
-    Service { genctr: 5, records, changes: |_| false, reads: 0, claimed: None }
+    Service { genctr: 5, records, changes: |_| false, reads: 0, claimed: None, ready_after: 0 }
 }
 
 fn names(generation: u64, n: usize) -> Vec<String> {
@@ -105,6 +116,13 @@ fn any_number_of_records_is_read() {
     for n in [0, 1, 3, 4, 5, 9, 130] {
         assert_eq!(service(n).run().unwrap(), names(5, n));
     }
+}
+
+#[test]
+fn a_slow_service_is_waited_for() {
+    let mut s = service(3);
+    s.ready_after = 5;
+    assert_eq!(s.run().unwrap(), names(5, 3));
 }
 
 #[test]
