@@ -237,6 +237,12 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(id[111], 1, "an I/O controller");
     assert_eq!((id[512], id[513]), (0x66, 0x44));
     assert_eq!(id[516], 2, "NN");
+    assert_eq!(id[540], 2, "MNAN");
+    assert_eq!(u16::from_le_bytes([id[514], id[515]]), QUEUE_ENTRIES_MAX, "MAXCMD");
+    assert_eq!(id[76], 0b10, "CMIC: other controllers have the namespaces, too");
+    assert_eq!(id[96], 0b100_0001, "CTRATT: long host ids, keep alive by traffic");
+    assert_eq!(id[260], 0b11, "FRMW: one slot, read only");
+    assert_eq!(id[1804] & 1, 1, "OFCS: queues may be disconnected");
     assert_eq!(id[520] & 0b1100, 0b1100, "write zeroes, dataset management");
     assert_eq!(id[525] & 1, 1, "a volatile write cache");
     let mut kept = World::new(&[false, false]);
@@ -257,7 +263,8 @@ fn identify_describes_controller_and_namespaces() {
     let (ns, _) = w.fetch(at, peer::identify(1, 0x00, 2));
     assert_eq!(u64::from_le_bytes(ns[..8].try_into().unwrap()), BLOCKS);
     assert_eq!(ns[128 + 2], 12, "LBADS: 4096");
-    assert_eq!(ns[33] & 7, 1, "deallocated blocks read as zeroes (T10)");
+    assert_eq!(u64::from_le_bytes(ns[16..24].try_into().unwrap()), BLOCKS, "NUSE");
+    assert_eq!(ns[33], 0b1001, "deallocated blocks read as zeroes (T10); DEAC");
     assert_eq!(&ns[104..120], [2; 16]);
     let (descriptors, _) = w.fetch(at, peer::identify(1, 0x03, 1));
     assert_eq!(&descriptors[..4], [2, 16, 0, 0]);

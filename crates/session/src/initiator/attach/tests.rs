@@ -242,6 +242,9 @@ fn old_controllers_have_no_descriptors() {
     let (_, controller) = target.run().unwrap().finish().unwrap();
     assert_eq!(controller.namespaces.len(), 2);
     assert!(target.log.iter().all(|&(c, k)| c != 6 || k & 0xff != 3));
+    target.version = 0x0001_0300;
+    let (_, controller) = target.run().unwrap().finish().unwrap();
+    assert_eq!(controller.namespaces[0].uuid, Some([0xab; 16]), "from 1.3 on they do");
 }
 
 #[test]

@@ -218,6 +218,12 @@ fn the_handshake_byte_by_byte() {
 }
 
 #[test]
+fn an_io_queue_keeps_nothing_alive() {
+    let io = QpConfig { kato_ms: 5000, ..config() }.io_queue(7, 3, 31);
+    assert_eq!((io.cntlid, io.qid, io.sqsize, io.kato_ms), (7, 3, 31, 0));
+}
+
+#[test]
 fn a_write_in_its_capsule() {
     let mut rig = Rig::ready(config(), 0);
     rig.qp.set_in_capsule(8192);
