@@ -7,7 +7,7 @@ use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::entry::Position;
 use riopipe_session::target::limits::QUEUE_ENTRIES_MAX;
-use riopipe_session::target::{Closed, DiscoveryPort};
+use riopipe_session::target::{Closed, DeviceError, DiscoveryPort};
 use riopipe_session::wire;
 use world::{BLOCKS, SUBNQN, VOLUME, What, World, block, identity, pattern, riopipe_bytes};
 
@@ -711,6 +711,25 @@ fn drive_errors_reach_the_host() {
     w.command(io, peer::write(1, 1, 0, 1), &block(1));
     w.fail(0, 0);
     assert_eq!(w.next(io).unwrap().completion().status, 0x280);
+    // Each by its name, also of a FLUSH that was to cover something.
+    let mut w = World::new(&[true]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    for (error, status, dnr) in [
+        (DeviceError::OutOfRange, 0x080, true),
+        (DeviceError::NoSpace, 0x081, true),
+        (DeviceError::Vanished, 0x006, true),
+        (DeviceError::PowerLost, 0x005, false),
+        (DeviceError::Failed, 0x280, false),
+    ] {
+        w.host.drives[0].holds = false;
+        assert_eq!(w.call(io, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+        w.host.drives[0].holds = true;
+        w.command(io, peer::flush(1, 1), &[]);
+        w.fail_with(0, 0, error);
+        let done = w.next(io).unwrap().completion();
+        assert_eq!((done.status, done.dnr), (status, dnr), "{error:?}");
+    }
 }
 
 #[test]

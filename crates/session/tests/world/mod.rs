@@ -570,7 +570,11 @@ impl World {
     }
 
     pub(crate) fn fail(&mut self, ns: usize, i: usize) {
-        self.finish(ns, i, Some(DeviceError::Failed));
+        self.fail_with(ns, i, DeviceError::Failed);
+    }
+
+    pub(crate) fn fail_with(&mut self, ns: usize, i: usize, error: DeviceError) {
+        self.finish(ns, i, Some(error));
     }
 
     fn finish(&mut self, ns: usize, i: usize, error: Option<DeviceError>) {
