@@ -327,6 +327,10 @@ mod tests {
         refused(31, 0xff); // a mark beyond all
         refused(39, 0xff); // a tag of a group beyond all
         refused(64 + 49, 4); // unknown flags of an entry
+        let nothing = Attribute { seq: Seq::ZERO, ..entry(1).attribute };
+        let nothing = ListedEntry { attribute: nothing, ..entry(1) };
+        let page = Page { entries: alloc::vec![nothing], ..Page::default() };
+        assert_eq!(Page::decode(&page.encode(256)), None, "before the first group");
         assert_eq!(Page::decode(&good[..63]), None);
     }
 
