@@ -103,6 +103,23 @@ fn a_flush_waits_at_the_gate_for_the_writes_that_it_is_to_cover() {
     all_seen(&w, 2 * ROUNDS, &[[0, 0, 110, 0, 0], [100, 0, 1_010, 0, 0]]);
 }
 
+#[test]
+fn data_on_its_way_is_waited_for_at_the_gate() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    for seq in 1..=ROUNDS {
+        w.command(io, ordered(1, &attribute(seq, 7), seq - 1).transport(4096), &[]);
+        let ttag = w.next(io).unwrap().u16(10);
+        w.host.now += 50;
+        w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &block(1), true));
+        w.host.now += 100;
+        w.complete(0, 0);
+        assert_eq!(w.completions(io).len(), 1);
+    }
+    all_seen(&w, ROUNDS, &[[50, 0, 100, 0, 0]]);
+}
+
 /// A batch is one receive, and one instant on this clock; what counts is that all of it is seen.
 #[test]
 fn every_write_of_a_batch_may_be_the_one() {

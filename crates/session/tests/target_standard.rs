@@ -244,7 +244,9 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(id[260], 0b11, "FRMW: one slot, read only");
     assert_eq!(id[1804] & 1, 1, "OFCS: queues may be disconnected");
     assert_eq!(id[520] & 0b1100, 0b1100, "write zeroes, dataset management");
-    assert_eq!(id[525] & 1, 1, "a volatile write cache");
+    assert_eq!(id[525], 0b101, "a volatile write cache; FLUSH takes one namespace");
+    assert_eq!((&id[64..67], &id[80..84]), (&b"0.1"[..], &[0, 0, 2, 0][..]), "firmware, version");
+    assert_eq!(id[1803], 1, "MSDBD");
     let mut kept = World::new(&[false, false]);
     let (other, _) = kept.admin();
     assert_eq!(kept.fetch(other, peer::identify(1, 0x01, 0)).0[525] & 1, 0, "and none");
@@ -263,7 +265,15 @@ fn identify_describes_controller_and_namespaces() {
     let (ns, _) = w.fetch(at, peer::identify(1, 0x00, 2));
     assert_eq!(u64::from_le_bytes(ns[..8].try_into().unwrap()), BLOCKS);
     assert_eq!(ns[128 + 2], 12, "LBADS: 4096");
+    assert_eq!(u64::from_le_bytes(ns[8..16].try_into().unwrap()), BLOCKS, "NCAP");
     assert_eq!(u64::from_le_bytes(ns[16..24].try_into().unwrap()), BLOCKS, "NUSE");
+    assert_eq!(ns[30], 1, "NMIC: shared");
+    let (pages, _) = w.fetch(at, peer::get_log(1, 0, 0, 1024));
+    let there: Vec<usize> = (0..256).filter(|lid| pages[4 * lid] & 1 != 0).collect();
+    assert_eq!(there, [0, 1, 2, 3, 4, 5]);
+    let (smart, _) = w.fetch(at, peer::get_log(1, 2, 0, 512));
+    assert_eq!(u16::from_le_bytes([smart[1], smart[2]]), 300, "kelvin");
+    assert_eq!((smart[3], smart[4]), (100, 10), "spare, and its threshold");
     assert_eq!(ns[33], 0b1001, "deallocated blocks read as zeroes (T10); DEAC");
     assert_eq!(&ns[104..120], [2; 16]);
     let (descriptors, _) = w.fetch(at, peer::identify(1, 0x03, 1));
@@ -384,6 +394,7 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
     w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
     let (id, _) = w.fetch(at, peer::identify(1, 1, 0));
     assert_eq!((id[259], id[261] & 0b100), (3, 0b100), "AERL, LPA");
+    assert_eq!((id[514], id[515]), (64, 0), "MAXCMD");
     assert_eq!(u16::from_le_bytes([id[320], id[321]]), 1, "KAS");
     // Its log pages: which there are, and the one.
     let (pages, _) = w.fetch(at, peer::get_log(1, 0, 0, 1024));
