@@ -345,6 +345,7 @@ fn features_and_keep_alive() {
     assert_eq!(w.call(at, Sqe::new(0x18, 7, 0), &[]).status, 0);
     let hostid = get(0x81).dword(11, 1).transport(16);
     assert_eq!(w.fetch(at, hostid).0, HOSTID);
+    assert_eq!(w.call(at, hostid.dword(11, 0), &[]).status, 0x02, "not in 64 bits");
     assert_eq!(w.call(at, Sqe::new(0x99, 7, 0), &[]).status, 0x01, "no such command");
 }
 
@@ -622,6 +623,7 @@ fn what_is_wrong_with_a_command_is_said() {
         ("flush of all", peer::flush(1, 0xffff_ffff), &[], 0x0b),
         ("admin command", Sqe::new(0x06, 1, 0), &[], 0x01),
         ("property on an I/O queue", peer::property_get(1, 0, true), &[], 0x01),
+        ("property set on an I/O queue", peer::property_set(1, 0x14, 0), &[], 0x01),
         ("connect again", peer::connect(1, 1, 31, 0), &[], 0x0c),
     ];
     for (what, sqe, data, status) in cases {
@@ -776,6 +778,9 @@ fn disconnect_ends_an_io_queue() {
     let mut disconnect = Sqe::new(0x7f, 1, 0);
     disconnect.0[4] = 0x08;
     assert_eq!(w.call(admin, disconnect, &[]).status, 0x185, "not the admin queue");
+    for at in [40, 41] {
+        assert_eq!(w.call(io, disconnect.byte(at, 1), &[]).status, 0x180, "another format");
+    }
     assert_eq!(w.call(io, disconnect, &[]).status, 0);
     assert!(w.links[io].closed.is_some());
     w.io(cntlid, 1);
