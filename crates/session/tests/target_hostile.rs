@@ -164,6 +164,14 @@ fn t18_data_that_nobody_asked_for_is_fatal() {
         }
         assert!(w.host.drives[0].history.is_empty(), "{what}");
     }
+    // More than is left.
+    let mut w = World::new(&[false]);
+    let io = io_queue(&mut w);
+    w.command(io, peer::write_r2t(8, 1, 0, 20), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.send(io, &peer::h2c_data(plain, 8, ttag, 0, &pattern(1, 12), false));
+    w.send(io, &peer::h2c_data(plain, 8, ttag, 12 * 4096, &pattern(1, 12), false));
+    assert_eq!(terminated(&mut w, io).0, fes::RANGE);
     // More in one PDU than MAXH2CDATA.
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);
