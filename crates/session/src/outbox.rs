@@ -258,4 +258,13 @@ mod tests {
         assert!(next_out > 100_000);
         assert!(out.bytes.capacity() < 8 * COMPACT_BYTES, "{}", out.bytes.capacity());
     }
+    #[test]
+    fn the_header_buffer_stays_small_although_much_is_sent_at_once() {
+        let mut out: Outbox<Vec<u8>> = Outbox::new();
+        for _ in 0..100 {
+            out.push_bytes(|b| b.resize(b.len() + 2 * COMPACT_BYTES, 7));
+            out.consume(out.len_bytes() - 10);
+        }
+        assert!(out.bytes.capacity() < 8 * COMPACT_BYTES, "{}", out.bytes.capacity());
+    }
 }
