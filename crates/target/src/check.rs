@@ -5,6 +5,7 @@ use std::path::Path;
 
 use riopipe_media::survival::{Kept, Row, Survival, row};
 use riopipe_media::{boot_id, open_drive, open_log, survival_once_created};
+use riopipe_metrics::check_address;
 use riopipe_net::{Listener, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
 use riopipe_order::log_region::{Class, HEADER_BYTES, LogKind, inspect};
@@ -15,7 +16,6 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::identity;
 use crate::log::check_kind;
-use crate::metrics;
 
 /// One mistake: where, what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -366,7 +366,7 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
         let advice = format!("give 1 to {IO_QUEUES_MAX}");
         wrong("io_queues", config.io_queues.to_string(), &advice);
     }
-    if let Some(Err(error)) = config.metrics.as_deref().map(metrics::check_address) {
+    if let Some(Err(error)) = config.metrics.as_deref().map(check_address) {
         wrong("metrics", error.to_string(), error.advice());
     }
     let mut namespaces: Vec<SettledNamespace> = Vec::new();

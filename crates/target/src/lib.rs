@@ -23,7 +23,6 @@ mod identity;
 mod link;
 mod log;
 mod mail;
-mod metrics;
 mod nvmetcli;
 mod reactor;
 mod stat;
@@ -36,5 +35,6 @@ pub use config::{
 pub use crc::crc32c;
 pub use log::{LogOpenError, OtherKind};
 pub use nvmetcli::JsonError;
-pub use stat::{StageStat, Stat, with_shares};
+pub use riopipe_metrics::{StageStat, with_shares};
+pub use stat::Stat;
 pub use target::{Running, StartError, StopError, Target};

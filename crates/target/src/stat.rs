@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
-use riopipe_session::stages::{Distribution, ONE_IN, Stages};
+use riopipe_metrics::{Source, StageStat, Start, Untold, with_shares};
+use riopipe_session::stages::{ONE_IN, Stages};
 use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
 use crate::devices::{SharedState, lock};
+use crate::exposition;
 
 /// What a target tells about itself: what `rio target stat` shows, and `/stat` serves as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,11 +52,7 @@ impl Stat {
         for (name, count) in &mut since.counters {
             *count = count.saturating_sub(before.counters.get(name).copied().unwrap_or(0));
         }
-        since.stages = with_shares(self.stages.iter().map(|now| {
-            let then = before.stages.iter().find(|then| then.stage == now.stage);
-            let seen = now.distribution();
-            (now.stage.clone(), then.map_or(seen.clone(), |then| seen.since(&then.distribution())))
-        }));
+        since.stages = riopipe_metrics::since(&self.stages, &before.stages);
         since
     }
 
@@ -66,69 +63,10 @@ impl Stat {
     }
 }
 
-/// The times that traced writes have spent in one stage.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StageStat {
-    /// The stage's name.
-    pub stage: String,
-    /// Writes traced.
-    pub count: u64,
-    /// All their time in the stage, ns.
-    pub sum_ns: u64,
-    /// That as a part of their time in all stages shown with this one, 0 to 1.
-    pub share: f64,
-    /// Half of the writes took no longer, ns; to 3 %, as those below.
-    pub p50_ns: u64,
-    /// 99 % took no longer, ns.
-    pub p99_ns: u64,
-    /// 99.9 % took no longer, ns.
-    pub p999_ns: u64,
-    /// The longest, ns.
-    pub max_ns: u64,
-    /// The whole distribution: the highest time of each bucket, ns, and how many are in it. Left
-    /// out where there is none to tell.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub buckets: Vec<(u64, u64)>,
-}
-
-impl StageStat {
-    fn new(stage: String, seen: &Distribution, total: u64) -> Self {
-        Self {
-            stage,
-            count: seen.count(),
-            sum_ns: seen.sum(),
-            share: if total == 0 { 0.0 } else { seen.sum() as f64 / total as f64 },
-            p50_ns: seen.quantile(500_000),
-            p99_ns: seen.quantile(990_000),
-            p999_ns: seen.quantile(999_000),
-            max_ns: seen.max(),
-            buckets: seen.filled().collect(),
-        }
-    }
-
-    /// The distribution, as far as the buckets tell.
-    #[must_use]
-    pub fn distribution(&self) -> Distribution {
-        Distribution::from_filled(&self.buckets, self.sum_ns, self.max_ns)
-    }
-}
-
-/// Stages of one side, and what part of the whole each is. The writes may be a target's or an
-/// initiator's.
-pub fn with_shares(
-    stages: impl IntoIterator<Item = (impl Into<String>, Distribution)>,
-) -> Vec<StageStat> {
-    let stages: Vec<(String, Distribution)> =
-        stages.into_iter().map(|(stage, seen)| (stage.into(), seen)).collect();
-    let total = stages.iter().map(|(_, seen)| seen.sum()).sum();
-    stages.into_iter().map(|(stage, seen)| StageStat::new(stage, &seen, total)).collect()
-}
-
 /// Where a running target's figures come from. Asking for them disturbs no reactor.
 pub(crate) struct Figures {
     pub(crate) subnqn: String,
-    pub(crate) started: Instant,
-    pub(crate) started_unix_ms: u64,
+    pub(crate) start: Start,
     pub(crate) shared: SharedState,
     /// By reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
@@ -142,8 +80,8 @@ impl Figures {
             schema: Stat::SCHEMA.into(),
             subnqn: self.subnqn.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: self.started_unix_ms,
-            uptime_s: self.started.elapsed().as_secs_f64(),
+            started_unix_ms: self.start.unix_ms,
+            uptime_s: self.start.uptime_s(),
             reactors: self.counters.len(),
             connections: lock(&self.shared).connections(),
             counters: Counter::ALL.iter().map(|c| (c.name().to_owned(), count(*c))).collect(),
@@ -153,8 +91,24 @@ impl Figures {
     }
 }
 
+impl Source for Figures {
+    fn about(&self) -> &str {
+        "A Rio target's metrics"
+    }
+
+    fn open_metrics(&self) -> Result<String, Untold> {
+        Ok(exposition::metrics(self.stat())?)
+    }
+
+    fn json(&self) -> Result<String, Untold> {
+        riopipe_metrics::to_json(&self.stat())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use riopipe_session::stages::Distribution;
+
     use super::*;
 
     fn seen(times: &[(u64, u64)]) -> Distribution {

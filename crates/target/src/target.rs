@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
+use riopipe_metrics::{Endpoint, Start};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
@@ -19,7 +20,6 @@ use crate::counters::Counters;
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, open_volumes};
 use crate::mail::Mailboxes;
-use crate::metrics::Endpoint;
 use crate::reactor::{Control, Order, Parts, Reactor};
 use crate::stat::{Figures, Stat};
 
@@ -196,10 +196,7 @@ impl Target {
         let next_conn = Arc::new(AtomicU64::new(1));
         let figures = Arc::new(Figures {
             subnqn: settled.subnqn.clone(),
-            started: Instant::now(),
-            started_unix_ms: SystemTime::UNIX_EPOCH
-                .elapsed()
-                .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+            start: Start::now(),
             shared: Arc::clone(&shared),
             counters: (0..reactors).map(|_| Arc::new(Counters::default())).collect(),
             stages: Arc::new(Stages::of_target()),
@@ -250,7 +247,7 @@ impl Target {
             running.threads.push(thread);
         }
         if let Some(listener) = metrics {
-            running.metrics = Some(Endpoint::start(listener, Arc::clone(&running.figures))?);
+            running.metrics = Some(Endpoint::start(listener, Arc::clone(&running.figures) as _)?);
         }
         for address in &running.addresses {
             tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
