@@ -1,24 +1,26 @@
 //! Figures over HTTP, for this machine only.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use riopipe_net::{
-    Interest, ListenError, Listener, Poller, PollerError, Received, Socket, Waker, wait_readable,
-    wait_writable,
-};
+use riopipe_net::{Event, Interest, ListenError, Listener, Poller, PollerError, Waker};
 
 use crate::address::{AddressError, check_address};
-use crate::http::{HEAD_BYTES_MAX, respond};
+use crate::client::Client;
 use crate::source::Source;
 
-/// Who asks has so long, from the connection to the answer's last byte: the next one waits.
+/// Who asks has so long, from the connection to the answer's last byte.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// So many may be asking at a time. The next one takes the place of the oldest: whoever means to
+/// ask has done so long before as many others have come.
+const CLIENTS_MAX: usize = 16;
 /// When accepting fails for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The listener's name at the poller; clients count up from it.
+const LISTENER: u64 = 0;
 
 /// Why figures can't be served at an address.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +36,7 @@ pub enum MetricsError {
     Poller(#[from] PollerError),
 }
 
-/// Serves figures until it is dropped: one thread, one request at a time, nothing kept.
+/// Serves figures until it is dropped: one thread, a few clients at a time, nothing kept.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -61,11 +63,13 @@ impl Endpoint {
     /// No descriptors left, or no thread could be started.
     pub fn start(listener: Listener, source: Arc<dyn Source>) -> Result<Self, PollerError> {
         let poller = Poller::new()?;
-        poller.add(&listener, 0, Interest::Read)?;
+        poller.add(&listener, LISTENER, Interest::Read)?;
         let (address, waker) = (listener.local_addr(), poller.waker());
+        let desk =
+            Desk { listener, poller, source, clients: VecDeque::new(), next_token: LISTENER + 1 };
         let thread = std::thread::Builder::new()
             .name("metrics".into())
-            .spawn(move || serve(&listener, &poller, source.as_ref()))
+            .spawn(move || desk.serve())
             .map_err(|source| PollerError { what: "start the thread for metrics", source })?;
         Ok(Self { address, waker, thread: Some(thread) })
     }
@@ -88,22 +92,55 @@ impl Drop for Endpoint {
     }
 }
 
-fn serve(listener: &Listener, poller: &Poller, source: &dyn Source) {
-    let mut events = Vec::new();
-    loop {
-        match poller.wait(&mut events, None) {
-            Ok(false) => {}
-            Ok(true) => return,
-            Err(error) => {
-                tracing::error!(%error, "metrics are no longer served");
-                return;
+/// What the thread has.
+struct Desk {
+    listener: Listener,
+    poller: Poller,
+    source: Arc<dyn Source>,
+    /// In the order in which they came, hence also in that of their deadlines.
+    clients: VecDeque<Client>,
+    next_token: u64,
+}
+
+impl Desk {
+    fn serve(mut self) {
+        let mut events = Vec::new();
+        loop {
+            let due = self.clients.front().map(|oldest| oldest.deadline);
+            let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+            match self.poller.wait(&mut events, left) {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => {
+                    tracing::error!(%error, "metrics are no longer served");
+                    return;
+                }
+            }
+            for event in &events {
+                self.go_on(event);
+            }
+            let now = Instant::now();
+            while self.clients.front().is_some_and(|oldest| oldest.deadline <= now) {
+                self.give_up_oldest();
+            }
+            // One, then a look whether to end: those who wait are told of again.
+            if events.iter().any(|event| event.token == LISTENER) {
+                self.accept(now);
             }
         }
-        // One, then a look whether to end: those who wait are told of again.
-        match listener.accept() {
+    }
+
+    fn accept(&mut self, now: Instant) {
+        match self.listener.accept() {
             Ok(Some(socket)) => {
-                if answer(&socket, source).is_none() {
-                    tracing::debug!(peer = %socket.peer(), "somebody asked for metrics and left");
+                if self.clients.len() == CLIENTS_MAX {
+                    self.give_up_oldest();
+                }
+                let token = self.next_token;
+                self.next_token += 1;
+                match self.poller.add(&socket, token, Interest::Read) {
+                    Ok(()) => self.clients.push_back(Client::new(socket, token, now + PATIENCE)),
+                    Err(error) => tracing::warn!(%error, "metrics"),
                 }
             }
             Ok(None) => {}
@@ -113,47 +150,29 @@ fn serve(listener: &Listener, poller: &Poller, source: &dyn Source) {
             }
         }
     }
-}
 
-/// Reads one request and answers it; `None` if there was nobody to answer.
-fn answer(socket: &Socket, source: &dyn Source) -> Option<()> {
-    let deadline = Instant::now() + PATIENCE;
-    let left = || deadline.checked_duration_since(Instant::now());
-    let mut head = [0; HEAD_BYTES_MAX];
-    let mut len = 0;
-    let bytes = loop {
-        // A head that is full has an answer in any case.
-        if let Some(bytes) = respond(&head[..len], source) {
-            break bytes;
-        }
-        match socket.recv(&mut head[len..]).ok()? {
-            Received::Bytes(more) => len += more,
-            Received::Closed => return None,
-            Received::WouldBlock => {
-                wait_readable(socket.as_fd(), left()?).ok()?;
-            }
-        }
-    };
-    let mut rest = &bytes[..];
-    while !rest.is_empty() {
-        match socket.send([rest]).ok()? {
-            0 => {
-                wait_writable(socket.as_fd(), left()?).ok()?;
-            }
-            sent => rest = &rest[sent..],
+    /// Something has happened to a client; others have a token that nobody has, or had.
+    fn go_on(&mut self, event: &Event) {
+        let Some(at) = self.clients.iter().position(|client| client.token == event.token) else {
+            return;
+        };
+        let client = &mut self.clients[at];
+        let waits_for = client.go_on(self.source.as_ref()).unwrap_or_else(|error| {
+            tracing::debug!(%error, "somebody asked for metrics and left");
+            None
+        });
+        let watched = waits_for.map(|interest| {
+            let Client { socket, token, .. } = &*client;
+            self.poller.modify(socket, *token, interest)
+        });
+        if !matches!(watched, Some(Ok(()))) {
+            self.clients.remove(at);
         }
     }
-    socket.finish_sending();
-    // Closing it over unread input would take the answer back.
-    loop {
-        match socket.recv(&mut head).ok()? {
-            Received::Bytes(_) => {
-                left()?;
-            }
-            Received::Closed => return Some(()),
-            Received::WouldBlock => {
-                wait_readable(socket.as_fd(), left()?).ok()?;
-            }
+
+    fn give_up_oldest(&mut self) {
+        if let Some(Client { socket, .. }) = self.clients.pop_front() {
+            tracing::debug!(peer = %socket.peer(), "somebody asked for metrics too slowly");
         }
     }
 }
@@ -208,6 +227,45 @@ mod tests {
         let first = endpoint(0);
         let taken = Endpoint::bind(&first.address().to_string(), Arc::new(Thing(0))).unwrap_err();
         assert!(matches!(taken, MetricsError::Listen(_)), "{taken}");
+    }
+
+    /// Served one after another, each of the silent ones would cost a second.
+    #[test]
+    fn silent_clients_keep_nobody_waiting() {
+        let endpoint = endpoint(10);
+        let began = Instant::now();
+        let silent: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&endpoint)).collect();
+        for _ in 0..5 {
+            assert!(get(&endpoint, "/metrics").ends_with("mmmmmmmmmm"));
+        }
+        assert!(began.elapsed() < 10 * PATIENCE, "{:?}", began.elapsed());
+        // The first were dropped for the last ones, who are dropped when their time is up.
+        for mut socket in silent {
+            assert!(!matches!(socket.read(&mut [0; 1]), Ok(1)));
+        }
+        let took = began.elapsed();
+        assert!(took >= PATIENCE && took < 20 * PATIENCE, "{took:?}");
+        assert!(get(&endpoint, "/stat").ends_with("{}"));
+    }
+
+    #[test]
+    fn who_speaks_slowly_and_who_reads_slowly_are_served_beside_others() {
+        // More than the kernel takes at once.
+        let bytes = 16 << 20;
+        let endpoint = endpoint(bytes);
+        let mut reader = connect(&endpoint);
+        reader.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut speaker = connect(&endpoint);
+        for part in ["GET /st", "at HTTP/1.1\r", "\n\r\n"] {
+            speaker.write_all(part.as_bytes()).unwrap();
+            assert!(get(&endpoint, "/").starts_with("HTTP/1.1 404 "));
+        }
+        let mut answer = String::new();
+        speaker.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("{}"), "{answer}");
+        let mut answer = Vec::new();
+        reader.read_to_end(&mut answer).unwrap();
+        assert!(answer.len() > bytes, "{} of {bytes} bytes", answer.len());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! how they are encoded ([`exposition`]).
 
 mod address;
+mod client;
 mod endpoint;
 pub mod exposition;
 mod http;
