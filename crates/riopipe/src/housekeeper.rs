@@ -16,6 +16,7 @@ use riopipe_order::attribute::StreamId;
 
 use crate::lanes::{Lanes, Side};
 use crate::shared::lock;
+use crate::watched::Watched;
 
 /// An owner that has not called for so long is taken to be elsewhere.
 const AWAY_NS: u64 = 50_000_000;
@@ -86,6 +87,14 @@ impl Housekeeper {
     /// All open streams.
     pub(crate) fn streams(&self) -> Vec<Charge> {
         lock(&self.state).streams.values().cloned().collect()
+    }
+
+    /// What is published of all open streams. Their lanes are not touched: whoever asks can't be
+    /// the last to have them.
+    pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched>)> {
+        let state = lock(&self.state);
+        let watched = |(id, charge): (&StreamId, &Charge)| (*id, Arc::clone(&charge.side.watched));
+        state.streams.iter().map(watched).collect()
     }
 
     /// A stream that is minded has work again, or its owner is back.

@@ -38,6 +38,12 @@
 //! - **A stream fails.** Every call says why, others go on, and [`Stream::reopen`] undoes what is
 //!   beyond its last whole group and brings it back.
 //!
+//! # What it is doing
+//!
+//! [`Volume::stat`] tells how far each stream is and where the time of the groups goes;
+//! [`Volume::serve_metrics`] tells it to Prometheus and to `rio volume stat`, at a loopback address.
+//! Neither keeps a stream waiting.
+//!
 //! # Threads
 //!
 //! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
@@ -65,6 +71,7 @@ mod recover;
 mod recovery;
 mod shared;
 mod start;
+mod stat;
 mod stream;
 mod sync;
 pub mod undone;
@@ -82,12 +89,16 @@ pub use identity::ConnectOptions;
 pub use info::{MemberInfo, VolumeInfo};
 pub use piece::Buf;
 pub use recovery::{BlockRange, InPlaceRange, Recovery, Steps, StreamRecovery};
+pub use riopipe_metrics::{
+    Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource, StageStat,
+};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_order::engine::{EngineKind, Marks, Place};
 pub use riopipe_session::claim::ClaimError;
 pub use riopipe_session::stages;
 pub use riopipe_session::wire::LogKind;
+pub use stat::{StreamStat, TargetLink, VolumeStat};
 pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
 pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};
 

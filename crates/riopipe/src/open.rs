@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use riopipe_metrics::Start;
 use riopipe_net::{Poller, PollerError};
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::EngineKind;
@@ -338,6 +339,7 @@ fn inner(
         ledger,
         housekeeper,
         stages: Arc::new(Stages::of_initiator()),
+        opened: Start::now(),
         recovering: Mutex::default(),
         info,
     })

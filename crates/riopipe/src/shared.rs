@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use riopipe_metrics::Start;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
@@ -43,6 +44,7 @@ pub(crate) struct Inner {
     pub(crate) housekeeper: Arc<Housekeeper>,
     /// Where the time of the streams' groups goes.
     pub(crate) stages: Arc<Stages>,
+    pub(crate) opened: Start,
     /// One recovery at a time: they share the queue to the drives.
     pub(crate) recovering: Mutex<()>,
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use riopipe_metrics::{Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
 use riopipe_session::{stages, wire};
@@ -18,6 +19,7 @@ use crate::lanes::Side;
 use crate::open::{self, Way};
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
+use crate::stat::{Told, VolumeStat};
 use crate::stream::{Stream, StreamOptions};
 use crate::{assemble, create, start};
 
@@ -248,6 +250,53 @@ impl Volume {
     #[must_use]
     pub fn stages(&self) -> Vec<(stages::Stage, stages::Distribution)> {
         self.inner.stages.snapshot().collect()
+    }
+
+    /// What it is doing: its targets, how far its open streams are, and where the time of their
+    /// groups has gone. May be asked at any time, from any thread; no stream waits for it.
+    #[must_use]
+    pub fn stat(&self) -> VolumeStat {
+        self.inner.stat()
+    }
+
+    /// Tells what it is doing over HTTP, at `address` (`host:port`; port 0 takes a free one), until
+    /// the guard is dropped: `/metrics` as OpenMetrics text for Prometheus, `/stat` as the JSON of
+    /// [`stat`](Self::stat), which `rio volume stat` shows. One thread does it, which sleeps until
+    /// somebody asks. There is no authentication, so the address must be a loopback one.
+    ///
+    /// The guard doesn't keep the volume open. When the volume and all its streams are gone, who
+    /// asks is told so.
+    ///
+    /// ```no_run
+    /// use riopipe::{OpenOptions, StreamOptions, Volume};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let members = ["10.0.0.1:4420".parse()?];
+    /// let (volume, _) = Volume::open("db", &members, &OpenOptions::default())?;
+    /// let metrics = volume.serve_metrics("127.0.0.1:9421")?;
+    /// eprintln!("what the volume is doing: rio volume stat {}", metrics.address());
+    /// let stream = volume.stream(0, &StreamOptions::default())?;
+    /// // … write; then, to ask it here:
+    /// for stream in volume.stat().streams {
+    ///     eprintln!("stream {}: durable up to group {}", stream.id, stream.durable);
+    /// }
+    /// # stream.close()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`MetricsError`]: other machines could reach the address, it is taken, or this process has
+    /// no descriptors left.
+    pub fn serve_metrics(&self, address: &str) -> Result<MetricsEndpoint, MetricsError> {
+        MetricsEndpoint::bind(address, self.figures())
+    }
+
+    /// The same figures for programs that serve metrics themselves: as OpenMetrics text and as
+    /// JSON. It doesn't keep the volume open either.
+    #[must_use]
+    pub fn figures(&self) -> Arc<dyn MetricsSource> {
+        Arc::new(Told(Arc::downgrade(&self.inner)))
     }
 
     /// The engine that runs.

@@ -2,6 +2,7 @@
 
 mod crash;
 mod lives;
+mod metrics;
 mod reconnect;
 mod recovery;
 mod reopen;

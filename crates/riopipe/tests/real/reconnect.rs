@@ -134,6 +134,9 @@ fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
     let text = failure.to_string();
     assert!(text.contains(&nodes[1].addr().port().to_string()), "{text}");
     assert!(stream.watch().has_failed());
+    let stat = volume.stat();
+    assert!(stat.streams[0].failed, "{stat:?}");
+    assert_eq!(stat.targets.iter().map(|t| t.connected).collect::<Vec<_>>(), [true, false]);
     let error = stream.reopen().unwrap_err().to_string();
     assert!(error.contains("away") && error.contains(&nodes[1].addr().to_string()), "{error}");
     nodes[1].start();

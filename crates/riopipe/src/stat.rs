@@ -1,0 +1,254 @@
+//! What an open volume tells about itself while it is in use.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use riopipe_metrics::exposition::{gauges, info, stages, text, uptime};
+use riopipe_metrics::{Source, StageStat, Untold, to_json, with_shares};
+use riopipe_session::stages::ONE_IN;
+use serde::{Deserialize, Serialize};
+
+use crate::keeper::Server;
+use crate::shared::Inner;
+
+/// What an open volume tells about itself: what `rio volume stat` shows, and `/stat` serves as
+/// JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeStat {
+    /// [`VolumeStat::SCHEMA`].
+    pub schema: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The engine that runs.
+    pub engine: String,
+    /// The owner's generation.
+    pub generation: u32,
+    /// The library's version.
+    pub version: String,
+    /// When it was opened, milliseconds since 1970.
+    pub opened_unix_ms: u64,
+    /// How long it has been open, seconds.
+    pub uptime_s: f64,
+    /// Its targets, in the order of its members.
+    pub targets: Vec<TargetLink>,
+    /// The streams that are open, by their ids.
+    pub streams: Vec<StreamStat>,
+    /// One group in so many is traced, on average.
+    pub sampled_one_in: u64,
+    /// An initiator's stages of the traced groups, of all streams together, in the order in which
+    /// a group goes through them.
+    pub stages: Vec<StageStat>,
+}
+
+/// A target of an open volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetLink {
+    /// Where it is, as `host:port`.
+    pub address: String,
+    /// Its subsystem.
+    pub subnqn: String,
+    /// Whether it is there, as far as this side has noticed. While it is not, streams wait for it.
+    pub connected: bool,
+}
+
+/// How far an open stream is. Marks are places in its sequence of groups, which goes on when the
+/// volume is opened again: they are no counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamStat {
+    /// Which.
+    pub id: u16,
+    /// The group up to which all are complete.
+    pub complete: u64,
+    /// The group up to which all are durable.
+    pub durable: u64,
+    /// Whether it has failed, and has not been reopened.
+    pub failed: bool,
+}
+
+impl VolumeStat {
+    /// What [`schema`](Self::schema) says. The number changes if the meaning of a key has to.
+    pub const SCHEMA: &str = "rio-volume-stat/1";
+
+    /// What has happened since `before`: its stages are those of the time between the two, which
+    /// `uptime_s` says. Marks stay what they are. If the volume has been opened again meanwhile,
+    /// what has happened since that.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = self.clone();
+        if self.is_same_life(before) {
+            since.uptime_s -= before.uptime_s;
+            since.stages = riopipe_metrics::since(&self.stages, &before.stages);
+        }
+        since
+    }
+
+    /// Whether both were told between one opening of one volume and its end.
+    #[must_use]
+    pub fn is_same_life(&self, other: &Self) -> bool {
+        let life = |stat: &Self| (stat.volume.clone(), stat.generation, stat.opened_unix_ms);
+        life(self) == life(other)
+    }
+}
+
+impl Inner {
+    /// The figures now. Takes what the streams have published, and waits for none of them.
+    pub(crate) fn stat(&self) -> VolumeStat {
+        let target = |server: &Arc<Server>| TargetLink {
+            address: server.name.clone(),
+            subnqn: server.addr.nqn.clone().unwrap_or_default(),
+            connected: server.desk.absence().is_none(),
+        };
+        let streams = self.housekeeper.watched().into_iter().map(|(id, watched)| {
+            let marks = watched.marks();
+            StreamStat {
+                id: id.0,
+                complete: marks.complete.0,
+                durable: marks.durable.0,
+                failed: watched.has_failed(),
+            }
+        });
+        VolumeStat {
+            schema: VolumeStat::SCHEMA.into(),
+            volume: self.name.clone(),
+            engine: self.engine.name().into(),
+            generation: self.generation,
+            version: env!("CARGO_PKG_VERSION").into(),
+            opened_unix_ms: self.opened.unix_ms,
+            uptime_s: self.opened.uptime_s(),
+            targets: self.servers.iter().map(target).collect(),
+            streams: streams.collect(),
+            sampled_one_in: ONE_IN,
+            stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
+        }
+    }
+}
+
+/// What an endpoint has of a volume: not enough to keep it open.
+pub(crate) struct Told(pub(crate) Weak<Inner>);
+
+impl Told {
+    fn stat(&self) -> Result<VolumeStat, Untold> {
+        // Let go at once: who closes the volume is not kept waiting for the figures to be sent.
+        let inner = self.0.upgrade().ok_or(Untold::Gone("the volume has been closed"))?;
+        Ok(inner.stat())
+    }
+}
+
+impl Source for Told {
+    fn about(&self) -> &str {
+        "A Rio volume's metrics"
+    }
+
+    fn open_metrics(&self) -> Result<String, Untold> {
+        Ok(text(Page(self.stat()?))?)
+    }
+
+    fn json(&self) -> Result<String, Untold> {
+        to_json(&self.stat()?)
+    }
+}
+
+#[derive(Debug)]
+struct Page(VolumeStat);
+
+impl Collector for Page {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(stat) = self;
+        let about = [
+            ("volume", stat.volume.clone()),
+            ("engine", stat.engine.clone()),
+            ("generation", stat.generation.to_string()),
+            ("version", stat.version.clone()),
+        ];
+        info(&mut to, "rio_volume", "The open volume", &about)?;
+        uptime(&mut to, "How long the volume has been open", stat.uptime_s)?;
+        let connected = stat.targets.iter().map(|target| {
+            let labels = [("target", target.address.as_str()), ("subnqn", target.subnqn.as_str())];
+            (labels, u64::from(target.connected))
+        });
+        let help = "Whether the target is there, as far as the volume has noticed";
+        gauges(&mut to, "rio_target_connected", help, connected)?;
+        let streams = |of: fn(&StreamStat) -> u64| {
+            stat.streams.iter().map(move |stream| ([("stream", stream.id.to_string())], of(stream)))
+        };
+        let help = "The group up to which all of the stream are complete";
+        gauges(&mut to, "rio_stream_complete_group", help, streams(|stream| stream.complete))?;
+        let help = "The group up to which all of the stream are durable";
+        gauges(&mut to, "rio_stream_durable_group", help, streams(|stream| stream.durable))?;
+        let help = "Whether the stream has failed";
+        gauges(&mut to, "rio_stream_failed", help, streams(|stream| stream.failed.into()))?;
+        stages(&mut to, &stat.stages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_session::stages::Distribution;
+
+    use super::*;
+
+    fn stat(uptime_s: f64, complete: u64, wire: &[(u64, u64)]) -> VolumeStat {
+        let sum = wire.iter().map(|(ns, count)| ns * count).sum();
+        let wire = Distribution::from_filled(wire, sum, wire.last().map_or(0, |(ns, _)| *ns));
+        let target = |port: u16, connected| TargetLink {
+            address: format!("127.0.0.1:{port}"),
+            subnqn: "nqn.2026-11.com.example:d".into(),
+            connected,
+        };
+        VolumeStat {
+            schema: VolumeStat::SCHEMA.into(),
+            volume: "journal".into(),
+            engine: "rio".into(),
+            generation: 7,
+            version: "0".into(),
+            opened_unix_ms: 1_000,
+            uptime_s,
+            targets: vec![target(1, true), target(2, false)],
+            streams: vec![
+                StreamStat { id: 0, complete, durable: complete - 1, failed: false },
+                StreamStat { id: 3, complete: 9, durable: 9, failed: true },
+            ],
+            sampled_one_in: ONE_IN,
+            stages: with_shares([("wire", wire)]),
+        }
+    }
+
+    #[test]
+    fn between_two_looks_stages_count_and_marks_stay() {
+        let before = stat(10.0, 100, &[(31, 1)]);
+        let now = stat(15.0, 160, &[(31, 3)]);
+        let since = now.since(&before);
+        assert_eq!((since.uptime_s, since.streams[0].complete), (5.0, 160));
+        assert_eq!((since.stages[0].count, since.stages[0].sum_ns), (2, 62));
+        let opened_again = VolumeStat { generation: 8, ..now };
+        assert_eq!(opened_again.since(&before), opened_again);
+        let json = to_json(&opened_again).unwrap();
+        assert!(
+            json.starts_with("{\"schema\":\"rio-volume-stat/1\",\"volume\":\"journal\""),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn what_prometheus_reads() {
+        let page = text(Page(stat(1.5, 100, &[(100, 2)]))).unwrap();
+        for line in [
+            "# TYPE rio_volume info",
+            "rio_uptime_seconds 1.5",
+            "rio_target_connected{target=\"127.0.0.1:2\",subnqn=\"nqn.2026-11.com.example:d\"} 0",
+            "rio_stream_complete_group{stream=\"0\"} 100",
+            "rio_stream_durable_group{stream=\"0\"} 99",
+            "rio_stream_failed{stream=\"0\"} 0",
+            "rio_stream_failed{stream=\"3\"} 1",
+            "rio_stages_sampled_one_in 256.0",
+            "rio_stage_seconds_count{stage=\"wire\"} 2",
+            "# EOF",
+        ] {
+            assert!(page.lines().any(|found| found == line), "no {line:?} in\n{page}");
+        }
+        let info = "rio_volume_info{volume=\"journal\",engine=\"rio\",generation=\"7\"";
+        assert!(page.contains(info), "{page}");
+    }
+}
