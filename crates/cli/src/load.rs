@@ -68,11 +68,11 @@ impl Load {
         interrupt: &Interrupt,
         target_cpu_ns: impl Fn() -> Option<u64>,
     ) -> Result<Sample, Failure> {
-        self.run_traced(engine, interrupt, target_cpu_ns).map(|(sample, _)| sample)
+        self.run_traced(engine, interrupt, target_cpu_ns, |_| ()).map(|(sample, _)| sample)
     }
 
     /// The same, and where the time of the groups went on the initiator's side; that has the
-    /// warming up in it.
+    /// warming up in it. `opened` sees the volume before anything is written.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -81,6 +81,7 @@ impl Load {
         engine: EngineKind,
         interrupt: &Interrupt,
         target_cpu_ns: impl Fn() -> Option<u64>,
+        opened: impl FnOnce(&Volume),
     ) -> Result<(Sample, Vec<(Stage, Distribution)>), Failure> {
         let options = OpenOptions {
             engine: Some(engine),
@@ -89,6 +90,7 @@ impl Load {
         };
         let (volume, _recovery) = Volume::open(&self.volume, &self.members, &options)
             .map_err(|error| open_failure(&error))?;
+        opened(&volume);
         let result = self.run_on(&volume, interrupt, target_cpu_ns);
         let stages = volume.stages();
         let closed = volume.close().map_err(|error| {

@@ -5,7 +5,7 @@ use riopipe_lab::{
     terminal::{Colour, Terminal},
     units,
 };
-use riopipe_target::StageStat;
+use riopipe_metrics::StageStat;
 
 /// Columns of a bar that stands for all the time.
 const BAR: f64 = 20.0;
@@ -47,7 +47,7 @@ fn bar(share: f64, unicode: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use riopipe_target::with_shares;
+    use riopipe_metrics::with_shares;
 
     use super::*;
 

@@ -205,6 +205,7 @@ Examples:
   rio bench run --engine none,rio --log block:{},size=2M
   rio bench run --pattern seq --batch 16 --merge off
   rio bench run --engine rio --depth 32 --stages           where does the time go?
+  rio bench run --engine rio --time 60 --metrics 127.0.0.1:9421     watched by `rio volume stat`
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
 pub struct Run {
     /// Ways to keep order: none, sync, rio; several separated by commas
@@ -224,6 +225,11 @@ pub struct Run {
     /// themselves (`rio target stat`)
     #[arg(long)]
     pub stages: bool,
+    /// Loopback address where the volume tells, over HTTP, what it is doing while it is written to,
+    /// one run after the other: /metrics for Prometheus, /stat as JSON, which `rio volume stat`
+    /// shows; port 0 takes a free one, said on standard error [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<String>,
     /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
     pub wait: SpinPolicy,

@@ -2,12 +2,13 @@
 
 mod compare;
 mod floor;
+mod metrics;
 mod recovery;
 mod stages;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use riopipe::{ConnectOptions, EngineKind, MemberAddr};
+use riopipe::{ConnectOptions, EngineKind, MemberAddr, Volume};
 use riopipe_lab::{
     floor::FloorOptions,
     harness::Window,
@@ -55,6 +56,8 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     // Asked before we begin: afterwards the load is our own.
     let machine = Machine::this();
     let interrupt = Interrupt::watch()?;
+    let metrics = args.metrics.as_deref().map(|address| metrics::Metrics::at(address, output));
+    let metrics = metrics.transpose()?;
     let place = Place::prepare(args)?;
     let floor_drive = match args.floor {
         true => Some(floor::drive(FLOOR_DRIVE)?),
@@ -76,7 +79,12 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
             let sample = match (engines.get(index), &floor_drive) {
                 (Some(engine), _) => {
                     let before = stages::Seen::by(place.targets());
-                    load.run_traced(*engine, &interrupt, || place.target_cpu_ns()).map(
+                    let opened = |volume: &Volume| {
+                        if let Some(metrics) = &metrics {
+                            metrics.tell_of(volume);
+                        }
+                    };
+                    load.run_traced(*engine, &interrupt, || place.target_cpu_ns(), opened).map(
                         |(sample, volume)| {
                             traced[index].add(&volume, &before, place.targets());
                             sample

@@ -2,6 +2,7 @@
 
 pub(super) mod copy;
 mod recover;
+mod stat;
 mod view;
 
 use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume};
@@ -19,6 +20,7 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
     match command {
         args::Volume::Create(args) => create(&args, output),
         args::Volume::Show(args) => show(&args, output),
+        args::Volume::Stat(args) => stat::run(&args, output),
         args::Volume::Recover(args) => recover::run(&args, output),
         args::Volume::Write(args) => copy::write(&args, output),
         args::Volume::Read(args) => copy::read(&args, output),

@@ -8,4 +8,5 @@ mod measure;
 mod serve;
 mod site;
 mod stat;
+mod volume_stat;
 mod volumes;

@@ -47,7 +47,7 @@ fn http(address: &str, request: &str) -> String {
     answer
 }
 
-fn get(address: &str, path: &str) -> String {
+pub(crate) fn get(address: &str, path: &str) -> String {
     http(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n"))
 }
 
