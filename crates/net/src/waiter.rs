@@ -182,7 +182,7 @@ impl Waiter {
                 Next::Sleep
             }
             State::Woken { since } => {
-                // `now` is a little late: after the work that ended the wait, not before. That
+                // `now` may be a little late: after the work that ended the wait, not before. That
                 // errs towards sleeping by one round, and saves reading the clock twice.
                 self.adapt(now.saturating_sub(since));
                 self.begin(now)

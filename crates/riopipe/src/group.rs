@@ -37,7 +37,7 @@ impl<'a> Group<'a> {
     /// that the volume may still recover to needs it.
     #[inline]
     pub fn write(self, lba: u64, mut data: Buf, place: Place) -> Self {
-        let Staged { writes, bufs } = &mut self.stream.staged;
+        let Staged { writes, bufs } = self.stream.staged.get_mut();
         writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.piece()) });
         bufs.push(data);
         self
@@ -46,7 +46,7 @@ impl<'a> Group<'a> {
     /// Makes `blocks` at `lba` read as zeroes. Their old content must be as dispensable as for
     /// [`Place::Fresh`].
     pub fn discard(self, lba: u64, blocks: u32) -> Self {
-        self.stream.staged.writes.push(Write { lba, blocks, op: Op::Discard });
+        self.stream.staged.get_mut().writes.push(Write { lba, blocks, op: Op::Discard });
         self
     }
 

@@ -197,6 +197,20 @@ impl fmt::Debug for Piece {
     }
 }
 
+/// Something that is only reached through `&mut`: it may be shared, since sharing it shows nothing.
+/// What a stream stages is; a stream itself may be, because a future that looks at one has to be.
+#[derive(Default)]
+pub(crate) struct Exclusive<T>(T);
+
+// SAFETY: a shared reference gives no access to what is in it.
+unsafe impl<T: Send> Sync for Exclusive<T> {}
+
+impl<T> Exclusive<T> {
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
 /// Buffers ready to be handed out again, by length.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
@@ -225,7 +239,7 @@ impl Pool {
     /// Takes back a buffer to which nothing refers, if there is room.
     pub(crate) fn give(&mut self, buf: Buf) {
         let len = buf.len();
-        if self.bytes + len as u64 > self.bytes_max {
+        if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
             return;
         }
         self.bytes += len as u64;
@@ -330,6 +344,15 @@ mod tests {
         kept.give_back(Seq(7), &mut pool);
         assert_eq!((kept.bufs.len(), kept.late.len()), (0, 0));
         assert_eq!(pool.take(BLOCK_BYTES).as_ptr(), address, "reused");
+    }
+
+    #[test]
+    fn streams_go_from_thread_to_thread_and_may_be_looked_at() {
+        fn is_send<T: Send>() {}
+        fn is_shared<T: Send + Sync>() {}
+        is_send::<Piece>();
+        is_shared::<Buf>();
+        is_shared::<crate::Stream>();
     }
 
     #[test]

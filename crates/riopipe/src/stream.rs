@@ -15,7 +15,7 @@ use crate::error::{
 use crate::group::{Group, Staged};
 use crate::housekeeper::Charge;
 use crate::lanes::{Lanes, Side};
-use crate::piece::{Buf, Piece, Pool};
+use crate::piece::{Buf, Exclusive, Piece, Pool};
 use crate::recovery::StreamRecovery;
 use crate::shared::Inner;
 use crate::start;
@@ -112,7 +112,7 @@ pub struct Stream {
     side: Arc<Side>,
     waiter: Waiter,
     pool: Pool,
-    pub(crate) staged: Staged,
+    pub(crate) staged: Exclusive<Staged>,
     unsent: usize,
     /// Up to here the engine has forgotten payload.
     forgotten: Seq,
@@ -143,7 +143,7 @@ impl Stream {
             side,
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
-            staged: Staged::default(),
+            staged: Exclusive::default(),
             unsent: 0,
             forgotten: start,
             volume,
@@ -408,16 +408,17 @@ impl Stream {
     /// Takes back what was staged and never submitted.
     #[inline]
     pub(crate) fn unstage(&mut self) {
-        self.staged.writes.clear();
-        while let Some(buf) = self.staged.bufs.pop() {
+        let staged = self.staged.get_mut();
+        staged.writes.clear();
+        while let Some(buf) = staged.bufs.pop() {
             self.pool.give(buf);
         }
     }
 
     /// What can be told about a group before it is submitted.
-    fn check(&self) -> Result<(), Why> {
+    fn check(&mut self) -> Result<(), Why> {
         let volume = self.volume.topology.blocks();
-        let writes = &self.staged.writes;
+        let writes = &self.staged.get_mut().writes;
         for write in writes {
             let (lba, blocks) = (write.lba, write.blocks);
             let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
@@ -438,22 +439,25 @@ impl Stream {
         }
         let mut lanes = taken(&self.lanes, &self.volume);
         let traced = lanes.session.traces_next().then(now_ns);
-        match lanes.session.admit(&mut self.staged.writes, tag, durable) {
+        let staged = self.staged.get_mut();
+        match lanes.session.admit(&mut staged.writes, tag, durable) {
             Ok(seq) => {
                 if let Some(since) = traced {
                     lanes.session.trace(seq, since, now_ns());
                 }
                 if let Some(ledger) = &self.volume.ledger {
-                    let writes = self.staged.writes.iter();
+                    let writes = staged.writes.iter();
                     ledger.note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
                 }
+                // First of all, as long as the flag is held: what is left here of a write that was
+                // cut is counted with its parts there.
+                staged.writes.clear();
+                lanes.kept.keep(seq, staged.bufs.drain(..));
                 self.unsent += 1;
                 if self.unsent >= UNSENT_MAX {
                     self.unsent = 0;
                     lanes.send();
                 }
-                self.staged.writes.clear();
-                lanes.kept.keep(seq, self.staged.bufs.drain(..));
                 Ok(seq)
             }
             Err(refusal) => {
@@ -473,8 +477,9 @@ impl Stream {
     /// Hands the staged buffers back; the pieces that point into them go first.
     #[cold]
     fn refused(&mut self, why: Why) -> SubmitError {
-        self.staged.writes.clear();
-        SubmitError { why, bufs: std::mem::take(&mut self.staged.bufs) }
+        let staged = self.staged.get_mut();
+        staged.writes.clear();
+        SubmitError { why, bufs: std::mem::take(&mut staged.bufs) }
     }
 }
 

@@ -104,8 +104,10 @@ struct Slot<P> {
     /// R2Ts that came in one call of `receive`, and which call that was: none of them can have
     /// been answered when the next was sent.
     r2ts: (u32, u32),
-    /// Where in the outbox what was sent for it ends: an answer to what has not left comes from
-    /// nobody who has seen it, and what waits to be sent would have no bound (T18).
+    /// Where in the outbox its capsule ends, without data, and where all does that was sent for it:
+    /// an answer to what has not left comes from nobody who has seen it, and what waits to be sent
+    /// would have no bound (T18).
+    capsule_end: u64,
     end: u64,
     /// What R2Ts will ask for. The vector is kept for the next command.
     pieces: Vec<P>,
@@ -156,6 +158,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
                     len: 0,
                     moved: 0,
                     ended: false,
+                    capsule_end: 0,
                     end: 0,
                     r2ts: (0, 0),
                     pieces: Vec::new(),
@@ -323,6 +326,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         });
         let tx = &self.tx;
         out.push_bytes(|b| tx.capsule_cmd(&sqe, if in_capsule { len } else { 0 }, b));
+        slot.capsule_end = out.end();
         if let Data::Bytes(bytes) = data {
             out.push_bytes(|b| {
                 b.extend_from_slice(bytes);
@@ -490,9 +494,9 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             return Err(PduError::header(20, "a completion of no command in flight").into());
         };
         let mut cqe = *cqe;
-        // A write may fail while its data is still being sent.
-        let may_be_early = slot.moved > 0 && slot.direction == Direction::Out;
-        if !out.has_sent(slot.end) && !(may_be_early && !cqe.status().is_ok()) {
+        // A write may fail while its data is still being sent. Before its capsule, all that was
+        // queued earlier has left: no more than the queue's depth can be there unfinished.
+        if !out.has_sent(if cqe.status().is_ok() { slot.end } else { slot.capsule_end }) {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }
         if cqe.status().is_ok() {

@@ -541,7 +541,7 @@ fn t18_nothing_is_answered_before_it_was_sent() {
     let all = 3 * 72 + 512;
     let cases = [
         ("a completion", resp(2, 0, 0), all),
-        ("a refusal", resp(2, 0x080, 0), all),
+        ("a refusal", resp(2, 0x080, 0), all - 512),
         ("a refusal of a transfer", resp(1, 0x080, 0), 2 * 72),
         ("data", c2h(4, 4, 0, &[0; 16]), 72),
         ("an R2T", r2t(1, 0, 0, 8192), 2 * 72),
