@@ -328,7 +328,11 @@ fn translate(
 #[cold]
 fn explain(error: &IoError, counters: &Counters) -> DeviceError {
     counters.add(Counter::DriveErrors, 1);
-    tracing::error!(%error, "a drive failed");
+    match error.cause() {
+        // Only a modelled drive knows: somebody has cut its power, to see what happens.
+        Cause::PowerLost => tracing::warn!(%error, "a modelled drive has no power"),
+        _ => tracing::error!(%error, "a drive failed"),
+    }
     match error.cause() {
         Cause::OutOfRange { .. } => DeviceError::OutOfRange,
         Cause::NoSpace(_) => DeviceError::NoSpace,
