@@ -164,6 +164,7 @@ struct Writer {
     /// The writes of a group, and whether they still have to be submitted.
     extents: Vec<Extent>,
     staged: bool,
+    /// Their buffers, if they are staged and were refused.
     spare: Vec<Buf>,
 }
 
@@ -249,16 +250,14 @@ impl Writer {
                 self.generator.next_group(&mut self.extents);
                 self.staged = true;
             }
-            let mut bufs: Vec<Buf> = std::mem::take(&mut self.spare);
-            if bufs.len() != self.extents.len() {
-                bufs.clear();
+            if self.spare.is_empty() {
                 for extent in &self.extents {
                     // What is in them does not matter.
-                    bufs.push(self.stream.buf((extent.blocks * BLOCK) as usize));
+                    self.spare.push(self.stream.buf((extent.blocks * BLOCK) as usize));
                 }
             }
             let mut group = self.stream.group();
-            for (extent, buf) in self.extents.iter().zip(bufs.drain(..)) {
+            for (extent, buf) in self.extents.iter().zip(self.spare.drain(..)) {
                 // The area is written again and again, so its blocks are never fresh.
                 group = group.write(extent.lba, buf, Place::InPlace);
             }
@@ -270,7 +269,6 @@ impl Writer {
                     self.under_way.push_back(UnderWay { seq, writes, bytes, since });
                     self.in_flight += writes;
                     self.staged = false;
-                    self.spare = bufs;
                 }
                 Err(SubmitError { why: Why::Full(_), bufs }) => {
                     self.spare = bufs;

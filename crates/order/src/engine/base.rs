@@ -28,6 +28,8 @@ pub(super) struct Base<P> {
     pub(super) dirty: Vec<Option<Seq>>,
     /// The last seq with a write on each volatile member, flushed or not.
     last_write: Vec<Seq>,
+    /// Whether there is such a member.
+    pub(super) any_volatile: bool,
     requests: Vec<Request<P>>,
     free: Vec<RequestId>,
     live: u32,
@@ -45,6 +47,7 @@ impl<P: Payload> Base<P> {
     pub(super) fn new(topology: Topology, limits: Limits) -> Self {
         let servers = topology.servers().len();
         let members = topology.members().len();
+        let any_volatile = topology.any_volatile();
         Self {
             window: Window::new(limits.start),
             topology,
@@ -55,6 +58,7 @@ impl<P: Payload> Base<P> {
             per_server: alloc::vec![0; servers],
             dirty: alloc::vec![None; members],
             last_write: alloc::vec![Seq::ZERO; members],
+            any_volatile,
             requests: Vec::new(),
             free: Vec::new(),
             live: 0,
@@ -201,23 +205,18 @@ impl<P: Payload> Base<P> {
             return;
         }
         let server = self.topology.member(extent.member).server;
-        let id = self.allot(Request {
-            seq,
-            span: 1,
-            num: 0,
-            index: 0,
-            member: extent.member,
-            server,
-            kind,
-            flags,
-            lba: extent.lba,
-            blocks: extent.blocks,
-            tag,
-            pieces: Vec::new(),
-            live: true,
-            again: false,
-        });
-        self.request_mut(id).pieces.extend(piece);
+        let (id, request) = self.allot();
+        // Field by field, where it stays: a request that is put together elsewhere and moved here
+        // makes the processor wait for its own stores.
+        request.seq = seq;
+        request.member = extent.member;
+        request.server = server;
+        request.kind = kind;
+        request.flags = flags;
+        request.lba = extent.lba;
+        request.blocks = extent.blocks;
+        request.tag = tag;
+        request.pieces.extend(piece);
         self.shaped.push(id);
         self.per_server[usize::from(server)] += 1;
     }
@@ -225,22 +224,15 @@ impl<P: Payload> Base<P> {
     /// Adds a flush entry for `member` to the group being shaped (T3).
     pub(super) fn add_flush(&mut self, member: Member, seq: Seq, tag: u64) {
         let server = self.topology.member(member).server;
-        let id = self.allot(Request {
-            seq,
-            span: 1,
-            num: 0,
-            index: 0,
-            member,
-            server,
-            kind: Kind::Flush,
-            flags: Flags::FLUSH,
-            lba: 0,
-            blocks: 0,
-            tag,
-            pieces: Vec::new(),
-            live: true,
-            again: false,
-        });
+        let (id, request) = self.allot();
+        request.seq = seq;
+        request.member = member;
+        request.server = server;
+        request.kind = Kind::Flush;
+        request.flags = Flags::FLUSH;
+        request.lba = 0;
+        request.blocks = 0;
+        request.tag = tag;
         self.shaped.push(id);
         self.per_server[usize::from(server)] += 1;
     }
@@ -280,8 +272,9 @@ impl<P: Payload> Base<P> {
             self.unshape();
             return Err(Refusal::TooManyEntries);
         }
-        for index in 0..num {
-            let request = self.request_mut(self.shaped[index]);
+        let Self { shaped, requests, .. } = self;
+        for (index, id) in shaped.iter().enumerate() {
+            let request = &mut requests[id.0 as usize];
             request.num = num as u16;
             request.index = index as u16;
             request.flags = request.flags.with_if(Flags::BOUNDARY, index + 1 == num);
@@ -353,16 +346,19 @@ impl<P: Payload> Base<P> {
 
     /// Puts the shaped group into the ORDER queues.
     pub(super) fn enqueue(&mut self) {
-        for index in 0..self.shaped.len() {
-            let id = self.shaped[index];
-            let server = self.request(id).server;
-            self.queues[usize::from(server)].push_back(id);
+        let Self { shaped, requests, queues, .. } = self;
+        for id in shaped.drain(..) {
+            let server = requests[id.0 as usize].server;
+            queues[usize::from(server)].push_back(id);
         }
-        self.shaped.clear();
     }
 
     /// Remembers which drives the shaped group dirties.
+    #[inline]
     pub(super) fn note_dirty(&mut self, seq: Seq) {
+        if !self.any_volatile {
+            return;
+        }
         for index in 0..self.shaped.len() {
             let request = self.request(self.shaped[index]);
             let (kind, member) = (request.kind, request.member);
@@ -421,15 +417,42 @@ impl<P: Payload> Base<P> {
         pending
     }
 
-    fn allot(&mut self, mut request: Request<P>) -> RequestId {
+    /// A free place in the request table, live: of one group, without payload, not numbered. What
+    /// else is in it is its last user's.
+    #[inline]
+    fn allot(&mut self) -> (RequestId, &mut Request<P>) {
         self.live += 1;
-        if let Some(id) = self.free.pop() {
-            let slot = &mut self.requests[id.0 as usize];
-            request.pieces = core::mem::take(&mut slot.pieces);
-            *slot = request;
-            return id;
-        }
-        self.requests.push(request);
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => self.grow(),
+        };
+        let request = &mut self.requests[id.0 as usize];
+        request.span = 1;
+        request.num = 0;
+        request.index = 0;
+        request.live = true;
+        request.again = false;
+        (id, request)
+    }
+
+    #[cold]
+    fn grow(&mut self) -> RequestId {
+        self.requests.push(Request {
+            seq: Seq::ZERO,
+            span: 1,
+            num: 0,
+            index: 0,
+            member: Member(0),
+            server: 0,
+            kind: Kind::Write,
+            flags: Flags::default(),
+            lba: 0,
+            blocks: 0,
+            tag: 0,
+            pieces: Vec::new(),
+            live: false,
+            again: false,
+        });
         RequestId(self.requests.len() as u32 - 1)
     }
 

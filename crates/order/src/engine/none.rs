@@ -31,11 +31,17 @@ impl FlushRound {
     }
 
     /// Starts a round if one is wanted and all it must cover has completed (T2).
+    #[inline]
     pub(super) fn start<P: Payload>(&mut self, base: &mut Base<P>) {
         let upto = base.window.complete();
         if self.running.is_some() || self.wanted <= base.window.durable() || upto < self.wanted {
             return;
         }
+        self.begin(base, upto);
+    }
+
+    #[cold]
+    fn begin<P: Payload>(&mut self, base: &mut Base<P>, upto: Seq) {
         for index in 0..base.dirty.len() {
             // Writes admitted after `upto` keep a drive dirty beyond this round.
             if base.dirty[index].is_some() {
@@ -86,7 +92,7 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
         base.number()?;
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;
-        base.window.open(requests, !base.topology.any_volatile(), bytes);
+        base.window.open(requests, !base.any_volatile, bytes);
         if !base.merge_into_tail() {
             base.enqueue();
         }

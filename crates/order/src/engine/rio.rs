@@ -186,7 +186,6 @@ impl<P: Payload> Rio<P> {
     fn shape(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<(), Refusal> {
         let base = &mut self.base;
         let seq = base.window.last().next();
-        base.per_server.fill(0);
         base.shape(writes, seq, tag)?;
         if durable {
             base.add_joint_flush(seq, tag);

@@ -38,6 +38,11 @@ pub(super) struct Window {
     /// The oldest group of which a request is being replayed: what it puts back does not become
     /// durable before that, and is not released (T4).
     replayed: Option<Seq>,
+    /// What is before this, and no more, may become durable: the least of `barred`, `replayed` and
+    /// `silent`, kept beside them because every completion asks.
+    durable_before: Seq,
+    /// Likewise of what may be released, the least of `barred` and `replayed`.
+    released_before: Seq,
     /// Complete on all servers, durable and delivered (T1).
     released: Seq,
 }
@@ -55,8 +60,18 @@ impl Window {
             silent: None,
             barred: None,
             replayed: None,
+            durable_before: Seq(u64::MAX),
+            released_before: Seq(u64::MAX),
             released: start,
         }
+    }
+
+    /// Draws the two bounds again: `barred`, `replayed` or `silent` has changed.
+    fn draw_bounds(&mut self) {
+        let least = |of: &[Option<Seq>]| of.iter().flatten().min().copied();
+        let released = least(&[self.barred, self.replayed]);
+        self.released_before = released.unwrap_or(Seq(u64::MAX));
+        self.durable_before = least(&[released, self.silent]).unwrap_or(Seq(u64::MAX));
     }
 
     pub(super) fn last(&self) -> Seq {
@@ -95,11 +110,13 @@ impl Window {
         });
         debug_assert!(self.silent.is_none(), "one forced flush at a time");
         self.silent = Some(self.last());
+        self.draw_bounds();
         self.last()
     }
 
     /// One request that covers `first..=last` has ended well.
     pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
+        let mut redraw = false;
         for seq in first.0..=last.0 {
             let at = seq.checked_sub(self.forgotten.0 + 1);
             let group = at.and_then(|at| self.groups.get_mut(at as usize));
@@ -111,10 +128,14 @@ impl Window {
             if group.silent && group.remaining == 0 {
                 group.vouches = true;
                 self.silent = None;
+                redraw = true;
                 if Seq(seq) <= self.complete {
                     self.vouched = self.vouched.max(Seq(seq));
                 }
             }
+        }
+        if redraw {
+            self.draw_bounds();
         }
         self.advance();
     }
@@ -140,8 +161,7 @@ impl Window {
         // A flush behind an unfinished silent one vouches only for what was written after that.
         // What failed is behind the bar, and so is whatever would vouch for it. What is being
         // replayed was not durable, whatever vouched for it before (T4).
-        let waits = [self.barred, self.replayed, self.silent];
-        if waits.iter().flatten().all(|from| *from > self.vouched) {
+        if self.vouched < self.durable_before {
             self.durable = self.durable.max(self.vouched);
         }
         self.release();
@@ -153,7 +173,7 @@ impl Window {
         if probe::planted(Plant::T1ReleaseUndurable) {
             mark = self.silent.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
         }
-        if [self.barred, self.replayed].iter().flatten().all(|from| *from > mark) {
+        if mark < self.released_before {
             self.released = mark;
         }
     }
@@ -169,6 +189,7 @@ impl Window {
     pub(super) fn replay_from(&mut self, oldest: Option<Seq>) {
         if self.replayed != oldest {
             self.replayed = oldest;
+            self.draw_bounds();
             self.advance();
         }
     }
@@ -177,6 +198,7 @@ impl Window {
     pub(super) fn bar(&mut self, seq: Seq) {
         let seq = self.replayed.map_or(seq, |from| from.min(seq));
         self.barred = Some(self.barred.map_or(seq, |bar| bar.min(seq)));
+        self.draw_bounds();
     }
 
     pub(super) fn deliver(&mut self) -> Marks {

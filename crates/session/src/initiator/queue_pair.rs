@@ -275,6 +275,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         self.send(sqe, user, data, out)
     }
 
+    #[inline(always)]
     fn send(
         &mut self,
         mut sqe: Sqe,
