@@ -164,7 +164,7 @@ impl Gate {
     pub fn written(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
         let slot = self.slots[ticket.0 as usize];
         assert!(slot.state == State::Writing, "{ticket:?} is not being written");
-        self.leave_drive(ticket.0);
+        self.leave_drive(&slot);
         if !ok {
             probe::hit(Rare::WriteFailed);
             let member = self.drives[usize::from(slot.drive)].cache.member;
@@ -394,8 +394,7 @@ impl Gate {
 
     /// Takes it from there, and its blocks from the filter.
     #[inline]
-    fn leave_drive(&mut self, ticket: u32) {
-        let slot = self.slots[ticket as usize];
+    fn leave_drive(&mut self, slot: &Slot) {
         self.filter.remove(slot.drive, slot.lba, slot.end);
         let drive = &mut self.drives[usize::from(slot.drive)];
         if slot.before == NONE {

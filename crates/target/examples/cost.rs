@@ -223,12 +223,14 @@ fn main() {
         }
         session.pump(1);
         submitting += begun.elapsed();
+        session.instant(1);
         carry(session.outbox(0), &mut up);
 
         let begun = Instant::now();
         conn.take(&mut host, &up);
         serving += begun.elapsed();
         carry(&mut conn.out, &mut down);
+        conn.conn.sent(&mut host, &mut conn.out);
 
         let begun = Instant::now();
         session.receive(0, 1, &down, &mut |_, _| ()).expect("the target keeps to the protocol");

@@ -80,7 +80,8 @@ impl Gate {
         waiting.retain(|&ticket| {
             let doomed = self.is_doomed(&self.slots[ticket as usize]);
             if doomed {
-                self.leave_drive(ticket);
+                let slot = self.slots[ticket as usize];
+                self.leave_drive(&slot);
                 self.slots[ticket as usize].state = State::Unflushed;
                 if !self.slots[ticket as usize].flush {
                     self.refuse(ticket, steps);

@@ -204,6 +204,16 @@ impl<H: Host> Stream<H> {
         }
     }
 
+    /// An entry is complete or refused, and will be answered after the batch's last fence; says
+    /// whether its persist word was set.
+    #[inline]
+    pub(super) fn complete(&mut self, step: Step) -> bool {
+        self.done.push(step);
+        let Step::Complete { ticket, persist: true } = step else { return false };
+        self.log.persist(self.entries[ticket.0 as usize].position);
+        true
+    }
+
     /// The request in slot `index` is to be traced, or what is traced waits for it; the gate wants
     /// the steps from `from` on.
     #[cold]

@@ -232,17 +232,19 @@ impl<H: Host> TargetConn<H> {
             for &step in &doing {
                 match step {
                     Step::Append(_) => debug_assert!(false, "carried out when it came"),
-                    Step::Write(ticket) => self.submit(&mut stream, ticket.0 as u16, buf, host),
-                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
-                    Step::Complete { ticket, persist } => {
-                        if persist {
-                            let position = stream.entries[ticket.0 as usize].position;
-                            stream.log.persist(position);
-                            persisted = true;
+                    Step::Write(ticket) => {
+                        self.submit(&mut stream, ticket.0 as u16, buf, host);
+                        // Nearly always it is written when the call returns, and nothing waited
+                        // for it: no need for another round.
+                        if let [step @ Step::Complete { .. }] = stream.steps[..] {
+                            stream.steps.clear();
+                            persisted |= stream.complete(step);
                         }
-                        stream.done.push(step);
                     }
-                    Step::Refuse { .. } => stream.done.push(step),
+                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
+                    Step::Complete { .. } | Step::Refuse { .. } => {
+                        persisted |= stream.complete(step);
+                    }
                 }
             }
             doing.clear();
