@@ -86,7 +86,8 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
                     };
                     load.run_traced(*engine, &interrupt, || place.target_cpu_ns(), opened).map(
                         |(sample, volume)| {
-                            traced[index].add(&volume, &before, place.targets());
+                            let seen = stages::Traced::of(&volume, &before, place.targets());
+                            traced[index].add(seen);
                             sample
                         },
                     )

@@ -15,20 +15,27 @@ pub(super) struct Traced {
 }
 
 impl Traced {
-    /// One more round, from what the volume says and what its targets have seen since `before`.
-    pub(super) fn add(
-        &mut self,
+    /// One run, from what the volume says and what its targets have seen since `before`.
+    pub(super) fn of(
         volume: &[(Stage, Distribution)],
         before: &[Seen],
         targets: &[Running],
-    ) {
+    ) -> Self {
+        let mut one = Self::default();
         let volume = volume.iter().map(|(stage, seen)| (stage.name().to_owned(), seen.clone()));
-        sum_up(&mut self.initiator, volume);
+        sum_up(&mut one.initiator, volume);
         for (Seen(before), target) in before.iter().zip(targets) {
             let both = stages(target).into_iter().zip(before);
             let since = both.map(|((stage, now), (_, then))| (stage, now.since(then)));
-            sum_up(&mut self.target, since);
+            sum_up(&mut one.target, since);
         }
+        one
+    }
+
+    /// One more run.
+    pub(super) fn add(&mut self, run: Self) {
+        sum_up(&mut self.initiator, run.initiator);
+        sum_up(&mut self.target, run.target);
     }
 
     pub(super) fn view(self, engine: &'static str, queue_depth: u32) -> View {
@@ -103,8 +110,8 @@ mod tests {
     fn rounds_add_up() {
         let seen = |ns| vec![(Stage::Wire, Distribution::from_filled(&[(ns, 1)], ns, ns))];
         let mut traced = Traced::default();
-        traced.add(&seen(10), &[], &[]);
-        traced.add(&seen(30), &[], &[]);
+        traced.add(Traced::of(&seen(10), &[], &[]));
+        traced.add(Traced::of(&seen(30), &[], &[]));
         let view = traced.view("rio", 32);
         assert_eq!((view.initiator[0].count, view.initiator[0].sum_ns), (2, 40));
         assert!(view.target.is_empty());
