@@ -39,6 +39,9 @@ pub fn render(report: &Report, terminal: &Terminal) -> String {
         text += "\n";
         text += &ratios(&report.points, terminal);
     }
+    if let Some(line) = report.host_line() {
+        text += &format!("\n{}\n", terminal.paint(Colour::Grey, &line));
+    }
     if let Some(warning) = report.machine.warning() {
         text += &format!("\n{}\n", terminal.paint(Colour::Red, &warning));
     }

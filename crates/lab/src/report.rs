@@ -21,6 +21,9 @@ use crate::{
 /// The JSON's version: readers should check it.
 pub const SCHEMA: &str = "rio-bench/1";
 
+/// From this share of the machine's time on it is said that the host took some.
+const STOLEN_IS_SAID: f64 = 0.005;
+
 /// A whole comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -51,8 +54,15 @@ pub struct Point {
     pub pattern: String,
     /// More threads than cores: figures show sharing, not speed.
     pub beyond_cores: bool,
-    /// How often each contender ran.
+    /// How often each contender ran; without what was set aside.
     pub rounds: usize,
+    /// Which share of the machine's time the host took, 0 to 1: mean of the runs that were kept.
+    /// Absent where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub host_stole: Option<f64>,
+    /// Runs that the host disturbed, and that were taken again.
+    #[serde(default)]
+    pub set_aside: u64,
     /// Figures by contender.
     pub engines: BTreeMap<String, EngineFigures>,
     /// Medians of round-by-round ratios.
@@ -172,10 +182,28 @@ impl Report {
             text += "\n";
             text += &point.render(terminal);
         }
+        if let Some(line) = self.host_line() {
+            text += &format!("\n{}\n", terminal.paint(Colour::Grey, &line));
+        }
         if let Some(warning) = self.machine.warning() {
             text += &format!("\n{}\n", terminal.paint(Colour::Red, &warning));
         }
         text
+    }
+
+    /// What the host did to all points together, where that is worth a line.
+    pub(crate) fn host_line(&self) -> Option<String> {
+        let runs_of = |point: &Point| (point.rounds * point.engines.len()) as f64;
+        let known = || self.points.iter().filter_map(|p| Some((runs_of(p), p.host_stole?)));
+        let runs: f64 = known().map(|(runs, _)| runs).sum();
+        let stolen: f64 = known().map(|(runs, share)| runs * share).sum();
+        let share = if runs > 0.0 { stolen / runs } else { 0.0 };
+        let took = format!("the host took {:.1} % of the machine's time", share * 100.0);
+        match self.points.iter().map(|point| point.set_aside).sum::<u64>() {
+            0 => (share > STOLEN_IS_SAID).then_some(took),
+            1 => Some(format!("{took}; 1 disturbed run was taken again")),
+            n => Some(format!("{took}; {n} disturbed runs were taken again")),
+        }
     }
 }
 
@@ -195,6 +223,8 @@ impl Point {
             }
         };
         let (ratios, ratio_intervals) = ratios_of(rounds, ratios);
+        let disturbances =
+            || rounds.iter().flat_map(|(_, samples)| samples).map(|sample| sample.disturbance);
         Self {
             workload: workload.to_string(),
             threads: workload.threads,
@@ -205,6 +235,8 @@ impl Point {
             pattern,
             beyond_cores: workload.threads as usize > cores,
             rounds: rounds.iter().map(|(_, s)| s.len()).max().unwrap_or(0),
+            host_stole: mean(disturbances().filter_map(|d| d.stole)),
+            set_aside: disturbances().map(|d| u64::from(d.set_aside)).sum(),
             engines: rounds
                 .iter()
                 .map(|(name, samples)| (name.to_owned(), EngineFigures::of(samples)))
@@ -290,6 +322,12 @@ impl EngineFigures {
     }
 }
 
+/// `None` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
 /// Of all rounds together.
 fn latency<'a>(samples: impl Iterator<Item = &'a Sample>) -> LatencySummary {
     let mut latencies = Latencies::new();
@@ -354,6 +392,7 @@ pub(crate) fn colour_of(engine: &str) -> Colour {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::{compare, retakes::Disturbance};
 
     /// A run of one second at this speed.
     pub(crate) fn sample(writes: u64, cpu_ns_per_write: u64) -> Sample {
@@ -442,6 +481,67 @@ pub(crate) mod tests {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
         assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    }
+
+    /// A point of two contenders in two rounds, of which the host took these shares.
+    fn disturbed(shares: [Option<f64>; 4], set_aside: u32) -> Point {
+        let rounds = Rounds::run::<()>(&["none", "rio"], 2, |index, round| {
+            let disturbance = Disturbance { stole: shares[2 * round + index], set_aside };
+            Ok(Sample { disturbance, ..sample(1000, 10) })
+        });
+        Point::new(&Workload::random_4k(1, 1), 2, &rounds.unwrap(), &RATIOS)
+    }
+
+    #[test]
+    fn a_point_says_what_the_host_took_and_how_often_it_was_taken_again() {
+        let point = disturbed([Some(0.01), Some(0.03), Some(0.0), Some(0.0)], 2);
+        let json = serde_json::to_value(&point).unwrap();
+        assert!((json["host_stole"].as_f64().unwrap() - 0.01).abs() < 1e-9, "{json}");
+        assert_eq!(json["set_aside"], 8);
+        assert_eq!(json["rounds"], 2, "what was set aside is no round");
+        assert_eq!(serde_json::from_value::<Point>(json).unwrap(), point);
+    }
+
+    #[test]
+    fn a_host_that_tells_nothing_is_not_one_that_took_nothing() {
+        let json = serde_json::to_value(disturbed([None; 4], 0)).unwrap();
+        assert!(json.get("host_stole").is_none(), "{json}");
+        assert_eq!(json["set_aside"], 0);
+        let json = serde_json::to_value(disturbed([Some(0.0); 4], 0)).unwrap();
+        assert_eq!(json["host_stole"], 0.0);
+        // Of those that are known.
+        let some = disturbed([None, Some(0.02), None, None], 0);
+        assert_eq!(some.host_stole, Some(0.02));
+    }
+
+    #[test]
+    fn what_the_host_did_is_one_line_where_it_did_something() {
+        let line = |points: &[Point]| {
+            let report = Report::new(Machine::default(), points.to_vec());
+            let line = report.host_line();
+            for text in
+                [report.render(&Terminal::PLAIN), compare::render(&report, &Terminal::PLAIN)]
+            {
+                assert_eq!(text.contains("the host"), line.is_some(), "{text}");
+                assert!(line.iter().all(|line| text.lines().any(|l| l == line)), "{text}");
+            }
+            line
+        };
+        assert_eq!(line(&[]), None);
+        assert_eq!(line(&[disturbed([None; 4], 0)]), None);
+        assert_eq!(line(&[disturbed([Some(0.004); 4], 0)]), None);
+        let took = "the host took 0.4 % of the machine's time; 4 disturbed runs were taken again";
+        assert_eq!(line(&[disturbed([Some(0.004); 4], 1)]).as_deref(), Some(took));
+        let took = "the host took 1.2 % of the machine's time";
+        assert_eq!(line(&[disturbed([Some(0.012); 4], 0)]).as_deref(), Some(took));
+        // Both points count.
+        let mut quiet = disturbed([Some(0.0); 4], 0);
+        quiet.set_aside = 1;
+        let both = line(&[disturbed([Some(0.3); 4], 0), quiet]);
+        let took = "the host took 15.0 % of the machine's time; 1 disturbed run was taken again";
+        assert_eq!(both.as_deref(), Some(took));
+        let most = line(&[disturbed([Some(0.3); 4], 20)]).unwrap_or_default();
+        assert!(most.len() <= 80, "{most}");
     }
 
     #[test]

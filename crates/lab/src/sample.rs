@@ -1,6 +1,6 @@
 //! What one run of one contender brought.
 
-use crate::latency::Latencies;
+use crate::{latency::Latencies, retakes::Disturbance};
 
 /// One run, measured between the end of its warm-up and its last counted completion.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +22,8 @@ pub struct Sample {
     /// The same once more with everybody waiting asleep, where that was run: who looks while
     /// waiting burns CPU time that no write needs, so CPU time is then taken from here.
     pub blocking: Option<Box<Self>>,
+    /// What the host did meanwhile, to this run and to the blocking one together.
+    pub disturbance: Disturbance,
 }
 
 impl Sample {
