@@ -171,6 +171,9 @@ against it.
 Each round is run twice: as --wait says, and with both sides sleeping while they wait, which is where the
 CPU time per write is taken from.
 
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
+taken again, up to twice, for at most 40 % more runs in all (or two).
+
 Examples:
   rio bench floor
   rio bench floor --depth 1,32,128 --size 16K -o json
@@ -198,6 +201,9 @@ Without -m, targets of its own on loopback: by default one, with a drive in memo
 
 At each depth the engines take turns, in several rounds. Figures are medians; ratios are of engines in
 the same round, since a machine's speed drifts by more than what is to be shown.
+
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
+taken again, up to twice, for at most 40 % more runs in all (or two).
 
 Examples:
   rio bench run --engine none,rio,sync --depth 1,32,128 --floor

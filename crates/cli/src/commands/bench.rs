@@ -14,7 +14,9 @@ use riopipe_lab::{
     harness::Window,
     machine::Machine,
     report::{Point, RATIOS, Report as Figures},
+    retakes::Retakes,
     rounds::Rounds,
+    sample::Sample,
     terminal::Terminal,
     workload::{Pattern as Walk, Shape, Workload},
 };
@@ -67,6 +69,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     contenders.extend(floor_drive.is_some().then_some(FLOOR));
 
     let steps = workloads.len() as u64 * u64::from(args.writes.rounds) * contenders.len() as u64;
+    let mut retakes = Retakes::new(steps, Retakes::PERCENT);
     let progress = Progress::steps(output, "", steps);
     let mut points = Vec::new();
     let mut stages = Vec::new();
@@ -74,40 +77,44 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
         let load = place.load(args, *workload);
         let mut traced = vec![stages::Traced::default(); engines.len()];
         let rounds = Rounds::run(&contenders, args.writes.rounds as usize, |index, _| {
-            interrupt.check()?;
             progress.say(format!("{} at depth {}", contenders[index], workload.queue_depth));
-            let sample = match (engines.get(index), &floor_drive) {
-                (Some(engine), _) => {
-                    let before = stages::Seen::by(place.targets());
-                    let opened = |volume: &Volume| {
-                        if let Some(metrics) = &metrics {
-                            metrics.tell_of(volume);
-                        }
-                    };
-                    load.run_traced(*engine, &interrupt, || place.target_cpu_ns(), opened).map(
-                        |(sample, volume)| {
-                            let seen = stages::Traced::of(&volume, &before, place.targets());
-                            traced[index].add(seen);
-                            sample
-                        },
-                    )
+            let ((sample, seen), disturbance) = retakes.take(|| {
+                interrupt.check()?;
+                match (engines.get(index), &floor_drive) {
+                    (Some(engine), _) => {
+                        let before = stages::Seen::by(place.targets());
+                        let opened = |volume: &Volume| {
+                            if let Some(metrics) = &metrics {
+                                metrics.tell_of(volume);
+                            }
+                        };
+                        let target_cpu_ns = || place.target_cpu_ns();
+                        let (sample, volume) =
+                            load.run_traced(*engine, &interrupt, target_cpu_ns, opened)?;
+                        let seen = stages::Traced::of(&volume, &before, place.targets());
+                        Ok((sample, Some(seen)))
+                    }
+                    (None, Some(drive)) => {
+                        let options = FloorOptions {
+                            workload: *workload,
+                            window: load.window,
+                            writer_cores: load.cores.clone(),
+                            server_cores: place.server_cores(),
+                            spin: args.wait,
+                            socket: SocketOptions::default(),
+                            link: args.link.model(),
+                        };
+                        floor::once(&options, drive).map(|sample| (sample, None))
+                    }
+                    (None, None) => Err(Failure::new(Code::Failed, "no such contender")),
                 }
-                (None, Some(drive)) => floor::once(
-                    &FloorOptions {
-                        workload: *workload,
-                        window: load.window,
-                        writer_cores: load.cores.clone(),
-                        server_cores: place.server_cores(),
-                        spin: args.wait,
-                        socket: SocketOptions::default(),
-                        link: args.link.model(),
-                    },
-                    drive,
-                ),
-                (None, None) => Err(Failure::new(Code::Failed, "no such contender")),
-            };
+            })?;
+            // Only of the run that was kept.
+            if let Some(seen) = seen {
+                traced[index].add(seen);
+            }
             progress.step();
-            sample
+            Ok(Sample { disturbance, ..sample })
         })?;
         points.push(Point::new(workload, machine.cores, &rounds, &RATIOS));
         if args.stages {

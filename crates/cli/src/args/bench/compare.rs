@@ -66,6 +66,9 @@ the same drives. Each run is made twice: as --wait says, and with both sides sle
 which is where the CPU time per write is taken from, since looking while waiting burns time that no write
 needs.
 
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
+taken again, up to twice, for at most 40 % more runs in all (25 % with --quick).
+
 A list of one value holds for all points, a longer one is an axis; along each axis the others stand at
 depth 32, 1 thread, 4K, batch 1 (or their smallest). With none given, all four axes are visited: depths
 1-128, threads 1-12, sizes 4K-64K, batches 1-16, as in the paper's Figures 10 to 12: a quarter of an hour.

@@ -7,6 +7,7 @@ use riopipe_lab::{
     floor::{self, FloorOptions},
     machine::Machine,
     report::{Point, Report as Figures},
+    retakes::Retakes,
     rounds::Rounds,
     sample::Sample,
     terminal::Terminal,
@@ -32,7 +33,9 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
     let drive = drive(&args.drive)?;
     let (server_cores, writer_cores) = cores();
     let rounds = args.writes.rounds as usize;
-    let progress = Progress::steps(output, "", (workloads.len() * rounds) as u64);
+    let runs = (workloads.len() * rounds) as u64;
+    let mut retakes = Retakes::new(runs, Retakes::PERCENT);
+    let progress = Progress::steps(output, "", runs);
     let mut points = Vec::new();
     for workload in workloads {
         let options = FloorOptions {
@@ -45,14 +48,16 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
             link: args.link.model(),
         };
         let samples = Rounds::run(&[FLOOR], rounds, |_, _| {
-            interrupt.check()?;
             progress.say(format!("depth {}", workload.queue_depth));
-            let sample = twice(args.wait, |spin, share| {
-                let window = window(args.writes.time / share);
-                once(&FloorOptions { spin, window, ..options.clone() }, &drive)
-            });
+            let (sample, disturbance) = retakes.take(|| {
+                interrupt.check()?;
+                twice(args.wait, |spin, share| {
+                    let window = window(args.writes.time / share);
+                    once(&FloorOptions { spin, window, ..options.clone() }, &drive)
+                })
+            })?;
             progress.step();
-            sample
+            Ok(Sample { disturbance, ..sample })
         })?;
         points.push(Point::new(&workload, machine.cores, &samples, &[]));
     }
