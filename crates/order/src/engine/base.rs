@@ -427,6 +427,7 @@ impl<P: Payload> Base<P> {
             None => self.grow(),
         };
         let request = &mut self.requests[id.0 as usize];
+        debug_assert!(!request.live && request.pieces.is_empty(), "the place is free");
         request.span = 1;
         request.num = 0;
         request.index = 0;

@@ -235,7 +235,7 @@ impl<H: Host> TargetConn<H> {
                     Step::Write(ticket) => {
                         self.submit(&mut stream, ticket.0 as u16, buf, host);
                         // Nearly always it is written when the call returns, and nothing waited
-                        // for it: no need for another round.
+                        // for it: what is alone and complete needs no other round.
                         if let [step @ Step::Complete { .. }] = stream.steps[..] {
                             stream.steps.clear();
                             persisted |= stream.complete(step);

@@ -67,7 +67,7 @@ which is where the CPU time per write is taken from, since looking while waiting
 needs.
 
 On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
-taken again, up to twice, for at most 40 % more runs in all (25 % with --quick).
+taken again, up to twice, for at most 40 % more runs in all (25 % with --quick), or two.
 
 A list of one value holds for all points, a longer one is an axis; along each axis the others stand at
 depth 32, 1 thread, 4K, batch 1 (or their smallest). With none given, all four axes are visited: depths
