@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::bytes::{put, put16, put32, put64, u16_at, u32_at, u64_at};
+use crate::bytes::{put16, put32, put64, u16_at, u32_at, u64_at};
 pub use crate::status::Status;
 
 /// Opcodes of admin commands (Base Figure 138) and of Fabrics commands.
@@ -115,13 +115,9 @@ impl Sqe {
     #[must_use]
     #[inline]
     pub const fn new(opcode: u8, nsid: u32) -> Self {
-        let mut b = [0; 64];
-        b[0] = opcode;
         let n = nsid.to_le_bytes();
-        b[4] = n[0];
-        b[5] = n[1];
-        b[6] = n[2];
-        b[7] = n[3];
+        let mut b = [0; 64];
+        *b.first_chunk_mut::<8>().expect("64 are more") = [opcode, 0, 0, 0, n[0], n[1], n[2], n[3]];
         Self(b)
     }
 
@@ -237,7 +233,7 @@ impl Sqe {
         debug_assert!((1..=65536).contains(&blocks));
         let mut sqe = Self::new(opcode, nsid);
         put64(&mut sqe.0, 40, lba);
-        sqe.set_dword(12, blocks.wrapping_sub(1) & 0xffff);
+        put64(&mut sqe.0, 48, u64::from(blocks.wrapping_sub(1) & 0xffff));
         sqe
     }
 
@@ -292,6 +288,15 @@ impl Sqe {
     #[inline]
     pub fn set_dword(&mut self, i: usize, value: u32) {
         put32(&mut self.0, i * 4, value);
+    }
+
+    /// Sets dwords `i` and `i + 1` with one store.
+    ///
+    /// # Panics
+    /// If `i` is above 14.
+    #[inline]
+    pub fn set_dwords(&mut self, i: usize, first: u32, second: u32) {
+        put64(&mut self.0, i * 4, u64::from(first) | u64::from(second) << 32);
     }
 
     /// Starting LBA of a block command: dwords 10 and 11.
@@ -445,8 +450,7 @@ impl Sqe {
             Sgl::Transport { len } => (0, len, SGL_TRANSPORT),
         };
         put64(&mut self.0, 24, address);
-        put32(&mut self.0, 32, len);
-        put(&mut self.0, 36, &[0, 0, 0, kind]);
+        put64(&mut self.0, 32, u64::from(len) | u64::from(kind) << 56);
     }
 }
 

@@ -137,14 +137,8 @@ impl Gate {
             self.refuse(ticket.0, steps);
         } else if ahead == 0 {
             self.admit(ticket.0, steps);
-            while self.held > 0 {
-                let index = self.next as usize & (self.early.len() - 1);
-                let ticket = core::mem::replace(&mut self.early[index], NONE);
-                if ticket == NONE {
-                    break;
-                }
-                self.held -= 1;
-                self.admit(ticket, steps);
+            if self.held > 0 {
+                self.admit_held(steps);
             }
         } else {
             probe::hit(Rare::GateEarly);
@@ -160,7 +154,7 @@ impl Gate {
     /// # Panics
     ///
     /// If no [`Step::Write`] was given for the ticket.
-    #[inline]
+    #[inline(always)]
     pub fn written(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
         let slot = self.slots[ticket.0 as usize];
         assert!(slot.state == State::Writing, "{ticket:?} is not being written");
@@ -260,7 +254,21 @@ impl Gate {
         self.held
     }
 
-    #[inline]
+    /// Those that overtook the one just admitted follow it.
+    #[inline(never)]
+    fn admit_held(&mut self, steps: &mut Vec<Step>) {
+        while self.held > 0 {
+            let index = self.next as usize & (self.early.len() - 1);
+            let ticket = core::mem::replace(&mut self.early[index], NONE);
+            if ticket == NONE {
+                break;
+            }
+            self.held -= 1;
+            self.admit(ticket, steps);
+        }
+    }
+
+    #[inline(always)]
     fn admit(&mut self, ticket: u32, steps: &mut Vec<Step>) {
         self.next = self.next.wrapping_add(1);
         steps.push(Step::Append(Ticket(ticket)));
@@ -393,7 +401,7 @@ impl Gate {
     }
 
     /// Takes it from there, and its blocks from the filter.
-    #[inline]
+    #[inline(always)]
     fn leave_drive(&mut self, slot: &Slot) {
         self.filter.remove(slot.drive, slot.lba, slot.end);
         let drive = &mut self.drives[usize::from(slot.drive)];

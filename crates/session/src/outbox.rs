@@ -7,6 +7,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::pdu::Tx;
+
 /// Bytes sent out of the header buffer before its rest is moved to the front.
 const COMPACT_BYTES: usize = 64 * 1024;
 
@@ -85,6 +88,29 @@ impl<P> Outbox<P> {
     pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
+        self.written(start);
+        result
+    }
+
+    /// Appends a command capsule with `data_len` bytes of data to follow.
+    #[inline(always)]
+    pub(crate) fn push_command(&mut self, tx: &Tx, sqe: &Sqe, data_len: u32) {
+        let start = self.bytes.len();
+        tx.capsule_cmd(sqe, data_len, &mut self.bytes);
+        self.written(start);
+    }
+
+    /// Appends a response capsule.
+    #[inline(always)]
+    pub(crate) fn push_response(&mut self, tx: &Tx, cqe: &Cqe) {
+        let start = self.bytes.len();
+        tx.capsule_resp(cqe, &mut self.bytes);
+        self.written(start);
+    }
+
+    /// Everything in `bytes` from `start` on is new.
+    #[inline(always)]
+    fn written(&mut self, start: usize) {
         let end = self.bytes.len();
         debug_assert!(start <= end);
         if start < end {
@@ -94,7 +120,6 @@ impl<P> Outbox<P> {
                 _ => self.segs.push_back(Seg::Bytes(start..end)),
             }
         }
-        result
     }
 
     /// Forgets everything; payloads are dropped, memory is kept.

@@ -31,7 +31,7 @@ impl Tx {
     }
 
     /// A command capsule with `data_len` bytes of in-capsule data to follow (0: none).
-    #[inline]
+    #[inline(always)]
     pub fn capsule_cmd(&self, sqe: &Sqe, data_len: u32, out: &mut Vec<u8>) {
         if !self.header_digest && !self.data_digest && self.align <= 8 {
             // The hot path of a host: the command goes where it is sent from, not by way of a
@@ -45,23 +45,34 @@ impl Tx {
             out.extend_from_slice(&sqe.0);
             return;
         }
+        self.capsule_cmd_with_digests(sqe, data_len, out);
+    }
+
+    #[inline(never)]
+    fn capsule_cmd_with_digests(&self, sqe: &Sqe, data_len: u32, out: &mut Vec<u8>) {
         let mut h = [0; CAPSULE_CMD_LEN];
         put(&mut h, 8, &sqe.0);
         self.finish(kind::CAPSULE_CMD, 0, data_len, &mut h, out);
     }
 
     /// A response capsule.
-    #[inline]
+    #[inline(always)]
     pub fn capsule_resp(&self, cqe: &Cqe, out: &mut Vec<u8>) {
         if !self.header_digest {
-            // The hot path of a controller: word by word, since gathering small stores into one
-            // wide load makes the processor wait.
-            out.reserve(CAPSULE_RESP_LEN);
-            out.extend_from_slice(&[kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]);
-            out.extend_from_slice(&u64_at(&cqe.0, 0).to_le_bytes());
-            out.extend_from_slice(&u64_at(&cqe.0, 8).to_le_bytes());
+            // The hot path of a controller: in words, since gathering small stores into one wide
+            // load makes the processor wait.
+            let mut h = [0; CAPSULE_RESP_LEN];
+            put(&mut h, 0, &[kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]);
+            put64(&mut h, 8, u64_at(&cqe.0, 0));
+            put64(&mut h, 16, u64_at(&cqe.0, 8));
+            out.extend_from_slice(&h);
             return;
         }
+        self.capsule_resp_with_digest(cqe, out);
+    }
+
+    #[inline(never)]
+    fn capsule_resp_with_digest(&self, cqe: &Cqe, out: &mut Vec<u8>) {
         let mut h = [0; CAPSULE_RESP_LEN];
         put(&mut h, 8, &cqe.0);
         self.finish(kind::CAPSULE_RESP, 0, 0, &mut h, out);

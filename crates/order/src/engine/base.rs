@@ -65,14 +65,17 @@ impl<P: Payload> Base<P> {
         }
     }
 
+    #[inline]
     pub(super) fn request(&self, id: RequestId) -> &Request<P> {
         &self.requests[id.0 as usize]
     }
 
+    #[inline]
     pub(super) fn request_mut(&mut self, id: RequestId) -> &mut Request<P> {
         &mut self.requests[id.0 as usize]
     }
 
+    #[inline]
     pub(super) fn live(&self) -> u32 {
         self.live
     }
@@ -81,6 +84,7 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// The stream has failed, the group is empty, or it can never fit (T14).
+    #[inline]
     pub(super) fn vet(&self, writes: &[Write<P>], durable: bool) -> Result<u64, Refusal> {
         if let Some(failure) = self.failure {
             return Err(Refusal::Poisoned(failure));
@@ -96,6 +100,7 @@ impl<P: Payload> Base<P> {
     }
 
     /// Payload bytes of a group.
+    #[inline]
     fn bytes(writes: &[Write<P>]) -> u64 {
         writes
             .iter()
@@ -106,6 +111,7 @@ impl<P: Payload> Base<P> {
 
     /// Whether a group with this much payload may be taken now. What is complete counts as long as
     /// it may have to be replayed (T14).
+    #[inline]
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         let in_use = self.requests.len() - self.free.len();
         let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
@@ -123,6 +129,7 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// When there would be more of them than a group can count; nothing was done.
+    #[inline]
     pub(super) fn shape(
         &mut self,
         writes: &mut [Write<P>],
@@ -137,6 +144,11 @@ impl<P: Payload> Base<P> {
             self.add(write, extent, false, seq, tag);
             return Ok(());
         }
+        self.shape_all(writes, seq, tag)
+    }
+
+    #[inline(never)]
+    fn shape_all(&mut self, writes: &mut [Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
         let parts: u64 =
             writes.iter().map(|w| self.topology.parts_max(w.blocks)).fold(0, u64::saturating_add);
         if parts > u64::from(GROUP_ENTRIES_MAX) {
@@ -150,7 +162,7 @@ impl<P: Payload> Base<P> {
 
     fn shape_one(&mut self, write: &mut Write<P>, seq: Seq, tag: u64) {
         if let Some(extent) = self.topology.single(write.lba, write.blocks) {
-            return self.add(write, extent, false, seq, tag);
+            return self.add_part(write, extent, false, seq, tag);
         }
         let mut parts: [Extent; 4] =
             [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
@@ -167,17 +179,23 @@ impl<P: Payload> Base<P> {
         }
         if let Some(parts) = parts.get(..count) {
             for extent in parts {
-                self.add(write, *extent, split, seq, tag);
+                self.add_part(write, *extent, split, seq, tag);
             }
         } else {
             let mut all = Vec::with_capacity(count);
             self.topology.map(write.lba, write.blocks, |extent| all.push(extent));
             for extent in all {
-                self.add(write, extent, true, seq, tag);
+                self.add_part(write, extent, true, seq, tag);
             }
         }
     }
 
+    #[inline(never)]
+    fn add_part(&mut self, write: &mut Write<P>, of: Extent, split: bool, seq: Seq, tag: u64) {
+        self.add(write, of, split, seq, tag);
+    }
+
+    #[inline(always)]
     fn add(&mut self, write: &mut Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
         let (kind, place, piece) = match &mut write.op {
             Op::Write(place, payload) => {
@@ -266,6 +284,7 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// When there are more than 16 bits can count; the group is taken apart again.
+    #[inline]
     pub(super) fn number(&mut self) -> Result<(), Refusal> {
         let num = self.shaped.len();
         if num > usize::from(GROUP_ENTRIES_MAX) {
@@ -292,6 +311,7 @@ impl<P: Payload> Base<P> {
     /// If the shaped group is one request that continues the last one queued for its server,
     /// merges it there (T16): whole groups, consecutive, neighbours on one drive, nothing split,
     /// a flush only last. Says whether it has.
+    #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
         if !self.limits.merge {
@@ -345,12 +365,14 @@ impl<P: Payload> Base<P> {
     }
 
     /// Puts the shaped group into the ORDER queues.
+    #[inline(always)]
     pub(super) fn enqueue(&mut self) {
         let Self { shaped, requests, queues, .. } = self;
-        for id in shaped.drain(..) {
+        for id in &*shaped {
             let server = requests[id.0 as usize].server;
-            queues[usize::from(server)].push_back(id);
+            queues[usize::from(server)].push_back(*id);
         }
+        shaped.clear();
     }
 
     /// Remembers which drives the shaped group dirties.
@@ -458,6 +480,7 @@ impl<P: Payload> Base<P> {
     }
 
     /// A request is over, and nothing of it is needed any more.
+    #[inline]
     pub(super) fn retire(&mut self, id: RequestId) {
         let was_live = self.end(id);
         debug_assert!(was_live, "a request is retired once");
@@ -466,6 +489,7 @@ impl<P: Payload> Base<P> {
 
     /// A request is complete, but kept: it may have to be replayed (T14). Says whether it was not
     /// before.
+    #[inline]
     pub(super) fn end(&mut self, id: RequestId) -> bool {
         let was_live = core::mem::replace(&mut self.request_mut(id).live, false);
         self.live -= u32::from(was_live);
@@ -473,6 +497,7 @@ impl<P: Payload> Base<P> {
     }
 
     /// Forgets a request that has ended.
+    #[inline]
     pub(super) fn free(&mut self, id: RequestId) {
         let request = self.request_mut(id);
         debug_assert!(!request.live && !request.again, "what may still end is not forgotten");

@@ -42,6 +42,7 @@ impl Lane {
     }
 
     /// The next request and its ordinal: replays, then what was never sent.
+    #[inline]
     pub(super) fn next(&mut self, fresh: &mut VecDeque<RequestId>) -> Option<(RequestId, u32)> {
         if self.suspended {
             return None;
@@ -60,6 +61,7 @@ impl Lane {
     }
 
     /// A request that was given out here is complete for the first time.
+    #[inline]
     pub(super) fn finished(&mut self) {
         self.unfinished -= 1;
     }
@@ -69,6 +71,7 @@ impl Lane {
     }
 
     /// How much was given out and is not released: so many slots of the server's log are taken.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.sent.len()
     }

@@ -74,26 +74,32 @@ impl Window {
         self.durable_before = least(&[released, self.silent]).unwrap_or(Seq(u64::MAX));
     }
 
+    #[inline]
     pub(super) fn last(&self) -> Seq {
         self.forgotten.plus(self.groups.len() as u64)
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.groups.len()
     }
 
+    #[inline]
     pub(super) fn complete(&self) -> Seq {
         self.complete
     }
 
+    #[inline]
     pub(super) fn durable(&self) -> Seq {
         self.durable
     }
 
+    #[inline]
     pub(super) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
+    #[inline]
     pub(super) fn open(&mut self, requests: u32, vouches: bool, bytes: u64) -> Seq {
         self.groups.push_back(GroupState { remaining: requests, vouches, silent: false, bytes });
         self.kept_bytes += bytes;
@@ -115,29 +121,38 @@ impl Window {
     }
 
     /// One request that covers `first..=last` has ended well.
+    #[inline]
     pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
-        let mut redraw = false;
-        for seq in first.0..=last.0 {
-            let at = seq.checked_sub(self.forgotten.0 + 1);
-            let group = at.and_then(|at| self.groups.get_mut(at as usize));
-            let Some(group) = group.filter(|group| group.remaining > 0) else {
-                debug_assert!(probe::planted(Plant::T3NotCounted), "a request ends once");
-                continue;
-            };
-            group.remaining -= 1;
-            if group.silent && group.remaining == 0 {
-                group.vouches = true;
-                self.silent = None;
-                redraw = true;
-                if Seq(seq) <= self.complete {
-                    self.vouched = self.vouched.max(Seq(seq));
-                }
-            }
-        }
-        if redraw {
-            self.draw_bounds();
+        self.one_done(first);
+        for seq in first.0 + 1..last.0 + 1 {
+            self.one_done(Seq(seq));
         }
         self.advance();
+    }
+
+    #[inline(always)]
+    fn one_done(&mut self, seq: Seq) {
+        let at = seq.0.wrapping_sub(self.forgotten.0 + 1);
+        let group = self.groups.get_mut(at as usize);
+        let Some(group) = group.filter(|group| group.remaining > 0) else {
+            debug_assert!(probe::planted(Plant::T3NotCounted), "a request ends once");
+            return;
+        };
+        group.remaining -= 1;
+        if group.silent && group.remaining == 0 {
+            group.vouches = true;
+            self.silent_done(seq);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn silent_done(&mut self, seq: Seq) {
+        self.silent = None;
+        if seq <= self.complete {
+            self.vouched = self.vouched.max(seq);
+        }
+        self.draw_bounds();
     }
 
     /// Takes a group without requests in: it ends when all before it has.
@@ -146,6 +161,7 @@ impl Window {
     }
 
     /// Moves the marks as far as whole groups go, in order (P3).
+    #[inline]
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
             let seq = self.complete.next();
@@ -168,6 +184,7 @@ impl Window {
     }
 
     /// Moves the released mark.
+    #[inline]
     fn release(&mut self) {
         let mut mark = self.delivered.min(self.durable);
         if probe::planted(Plant::T1ReleaseUndurable) {
@@ -201,6 +218,7 @@ impl Window {
         self.draw_bounds();
     }
 
+    #[inline]
     pub(super) fn deliver(&mut self) -> Marks {
         self.delivered = self.complete;
         self.release();
@@ -213,11 +231,13 @@ impl Window {
     }
 
     /// Complete on all servers, durable and delivered (T1).
+    #[inline]
     pub(super) fn released(&self) -> Seq {
         self.released
     }
 
     /// Forgets groups up to `seq`.
+    #[inline]
     pub(super) fn forget(&mut self, seq: Seq) {
         while self.forgotten < seq {
             let Some(group) = self.groups.pop_front() else { break };
@@ -227,6 +247,7 @@ impl Window {
         }
     }
 
+    #[inline]
     pub(super) fn forgotten(&self) -> Seq {
         self.forgotten
     }

@@ -29,7 +29,13 @@ impl Filter {
     #[inline]
     pub(crate) fn add(&mut self, drive: u8, lba: u64, end: u64) -> bool {
         let mut hit = self.large > 0;
-        if end - lba > SMALL_BLOCKS {
+        if end - lba == 1 {
+            let cell = self.cell(drive, lba);
+            let count = &mut self.cells[cell];
+            hit |= *count > 0;
+            *count += 1;
+            self.small += 1;
+        } else if end - lba > SMALL_BLOCKS {
             hit |= self.small > 0;
             self.large += 1;
         } else {
@@ -46,7 +52,11 @@ impl Filter {
     /// Takes back what [`add`](Self::add) counted for the same blocks.
     #[inline]
     pub(crate) fn remove(&mut self, drive: u8, lba: u64, end: u64) {
-        if end - lba > SMALL_BLOCKS {
+        if end - lba == 1 {
+            let cell = self.cell(drive, lba);
+            self.cells[cell] -= 1;
+            self.small -= 1;
+        } else if end - lba > SMALL_BLOCKS {
             self.large -= 1;
         } else {
             for block in lba..end {

@@ -113,6 +113,18 @@ struct Slot<P> {
     pieces: Vec<P>,
 }
 
+impl<P> Slot<P> {
+    /// Its command is over; the next one has another identifier, of which `bits` name the slot.
+    #[inline]
+    fn free(&mut self, cid: u16, bits: u32) {
+        self.busy = false;
+        self.cid = cid.wrapping_add(1 << bits);
+        if !self.pieces.is_empty() {
+            self.pieces.clear();
+        }
+    }
+}
+
 /// One connection to a target. See [the module](self).
 #[derive(Debug)]
 pub struct QueuePair<P> {
@@ -326,7 +338,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             Sgl::Transport { len }
         });
         let tx = &self.tx;
-        out.push_bytes(|b| tx.capsule_cmd(&sqe, if in_capsule { len } else { 0 }, b));
+        out.push_command(tx, &sqe, if in_capsule { len } else { 0 });
         slot.capsule_end = out.end();
         if let Data::Bytes(bytes) = data {
             out.push_bytes(|b| {
@@ -370,6 +382,13 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         let mut used = 0;
         loop {
             let rest = &buf[used..];
+            if let Some((cqe, len)) = self.rx.plain_response(rest) {
+                match self.completion(&cqe, out, &mut on) {
+                    Ok(()) => used += len,
+                    Err(e) => return Err(self.end(e, rest, out)),
+                }
+                continue;
+            }
             let end = match self.rx.parse(rest) {
                 Ok(None) => return Ok(used),
                 Ok(Some(parsed)) => {
@@ -396,7 +415,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         error
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(
         &mut self,
         pdu: &Pdu,
@@ -475,21 +494,19 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     fn release(&mut self, cid: u16) {
         let bits = self.slot_bits;
         if let Some(slot) = self.slot(cid) {
-            slot.busy = false;
-            slot.pieces.clear();
-            slot.cid = cid.wrapping_add(1 << bits);
+            slot.free(cid, bits);
             self.free.push(cid & ((1 << bits) - 1));
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn completion(
         &mut self,
         cqe: &Cqe,
         out: &Outbox<P>,
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), SessionError> {
-        let cid = cqe.cid();
+        let (cid, bits) = (cqe.cid(), self.slot_bits);
         let Some(slot) = self.slot(cid) else {
             // The identifier is at byte 12 of the entry, which is at byte 8 of the PDU.
             return Err(PduError::header(20, "a completion of no command in flight").into());
@@ -517,7 +534,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             }
         }
         let user = slot.user;
-        self.release(cid);
+        slot.free(cid, bits);
+        self.free.push(cid & ((1 << bits) - 1));
         if self.state == State::Connecting {
             return self.queue_created(&cqe, on);
         }

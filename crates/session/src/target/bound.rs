@@ -181,7 +181,7 @@ impl<H: Host> Stream<H> {
         self.steps.truncate(left);
     }
 
-    #[inline]
+    #[inline(always)]
     fn append_one(&mut self, ticket: Ticket) -> Result<(), Cause> {
         let entry = &mut self.entries[ticket.0 as usize];
         match self.log.append(&entry.attribute) {
@@ -206,7 +206,7 @@ impl<H: Host> Stream<H> {
 
     /// An entry is complete or refused, and will be answered after the batch's last fence; says
     /// whether its persist word was set.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, step: Step) -> bool {
         self.done.push(step);
         let Step::Complete { ticket, persist: true } = step else { return false };

@@ -511,8 +511,20 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Sends a response capsule.
-    #[inline]
+    #[inline(never)]
     pub(super) fn respond(
+        &mut self,
+        cid: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        self.respond_here(cid, status, result, out);
+    }
+
+    /// [`respond`](Self::respond), for the hot path.
+    #[inline(always)]
+    pub(super) fn respond_here(
         &mut self,
         cid: u16,
         status: Status,
@@ -521,12 +533,24 @@ impl<H: Host> TargetConn<H> {
     ) {
         let qid = self.queue.as_ref().map_or(0, |q| q.qid);
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
-        let tx = &self.tx;
-        out.push_bytes(|v| tx.capsule_resp(&cqe, v));
+        out.push_response(&self.tx, &cqe);
     }
 
     /// Answers the command in a slot and frees the slot.
+    #[inline(never)]
     pub(super) fn answer(
+        &mut self,
+        index: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<H::Buf>,
+    ) {
+        self.answer_here(index, status, result, out);
+    }
+
+    /// [`answer`](Self::answer), for the hot path.
+    #[inline(always)]
+    pub(super) fn answer_here(
         &mut self,
         index: u16,
         status: Status,
@@ -537,7 +561,7 @@ impl<H: Host> TargetConn<H> {
         let (_, charged) = self.slots.release(index);
         self.held -= charged;
         if !self.closing {
-            self.respond(cid, status, result, out);
+            self.respond_here(cid, status, result, out);
         }
     }
 

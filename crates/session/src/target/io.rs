@@ -153,7 +153,7 @@ impl<H: Host> TargetConn<H> {
         let op = OpId::new(self.key, index);
         match host.write(ns, op, sqe.slba(), WriteData::Borrowed(data)) {
             Submitted::Done(Ok(_)) if !self.must_flush(sqe, ns) => {
-                self.respond(sqe.cid(), Status::SUCCESS, 0, out);
+                self.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
             }
             Submitted::Done(result) => {
                 self.slots.take(sqe, Stage::Device, ns);

@@ -274,7 +274,7 @@ impl<H: Host> TargetConn<H> {
         for step in done.drain(..) {
             match step {
                 Step::Complete { ticket, .. } => {
-                    self.answer(ticket.0 as u16, Status::SUCCESS, 0, out);
+                    self.answer_here(ticket.0 as u16, Status::SUCCESS, 0, out);
                 }
                 Step::Refuse { ticket, why } => {
                     self.refuse(&stream, ticket.0 as u16, why, out);
@@ -430,7 +430,7 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn submitted(
         &mut self,
         stream: &mut Stream<H>,
@@ -466,7 +466,7 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn written(stream: &mut Stream<H>, index: u16, ok: bool) {
         stream.gate.written(Ticket(u32::from(index)), ok, &mut stream.steps);
     }
