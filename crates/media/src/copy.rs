@@ -13,13 +13,27 @@ use crate::drive::BLOCK_SIZE;
 ///
 /// # Safety
 ///
-/// `to` must be valid for writing [`BLOCK_SIZE`] bytes and aligned to 16, `from` valid for reading
-/// as many, the two may not overlap, and nobody else may access `to` meanwhile.
+/// As of [`copy_block_alone`].
 #[inline]
 pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_block_alone(to, from) };
+    publish_copies();
+}
+
+/// Copies one block; other threads may see it only once [`publish_copies`] was called. Waiting for
+/// that after each block takes as long as a third of the copy: it ends when memory has all of it.
+///
+/// # Safety
+///
+/// `to` must be valid for writing [`BLOCK_SIZE`] bytes and aligned to 16, `from` valid for reading
+/// as many, the two may not overlap, and nobody else may access `to` meanwhile, which here means
+/// until this thread has called [`publish_copies`].
+#[inline]
+pub(crate) unsafe fn copy_block_alone(to: *mut u8, from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
         for offset in (0..BLOCK_SIZE).step_by(64) {
             // SAFETY: all offsets are inside the block; `to` is aligned to 16; loads need no
             // alignment; SSE2 is part of x86-64.
@@ -36,13 +50,21 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
                 _mm_stream_si128(to.add(3), d);
             }
         }
-        // SAFETY: SSE is part of x86-64.
-        unsafe { _mm_sfence() };
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller's promise.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, BLOCK_SIZE)
+    }
+}
+
+/// All copies of this thread become visible before any later store of it.
+#[inline]
+pub(crate) fn publish_copies() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
     }
 }
 

@@ -55,6 +55,13 @@ pub trait Drive: Send + Sync {
     /// thread from then on.
     fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError>;
 
+    /// The only way in: until it is dropped no other queue can be opened. A drive that has to keep
+    /// its queues apart may do without that then. Where others are open already, and where it makes
+    /// no difference, it is a queue like any other.
+    fn open_only_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
+        self.open_queue(depth)
+    }
+
     /// What remains after a killed process and after a power cut.
     fn survives(&self) -> Survival;
 

@@ -178,6 +178,15 @@ pub enum OpenError {
         /// Which one.
         path: String,
     },
+    /// Somebody in this process has the drive's only queue.
+    #[error(
+        "{drive}: one queue has it to itself; drop that first, or have all who share the drive open \
+         queues that share it"
+    )]
+    Taken {
+        /// Which one.
+        drive: String,
+    },
     /// No file, and no size to create it with.
     #[error("{path}: no such file: add ,size= to create it (for example {path},size=1G)")]
     NoSuchFile {

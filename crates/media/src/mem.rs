@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buf::AlignedBuf;
 use crate::check::Limits;
-use crate::copy::copy_block;
+use crate::copy::{copy_block, copy_block_alone, publish_copies};
 use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::{OpenError, Operation};
 use crate::mapping::Mapping;
@@ -24,10 +24,22 @@ pub(crate) struct Mem {
 struct Shared {
     memory: Mapping,
     /// Readers and writers of one block exclude each other: that is what makes a block atomic
-    /// (M1) and shared memory sound. An uncontended lock costs a few nanoseconds.
+    /// (M1) and shared memory sound. An uncontended lock costs a few nanoseconds, but it must wait
+    /// until memory has the whole block before it is given back; a queue that is the only one
+    /// needs none.
     locks: Box<[AtomicBool]>,
+    queues: Mutex<Queues>,
     geometry: Geometry,
     name: Arc<str>,
+}
+
+/// Who has the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queues {
+    /// So many queues that keep apart by the locks.
+    Sharing(usize),
+    /// One that knows of no other.
+    Alone,
 }
 
 impl Mem {
@@ -43,6 +55,7 @@ impl Mem {
             shared: Arc::new(Shared {
                 memory,
                 locks: (0..STRIPES).map(|_| AtomicBool::new(false)).collect(),
+                queues: Mutex::new(Queues::Sharing(0)),
                 geometry: Geometry {
                     block_size: BLOCK_SIZE as u32,
                     blocks: bytes / BLOCK_SIZE as u64,
@@ -61,12 +74,24 @@ impl Drive for Mem {
         &self.shared.geometry
     }
 
-    fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
-        let _ = depth;
-        Ok(Box::new(MemQueue {
-            limits: Limits::new(&self.shared.geometry, &self.shared.name),
-            shared: Arc::clone(&self.shared),
-        }))
+    fn open_queue(&self, _depth: usize) -> Result<Box<dyn Queue>, OpenError> {
+        match &mut *self.shared.queues() {
+            Queues::Alone => Err(OpenError::Taken { drive: self.shared.name.to_string() }),
+            Queues::Sharing(count) => {
+                *count += 1;
+                Ok(Box::new(MemQueue::new(&self.shared, false)))
+            }
+        }
+    }
+
+    fn open_only_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
+        let mut queues = self.shared.queues();
+        if *queues != Queues::Sharing(0) {
+            drop(queues);
+            return self.open_queue(depth);
+        }
+        *queues = Queues::Alone;
+        Ok(Box::new(MemQueue::new(&self.shared, true)))
     }
 
     fn survives(&self) -> Survival {
@@ -77,6 +102,38 @@ impl Drive for Mem {
 struct MemQueue {
     shared: Arc<Shared>,
     limits: Limits,
+    /// No other queue is open, and none can be opened.
+    alone: bool,
+}
+
+impl MemQueue {
+    fn new(shared: &Arc<Shared>, alone: bool) -> Self {
+        let limits = Limits::new(&shared.geometry, &shared.name);
+        Self { shared: Arc::clone(shared), limits, alone }
+    }
+
+    /// Runs `access` on the block's memory, from which others are kept away.
+    #[inline]
+    fn with_block(&self, lba: u64, access: impl FnOnce(*mut u8)) {
+        match self.alone {
+            true => access(self.shared.block(lba)),
+            false => self.shared.with_block(lba, access),
+        }
+    }
+}
+
+impl Drop for MemQueue {
+    fn drop(&mut self) {
+        // Whoever opens the next queue sees what this one has written. If another thread wrote and
+        // handed the queue over only to be dropped, all ways to hand it over did this as well: they
+        // lock, swap or ask the kernel.
+        publish_copies();
+        let mut queues = self.shared.queues();
+        *queues = match *queues {
+            Queues::Alone => Queues::Sharing(0),
+            Queues::Sharing(count) => Queues::Sharing(count - 1),
+        };
+    }
 }
 
 impl Queue for MemQueue {
@@ -87,9 +144,17 @@ impl Queue for MemQueue {
             return Submitted::Done(Err(error));
         }
         for (lba, block) in (lba..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+            let alone = self.alone;
             // SAFETY: `limits` has checked the range, so the block is inside the memory and
-            // aligned; its lock keeps others away; `block` has BLOCK_SIZE bytes.
-            self.shared.with_block(lba, |to| unsafe { copy_block(to, block.as_ptr()) });
+            // aligned; `with_block` keeps others away, as long as there are any: if there are none
+            // now, there will be none before this queue has been dropped, which publishes the
+            // copies; `block` has BLOCK_SIZE bytes.
+            self.with_block(lba, |to| unsafe {
+                match alone {
+                    true => copy_block_alone(to, block.as_ptr()),
+                    false => copy_block(to, block.as_ptr()),
+                }
+            });
         }
         Submitted::Done(Ok(None))
     }
@@ -100,7 +165,7 @@ impl Queue for MemQueue {
         }
         let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_SIZE);
         for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
-            self.shared.with_block(lba, |from| {
+            self.with_block(lba, |from| {
                 // SAFETY: as in `write`, in the other direction.
                 unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), BLOCK_SIZE) }
             });
@@ -118,7 +183,7 @@ impl Queue for MemQueue {
         }
         for lba in lba..lba + blocks {
             // SAFETY: as in `write`.
-            self.shared.with_block(lba, |to| unsafe { to.write_bytes(0, BLOCK_SIZE) });
+            self.with_block(lba, |to| unsafe { to.write_bytes(0, BLOCK_SIZE) });
         }
         Submitted::Done(Ok(None))
     }
@@ -158,10 +223,20 @@ impl Shared {
                 _ => std::hint::spin_loop(),
             }
         }
-        // Inside the memory: every caller has checked the range against the geometry, which is
-        // not larger.
-        access(self.memory.start().wrapping_add(lba as usize * BLOCK_SIZE));
+        access(self.block(lba));
         lock.store(false, Ordering::Release);
+    }
+
+    /// Inside the memory: every caller has checked the range against the geometry, which is not
+    /// larger.
+    #[inline]
+    fn block(&self, lba: u64) -> *mut u8 {
+        self.memory.start().wrapping_add(lba as usize * BLOCK_SIZE)
+    }
+
+    fn queues(&self) -> std::sync::MutexGuard<'_, Queues> {
+        // Each change is one assignment: nobody leaves it half done.
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -293,6 +293,58 @@ fn several_threads_share_a_drive_and_blocks_are_never_torn() {
     }
 }
 
+/// What the next one finds is what the only queue wrote, also if that ended on another thread.
+#[test]
+fn an_only_queue_works_like_any_other() {
+    let drives = Drives::open();
+    for (name, drive) in &drives.all {
+        let mut queue = drive.open_only_queue(4).unwrap();
+        for (lba, blocks) in [(3, 1), (40, 9)] {
+            let data = pattern(lba, blocks);
+            let written = queue.write(lba, lba, Data::Borrowed(&data));
+            let done = drain(&mut *queue);
+            let result = match written {
+                Submitted::Done(result) => result,
+                Submitted::Pending => done.into_iter().next().unwrap().result,
+            };
+            assert!(result.is_ok(), "{name}: {result:?}");
+        }
+        let zeroed = queue.write_zeroes(1, 42, 2);
+        let _ = (zeroed, drain(&mut *queue));
+        std::thread::spawn(move || drop(queue)).join().unwrap();
+
+        let mut expected = pattern(40, 9);
+        expected[2 * BLOCK_SIZE..4 * BLOCK_SIZE].fill(0);
+        let mut next = Blocking::new(&**drive).unwrap();
+        assert_eq!(next.read(3, 1).unwrap()[..], pattern(3, 1), "{name}");
+        assert_eq!(next.read(40, 9).unwrap()[..], expected, "{name}");
+    }
+}
+
+#[test]
+fn an_only_queue_of_memory_lets_nobody_in_beside_it() {
+    let drive = open_drive("mem:4M").unwrap();
+    let only = drive.open_only_queue(1).unwrap();
+    for taken in [drive.open_queue(1), drive.open_only_queue(1)] {
+        let error = taken.err().expect("it is in use").to_string();
+        assert!(error.contains("mem:4194304") && error.contains("to itself"), "{error}");
+    }
+    drop(only);
+    // Where others are, it is one of them, and more may come.
+    let mut first = Blocking::new(&*drive).unwrap();
+    let only = drive.open_only_queue(1).unwrap();
+    let more = drive.open_queue(1).unwrap();
+    first.write(0, &pattern(1, 1)).unwrap();
+    drop((first, only));
+    assert!(drive.open_only_queue(1).is_ok(), "one of several");
+    assert!(drive.open_queue(1).is_ok(), "that one was not alone, nor is `more`");
+    drop(more);
+    let only = drive.open_only_queue(1).unwrap();
+    assert!(drive.open_queue(1).is_err(), "all others are gone");
+    drop(only);
+    assert!(drive.open_queue(1).is_ok());
+}
+
 #[test]
 fn specifications_that_make_no_sense_say_what_would() {
     for spec in [

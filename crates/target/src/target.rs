@@ -219,10 +219,12 @@ impl Target {
         for (index, poller) in pollers.into_iter().enumerate() {
             let mut queues = Vec::new();
             for (drive, ns) in running.drives.iter().zip(&settled.namespaces) {
-                let queue = drive
-                    .open_queue(QUEUE_DEPTH)
-                    .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?;
-                queues.push(queue);
+                // One reactor has its drives to itself.
+                let queue = match reactors {
+                    1 => drive.open_only_queue(QUEUE_DEPTH),
+                    _ => drive.open_queue(QUEUE_DEPTH),
+                };
+                queues.push(queue.map_err(|source| StartError::Drive { nsid: ns.nsid, source })?);
             }
             let parts = Parts {
                 index,

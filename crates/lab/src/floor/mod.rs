@@ -113,9 +113,18 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
     for _ in 0..servers {
         let mut listener = Listener::bind("127.0.0.1:0")?;
         listener.set_options(options.socket.clone());
-        listeners.push(listener);
+        let queue = match servers {
+            1 => drive.open_only_queue(1),
+            _ => drive.open_queue(1),
+        };
+        let queue = queue.map_err(|error| FloorError::Drive {
+            drive: drive.geometry().describe.clone(),
+            why: error.to_string(),
+        })?;
+        listeners.push((listener, queue));
     }
-    let mut addresses: Vec<_> = listeners.iter().map(Listener::local_addr).collect();
+    let mut addresses: Vec<_> =
+        listeners.iter().map(|(listener, _)| listener.local_addr()).collect();
     let mut links = Vec::new();
     if let Some(model) = options.link {
         for address in &mut addresses {
@@ -131,7 +140,7 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
         let servers: Vec<_> = listeners
             .into_iter()
             .enumerate()
-            .map(|(i, listener)| {
+            .map(|(i, (listener, queue))| {
                 let core = options.server_cores.get(i).copied();
                 let expected = (workload.threads as usize - i).div_ceil(servers);
                 let clocks = clock_sender.clone();
@@ -144,7 +153,7 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
                             let _ = clocks.send(clock);
                         }
                         drop(clocks);
-                        server::serve(&listener, expected, drive, core, options.spin, stop)
+                        server::serve(&listener, expected, drive, queue, core, options.spin, stop)
                     })
                     // Out of threads: nothing sensible can be measured here.
                     .expect("start a thread")

@@ -37,11 +37,12 @@ struct Connection {
     open: bool,
 }
 
-/// Serves `expected` connections until `stop`.
+/// Serves `expected` connections from `queue` of `drive` until `stop`.
 pub(super) fn serve(
     listener: &Listener,
     expected: usize,
     drive: &Arc<dyn Drive>,
+    mut queue: Box<dyn Queue>,
     core: Option<usize>,
     spin: SpinPolicy,
     stop: &AtomicBool,
@@ -49,10 +50,6 @@ pub(super) fn serve(
     if let Some(core) = core {
         pin_to_core(core)?;
     }
-    let mut queue = drive.open_queue(1).map_err(|e| FloorError::Drive {
-        drive: drive.geometry().describe.clone(),
-        why: e.to_string(),
-    })?;
     let poller = Poller::new()?;
     poller.add(listener, LISTENER, Interest::Read)?;
     let mut connections: Vec<Connection> = Vec::new();
