@@ -35,6 +35,9 @@ enum Writes {
         places: u64,
         /// `None`: in order.
         walk: Option<Permutation>,
+        /// The next write's batch in this lap, and its place within that: counted, since dividing
+        /// twice per write would show.
+        at: (u64, u64),
     },
     Journal {
         transactions: u64,
@@ -60,12 +63,14 @@ impl Generator {
                 places,
                 walk: (pattern == Pattern::Random)
                     .then(|| Permutation::new(places, mix(workload.seed) ^ u64::from(thread))),
+                at: (0, 0),
             },
         };
         Self { area, writes, next: 0 }
     }
 
     /// The writes of the next group, into `group` (cleared first); never none.
+    #[inline]
     pub fn next_group(&mut self, group: &mut Vec<Extent>) {
         group.clear();
         for _ in 0..self.writes_in_next_group() {
@@ -87,23 +92,29 @@ impl Generator {
     #[must_use]
     pub fn at_batch_end(&self) -> bool {
         match &self.writes {
-            Writes::Uniform { batch, .. } => self.next.is_multiple_of(*batch),
+            Writes::Uniform { at: (_, within), .. } => *within == 0,
             Writes::Journal { .. } => self.next.is_multiple_of(2),
         }
     }
 
+    #[inline]
     fn next_write(&mut self) -> Extent {
         let i = self.next;
         self.next += 1;
-        match &self.writes {
-            Writes::Uniform { blocks, batch, places, walk, .. } => {
-                let place = (i / batch) % places;
+        match &mut self.writes {
+            Writes::Uniform { blocks, batch, places, walk, at, .. } => {
+                let (place, within) = *at;
+                *at = match (place + 1, within + 1) {
+                    (_, within) if within < *batch => (place, within),
+                    (place, _) if place < *places => (place, 0),
+                    _ => (0, 0),
+                };
                 let place = walk.as_ref().map_or(place, |walk| walk.at(place));
-                let write = place * batch + i % batch;
+                let write = place * *batch + within;
                 Extent { lba: self.area.start + write * u64::from(*blocks), blocks: *blocks }
             }
             Writes::Journal { transactions } => {
-                let start = self.area.start + i / 2 % transactions * 3;
+                let start = self.area.start + i / 2 % *transactions * 3;
                 if i.is_multiple_of(2) {
                     Extent { lba: start, blocks: 2 }
                 } else {

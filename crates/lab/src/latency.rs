@@ -8,7 +8,12 @@ const MAX_NS: u64 = 100_000_000_000;
 
 /// Latencies in nanoseconds, to three digits. About 200 KiB, so one per thread and run.
 #[derive(Clone, Debug)]
-pub struct Latencies(Histogram<u64>);
+pub struct Latencies {
+    histogram: Histogram<u64>,
+    /// The last latency, and how often it came in a row: writes that were sent together and came
+    /// back together have the same, and looking up its place each time would show.
+    last: (u64, u64),
+}
 
 /// What is reported of [`Latencies`], in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,45 +43,64 @@ impl Latencies {
     #[must_use]
     pub fn new() -> Self {
         // 1 ns to 100 s with three digits: constants that hdrhistogram accepts.
-        Self(Histogram::new_with_bounds(1, MAX_NS, 3).expect("valid bounds"))
+        let histogram = Histogram::new_with_bounds(1, MAX_NS, 3).expect("valid bounds");
+        Self { histogram, last: (1, 0) }
     }
 
     /// One more.
     #[inline]
     pub fn record(&mut self, ns: u64) {
-        self.0.saturating_record(ns.max(1));
+        self.record_n(ns, 1);
     }
 
     /// Many alike: what one batch of answers brought.
     #[inline]
     pub fn record_n(&mut self, ns: u64, count: u64) {
-        self.0.saturating_record_n(ns.max(1), count);
+        if ns == self.last.0 {
+            self.last.1 += count;
+        } else {
+            self.take_last();
+            self.last = (ns, count);
+        }
+    }
+
+    fn take_last(&mut self) {
+        let (ns, count) = std::mem::take(&mut self.last);
+        // Even no value at all would count towards the smallest and the largest.
+        if count > 0 {
+            self.histogram.saturating_record_n(ns.max(1), count);
+        }
     }
 
     /// Adds another thread's, or another round's.
     pub fn add(&mut self, other: &Self) {
         // Same bounds, so it cannot fail.
-        self.0.add(&other.0).expect("same bounds");
+        self.histogram.add(&other.histogram).expect("same bounds");
+        self.record_n(other.last.0, other.last.1);
     }
 
     /// Forgets all: the warm-up.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.histogram.clear();
+        self.last = (1, 0);
     }
 
     /// The figures.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
-        if self.0.is_empty() {
+        let mut all = self.clone();
+        all.take_last();
+        let all = all.histogram;
+        if all.is_empty() {
             return LatencySummary::default();
         }
         LatencySummary {
-            count: self.0.len(),
-            mean_ns: self.0.mean(),
-            p50_ns: self.0.value_at_quantile(0.5),
-            p99_ns: self.0.value_at_quantile(0.99),
-            p999_ns: self.0.value_at_quantile(0.999),
-            max_ns: self.0.max(),
+            count: all.len(),
+            mean_ns: all.mean(),
+            p50_ns: all.value_at_quantile(0.5),
+            p99_ns: all.value_at_quantile(0.99),
+            p999_ns: all.value_at_quantile(0.999),
+            max_ns: all.max(),
         }
     }
 }

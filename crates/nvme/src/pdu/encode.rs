@@ -45,11 +45,13 @@ impl Tx {
             out.extend_from_slice(&sqe.0);
             return;
         }
-        self.capsule_cmd_with_digests(sqe, data_len, out);
+        // By value: whose address is known elsewhere must be in memory, and then the wide loads
+        // above wait for the small stores that put it together.
+        self.capsule_cmd_with_digests(*sqe, data_len, out);
     }
 
     #[inline(never)]
-    fn capsule_cmd_with_digests(&self, sqe: &Sqe, data_len: u32, out: &mut Vec<u8>) {
+    fn capsule_cmd_with_digests(&self, sqe: Sqe, data_len: u32, out: &mut Vec<u8>) {
         let mut h = [0; CAPSULE_CMD_LEN];
         put(&mut h, 8, &sqe.0);
         self.finish(kind::CAPSULE_CMD, 0, data_len, &mut h, out);
