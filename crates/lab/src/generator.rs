@@ -258,6 +258,10 @@ mod tests {
             let mut lbas: Vec<_> = writes[..window].iter().map(|w| w.lba).collect();
             lbas.sort_unstable();
             prop_assert!(lbas.windows(2).all(|w| w[1] >= w[0] + u64::from(blocks)));
+            // A lap is as many whole batches as the area holds, and the next one is the same.
+            let lap = (lap - lap % (1 << batch_bits)) as usize;
+            let twice = groups(&workload, thread, volume, 2 * lap).concat();
+            prop_assert_eq!(&twice[..lap], &twice[lap..2 * lap]);
         }
     }
 }

@@ -12,7 +12,7 @@ pub struct Latencies {
     histogram: Histogram<u64>,
     /// The last latency, and how often it came in a row: writes that were sent together and came
     /// back together have the same, and looking up its place each time would show.
-    last: (u64, u64),
+    run: (u64, u64),
 }
 
 /// What is reported of [`Latencies`], in nanoseconds.
@@ -44,7 +44,7 @@ impl Latencies {
     pub fn new() -> Self {
         // 1 ns to 100 s with three digits: constants that hdrhistogram accepts.
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3).expect("valid bounds");
-        Self { histogram, last: (1, 0) }
+        Self { histogram, run: (0, 0) }
     }
 
     /// One more.
@@ -56,16 +56,16 @@ impl Latencies {
     /// Many alike: what one batch of answers brought.
     #[inline]
     pub fn record_n(&mut self, ns: u64, count: u64) {
-        if ns == self.last.0 {
-            self.last.1 += count;
+        if ns == self.run.0 {
+            self.run.1 += count;
         } else {
-            self.take_last();
-            self.last = (ns, count);
+            self.end_run();
+            self.run = (ns, count);
         }
     }
 
-    fn take_last(&mut self) {
-        let (ns, count) = std::mem::take(&mut self.last);
+    fn end_run(&mut self) {
+        let (ns, count) = std::mem::take(&mut self.run);
         // Even no value at all would count towards the smallest and the largest.
         if count > 0 {
             self.histogram.saturating_record_n(ns.max(1), count);
@@ -76,20 +76,20 @@ impl Latencies {
     pub fn add(&mut self, other: &Self) {
         // Same bounds, so it cannot fail.
         self.histogram.add(&other.histogram).expect("same bounds");
-        self.record_n(other.last.0, other.last.1);
+        self.record_n(other.run.0, other.run.1);
     }
 
     /// Forgets all: the warm-up.
     pub fn clear(&mut self) {
         self.histogram.clear();
-        self.last = (1, 0);
+        self.run = (0, 0);
     }
 
     /// The figures.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
         let mut all = self.clone();
-        all.take_last();
+        all.end_run();
         let all = all.histogram;
         if all.is_empty() {
             return LatencySummary::default();
@@ -129,6 +129,22 @@ mod tests {
         assert!(about(summary.p999_ns, 9_990_000), "{summary:?}");
         assert!(about(summary.max_ns, 10_000_000), "{summary:?}");
         assert!(about(summary.mean_ns as u64, 5_000_500), "{summary:?}");
+    }
+
+    #[test]
+    fn what_comes_in_a_row_counts_as_often_as_it_came() {
+        let mut all = Latencies::new();
+        for _ in 0..3 {
+            all.record(5);
+        }
+        all.add(&all.clone());
+        all.record_n(9, 0);
+        let summary = all.summary();
+        assert_eq!((summary.count, summary.max_ns), (6, 5));
+        all.record_n(9, 2);
+        all.record(5);
+        let summary = all.summary();
+        assert_eq!((summary.count, summary.p50_ns, summary.max_ns), (9, 5, 9));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 /// A random permutation of `0..n`, computed, not stored: steps of which each can be taken back, on
 /// the smallest power of two that holds `n`, walking on while outside.
 ///
-/// Two multiplications, since both ends of every measurement pay for it.
+/// Two multiplications, since the writers of both sides of every ratio pay for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     n: u64,
@@ -70,12 +70,28 @@ mod tests {
     #[test]
     fn meets_every_number_once() {
         for n in [1, 2, 3, 4, 5, 16, 17, 255, 256, 257, 10_000] {
-            let walk = Permutation::new(n, 7);
-            let mut seen = vec![false; n as usize];
-            for i in 0..n {
-                let at = walk.at(i) as usize;
-                assert!(!seen[at], "{at} twice among {n}");
-                seen[at] = true;
+            for seed in 0..4 {
+                let walk = Permutation::new(n, seed);
+                let mut seen = vec![false; n as usize];
+                for i in 0..n {
+                    let at = walk.at(i) as usize;
+                    assert!(!seen[at], "{at} twice among {n}");
+                    seen[at] = true;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stays_within_the_largest_too() {
+        for n in [1 << 62, (1 << 61) + 1, (1 << 40) - 1] {
+            for seed in 0..8 {
+                let walk = Permutation::new(n, seed);
+                let mut places: Vec<_> = (n - 1000..n).map(|i| walk.at(i)).collect();
+                assert!(places.iter().all(|at| *at < n));
+                places.sort_unstable();
+                places.dedup();
+                assert_eq!(places.len(), 1000, "{n}, {seed}");
             }
         }
     }

@@ -14,6 +14,9 @@ pub struct Blocking {
 
 impl Blocking {
     /// Opens a queue of `drive` for one thread.
+    ///
+    /// # Errors
+    /// Those of [`Drive::open_queue`].
     pub fn new(drive: &dyn Drive) -> Result<Blocking, OpenError> {
         Ok(Blocking { queue: drive.open_queue(1)? })
     }

@@ -21,8 +21,8 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     publish_copies();
 }
 
-/// Copies one block; other threads may see it only once [`publish_copies`] was called. Waiting for
-/// that after each block takes as long as a third of the copy: it ends when memory has all of it.
+/// Copies one block, without waiting until memory has all of it: only once [`publish_copies`] was
+/// called may anybody look at it, this thread included, or write to it in any other way.
 ///
 /// # Safety
 ///

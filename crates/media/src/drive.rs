@@ -52,12 +52,16 @@ pub trait Drive: Send + Sync {
     /// least 1; one more is answered with [`Cause::QueueFull`](crate::Cause::QueueFull).
     ///
     /// The queue may be sent to another thread until its first operation and belongs to that
-    /// thread from then on.
+    /// thread from then on. Refused ([`OpenError::Taken`]) while somebody has the drive to himself:
+    /// see [`Drive::open_only_queue`].
     fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError>;
 
-    /// The only way in: until it is dropped no other queue can be opened. A drive that has to keep
-    /// its queues apart may do without that then. Where others are open already, and where it makes
-    /// no difference, it is a queue like any other.
+    /// A queue for who wants no other beside it. A drive may then refuse to open others
+    /// ([`OpenError::Taken`]) until it is dropped, and save what keeps queues apart; where it makes
+    /// no difference, or others are open already, it is a queue like any other.
+    ///
+    /// The thread that used it also drops it, or hands it over by something that locks or enters
+    /// the kernel, as all of the standard library's ways do.
     fn open_only_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
         self.open_queue(depth)
     }

@@ -112,6 +112,15 @@ impl MemQueue {
         Self { shared: Arc::clone(shared), limits, alone }
     }
 
+    /// Before anything but another copy looks at the memory: streaming stores count as somebody
+    /// else's until then, also for the thread that made them.
+    #[inline]
+    fn publish(&self) {
+        if self.alone {
+            publish_copies();
+        }
+    }
+
     /// Runs `access` on the block's memory, from which others are kept away.
     #[inline]
     fn with_block(&self, lba: u64, access: impl FnOnce(*mut u8)) {
@@ -124,9 +133,8 @@ impl MemQueue {
 
 impl Drop for MemQueue {
     fn drop(&mut self) {
-        // Whoever opens the next queue sees what this one has written. If another thread wrote and
-        // handed the queue over only to be dropped, all ways to hand it over did this as well: they
-        // lock, swap or ask the kernel.
+        // Whoever opens the next queue sees what this one has written; what another thread wrote
+        // before it handed the queue over was published by that (see `Drive::open_only_queue`).
         publish_copies();
         let mut queues = self.shared.queues();
         *queues = match *queues {
@@ -148,7 +156,9 @@ impl Queue for MemQueue {
             // SAFETY: `limits` has checked the range, so the block is inside the memory and
             // aligned; `with_block` keeps others away, as long as there are any: if there are none
             // now, there will be none before this queue has been dropped, which publishes the
-            // copies; `block` has BLOCK_SIZE bytes.
+            // copies; `block` has BLOCK_SIZE bytes. What this queue itself does with the block
+            // later comes after `publish_copies`, except that it may copy over it once more: the
+            // processor keeps stores to one place in order.
             self.with_block(lba, |to| unsafe {
                 match alone {
                     true => copy_block_alone(to, block.as_ptr()),
@@ -163,6 +173,7 @@ impl Queue for MemQueue {
         if let Err(error) = self.limits.blocks(Operation::Read, lba, blocks) {
             return Submitted::Done(Err(error));
         }
+        self.publish();
         let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_SIZE);
         for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
             self.with_block(lba, |from| {
@@ -181,6 +192,7 @@ impl Queue for MemQueue {
         if let Err(error) = self.limits.extent(Operation::WriteZeroes, lba, blocks) {
             return Submitted::Done(Err(error));
         }
+        self.publish();
         for lba in lba..lba + blocks {
             // SAFETY: as in `write`.
             self.with_block(lba, |to| unsafe { to.write_bytes(0, BLOCK_SIZE) });

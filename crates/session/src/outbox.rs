@@ -88,7 +88,7 @@ impl<P> Outbox<P> {
     pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
-        self.written(start);
+        self.note_new(start);
         result
     }
 
@@ -97,7 +97,7 @@ impl<P> Outbox<P> {
     pub(crate) fn push_command(&mut self, tx: &Tx, sqe: &Sqe, data_len: u32) {
         let start = self.bytes.len();
         tx.capsule_cmd(sqe, data_len, &mut self.bytes);
-        self.written(start);
+        self.note_new(start);
     }
 
     /// Appends a response capsule.
@@ -105,12 +105,12 @@ impl<P> Outbox<P> {
     pub(crate) fn push_response(&mut self, tx: &Tx, cqe: &Cqe) {
         let start = self.bytes.len();
         tx.capsule_resp(cqe, &mut self.bytes);
-        self.written(start);
+        self.note_new(start);
     }
 
     /// Everything in `bytes` from `start` on is new.
     #[inline(always)]
-    fn written(&mut self, start: usize) {
+    fn note_new(&mut self, start: usize) {
         let end = self.bytes.len();
         debug_assert!(start <= end);
         if start < end {

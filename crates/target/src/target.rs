@@ -127,7 +127,8 @@ impl Target {
     }
 
     /// Like [`start`](Self::start), but on drives that are open already, one for each namespace
-    /// in order: those that [`Running::power_cut`] gave back. Missing ones are opened.
+    /// in order: those that [`Running::power_cut`] gave back. Missing ones are opened. Nobody else
+    /// may have a queue of one that a single reactor has to itself.
     ///
     /// # Errors
     /// See [`start`](Self::start).
@@ -327,7 +328,8 @@ impl Running {
     }
 
     /// The drives behind the namespaces, in the configuration's order: for tests that cut the
-    /// power of a modelled one.
+    /// power of a modelled one. A target with one reactor may have a drive to itself
+    /// ([`Drive::open_only_queue`]): then no queue of it can be opened while the target runs.
     #[must_use]
     pub fn drives(&self) -> &[Arc<dyn Drive>] {
         &self.drives

@@ -50,6 +50,7 @@ impl Site {
     }
 
     /// Waits until a copy is well under way: 8 MiB into this target's drive something was written.
+    /// Not for `mem:`, which the target has to itself.
     pub(crate) fn wait_until_written(&self, number: usize) {
         let drive = &self.targets[number].as_ref().unwrap().drives()[0];
         let mut queue = Blocking::new(drive.as_ref()).unwrap();

@@ -21,7 +21,7 @@ use std::{
     thread,
 };
 
-use riopipe_media::Drive;
+use riopipe_media::{Drive, OpenError};
 use riopipe_net::{
     AcceptError, ConnectError, CpuClock, LinkError, ListenError, Listener, PinError, PollerError,
     SocketOptions, SpinPolicy,
@@ -83,6 +83,9 @@ pub enum FloorError {
     /// No descriptors left.
     #[error(transparent)]
     Poller(#[from] PollerError),
+    /// The drive cannot be had.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The drive did not take a write at once, so it is no memory.
     #[error(
         "the floor needs a drive that finishes a write within the call (mem:), not {drive}: {why}"
@@ -114,13 +117,9 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
         let mut listener = Listener::bind("127.0.0.1:0")?;
         listener.set_options(options.socket.clone());
         let queue = match servers {
-            1 => drive.open_only_queue(1),
-            _ => drive.open_queue(1),
+            1 => drive.open_only_queue(1)?,
+            _ => drive.open_queue(1)?,
         };
-        let queue = queue.map_err(|error| FloorError::Drive {
-            drive: drive.geometry().describe.clone(),
-            why: error.to_string(),
-        })?;
         listeners.push((listener, queue));
     }
     let mut addresses: Vec<_> =

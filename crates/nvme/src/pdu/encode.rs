@@ -45,8 +45,8 @@ impl Tx {
             out.extend_from_slice(&sqe.0);
             return;
         }
-        // By value: whose address is known elsewhere must be in memory, and then the wide loads
-        // above wait for the small stores that put it together.
+        // By value: a reference that leaves this function would force the command into memory, and
+        // the wide loads above would then wait for the small stores that built it.
         self.capsule_cmd_with_digests(*sqe, data_len, out);
     }
 

@@ -81,9 +81,9 @@ impl Rx {
             return Ok(None);
         };
         // The two PDUs of the hot path, in their plainest form; all else takes the long way.
-        if let Some((cqe, len)) = self.plain_response(buf) {
-            let (pdu, data) = (Pdu::CapsuleResp { cqe }, len..len);
-            return Ok(Some(Parsed { pdu, data, len, data_digest_ok: true }));
+        if let Some(cqe) = self.plain_response(buf) {
+            let (pdu, len) = (Pdu::CapsuleResp { cqe }, CAPSULE_RESP_LEN);
+            return Ok(Some(Parsed { pdu, data: len..len, len, data_digest_ok: true }));
         }
         if let Some((sqe, len)) = self.plain_command(buf) {
             let (pdu, data) = (Pdu::CapsuleCmd { sqe }, CAPSULE_CMD_LEN..len);
@@ -92,20 +92,20 @@ impl Rx {
         self.parse_checked(buf, common)
     }
 
-    /// What [`Rx::parse`] would find, if that is a whole response capsule without digests: the
-    /// completion, and the length of the PDU.
+    /// What [`Rx::parse`] would find, if that is a whole response capsule without digests, of
+    /// [`CAPSULE_RESP_LEN`] bytes.
     ///
     /// A host's hot path.
     #[must_use]
     #[inline(always)]
-    pub fn plain_response(&self, buf: &[u8]) -> Option<(Cqe, usize)> {
+    pub fn plain_response(&self, buf: &[u8]) -> Option<Cqe> {
         const RESP: [u8; 8] = [kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0];
         let head = buf.first_chunk::<CAPSULE_RESP_LEN>()?;
         let agreed = self.connected && !self.header_digest && !self.data_digest;
         if !agreed || self.role != Role::Host || head[..8] != RESP {
             return None;
         }
-        Some((Cqe(crate::bytes::array(head, 8)), CAPSULE_RESP_LEN))
+        Some(Cqe(crate::bytes::array(head, 8)))
     }
 
     /// What [`Rx::parse`] would find, if that is a whole command capsule with in-capsule data and

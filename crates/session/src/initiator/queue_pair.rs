@@ -13,7 +13,8 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
 use riopipe_nvme::fabrics::{Connect, ConnectData};
 use riopipe_nvme::pdu::{
-    ADMIN_IN_CAPSULE, DataHdr, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx, TermReq, Tx,
+    ADMIN_IN_CAPSULE, CAPSULE_RESP_LEN, DataHdr, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx,
+    TermReq, Tx,
 };
 
 pub use self::config::QpConfig;
@@ -116,7 +117,7 @@ struct Slot<P> {
 impl<P> Slot<P> {
     /// Its command is over; the next one has another identifier, of which `bits` name the slot.
     #[inline]
-    fn free(&mut self, cid: u16, bits: u32) {
+    fn end_command(&mut self, cid: u16, bits: u32) {
         self.busy = false;
         self.cid = cid.wrapping_add(1 << bits);
         if !self.pieces.is_empty() {
@@ -382,9 +383,9 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         let mut used = 0;
         loop {
             let rest = &buf[used..];
-            if let Some((cqe, len)) = self.rx.plain_response(rest) {
+            if let Some(cqe) = self.rx.plain_response(rest) {
                 match self.completion(&cqe, out, &mut on) {
-                    Ok(()) => used += len,
+                    Ok(()) => used += CAPSULE_RESP_LEN,
                     Err(e) => return Err(self.end(e, rest, out)),
                 }
                 continue;
@@ -494,7 +495,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     fn release(&mut self, cid: u16) {
         let bits = self.slot_bits;
         if let Some(slot) = self.slot(cid) {
-            slot.free(cid, bits);
+            slot.end_command(cid, bits);
             self.free.push(cid & ((1 << bits) - 1));
         }
     }
@@ -534,7 +535,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             }
         }
         let user = slot.user;
-        slot.free(cid, bits);
+        slot.end_command(cid, bits);
         self.free.push(cid & ((1 << bits) - 1));
         if self.state == State::Connecting {
             return self.queue_created(&cqe, on);
