@@ -115,14 +115,17 @@ struct Slot<P> {
 }
 
 impl<P> Slot<P> {
-    /// Its command is over; the next one has another identifier, of which `bits` name the slot.
+    /// Its command is over; the next one has another identifier. Of each, `bits` name the slot,
+    /// which is returned.
     #[inline]
-    fn end_command(&mut self, cid: u16, bits: u32) {
+    fn end_command(&mut self, bits: u32) -> u16 {
+        let cid = self.cid;
         self.busy = false;
         self.cid = cid.wrapping_add(1 << bits);
         if !self.pieces.is_empty() {
             self.pieces.clear();
         }
+        cid & ((1 << bits) - 1)
     }
 }
 
@@ -495,8 +498,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     fn release(&mut self, cid: u16) {
         let bits = self.slot_bits;
         if let Some(slot) = self.slot(cid) {
-            slot.end_command(cid, bits);
-            self.free.push(cid & ((1 << bits) - 1));
+            let index = slot.end_command(bits);
+            self.free.push(index);
         }
     }
 
@@ -535,8 +538,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             }
         }
         let user = slot.user;
-        slot.end_command(cid, bits);
-        self.free.push(cid & ((1 << bits) - 1));
+        let index = slot.end_command(bits);
+        self.free.push(index);
         if self.state == State::Connecting {
             return self.queue_created(&cqe, on);
         }
