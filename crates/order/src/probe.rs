@@ -83,6 +83,8 @@ named! {
         T8ClaimNoWait = "T8-claim-no-wait",
         /// A fenced owner's requests are still carried out.
         T8StaleOwner = "T8-stale-owner",
+        /// A fenced owner's reads are still answered, with what recovery has left.
+        T8FencedReads = "T8-fenced-reads",
         /// Replay starts before the first copy's writes have come back.
         T8GhostReplay = "T8-ghost-replay",
         /// A recovery that is begun anew does not wait for what the last attempt was zeroing.

@@ -126,6 +126,8 @@ fn t8_a_stale_owner_can_do_nothing_while_another_recovers() {
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x702);
     assert_eq!(w.call(io, peer::write(3, 1, 1, 1), &block(3)).status, 0x70a);
     assert_eq!(w.call(io, peer::write_zeroes(3, 1, 1, 1, false), &[]).status, 0x70a);
+    // It would soon find undone what it was told is complete (P9).
+    assert_eq!(w.call(io, peer::read(4, 1, 1, 1), &[]).status, 0x702);
     let mark = riopipe_bytes(&wire::mark_command(Seq(1), true)).cid(5);
     assert_eq!(w.call(io, mark, &[]).status, 0x702, "nothing of it is released any more");
     assert_eq!(w.own_list(io), Err(0x702));

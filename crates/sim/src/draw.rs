@@ -110,7 +110,7 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<St
     let in_place = *rng.pick(&[0, 15, 15, 60]);
     let discard = *rng.pick(&[0, 5, 20]);
     let wait = *rng.pick(&[0, 5, 20]);
-    let read = *rng.pick(&[0, 4, 20]);
+    let read = *rng.pick(&[0, 4, 20, 40]);
     let pause = *rng.pick(&[0, 1, 3]);
     let longest = *rng.pick(&[1, 2, 4, 8, 16]);
     let most = *rng.pick(&[1, 2, 4]);
@@ -274,11 +274,11 @@ fn cut(rng: &mut Rng) -> What {
 }
 
 fn partition(machines: &[MachineSpec], rng: &mut Rng) -> What {
-    let for_us = *rng.pick(&[500, 5_000, 40_000, 200_000]);
-    if rng.one_in(2) {
-        What::TakeOver { for_us }
-    } else {
-        What::Partition { machine: machine(machines, rng), for_us }
+    let for_us = *rng.pick(&[0, 500, 5_000, 40_000, 200_000]);
+    match rng.below(5) {
+        0 | 1 => What::TakeOver { for_us },
+        2 => What::Standby,
+        _ => What::Partition { machine: machine(machines, rng), for_us },
     }
 }
 
@@ -304,7 +304,7 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
             let data = u64::from(machines[machine].blocks - volume.first);
             What::Intruder { machine, drive, lba: volume.first + rng.below(data) as u32 }
         }
-        2 => What::TakeOver { for_us: *rng.pick(&[500, 5_000, 40_000]) },
+        2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
         // Longer than an initiator is patient: a member is missing (T20).
         _ => What::PowerCut { machine, effects: 0, fences: false, down_us: 60_000 },
     }

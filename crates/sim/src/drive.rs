@@ -154,6 +154,11 @@ impl Drive {
         }
     }
 
+    /// What a block holds from the start, durably.
+    pub fn preset(&mut self, lba: u32, content: Content) {
+        self.blocks[lba as usize].durable = content;
+    }
+
     /// What kind it is.
     #[must_use]
     pub const fn spec(&self) -> &DriveSpec {

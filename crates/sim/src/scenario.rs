@@ -194,6 +194,9 @@ pub enum What {
         /// How long the first is cut off, µs.
         for_us: u32,
     },
+    /// Another initiator waits for the volume: it asks for it again and again, and may not take it
+    /// over while somebody has it.
+    Standby,
     /// The initiator is cut off from one machine for a while.
     Partition {
         /// Which machine.

@@ -3,6 +3,8 @@
 //! A run has two phases. In the first the workload goes on while faults strike. Then faults stop,
 //! whoever is down comes up, and everything submitted must end within bounds (P8).
 
+use std::collections::HashSet;
+
 use riopipe_order::attribute::{Member, Seq};
 use riopipe_order::log_region::{MemberNamespace, NewVolume};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -61,6 +63,8 @@ pub struct World {
     intruders: Vec<Intruder>,
     /// Faults to come.
     faults: Vec<Fault>,
+    /// Who may not take the volume over while somebody has it.
+    standby: Option<usize>,
     dooms: Vec<Option<Doom>>,
     /// Logs that somebody has decided to give up.
     given_up: Vec<bool>,
@@ -106,7 +110,7 @@ fn map(scenario: &Scenario) -> Result<Vec<Where>, String> {
 
 impl World {
     fn new(scenario: &Scenario, traced: bool) -> Result<Self, String> {
-        let core = Core::new(scenario.clone(), map(scenario)?, traced);
+        let mut core = Core::new(scenario.clone(), map(scenario)?, traced);
         let mut rng = Rng::new(scenario.seed ^ 0x5eed);
         let volume = &scenario.volume;
         let volumes: Vec<NewVolume> = (0..scenario.machines.len())
@@ -125,8 +129,10 @@ impl World {
             let start = Seq(scenario.volume.start);
             Machine::new(index, spec, volume.clone(), start, rng.fork(index as u64), traced)
         });
-        let machines: Vec<Machine> = machines.collect();
+        let mut machines: Vec<Machine> = machines.collect();
+        mark_outside(&mut machines, &mut core);
         Ok(Self {
+            standby: None,
             dooms: vec![None; machines.len()],
             given_up: vec![false; machines.len()],
             core,
@@ -386,6 +392,22 @@ impl World {
         }
         if self.clients.iter().any(Client::is_replaying) {
             probe::hit(Rare::CrashInReplay);
+        }
+    }
+}
+
+/// Puts something to recognise into every block of the drives outside of the volume's data area.
+fn mark_outside(machines: &mut [Machine], core: &mut Core) {
+    let inside: HashSet<(usize, usize, u32)> =
+        core.map.iter().map(|at| (at.machine, at.drive, at.lba)).collect();
+    for (machine, is) in machines.iter_mut().enumerate() {
+        let blocks = is.spec().blocks;
+        for (drive, drives) in is.host.drives.iter_mut().enumerate() {
+            for lba in (0..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba))) {
+                let content = core.oracle.next_number();
+                drives.preset(lba, content);
+                core.oracle.outside(Where { machine, drive, lba }, content);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use super::conn::{Closed, TargetConn};
 use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
+use super::stream::overtaken;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -79,6 +80,12 @@ impl<H: Host> TargetConn<H> {
             Some(end) if end <= ns.config.blocks => Ok(index),
             _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
         }
+    }
+
+    /// Whether a new owner has fenced the stream that this connection carries, or carried.
+    #[inline]
+    fn is_overtaken(&self) -> bool {
+        self.was_fenced || self.stream.as_ref().is_some_and(|stream| stream.fenced)
     }
 
     /// Whether plain writes of this association to the namespace are welcome (T21).
@@ -213,6 +220,10 @@ impl<H: Host> TargetConn<H> {
 
     /// The connection may hold the read's buffer.
     pub(super) fn start_read(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+        // It would find undone what its stream has completed, and nobody has told it yet (T8, P9).
+        if self.is_overtaken() && !probe::planted(Plant::T8FencedReads) {
+            return self.answer(index, overtaken(), 0, out);
+        }
         let slot = &mut self.slots[index];
         slot.stage = Stage::Device;
         let (ns, lba, blocks) = (usize::from(slot.ns), slot.sqe.slba(), slot.sqe.nlb());

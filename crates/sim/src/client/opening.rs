@@ -93,9 +93,6 @@ impl Client {
         for server in &mut self.servers {
             server.close_undo(core);
         }
-        if matches!(errand, Errand::Open) {
-            core.oracle.wanted(self.index);
-        }
         match Opening::new(self.config(core), mode) {
             Ok(opening) => {
                 if !matches!(errand, Errand::Acknowledge(_)) {
@@ -159,6 +156,9 @@ impl Client {
                 }
                 while let Some((ticket, call)) = opening.next(at) {
                     let index = self.index;
+                    if opening.phase() == Phase::Claim {
+                        core.oracle.claims(opening.generation());
+                    }
                     core.trace(|| {
                         format!("initiator {index}: target {at}: {}", words::call(&call))
                     });
@@ -183,7 +183,7 @@ impl Client {
             Errand::Open => {
                 self.found = found(&outcome, core);
                 core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let era = core.oracle.recovered(self.index, generation, &self.found, drives);
+                let era = core.oracle.recovered(generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
                 for server in &mut self.servers {
                     server.claimed = true;

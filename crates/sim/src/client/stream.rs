@@ -20,7 +20,7 @@ use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, MS, US};
 use crate::machine::VOLUME;
 use crate::network::ClientEnd;
-use crate::oracle::{Drives, Era, Poison, Promise, Submitted};
+use crate::oracle::{Drives, Era, Poison, Promise, Read, Submitted};
 use crate::payload::Payload;
 use crate::scenario::{Op, Place};
 
@@ -41,9 +41,7 @@ pub(super) enum Wait {
 
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    block: u32,
-    newest: Vec<u64>,
-    recoveries: u64,
+    due: Read,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -380,10 +378,8 @@ impl Stream {
         if self.session.read_must_wait(u64::from(block), blocks) {
             return Wait::Progress;
         }
-        let newest = core.oracle.read_begins(self.era, self.id, block, blocks);
-        let bytes = vec![0; blocks as usize * BLOCK];
-        let recoveries = core.oracle.recoveries();
-        self.reading = Reading { block, newest, recoveries, bytes };
+        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
+        self.reading = Reading { due, bytes: vec![0; blocks as usize * BLOCK] };
         self.session.start_read(u64::from(block), blocks);
         Wait::Read
     }
@@ -393,11 +389,9 @@ impl Stream {
             return;
         }
         self.wait = Wait::No;
-        let same = self.reading.recoveries == core.oracle.recoveries();
-        if same && self.session.read_result().is_ok() {
+        if self.session.read_result().is_ok() {
             let found = block::names(&self.reading.bytes);
-            let Reading { block, newest, .. } = &self.reading;
-            core.oracle.read(self.era, self.id, *block, newest, &found);
+            core.oracle.read_ends(&self.reading.due, &found);
         }
     }
 

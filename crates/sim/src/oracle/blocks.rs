@@ -4,7 +4,7 @@ use core::fmt;
 
 use riopipe_order::attribute::Seq;
 
-use super::{Drives, Named, Promise};
+use super::{Drives, Due, Era, Named, Promise};
 use crate::block::{Content, GARBAGE, ZERO};
 use crate::scenario::Place;
 
@@ -29,6 +29,7 @@ impl fmt::Display for Where {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wr {
     pub(super) number: u64,
+    pub(super) era: Era,
     pub(super) stream: u16,
     pub(super) seq: Seq,
     pub(super) place: Place,
@@ -54,11 +55,16 @@ pub(super) struct Block {
     pub(super) alien: Vec<Content>,
     /// Writes since, as submitted.
     pub(super) writes: Vec<Wr>,
+    /// Writes before.
+    past: Vec<Wr>,
+    /// Which recovery, by number, was the last that reopened a stream with writes here.
+    pub(super) reopened: u64,
 }
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
-        Self { at, base: vec![ZERO], alien: Vec::new(), writes: Vec::new() }
+        let (alien, writes, past) = (Vec::new(), Vec::new(), Vec::new());
+        Self { at, base: vec![ZERO], alien, writes, past, reopened: 0 }
     }
 
     pub(super) fn adopt(&mut self, drives: &Drives<'_>) {
@@ -68,7 +74,7 @@ impl Block {
         self.base.extend(drive.possible(self.at.lba));
         self.base.dedup();
         self.alien.clear();
-        self.writes.clear();
+        self.past.append(&mut self.writes);
     }
 
     pub(super) fn discards(&self, number: u64) -> bool {
@@ -89,13 +95,22 @@ impl Block {
             || self.writes.iter().any(|wr| wr.number >= number && wr.is(content))
     }
 
-    /// Whether a reader who knew of write `newest` may find this.
-    pub(super) fn may_read(&self, newest: u64, content: Content) -> bool {
-        // Recovery may have undone it since.
-        let known = self.writes.iter().any(|wr| wr.number == newest);
-        !known && self.base.contains(&content)
+    /// How many of its writes are settled by a recovery.
+    pub(super) const fn past(&self) -> usize {
+        self.past.len()
+    }
+
+    /// The writes of an owner's time but for the first so many that were settled, whatever has
+    /// become of them.
+    pub(super) fn of_era(&self, era: Era, past: usize) -> impl Iterator<Item = &Wr> {
+        self.past[past..].iter().chain(&self.writes).filter(move |wr| wr.era == era)
+    }
+
+    /// Whether a reader of this era, to whom that was due when it began, may find this.
+    pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
+        due.newest == 0 && due.base.contains(&content)
             || self.alien.contains(&content)
-            || self.writes.iter().any(|wr| wr.number >= newest && wr.is(content))
+            || self.of_era(era, due.past).any(|wr| wr.number >= due.newest && wr.is(content))
     }
 
     /// What the block may hold, given how far each stream's prefix reaches.

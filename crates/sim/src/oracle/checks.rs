@@ -2,7 +2,7 @@
 
 use riopipe_order::attribute::Seq;
 
-use super::{Drives, Era, Oracle, Promise, Recovered, Where};
+use super::{Drives, Era, Named, Oracle, Promise, Recovered, Where};
 
 impl Oracle {
     /// P3: all writes of all groups up to there are done.
@@ -54,6 +54,20 @@ impl Oracle {
                  group {seq} is not durable on {at} {why}"
             );
             self.broken(promise, what);
+        }
+    }
+
+    /// P5: whatever lies outside of the data area is as it was, also after a power cut.
+    pub(super) fn check_outside(&mut self, drives: &Drives<'_>) {
+        let changed = self.outside.iter().find_map(|(at, content)| {
+            let drive = drives.of(*at);
+            let mut may = drive.possible(at.lba).chain([drive.block(at.lba)]);
+            may.find(|found| found != content).map(|found| (*at, *content, found))
+        });
+        if let Some((at, content, found)) = changed {
+            let (was, is) = (Named(content), Named(found));
+            let what = format!("{at}, outside of the data area, held {was}, and now holds {is}");
+            self.broken(Promise::P5, what);
         }
     }
 

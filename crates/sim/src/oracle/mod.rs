@@ -8,7 +8,6 @@ mod blocks;
 mod checks;
 
 use core::fmt;
-use std::collections::BTreeSet;
 
 use riopipe_order::attribute::Seq;
 
@@ -119,6 +118,29 @@ pub struct Recovered {
     pub in_place: Vec<Where>,
 }
 
+/// A read under way: what it may find.
+#[derive(Clone, Debug, Default)]
+pub struct Read {
+    era: Era,
+    stream: u16,
+    block: u32,
+    /// Recoveries so far.
+    recoveries: u64,
+    /// Its owner had been overtaken before.
+    stale: bool,
+    due: Vec<Due>,
+}
+
+/// What a reader may find in a block: the newest write that it has to know of, by number, or one
+/// submitted later; what was there before if there is none (number 0).
+#[derive(Clone, Debug)]
+struct Due {
+    newest: u64,
+    base: Vec<Content>,
+    /// So many of the block's writes were settled when it began.
+    past: usize,
+}
+
 /// Why a stream says that it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poison {
@@ -145,6 +167,8 @@ pub struct Submitted {
 #[derive(Debug)]
 pub struct Oracle {
     blocks: Vec<Block>,
+    /// What each block outside of the volume's data area holds.
+    outside: Vec<(Where, Content)>,
     eras: Vec<Vec<StreamHistory>>,
     /// The owners' generations, and whose is the highest.
     generation: u32,
@@ -160,8 +184,8 @@ pub struct Oracle {
     lost: bool,
     patient: bool,
     recoveries: u64,
-    /// Who has wanted the volume since they had it last.
-    wanted_by: BTreeSet<usize>,
+    /// The highest generation in any claim that was ever sent.
+    claimed: u32,
 }
 
 impl Oracle {
@@ -174,6 +198,7 @@ impl Oracle {
             StreamHistory { start, complete: start, durable: start, ..StreamHistory::default() };
         Self {
             blocks: map.iter().map(|at| Block::new(*at)).collect(),
+            outside: Vec::new(),
             eras: vec![vec![history; streams]],
             generation: 0,
             current: 0,
@@ -184,7 +209,7 @@ impl Oracle {
             lost: false,
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
-            wanted_by: BTreeSet::new(),
+            claimed: 0,
         }
     }
 
@@ -205,6 +230,12 @@ impl Oracle {
     pub fn next_number(&mut self) -> u64 {
         self.completed.push(false);
         self.completed.len() as u64 - 1
+    }
+
+    /// A block outside of the volume's data area holds this: nothing that the volume's owners do
+    /// may ever change it (P5).
+    pub fn outside(&mut self, at: Where, content: Content) {
+        self.outside.push((at, content));
     }
 
     /// The era of the owner with the highest generation.
@@ -230,6 +261,7 @@ impl Oracle {
             for write in writes {
                 self.blocks[write.block as usize].writes.push(Wr {
                     number: write.number,
+                    era,
                     stream,
                     seq,
                     place: write.place,
@@ -305,25 +337,27 @@ impl Oracle {
         history.durable = durable;
     }
 
-    /// How often a stream was recovered: what a read found that began before may be gone.
-    #[must_use]
-    pub const fn recoveries(&self) -> u64 {
-        self.recoveries
+    /// An initiator sends a claim of the volume with this generation.
+    pub fn claims(&mut self, generation: u32) {
+        self.claimed = self.claimed.max(generation);
     }
 
-    /// An initiator wants the volume: whoever has it may be overtaken any moment.
-    pub fn wanted(&mut self, client: usize) {
-        self.wanted_by.insert(client);
-    }
-
-    fn is_contested(&self) -> bool {
-        !self.wanted_by.is_empty()
+    /// Whether the owner may have lost the volume on some target. It is not enough that somebody
+    /// wants the volume, or asks for it and is refused: one owner lives undisturbed until a claim
+    /// with a higher generation is on its way (T8). From then on the owner may be fenced on one
+    /// target after the other, also if whoever claims dies before it has the volume.
+    const fn is_challenged(&self) -> bool {
+        self.claimed > self.generation
     }
 
     /// A stream failed, because of something on this machine.
     pub fn poisoned(&mut self, era: Era, stream: u16, machine: usize, cause: Poison, why: &str) {
         self.eras[era][usize::from(stream)].failed = true;
-        if self.is_stale(era) || self.faulty[machine] || self.is_contested() {
+        if self.is_stale(era) || self.faulty[machine] {
+            return;
+        }
+        // To be fenced is no failure of anything else: a claim breaks connections and bindings (T8).
+        if self.is_challenged() && cause != Poison::Failed {
             return;
         }
         // Who gives a lost connection no time takes its being replaced for the end.
@@ -338,38 +372,43 @@ impl Oracle {
         }
     }
 
-    /// What a read that begins now may find: `(block, since)` with the writes submitted so far.
+    /// What a read that begins now may find, block by block.
     #[must_use]
-    pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Vec<u64> {
-        let range = block as usize..(block + blocks) as usize;
+    pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Read {
         let delivered = |wr: &Wr| {
             wr.stream == stream || wr.seq <= self.eras[era][usize::from(wr.stream)].complete
         };
-        self.blocks[range]
-            .iter()
-            .map(|b| b.writes.iter().rev().find(|wr| delivered(wr)).map_or(0, |wr| wr.number))
-            .collect()
+        let stale = self.is_stale(era);
+        let due = (block..block + blocks).map(|block| {
+            let b = &self.blocks[block as usize];
+            let past = if stale { 0 } else { b.past() };
+            let newest = b.of_era(era, past).filter(|wr| delivered(wr)).map(|wr| wr.number).max();
+            Due { newest: newest.unwrap_or(0), base: b.base.clone(), past }
+        });
+        Read { era, stream, block, recoveries: self.recoveries, stale, due: due.collect() }
     }
 
-    /// A read has ended: `newest` is what [`read_begins`](Self::read_begins) said.
-    pub fn read(&mut self, era: Era, stream: u16, block: u32, newest: &[u64], found: &[Content]) {
-        // Whoever takes the volume over undoes what its old owner may still be reading.
-        if self.is_stale(era) || self.is_contested() {
-            return;
-        }
-        for ((block, newest), found) in (block..).zip(newest).zip(found) {
+    /// A read has ended well. Also one that was under way while somebody took the volume over: what
+    /// its owner reads came back before anything was undone, or it is refused (T8, P9).
+    pub fn read_ends(&mut self, read: &Read, found: &[Content]) {
+        for ((block, due), found) in (read.block..).zip(&read.due).zip(found) {
             let b = &self.blocks[block as usize];
-            // What a failed stream wrote may be undone at any moment.
-            let failed = |stream: u16| self.eras[era][usize::from(stream)].failed;
-            if b.writes.iter().any(|wr| failed(wr.stream)) {
+            // What a failed stream wrote may be undone at any moment, and has been when the stream
+            // is reopened (P6).
+            let failed = |stream: u16| self.eras[read.era][usize::from(stream)].failed;
+            let since = if read.stale { 0 } else { read.recoveries };
+            if b.reopened > since || b.of_era(read.era, due.past).any(|wr| failed(wr.stream)) {
                 continue;
             }
-            // What a drive loses when its FLUSH fails, readers miss.
-            if !self.faulty[b.at.machine] && !b.may_read(*newest, *found) {
+            // What a drive loses when its FLUSH fails, readers miss (T22).
+            if !self.faulty[b.at.machine] && !b.may_read(read.era, due, *found) {
+                let over =
+                    if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };
                 let what = format!(
-                    "stream {stream} read {} from block {block}; its newest write there was {newest} \
-                     ({})",
+                    "stream {}{over} read {} from block {block}; its newest write there was {} ({})",
+                    read.stream,
                     Named(*found),
+                    due.newest,
                     b.describe()
                 );
                 return self.broken(Promise::P9, what);
@@ -377,16 +416,10 @@ impl Oracle {
         }
     }
 
-    /// The volume has been recovered by a new owner, `client`; the era that begins.
-    pub fn recovered(
-        &mut self,
-        client: usize,
-        generation: u32,
-        found: &[Recovered],
-        drives: &Drives<'_>,
-    ) -> Era {
-        self.wanted_by.remove(&client);
+    /// The volume has been recovered by a new owner; the era that begins.
+    pub fn recovered(&mut self, generation: u32, found: &[Recovered], drives: &Drives<'_>) -> Era {
         self.recoveries += 1;
+        self.check_outside(drives);
         let current = self.current;
         let mut prefix = Vec::new();
         for (stream, history) in self.eras[current].iter().enumerate() {
@@ -433,6 +466,7 @@ impl Oracle {
     /// One stream was reopened by its owner.
     pub fn reopened(&mut self, era: Era, found: &Recovered, drives: &Drives<'_>) {
         self.recoveries += 1;
+        self.check_outside(drives);
         let stream = usize::from(found.stream);
         let last = found.last;
         if self.is_stale(era) {
@@ -448,6 +482,7 @@ impl Oracle {
         self.check_blocks(&prefix, core::slice::from_ref(found), Some(found.stream), drives);
         for block in self.blocks.iter_mut().filter(|b| b.has_beyond(found.stream, last)) {
             block.adopt(drives);
+            block.reopened = self.recoveries;
         }
         let history = &mut self.eras[era][stream];
         let tag = history.tag_at(last);
@@ -487,6 +522,7 @@ impl Oracle {
 
     /// Everything has ended: every block holds what was submitted last, durably.
     pub fn check_end(&mut self, drives: &Drives<'_>) {
+        self.check_outside(drives);
         let all = vec![Seq(u64::MAX); self.eras[0].len()];
         if !self.lost {
             self.check_blocks(&all, &[], None, drives);
@@ -505,6 +541,7 @@ impl Oracle {
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at) {
             block.alien.push(content);
         }
+        self.outside.retain(|(there, _)| *there != at);
     }
 
     /// A plain writer was told that its block is written.

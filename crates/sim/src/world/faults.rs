@@ -74,6 +74,7 @@ impl World {
                 }
             }
             What::TakeOver { for_us } => self.take_over(for_us),
+            What::Standby => self.stand_by(),
             What::Partition { machine, for_us } => {
                 let client = self.owner().unwrap_or(0);
                 self.part(client, Some(machine), for_us);
@@ -170,6 +171,16 @@ impl World {
         self.core.at(until, Ev::Heal);
     }
 
+    fn stand_by(&mut self) {
+        let Some(owner) = self.owner() else { return };
+        let other = 1 - owner;
+        if !self.clients[other].is_up() {
+            self.standby = Some(other);
+            self.clients[other].may_take_over(false);
+            self.core.after(100 * US, Ev::StartClient(other));
+        }
+    }
+
     fn take_over(&mut self, for_us: u32) {
         let Some(owner) = self.owner() else { return };
         let other = 1 - owner;
@@ -178,6 +189,7 @@ impl World {
             self.crash_client(other, true);
         }
         self.part(owner, None, for_us);
+        self.standby = None;
         self.clients[other].may_take_over(true);
         self.core.after(100 * US, Ev::StartClient(other));
     }

@@ -14,7 +14,11 @@ impl World {
         for at in 0..self.clients.len() {
             match self.clients[at].take_refused() {
                 None => {}
-                Some(Refused::Owned) => self.clients[at].may_take_over(true),
+                // Whoever stands by waits until nobody has the volume any more.
+                Some(Refused::Owned) => {
+                    let waits = self.standby == Some(at) && self.owner().is_some();
+                    self.clients[at].may_take_over(!waits);
+                }
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
                 Some(Refused::LogFailed(machine)) => self.mend_log(machine),
                 Some(Refused::Other) => {}
@@ -89,6 +93,9 @@ impl World {
         self.calm_since = Some((self.core.events, self.core.now));
         self.core.calm = true;
         self.faults.clear();
+        if let Some(standby) = self.standby.take().filter(|at| self.owner() != Some(*at)) {
+            self.crash_client(standby, true);
+        }
         self.core.net.heal();
         for at in 0..self.machines.len() {
             self.put_log_back(at);
