@@ -1,6 +1,6 @@
 //! Opening what bytes rest on: files and block devices, locked and with their space reserved.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -90,48 +90,17 @@ impl Medium {
         direct: bool,
         busy: Busy,
     ) -> Result<Medium, OpenError> {
-        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
-        let (file, direct, created) = open_or_create(path, size.is_some(), direct)?;
-        let medium =
-            Medium { file, path: path.to_owned(), len: 0, direct, reserved: false, device: false };
-        let prepared = medium.prepare_file(size, reserve, busy, os("look at it"));
-        if created && prepared.is_err() {
-            // Half a file would be in the way of the next attempt.
-            let _ = std::fs::remove_file(path);
-        }
-        let medium = prepared?;
-        if created {
-            // A file that loses its name in a power cut loses its bytes with it.
-            let parent = Path::new(path).parent().filter(|p| !p.as_os_str().is_empty());
-            File::open(parent.unwrap_or(Path::new(".")))
-                .and_then(|parent| parent.sync_all())
-                .map_err(os("make its name durable in its directory"))?;
-        }
-        Ok(medium)
+        open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, busy)
     }
 
-    fn prepare_file(
-        mut self,
+    /// Gives a file that nobody else uses its size and its space; it has `there` bytes.
+    fn prepare(
+        &mut self,
+        there: u64,
         size: Option<u64>,
         reserve: Reserve,
-        busy: Busy,
-        os: impl Fn(io::Error) -> OpenError,
-    ) -> Result<Medium, OpenError> {
-        let metadata = self.file.metadata().map_err(&os)?;
-        if !metadata.is_file() {
-            let problem = match metadata.file_type().is_block_device() {
-                true => format!("a block device, not a file: write block:{}", self.path),
-                false => "not a regular file".to_owned(),
-            };
-            return Err(OpenError::Kind { path: self.path, problem });
-        }
-        self.lock(busy)?;
-        // Whoever had the lock may have given the file its size, or taken its name.
-        let metadata = self.file.metadata().map_err(os)?;
-        if metadata.nlink() == 0 {
-            return Err(OpenError::NoSuchFile { path: self.path });
-        }
-        let problem = match (metadata.len(), size) {
+    ) -> Result<(), OpenError> {
+        let problem = match (there, size) {
             (0, None) => Some("the file is empty: add ,size= to give it a size".to_owned()),
             (len, None) if !len.is_multiple_of(BLOCK_SIZE as u64) => Some(format!(
                 "the file has {len} bytes, which is not a whole number of 4096-byte blocks: it was \
@@ -144,15 +113,26 @@ impl Medium {
             _ => None,
         };
         if let Some(problem) = problem {
-            return Err(OpenError::Size { path: self.path, problem });
+            return Err(OpenError::Size { path: self.path.clone(), problem });
         }
-        self.len = size.unwrap_or(metadata.len());
+        self.len = size.unwrap_or(there);
         let reserve = match (reserve, size) {
             (Reserve::Try, None) => Reserve::No,
             (reserve, _) => reserve,
         };
-        self.reserve(reserve)?;
-        Ok(self)
+        self.reserve(reserve)
+    }
+
+    /// Takes its name from a file that was made in vain. Only for one that is locked: nobody serves
+    /// it, and whoever waits for the lock finds that it has no name any more.
+    fn take_back(&self) {
+        let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let named = std::fs::symlink_metadata(&self.path).map(id);
+        // Somebody may have moved it away, and put another in its place.
+        if named.is_ok_and(|named| self.file.metadata().is_ok_and(|ours| id(ours) == named)) {
+            // If it stays, its size is wrong, and the next attempt says so.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 
     /// Opens the block device at `path` for this process alone.
@@ -297,8 +277,66 @@ pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
-/// Opens `path`: the file, whether it bypasses the page cache, and whether it is new.
-fn open_or_create(path: &str, create: bool, direct: bool) -> Result<(File, bool, bool), OpenError> {
+/// A file that was opened, perhaps by several processes, and that is nobody's yet.
+struct Opened {
+    file: File,
+    /// It bypasses the page cache.
+    direct: bool,
+    /// This process made it. Others may have opened it since, and one of them may be faster.
+    created: bool,
+}
+
+impl Opened {
+    /// Locks it, and gives it its size if it has none.
+    fn into_medium(
+        self,
+        path: &str,
+        size: Option<u64>,
+        reserve: Reserve,
+        busy: Busy,
+    ) -> Result<Medium, OpenError> {
+        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+        let Opened { file, direct, created } = self;
+        let metadata = file.metadata().map_err(os("look at it"))?;
+        if !metadata.is_file() {
+            let problem = match metadata.file_type().is_block_device() {
+                true => format!("a block device, not a file: write block:{path}"),
+                false => "not a regular file".to_owned(),
+            };
+            return Err(OpenError::Kind { path: path.to_owned(), problem });
+        }
+        let path = path.to_owned();
+        let mut medium = Medium { file, path, len: 0, direct, reserved: false, device: false };
+        // A file whose lock somebody else has is his, whoever made it.
+        medium.lock(busy)?;
+        // Whoever had the lock may have given the file its size, or taken its name.
+        let metadata = medium.file.metadata().map_err(os("look at it"))?;
+        if metadata.nlink() == 0 {
+            return Err(OpenError::NoSuchFile { path: medium.path });
+        }
+        let is_new = metadata.len() == 0;
+        if let Err(error) = medium.prepare(metadata.len(), size, reserve) {
+            // Half a file would be in the way of the next attempt. One that has a size was somebody's
+            // before.
+            if created && is_new {
+                medium.take_back();
+            }
+            return Err(error);
+        }
+        if created || is_new {
+            // A file that loses its name in a power cut loses its bytes with it. Who made the name may
+            // have given up before it got here.
+            let parent = Path::new(&medium.path).parent().filter(|p| !p.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))
+                .and_then(|parent| parent.sync_all())
+                .map_err(os("make its name durable in its directory"))?;
+        }
+        Ok(medium)
+    }
+}
+
+/// Opens `path`, or makes a file there.
+fn open_or_create(path: &str, create: bool, direct: bool) -> Result<Opened, OpenError> {
     let open = |direct: bool, new: bool| {
         OpenOptions::new()
             .read(true)
@@ -321,7 +359,7 @@ fn open_or_create(path: &str, create: bool, direct: bool) -> Result<(File, bool,
         result = attempt(false);
     }
     match result {
-        Ok((file, created)) => Ok((file, direct, created)),
+        Ok((file, created)) => Ok(Opened { file, direct, created }),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
             Err(OpenError::NoSuchFile { path: path.to_owned() })
         }
@@ -330,5 +368,76 @@ fn open_or_create(path: &str, create: bool, direct: bool) -> Result<(File, bool,
             doing: if create { "open or create it" } else { "open it" },
             source,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: Option<u64> = Some(64 << 10);
+    /// More than any file system has.
+    const TOO_LARGE: Option<u64> = Some(1 << 61);
+
+    fn at_once() -> Busy {
+        Busy::within(Duration::ZERO)
+    }
+
+    fn open(path: &str, size: Option<u64>) -> Result<Medium, OpenError> {
+        Medium::file(path, size, Reserve::Must, false, at_once())
+    }
+
+    /// A file that this process has just made, and not locked yet.
+    fn just_made(path: &str) -> Opened {
+        let made = open_or_create(path, true, false).unwrap();
+        assert!(made.created);
+        made
+    }
+
+    fn in_folder(test: impl FnOnce(&str)) {
+        let folder = tempfile::tempdir().unwrap();
+        test(folder.path().join("medium").to_str().unwrap());
+    }
+
+    #[test]
+    fn t8_the_loser_of_a_race_leaves_the_file_to_the_winner() {
+        in_folder(|path| {
+            let loser = just_made(path);
+            let winner = open(path, SIZE).unwrap();
+            let lost = loser.into_medium(path, SIZE, Reserve::Must, at_once()).err();
+            assert!(matches!(lost, Some(OpenError::Locked { .. })), "{lost:?}");
+            winner.check().unwrap();
+            assert!(Path::new(path).exists());
+        });
+    }
+
+    #[test]
+    fn t8_what_somebody_served_meanwhile_is_not_taken_for_new() {
+        in_folder(|path| {
+            let late = just_made(path);
+            drop(open(path, SIZE).unwrap());
+            let refused = late.into_medium(path, Some(128 << 10), Reserve::Must, at_once()).err();
+            assert!(matches!(refused, Some(OpenError::Size { .. })), "{refused:?}");
+            open(path, None).unwrap();
+        });
+    }
+
+    #[test]
+    fn t8_a_new_file_that_cannot_be_had_is_taken_back_and_no_other() {
+        in_folder(|path| {
+            assert!(open(path, TOO_LARGE).is_err());
+            assert!(!Path::new(path).exists(), "half a file is in the way");
+            // Another file has got the name before this one was locked.
+            let moved = just_made(path);
+            std::fs::rename(path, format!("{path}-moved")).unwrap();
+            drop(open(path, SIZE).unwrap());
+            assert!(moved.into_medium(path, TOO_LARGE, Reserve::Must, at_once()).is_err());
+            open(path, None).unwrap();
+            // One that was there, though it is empty.
+            let empty = format!("{path}-empty");
+            File::create(&empty).unwrap();
+            assert!(open(&empty, TOO_LARGE).is_err());
+            assert!(Path::new(&empty).exists());
+        });
     }
 }
