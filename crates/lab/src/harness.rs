@@ -3,6 +3,9 @@
 //! The workers only count; the window is cut by a third thread that reads their counters and CPU
 //! clocks at its two ends. So a worker's loop has no notion of time, and all threads are measured
 //! over the same stretch of it.
+//!
+//! A machine that is busy with something else may let nothing complete in a short window, and of
+//! nothing there is no ratio. So a window stays open until something was seen to complete.
 
 use std::{
     sync::{
@@ -22,9 +25,14 @@ use crate::{latency::Latencies, sample::Sample};
 pub struct Window {
     /// Not counted: connections, caches and congestion windows settle.
     pub warm_up: Duration,
-    /// Counted.
+    /// Counted: at least so long, and until two batches of completions fell into it.
     pub duration: Duration,
 }
+
+/// By how much a window in which nothing completed is made longer, again and again.
+const STEP: Duration = Duration::from_millis(1);
+/// By how much in all: longer than a target may owe an answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +62,8 @@ struct Shared {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counters {
+    /// Calls of [`Worker::completed`] that had something to count.
+    batches: AtomicU64,
     writes: AtomicU64,
     groups: AtomicU64,
     bytes: AtomicU64,
@@ -89,6 +99,7 @@ impl Worker<'_> {
         let add = |counter: &AtomicU64, n| {
             counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         };
+        add(&self.counters.batches, u64::from(writes > 0));
         add(&self.counters.writes, writes);
         add(&self.counters.groups, groups);
         add(&self.counters.bytes, bytes);
@@ -148,7 +159,17 @@ pub fn run<E: Send>(
         let start = read(&clocks);
         if go_on {
             shared.phase.store(1, Ordering::Relaxed);
-            pause(&events, window.duration);
+            // The second batch of a worker was waited for wholly within the window, so its latency
+            // is known, too.
+            let of_each = || counters.iter().map(|c| c.batches.load(Ordering::Relaxed));
+            let before: Vec<u64> = of_each().collect();
+            let is_seen = || of_each().zip(&before).any(|(now, before)| now - before >= 2);
+            let mut go_on = pause(&events, window.duration);
+            let mut longer = PATIENCE.as_nanos() / STEP.as_nanos();
+            while go_on && longer > 0 && !is_seen() {
+                go_on = pause(&events, STEP);
+                longer -= 1;
+            }
         }
         let end = read(&clocks);
         shared.phase.store(2, Ordering::Relaxed);
@@ -265,11 +286,41 @@ mod tests {
             worker.ready();
             while worker.phase() != Phase::Stop {
                 thread::sleep(Duration::from_millis(1));
+                worker.completed(1, 1, 4096);
             }
             Ok(Latencies::new())
         })
         .unwrap();
         assert_eq!(sample.target_cpu_ns, Some(500));
+    }
+
+    #[test]
+    fn a_window_stays_open_until_something_completed_in_it() {
+        let window = Window { warm_up: Duration::ZERO, duration: Duration::from_millis(1) };
+        let sample = run::<()>(
+            window,
+            2,
+            || None,
+            |number, worker| {
+                let mut latencies = Latencies::new();
+                worker.ready();
+                // One works far too slowly for this window, the other never gets to it.
+                while worker.phase() != Phase::Stop {
+                    let phase = worker.phase();
+                    thread::sleep(Duration::from_millis(20));
+                    if number == 0 {
+                        if phase == Phase::Measure {
+                            latencies.record(20_000_000);
+                        }
+                        worker.completed(1, 1, 4096);
+                    }
+                }
+                Ok(latencies)
+            },
+        )
+        .unwrap();
+        assert!(sample.writes >= 2, "{sample:?}");
+        assert!(sample.latencies.summary().count > 0, "{sample:?}");
     }
 
     #[test]

@@ -3,16 +3,25 @@
 //! Groups are written as fast as they go, each with its number in every block; every so often one is
 //! asked to be durable. Then the power of both targets is cut, and the drives lose whatever they had
 //! not flushed, each block or not, at random. What is there afterwards is read block by block.
+//!
+//! The power goes after a number of groups, not after a time: how much a writer writes in a time is
+//! the machine's affair. However far it gets until the power is really gone, it stays in the volume:
+//! where that ends it stops by itself and waits.
 
 use std::{
     collections::VecDeque,
+    error::Error,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use riopipe::{
-    BLOCK_BYTES, Buf, ConnectOptions, EngineKind, OpenOptions, Place, Seq, Stream, StreamOptions,
-    SubmitError, Until, Volume, Why,
+    BLOCK_BYTES, Buf, ConnectOptions, EngineKind, Marks, OpenOptions, Place, Seq, Stream,
+    StreamOptions, SubmitError, Until, Volume, Why,
 };
 use riopipe_lab::{
     terminal::{Colour, Terminal},
@@ -26,10 +35,13 @@ use crate::{
     own_targets::OwnTargets,
 };
 
-/// How long groups are written before the power goes.
-const RUN: Duration = Duration::from_millis(250);
+/// Groups that are written before the power goes: many times as many as a drive's cache delays, and
+/// a small part of the demo's volume.
+const GROUPS: u64 = 20_000;
 /// How often a group is asked to be durable; nobody waits for it.
 const DURABLE_EVERY: u64 = 500;
+/// How often a writer that has nothing left to write looks whether the power is gone.
+const REST: Duration = Duration::from_millis(1);
 /// Blocks of one read.
 const READ_BLOCKS: u64 = 128;
 
@@ -90,12 +102,32 @@ impl CutView {
     }
 }
 
+/// When the power goes, and what the writer does before each group.
+#[derive(Clone, Copy)]
+struct Course<'a> {
+    /// After so many groups, or as many as there is room for.
+    cut_after: u64,
+    /// Only tests have something to do here: they are slow.
+    before_group: &'a (dyn Fn() + Sync),
+}
+
 /// Writes with `engine`, cuts the power, and looks at what is there.
 pub(super) fn cut(own: &mut OwnTargets, engine: EngineKind, seed: u64) -> Result<CutView, Failure> {
+    cut_on(own, engine, seed, Course { cut_after: GROUPS, before_group: &|| () })
+}
+
+fn cut_on(
+    own: &mut OwnTargets,
+    engine: EngineKind,
+    seed: u64,
+    course: Course<'_>,
+) -> Result<CutView, Failure> {
     let options = OpenOptions {
         engine: Some(engine),
         // Nothing of the writer is to outlive the power cut.
         connect: ConnectOptions { loss_timeout: Duration::ZERO, ..ConnectOptions::default() },
+        // The writer that the power took never gave the volume back.
+        take_over: true,
         ..OpenOptions::default()
     };
     let written = {
@@ -104,10 +136,15 @@ pub(super) fn cut(own: &mut OwnTargets, engine: EngineKind, seed: u64) -> Result
         let stream =
             volume.stream(0, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
         let blocks = volume.blocks();
+        let gone = AtomicBool::new(false);
         thread::scope(|scope| {
-            let writer = scope.spawn(move || write(stream, blocks, seed));
-            thread::sleep(RUN);
+            let (too_early, is_time) = mpsc::channel();
+            let gone = &gone;
+            let writer = scope.spawn(move || write(stream, blocks, seed, course, too_early, gone));
+            // Nothing is ever sent: this ends when the writer has dropped its end.
+            let _ = is_time.recv();
             let cut = own.power_cut(seed);
+            gone.store(true, Ordering::Relaxed);
             let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             cut.and(written)
         })?
@@ -151,42 +188,86 @@ fn first_block(n: u64) -> u64 {
     before + before.div_ceil(2)
 }
 
-/// Writes until the stream fails, which it does when the power goes.
-fn write(mut stream: Stream, blocks: u64, seed: u64) -> Result<Written, Failure> {
+/// Writes until the stream fails, which it does when the power goes; drops `too_early` when it is time
+/// for that.
+fn write(
+    mut stream: Stream,
+    blocks: u64,
+    seed: u64,
+    course: Course<'_>,
+    too_early: mpsc::Sender<()>,
+    gone: &AtomicBool,
+) -> Result<Written, Failure> {
     // Nothing was told of any group before this mark.
     let mut asked: VecDeque<(Seq, u64)> = VecDeque::new();
     let mut done = Written { submitted: 0, confirmed: 0 };
+    let mut too_early = Some(too_early);
     loop {
         let n = done.submitted + 1;
-        if first_block(n) + 2 > blocks {
-            return Err(Failure::new(Code::Failed, "the volume is full before the power is cut"));
+        let is_room = first_block(n) + group_blocks(n) <= blocks;
+        if n > course.cut_after || !is_room {
+            too_early = None;
         }
-        let mut buf = stream.buf(group_blocks(n) as usize * BLOCK_BYTES);
-        stamp(&mut buf, seed, n);
-        let group = stream.group().write(first_block(n), buf, Place::Fresh).tag(n);
-        let durable = n.is_multiple_of(DURABLE_EVERY);
-        let submitted = if durable { group.submit_durable() } else { group.submit() };
-        let marks = match submitted {
-            Ok(seq) => {
-                done.submitted = n;
-                asked.extend(durable.then_some((seq, n)));
-                if !n.is_multiple_of(16) {
-                    continue;
+        let marks = if is_room {
+            (course.before_group)();
+            let durable = n.is_multiple_of(DURABLE_EVERY);
+            match submit(&mut stream, seed, n, durable) {
+                Ok(Some(seq)) => {
+                    done.submitted = n;
+                    asked.extend(durable.then_some((seq, n)));
+                    if !n.is_multiple_of(16) {
+                        continue;
+                    }
+                    stream.poll().map_err(Box::from)
                 }
-                stream.poll().map_err(|_| ())
+                Ok(None) => stream.wait(Until::Room, None).map_err(Box::from),
+                Err(error) => Err(error),
             }
-            Err(SubmitError { why: Why::Full(_), .. }) => {
-                stream.wait(Until::Room, None).map_err(|_| ())
-            }
-            Err(_) => Err(()),
+        } else {
+            rest(&mut stream, gone)
         };
-        // However it fails, it is the power.
-        let Ok(marks) = marks else { return Ok(done) };
-        while let Some((_, n)) = asked.front().copied().filter(|(seq, _)| *seq <= marks.durable) {
-            done.confirmed = n;
-            asked.pop_front();
+        match marks {
+            Ok(marks) => {
+                let told = |&(seq, _): &(Seq, u64)| seq <= marks.durable;
+                while let Some((_, n)) = asked.front().copied().filter(told) {
+                    done.confirmed = n;
+                    asked.pop_front();
+                }
+            }
+            Err(error) if too_early.is_some() => {
+                return Err(Failure::new(Code::Storage, error.to_string()));
+            }
+            // However it fails, it is the power.
+            Err(_) => return Ok(done),
         }
     }
+}
+
+/// Submits group `n`; `None` if there is no room for it yet.
+fn submit(
+    stream: &mut Stream,
+    seed: u64,
+    n: u64,
+    durable: bool,
+) -> Result<Option<Seq>, Box<dyn Error>> {
+    let mut buf = stream.buf(group_blocks(n) as usize * BLOCK_BYTES);
+    stamp(&mut buf, seed, n);
+    let group = stream.group().write(first_block(n), buf, Place::Fresh).tag(n);
+    let submitted = if durable { group.submit_durable() } else { group.submit() };
+    match submitted {
+        Ok(seq) => Ok(Some(seq)),
+        Err(SubmitError { why: Why::Full(_), .. }) => Ok(None),
+        Err(SubmitError { why, .. }) => Err(why.into()),
+    }
+}
+
+/// Waits a moment for the power to go; fails once it is gone.
+fn rest(stream: &mut Stream, gone: &AtomicBool) -> Result<Marks, Box<dyn Error>> {
+    if gone.load(Ordering::Relaxed) {
+        return Err("the power is gone".into());
+    }
+    thread::sleep(REST);
+    Ok(stream.poll()?)
 }
 
 /// The number in every block, and whose run it is.
@@ -237,6 +318,50 @@ fn look(stream: &mut Stream, seed: u64, submitted: u64) -> Result<(u64, u64), Fa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::own_targets::{Plan, file_log};
+
+    fn targets() -> OwnTargets {
+        let plan = Plan {
+            volume: "speeds",
+            targets: 2,
+            drive: "ssd:flash,size=24M,lazy".to_owned(),
+            log: file_log(2 << 20),
+            ..Plan::default()
+        };
+        OwnTargets::start(&plan).unwrap()
+    }
+
+    /// Groups that fit into the volume.
+    fn room(own: &OwnTargets) -> u64 {
+        let (volume, _) =
+            Volume::open(own.volume(), own.members(), &OpenOptions::default()).unwrap();
+        let room = (1..).take_while(|&n| first_block(n) + group_blocks(n) <= volume.blocks());
+        let room = room.last().unwrap();
+        volume.close().unwrap();
+        room
+    }
+
+    /// A writer that is ten times as fast gets ten times as far until the power is gone, and one that
+    /// is faster still has filled the volume by then; one that is ten times as slow just takes longer.
+    #[test]
+    fn the_power_goes_however_fast_the_writer_is() {
+        let room = room(&targets());
+        let usual = room / 20;
+        let slow = || thread::sleep(Duration::from_micros(200));
+        let courses: [(u64, &(dyn Fn() + Sync)); 4] =
+            [(usual, &|| ()), (10 * usual, &|| ()), (10 * room, &|| ()), (usual / 2, &slow)];
+        for (seed, (cut_after, before_group)) in (1..).zip(courses) {
+            let mut own = targets();
+            // In this order, as in the demo: `none` leaves nothing in a log.
+            for engine in [EngineKind::Rio, EngineKind::None] {
+                let view = cut_on(&mut own, engine, seed, Course { cut_after, before_group });
+                let view = view.unwrap();
+                assert!(view.submitted >= cut_after.min(room), "{view:?}");
+                assert!(view.submitted <= room, "{view:?}");
+                assert!(view.is_prefix() || engine == EngineKind::None, "{view:?}");
+            }
+        }
+    }
 
     #[test]
     fn groups_follow_each_other_without_gaps() {
