@@ -12,9 +12,10 @@ ARGS ?=
 # The build itself, and the tests after it, in seconds at most.
 BUILD_LIMIT ?= 3600
 TEST_LIMIT ?= 1800
-# Each part of the simulation, in seconds; and how many seeds.
+# How long the simulator runs seeds that nobody has run before, in minutes. Whatever else it does is bounded
+# by SIM_LIMIT, in seconds for each part.
+SIM_MINUTES ?= 10
 SIM_LIMIT ?= 1500
-SEEDS ?= 5000
 
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
@@ -56,10 +57,12 @@ mutants: setup ## Small wrong changes in the pure rooms: does a test notice each
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
 
-sim: build ## Crashes of a simulated cluster, planted bugs, small worlds: many minutes on one core
+sim: build ## Crashes of a simulated cluster, planted bugs, small worlds: SIM_MINUTES=10, and as much again
 	@# Apart from rio: its planted bugs must not get into the program.
-	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-sim --bin rio-sim
-	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --seeds $(SEEDS) $(ARGS)
+	@$(BOUNDED_BUILD) $(CARGO) build --profile sim --locked --package riopipe-sim --bin rio-sim
+	@echo "sim: new seeds for $(SIM_MINUTES) minutes"
+	@timeout $(FOREGROUND) --kill-after=30 $$(( $(SIM_MINUTES) * 60 + $(SIM_LIMIT) )) $(RIO) sim --for $(SIM_MINUTES)m $(ARGS)
+	@echo "sim: planted bugs"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --plant all $(ARGS)
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --release --locked --quiet \
 	  --package riopipe-order --test small_worlds -- full

@@ -1,41 +1,215 @@
-//! Runs a scenario and survives a panic of the code under test.
+//! Runs scenarios, and survives code under test that panics or never ends.
+//!
+//! A run's events are bounded by the world itself (P8). What goes round for ever inside one event
+//! is not: so each run also has a bound in wall-clock time, which is read here and nowhere in the
+//! simulated world.
 
-use std::cell::Cell;
-use std::panic::{self, AssertUnwindSafe};
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::thread;
+use std::time::Duration;
 
+use crate::core::Trace;
+use crate::oracle::Violation;
 use crate::scenario::Scenario;
 use crate::world::{Outcome, run};
 
-thread_local! {
-    static QUIET: Cell<bool> = const { Cell::new(false) };
+/// How long a run may take. The slowest take a fraction of a second; a busy machine is no reason to
+/// fail.
+pub const RUN_LIMIT: Duration = Duration::from_secs(60);
+
+/// How a run failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A promise was broken.
+    Broken(Violation),
+    /// The code under test panicked: what it said, and where.
+    Panicked(String),
+    /// The run did not end in this time (P8): something goes round for ever.
+    Endless(Duration),
 }
 
-/// Runs a scenario.
+impl Fault {
+    /// Whether both are the same kind of failure: the same promise, or the same panic.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Broken(one), Self::Broken(other)) => one.promise == other.promise,
+            (Self::Panicked(one), Self::Panicked(other)) => place(one) == place(other),
+            (Self::Endless(_), Self::Endless(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Where a panic happened, from what [`Fault::Panicked`] says.
+fn place(panic: &str) -> &str {
+    panic.lines().next().and_then(|line| line.rsplit(" at ").next()).unwrap_or_default()
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken(violation) => {
+                write!(f, "{} BROKEN: {}", violation.promise, violation.what)
+            }
+            Self::Panicked(what) => write!(f, "PANIC: {what}"),
+            Self::Endless(limit) => {
+                write!(f, "ENDLESS: it did not end within {} s (P8 live)", limit.as_secs_f64())
+            }
+        }
+    }
+}
+
+struct Worker {
+    jobs: SyncSender<(Scenario, Option<Trace>)>,
+    results: Receiver<Result<Outcome, String>>,
+}
+
+/// Runs one scenario at a time, each with a bound on its time.
 ///
-/// # Errors
-/// The code under test panicked: what it said.
-pub fn attempt(scenario: &Scenario, traced: bool) -> Result<Outcome, String> {
-    be_quiet();
+/// A run that does not end can't be stopped: its thread is left behind, and goes round until the
+/// process ends.
+pub struct Bounded {
+    limit: Duration,
+    worker: Option<Worker>,
+}
+
+impl Bounded {
+    /// Each run may take so long.
+    #[must_use]
+    pub const fn new(limit: Duration) -> Self {
+        Self { limit, worker: None }
+    }
+
+    /// Runs a scenario: what came of it, and how it failed if it did. What happens is written to
+    /// `trace`, also if the run does not come to its end.
+    ///
+    /// # Panics
+    /// The machine has no thread left.
+    pub fn run(&mut self, scenario: &Scenario, trace: Option<&Trace>) -> (Outcome, Option<Fault>) {
+        let worker = self.worker.get_or_insert_with(Worker::start);
+        let sent = worker.jobs.send((scenario.clone(), trace.cloned()));
+        debug_assert!(sent.is_ok(), "a worker survives what it runs");
+        match worker.results.recv_timeout(self.limit) {
+            Ok(Ok(mut outcome)) => {
+                let fault = outcome.violation.take().map(Fault::Broken);
+                (outcome, fault)
+            }
+            Ok(Err(panic)) => (Outcome::default(), Some(Fault::Panicked(panic))),
+            Err(RecvTimeoutError::Timeout) => {
+                self.worker = None;
+                (Outcome::default(), Some(Fault::Endless(self.limit)))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.worker = None;
+                (Outcome::default(), Some(Fault::Panicked("outside of the run".into())))
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn start() -> Self {
+        let (jobs, todo) = mpsc::sync_channel::<(Scenario, Option<Trace>)>(1);
+        let (done, results) = mpsc::sync_channel(1);
+        let work = move || {
+            while let Ok((scenario, trace)) = todo.recv() {
+                // Nobody listens any more if it took too long.
+                if done.send(caught(&scenario, trace)).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("run".into()).spawn(work).expect("a machine has threads");
+        Self { jobs, results }
+    }
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+    static LOCATION: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a scenario; what a panic said and where, if there was one.
+fn caught(scenario: &Scenario, trace: Option<Trace>) -> Result<Outcome, String> {
+    listen_to_panics();
     QUIET.set(true);
     // Everything that the run touches is its own, but for counters that only ever grow.
-    let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario, traced)));
+    let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario, trace)));
     QUIET.set(false);
-    result.map_err(|payload| match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => payload.downcast_ref::<&str>().map_or("a panic", |text| text).to_owned(),
-    })
+    result.map_err(|payload| format!("{}{}", said(payload.as_ref()), LOCATION.take()))
+}
+
+fn said(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
 /// A panic inside a run is told with the run's outcome, not on standard error.
-fn be_quiet() {
+fn listen_to_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !QUIET.get() {
+            if QUIET.get() {
+                LOCATION.set(location(info));
+            } else {
                 before(info);
             }
         }));
     });
+}
+
+/// Where it happened; with `RUST_BACKTRACE=1` also how it came to that.
+fn location(info: &PanicHookInfo<'_>) -> String {
+    let mut text = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        text.push_str(&format!("\n{trace}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draw::draw;
+
+    #[test]
+    fn a_run_that_takes_too_long_is_a_failure_and_the_next_one_runs() {
+        let mut bounded = Bounded::new(Duration::ZERO);
+        let scenario = draw(1);
+        // With no time at all even the shortest run is endless, unless it was quicker than a look.
+        let (mut endless, mut runs) = (false, 0);
+        while !endless && runs < 1000 {
+            let fault = bounded.run(&scenario, None).1;
+            endless = fault == Some(Fault::Endless(Duration::ZERO));
+            runs += 1;
+        }
+        assert!(endless, "{runs} runs took no time");
+        bounded.limit = RUN_LIMIT;
+        let (outcome, fault) = bounded.run(&scenario, None);
+        assert_eq!(fault, None);
+        assert!(outcome.events > 0);
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_that_says_where() {
+        let mut bounded = Bounded::new(RUN_LIMIT);
+        let mut scenario = draw(1);
+        scenario.volume.members.push((77, 0));
+        let trace = Trace::default();
+        let (_, fault) = bounded.run(&scenario, Some(&trace));
+        let Some(Fault::Panicked(what)) = &fault else { panic!("{fault:?}") };
+        assert!(what.contains("index out of bounds") && what.contains("world.rs:"), "{what}");
+        assert!(fault.as_ref().unwrap().is_like(&Fault::Panicked(what.clone())));
+        let (_, fault) = bounded.run(&draw(1), None);
+        assert_eq!(fault, None, "the next one runs");
+    }
 }

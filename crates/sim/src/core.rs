@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::network::{Chunk, ClientEnd, Network, Way};
 use crate::oracle::{Oracle, Where};
@@ -59,6 +60,28 @@ pub enum Ev {
     Heal,
 }
 
+/// A run that goes round for ever must not fill the memory.
+const TRACE_LINES_MAX: usize = 1 << 20;
+
+/// What happened, line by line. It outlives a run that panics or never ends.
+#[derive(Clone, Debug, Default)]
+pub struct Trace(Arc<Mutex<Vec<String>>>);
+
+impl Trace {
+    fn push(&self, line: String) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() < TRACE_LINES_MAX {
+            lines.push(line);
+        }
+    }
+
+    /// All lines so far; they are gone from here.
+    #[must_use]
+    pub fn take(&self) -> Vec<String> {
+        core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// See [the module](self).
 pub struct Core {
     /// The time, ns.
@@ -74,7 +97,7 @@ pub struct Core {
     /// Chance for the initiators.
     pub rng: Rng,
     /// What happened, if somebody wants to know.
-    trace: Option<Vec<String>>,
+    trace: Option<Trace>,
     /// What is simulated.
     pub scenario: Scenario,
     /// Where each block of the volume lies.
@@ -99,7 +122,7 @@ pub struct Core {
 impl Core {
     /// The beginning of a run.
     #[must_use]
-    pub fn new(scenario: Scenario, map: Vec<Where>, traced: bool) -> Self {
+    pub fn new(scenario: Scenario, map: Vec<Where>, trace: Option<Trace>) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let net = Network::new(scenario.net, rng.fork(0));
         let oracle = Oracle::new(&scenario, &map);
@@ -117,7 +140,7 @@ impl Core {
             net,
             oracle,
             rng: rng.fork(1),
-            trace: traced.then(Vec::new),
+            trace,
             scenario,
             map,
             steps,
@@ -194,14 +217,9 @@ impl Core {
 
     /// Writes down what happens, if somebody wants to know.
     pub fn trace(&mut self, what: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
+        if let Some(trace) = &self.trace {
             let us = self.now / US;
             trace.push(format!("{:>7} {:>9}.{:03} us  {}", self.events, us, self.now % US, what()));
         }
-    }
-
-    /// What was written down.
-    pub fn take_trace(&mut self) -> Vec<String> {
-        self.trace.take().unwrap_or_default()
     }
 }

@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use riopipe_order::probe::{self, Plant, Rare};
 
-use crate::attempt::attempt;
+use crate::attempt::{Bounded, Fault};
+use crate::core::Trace;
 use crate::draw::draw;
-use crate::oracle::{Promise, Violation};
+use crate::oracle::Violation;
 use crate::scenario::Scenario;
 use crate::shrink::shrink;
 
-/// How many failing seeds are looked into before a run ends early.
-const FAILURES_MAX: usize = 10;
+/// After so many failing seeds a run ends early.
+const FAILURES_MAX: u64 = 100;
+/// And after so many that never end: each of them keeps a core busy.
+const ENDLESS_MAX: u64 = 8;
 /// From so many seeds on, a rare path that was never taken fails the run.
 pub const RARE_SEEDS: u64 = 5_000;
 /// Rare paths that no simulated cluster can take, or only in far more seeds than that.
@@ -27,28 +30,21 @@ const OUT_OF_REACH: &[Rare] = &[
     Rare::VouchedByOverlap,
 ];
 /// Seeds in which a planted bug must be caught, unless told otherwise.
-pub const PLANT_SEEDS: u64 = 5_000;
+pub const PLANT_SEEDS: u64 = 3_000;
 
 /// Which seeds to run, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The first seed.
-    pub from: u64,
-    /// How many.
+    pub first: u64,
+    /// How many at most.
     pub seeds: u64,
     /// On how many threads.
     pub jobs: usize,
     /// For how long at most.
     pub time: Option<Duration>,
-}
-
-/// How a seed failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A promise was broken.
-    Broken(Violation),
-    /// The code under test panicked.
-    Panic(String),
+    /// How long one run may take.
+    pub run_limit: Duration,
 }
 
 /// A seed that failed.
@@ -65,10 +61,10 @@ pub struct Failure {
 pub struct Summary {
     /// Seeds run.
     pub seeds: u64,
-    /// Seeds that failed, the lowest first; the first few.
+    /// Seeds that failed, the lowest first.
     pub failures: Vec<Failure>,
-    /// How many failed.
-    pub failed: u64,
+    /// How many of them never ended.
+    pub endless: u64,
     /// Events of all runs.
     pub events: u64,
     /// Crashes of targets and initiators.
@@ -101,35 +97,19 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
     let start = Instant::now();
     let before = probe::counts();
     let summary = Mutex::new(Summary::default());
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..plan.jobs.max(1) {
-            scope.spawn(|| {
-                while let Some(seed) = take(&next, &stop, plan, start) {
-                    let result = attempt(&draw(seed), false);
-                    let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
-                    summary.seeds += 1;
-                    let fault = match result {
-                        Ok(outcome) => {
-                            summary.events += outcome.events;
-                            summary.crashes += outcome.crashes;
-                            summary.recoveries += outcome.recoveries;
-                            outcome.violation.map(Fault::Broken)
-                        }
-                        Err(what) => Some(Fault::Panic(what)),
-                    };
-                    if let Some(fault) = fault {
-                        summary.failed += 1;
-                        summary.failures.push(Failure { seed, fault });
-                        if summary.failures.len() >= FAILURES_MAX {
-                            stop.store(true, Ordering::Relaxed);
-                        }
-                    }
-                    progress(summary.seeds);
-                }
-            });
+    each_seed(plan, start, |seed, bounded| {
+        let (outcome, fault) = bounded.run(&draw(seed), None);
+        let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.seeds += 1;
+        summary.events += outcome.events;
+        summary.crashes += outcome.crashes;
+        summary.recoveries += outcome.recoveries;
+        if let Some(fault) = fault {
+            summary.endless += u64::from(matches!(fault, Fault::Endless(_)));
+            summary.failures.push(Failure { seed, fault });
         }
+        progress(summary.seeds);
+        (summary.failures.len() as u64) < FAILURES_MAX && summary.endless < ENDLESS_MAX
     });
     let mut summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
     summary.failures.sort_by_key(|failure| failure.seed);
@@ -139,13 +119,27 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
     summary
 }
 
-/// The next seed to run, if there is one and there is time.
-fn take(next: &AtomicU64, stop: &AtomicBool, plan: &Plan, start: Instant) -> Option<u64> {
-    if stop.load(Ordering::Relaxed) || plan.time.is_some_and(|limit| start.elapsed() >= limit) {
-        return None;
-    }
-    let nth = next.fetch_add(1, Ordering::Relaxed);
-    (nth < plan.seeds).then(|| plan.from.wrapping_add(nth))
+/// Has each seed of a plan run by one of several threads, until `run` says no.
+fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> bool + Sync) {
+    let next = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let work = || {
+        let mut bounded = Bounded::new(plan.run_limit);
+        while !stop.load(Ordering::Relaxed) && plan.time.is_none_or(|max| start.elapsed() < max) {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= plan.seeds {
+                return;
+            }
+            if !run(plan.first.wrapping_add(nth), &mut bounded) {
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..plan.jobs.max(1) {
+            scope.spawn(work);
+        }
+    });
 }
 
 /// What came of a planted bug.
@@ -159,8 +153,8 @@ pub struct Hunt {
     pub caught_after: Option<u64>,
     /// Which promise, in which seed.
     pub failure: Option<(u64, Violation)>,
-    /// Seeds in which the code under test panicked: they don't count.
-    pub panics: u64,
+    /// Seeds in which the code under test panicked, or did not end: they don't count.
+    pub other: u64,
     /// How long it took.
     pub elapsed: Duration,
 }
@@ -169,32 +163,29 @@ pub struct Hunt {
 /// meanwhile.
 pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt {
     let start = Instant::now();
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let (run, panics) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let found: Mutex<Option<(u64, Violation)>> = Mutex::new(None);
     probe::plant(Some(plant));
-    thread::scope(|scope| {
-        for _ in 0..plan.jobs.max(1) {
-            scope.spawn(|| {
-                while let Some(seed) = take(&next, &stop, plan, start) {
-                    let result = attempt(&draw(seed), false);
-                    progress(run.fetch_add(1, Ordering::Relaxed) + 1);
-                    match result {
-                        Err(_) => {
-                            panics.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Ok(outcome) => {
-                            let Some(violation) = outcome.violation else { continue };
-                            stop.store(true, Ordering::Relaxed);
-                            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                            if found.as_ref().is_none_or(|(lowest, _)| seed < *lowest) {
-                                *found = Some((seed, violation));
-                            }
-                        }
-                    }
+    each_seed(plan, start, |seed, bounded| {
+        let (_, fault) = bounded.run(&draw(seed), None);
+        progress(run.fetch_add(1, Ordering::Relaxed) + 1);
+        match fault {
+            None => true,
+            Some(Fault::Broken(violation)) => {
+                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if found.as_ref().is_none_or(|(lowest, _)| seed < *lowest) {
+                    *found = Some((seed, violation));
                 }
-            });
+                false
+            }
+            Some(Fault::Panicked(_)) => {
+                other.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Some(Fault::Endless(_)) => {
+                other.fetch_add(1, Ordering::Relaxed);
+                endless.fetch_add(1, Ordering::Relaxed) + 1 < ENDLESS_MAX
+            }
         }
     });
     probe::plant(None);
@@ -202,9 +193,9 @@ pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt 
     Hunt {
         plant,
         seeds: run.into_inner(),
-        caught_after: failure.as_ref().map(|(seed, _)| seed.wrapping_sub(plan.from) + 1),
+        caught_after: failure.as_ref().map(|(seed, _)| seed.wrapping_sub(plan.first) + 1),
         failure,
-        panics: panics.into_inner(),
+        other: other.into_inner(),
         elapsed: start.elapsed(),
     }
 }
@@ -212,8 +203,8 @@ pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt 
 /// A failure as small as it could be made.
 #[derive(Clone, Debug)]
 pub struct Explained {
-    /// The promise and what was seen, in the small scenario.
-    pub violation: Violation,
+    /// What was seen, in the small scenario.
+    pub fault: Fault,
     /// The small scenario.
     pub scenario: Scenario,
     /// What happens in it.
@@ -221,10 +212,20 @@ pub struct Explained {
 }
 
 /// Makes a failing scenario small, and tells what happens in it. `None` if it does not fail.
+///
+/// One that never ends stays as it is: each attempt at it would cost its time and a core.
 #[must_use]
-pub fn explain(scenario: &Scenario) -> Option<Explained> {
-    let promise: Promise = attempt(scenario, false).ok()?.violation?.promise;
-    let small = shrink(scenario, promise);
-    let outcome = attempt(&small, true).ok()?;
-    Some(Explained { violation: outcome.violation?, scenario: small, trace: outcome.trace })
+pub fn explain(scenario: &Scenario, fault: &Fault, run_limit: Duration) -> Option<Explained> {
+    let mut bounded = Bounded::new(run_limit);
+    let mut fails = |scenario: &Scenario| {
+        bounded.run(scenario, None).1.is_some_and(|other| other.is_like(fault))
+    };
+    let small = match fault {
+        Fault::Endless(_) => scenario.clone(),
+        _ if fails(scenario) => shrink(scenario, &mut fails),
+        _ => return None,
+    };
+    let trace = Trace::default();
+    let fault = Bounded::new(run_limit).run(&small, Some(&trace)).1?;
+    Some(Explained { fault, scenario: small, trace: trace.take() })
 }

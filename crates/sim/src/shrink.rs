@@ -1,22 +1,20 @@
-//! Makes a failing scenario smaller while it still breaks the same promise.
+//! Makes a failing scenario smaller while it still fails in the same way.
 
-use crate::attempt::attempt;
-use crate::oracle::Promise;
 use crate::scenario::{Op, Scenario, What};
 
 /// Runs that one shrinking may take.
 const RUNS_MAX: u32 = 800;
 
-struct Shrinker {
+struct Shrinker<'a> {
     best: Scenario,
-    promise: Promise,
+    fails: &'a mut dyn FnMut(&Scenario) -> bool,
     left: u32,
 }
 
-/// A scenario as small as could be found that breaks the same promise.
+/// A scenario as small as could be found that still `fails`.
 #[must_use]
-pub fn shrink(scenario: &Scenario, promise: Promise) -> Scenario {
-    let mut shrinker = Shrinker { best: scenario.clone(), promise, left: RUNS_MAX };
+pub fn shrink(scenario: &Scenario, fails: &mut dyn FnMut(&Scenario) -> bool) -> Scenario {
+    let mut shrinker = Shrinker { best: scenario.clone(), fails, left: RUNS_MAX };
     loop {
         let before = shrinker.best.clone();
         shrinker.faults();
@@ -28,15 +26,14 @@ pub fn shrink(scenario: &Scenario, promise: Promise) -> Scenario {
     }
 }
 
-impl Shrinker {
+impl Shrinker<'_> {
     /// Takes a smaller scenario if it still fails.
     fn take(&mut self, candidate: Scenario) -> bool {
         if self.left == 0 || candidate == self.best {
             return false;
         }
         self.left -= 1;
-        let fails = attempt(&candidate, false)
-            .is_ok_and(|outcome| outcome.violation.is_some_and(|v| v.promise == self.promise));
+        let fails = (self.fails)(&candidate);
         if fails {
             self.best = candidate;
         }

@@ -12,7 +12,7 @@ use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
 use crate::client::Client;
 use crate::client::intruder::{self, Intruder};
-use crate::core::{Core, Ev, MS, US};
+use crate::core::{Core, Ev, MS, Trace, US};
 use crate::log_store::LogStoreKind;
 use crate::machine::{Machine, new_volume};
 use crate::network::{Chunk, ServerEnd, Way};
@@ -50,8 +50,6 @@ pub struct Outcome {
     pub crashes: u64,
     /// Recoveries that were begun.
     pub recoveries: u64,
-    /// What happened, if it was to be written down.
-    pub trace: Vec<String>,
 }
 
 /// The cluster.
@@ -73,10 +71,10 @@ pub struct World {
     over: bool,
 }
 
-/// Runs a scenario to its end.
+/// Runs a scenario to its end; what happens is written to `trace`.
 #[must_use]
-pub fn run(scenario: &Scenario, traced: bool) -> Outcome {
-    match World::new(scenario, traced) {
+pub fn run(scenario: &Scenario, trace: Option<Trace>) -> Outcome {
+    match World::new(scenario, trace) {
         Ok(world) => world.run(),
         Err(what) => {
             let violation = Some(Violation { promise: Promise::P8, what });
@@ -109,8 +107,9 @@ fn map(scenario: &Scenario) -> Result<Vec<Where>, String> {
 }
 
 impl World {
-    fn new(scenario: &Scenario, traced: bool) -> Result<Self, String> {
-        let mut core = Core::new(scenario.clone(), map(scenario)?, traced);
+    fn new(scenario: &Scenario, trace: Option<Trace>) -> Result<Self, String> {
+        let traced = trace.is_some();
+        let mut core = Core::new(scenario.clone(), map(scenario)?, trace);
         let mut rng = Rng::new(scenario.seed ^ 0x5eed);
         let volume = &scenario.volume;
         let volumes: Vec<NewVolume> = (0..scenario.machines.len())
@@ -166,7 +165,6 @@ impl World {
             events: self.core.events,
             crashes: self.crashes,
             recoveries: u64::from(self.core.recoveries.0),
-            trace: self.core.take_trace(),
         }
     }
 

@@ -4,20 +4,21 @@
 
 use std::path::Path;
 
-use riopipe_sim::attempt::attempt;
+use riopipe_sim::attempt::{Bounded, RUN_LIMIT};
 use riopipe_sim::draw::draw;
 use riopipe_sim::scenario::Scenario;
 
 #[test]
 fn what_was_found_once_holds_now() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/found");
+    let mut bounded = Bounded::new(RUN_LIMIT);
     let mut run = 0;
     for file in std::fs::read_dir(dir).unwrap() {
         let path = file.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
         let scenario = Scenario::from_text(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-        let outcome = attempt(&scenario, false).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-        assert_eq!(outcome.violation, None, "{path:?}");
+        let (_, fault) = bounded.run(&scenario, None);
+        assert_eq!(fault, None, "{path:?}");
         run += 1;
     }
     assert!(run >= 8, "{run} scenarios were found");
@@ -25,10 +26,11 @@ fn what_was_found_once_holds_now() {
 
 #[test]
 fn some_seeds_run_clean() {
+    let mut bounded = Bounded::new(RUN_LIMIT);
     let (mut events, mut crashes) = (0, 0);
     for seed in 1..=60 {
-        let outcome = attempt(&draw(seed), false).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        assert_eq!(outcome.violation, None, "seed {seed}");
+        let (outcome, fault) = bounded.run(&draw(seed), None);
+        assert_eq!(fault, None, "seed {seed}");
         events += outcome.events;
         crashes += outcome.crashes;
     }

@@ -15,6 +15,8 @@ use crate::{
 };
 
 const PROGRAM: &str = "rio-sim";
+/// The folder in which the build profile of the simulator puts it, beside this program's own.
+const PROFILE: &str = "sim";
 
 /// Where the program that knows better is not there.
 const HELP: &str = "\
@@ -22,18 +24,16 @@ Runs a whole cluster from a seed, crashes it, and checks every promise
 
 Usage: rio sim [OPTIONS]
 
-This needs the program rio-sim beside rio; `make build` builds rio alone, `make sim` both.
+This needs the program rio-sim; `make build` builds rio alone, `make sim` both.
 
 Examples:
-  rio sim --seeds 5000
+  rio sim --for 10m
   rio sim --seed 4711 --trace
   rio sim --plant all
 ";
 
 pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
-    // Beside this program, where one build puts both; else wherever the shell would find it.
-    let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
-    let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(PROGRAM));
+    let program = find().unwrap_or_else(|| PathBuf::from(PROGRAM));
     let mut command = Command::new(&program);
     command.args(args).stdin(Stdio::null());
     if output.is_json() && !args.iter().any(|arg| arg == "json") {
@@ -48,7 +48,16 @@ pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     Err(match error.kind() {
         ErrorKind::NotFound => failure
             .because(&error)
-            .hint("it is built by `make sim`, or by `cargo build --release -p riopipe-sim`"),
+            .hint("it is built by `make sim`, or by `cargo build --profile sim -p riopipe-sim`"),
         _ => failure.because(&error),
     })
+}
+
+/// Where `make sim` puts it (with its assertions), or beside this program; else the shell would
+/// have to find it.
+fn find() -> Option<PathBuf> {
+    let own = env::current_exe().ok()?;
+    let folder = own.parent()?;
+    let built = folder.with_file_name(PROFILE).join(PROGRAM);
+    [built, folder.join(PROGRAM)].into_iter().find(|path| path.exists())
 }

@@ -1,8 +1,11 @@
 //! The command line: what is asked for, and what it came to.
 
+mod duration;
 mod report;
 
 use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher,
     io::IsTerminal,
     path::PathBuf,
     process::ExitCode,
@@ -13,9 +16,10 @@ use std::{
 use clap::{Parser, ValueEnum};
 use riopipe_order::probe::Plant;
 use riopipe_sim::{
-    attempt::attempt,
+    attempt::{Bounded, Fault, RUN_LIMIT},
+    core::Trace,
     draw::draw,
-    runner::{Fault, Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
+    runner::{Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
     scenario::Scenario,
 };
 
@@ -23,7 +27,7 @@ use riopipe_sim::{
 const CLEAN: u8 = 0;
 /// A file could not be read.
 const FAILED: u8 = 1;
-/// A promise was broken.
+/// A promise was broken, or a run did not end.
 const BROKEN: u8 = 20;
 /// The code under test panicked.
 const PANICKED: u8 = 21;
@@ -31,6 +35,8 @@ const PANICKED: u8 = 21;
 const UNCAUGHT: u8 = 22;
 /// A rare path was never taken.
 const NEVER: u8 = 23;
+/// A first seed that is drawn lies below this, so that every reader of JSON can count it exactly.
+const FIRST_MAX: u64 = 1 << 48;
 
 /// Runs a whole cluster from a seed, crashes it, and checks every promise
 #[derive(Debug, Parser)]
@@ -46,29 +52,41 @@ writes and FLUSHes, full disks, an owner that comes back. An oracle that knows n
 what is there with what was promised (P1 to P9, docs/ordering-contract.md). First everything may fail; then
 faults stop and all that was submitted must end.
 
-With --plant the defence of a trap is removed first: the oracle must notice.
+A run is bounded in events and in time: one that does not end is a failure like any other.
 
-Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken,
-21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken.
+The first seed is drawn unless --first names it: seeds that nobody has run before find what those that
+everybody runs don't. With --plant the defence of a trap is removed first, and the oracle must notice; that
+begins with seed 1, so that it comes to the same everywhere.
+
+Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken or
+a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken.
 
 Examples:
-  rio sim --seeds 5000
+  rio sim --for 10m
+  rio sim --first 1 --seeds 5000
   rio sim --seed 4711 --trace
-  rio sim --plant all --seeds 5000
+  rio sim --plant all
   rio sim --plant T7 -o json | jq .plants"
 )]
 struct Args {
-    /// How many seeds to run [default: 1000; with --plant 5000 for each]
+    /// How many seeds to run [default: 1000, or as many as --for has time for; with --plant 3000 for
+    /// each]
     #[arg(long, value_name = "COUNT")]
     seeds: Option<u64>,
-    /// The first seed
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
-    from: u64,
+    /// The first seed [default: drawn, and printed; with --plant 1]
+    #[arg(long, value_name = "SEED")]
+    first: Option<u64>,
+    /// Run seeds for so long: 90s, 10m, 2h
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
+    time: Option<Duration>,
     /// Run this seed alone; if it fails, make it small and tell what happens in it
-    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "plant", "scenario"])]
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first", "time", "plant", "scenario"])]
     seed: Option<u64>,
+    /// With --seed: print its scenario, for --scenario, and run nothing
+    #[arg(long, requires = "seed")]
+    draw: bool,
     /// Run the scenario in this file, as a failure prints it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "from", "plant"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "first", "time", "plant"])]
     scenario: Option<PathBuf>,
     /// With --seed or --scenario: print everything that happens
     #[arg(long)]
@@ -80,9 +98,9 @@ struct Args {
     /// Threads [default: one per core]
     #[arg(long, value_name = "COUNT")]
     jobs: Option<usize>,
-    /// Stop after so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    time: Option<u64>,
+    /// A run that takes longer than this has failed [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    run_limit: Option<Duration>,
     /// How to print the result
     #[arg(short, long, value_enum, default_value = "normal", value_name = "FORMAT")]
     output: Format,
@@ -103,6 +121,10 @@ pub(crate) fn main() -> ExitCode {
     let args = Args::parse();
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
+        (None, Some(seed), _) if args.draw => {
+            println!("{}", draw(seed).to_text());
+            CLEAN
+        }
         (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
         (None, None, Some(path)) => {
             match std::fs::read_to_string(path).map_err(|e| e.to_string()) {
@@ -123,14 +145,20 @@ fn fail(what: &str) -> u8 {
 }
 
 impl Args {
-    fn plan(&self, seeds: u64) -> Plan {
+    /// What to run, unless told otherwise: so many seeds from this one on.
+    fn plan(&self, seeds: u64, first: u64) -> Plan {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Plan {
-            from: self.from,
+            first: self.first.unwrap_or(first),
             seeds: self.seeds.unwrap_or(seeds),
             jobs: self.jobs.unwrap_or(cores),
-            time: self.time.map(Duration::from_secs),
+            time: self.time,
+            run_limit: self.run_limit(),
         }
+    }
+
+    fn run_limit(&self) -> Duration {
+        self.run_limit.unwrap_or(RUN_LIMIT)
     }
 
     fn shows_progress(&self) -> bool {
@@ -156,7 +184,8 @@ impl<'a> Ticker<'a> {
     fn tell(&self, done: u64) {
         let now = self.begun.elapsed().as_millis() as u64 / 250;
         if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
-            eprint!("\r\x1b[K{}{done} of {} seeds", self.what, self.of);
+            let of = if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
+            eprint!("\r\x1b[K{}{done}{of} seeds", self.what);
         }
     }
 }
@@ -169,24 +198,34 @@ impl Drop for Ticker<'_> {
     }
 }
 
+/// A seed that nobody has run before.
+fn any_seed() -> u64 {
+    // The keys of a new hasher come from the system.
+    RandomState::new().hash_one(std::process::id()) % FIRST_MAX
+}
+
 fn many(args: &Args) -> u8 {
-    let plan = args.plan(1000);
+    let plan = args.plan(if args.time.is_some() { u64::MAX } else { 1000 }, any_seed());
+    if args.output == Format::Normal {
+        // At once: whoever stops the run, or its machine, has seen it.
+        println!("the first seed is {}", plan.first);
+    }
     let ticker = Ticker::new(args, "", plan.seeds);
     let summary = run_seeds(&plan, &|done| ticker.tell(done));
     drop(ticker);
     let enough = summary.seeds >= RARE_SEEDS;
     match args.output {
         Format::Json => report::json(&summary, &plan),
-        Format::Normal => report::text(&summary, enough),
+        Format::Normal => report::text(&summary, &plan, enough),
     }
-    if let Some(first) = summary.failures.first() {
+    let panicked = |fault: &Fault| matches!(fault, Fault::Panicked(_));
+    let worst = summary.failures.iter().find(|failure| !panicked(&failure.fault));
+    if let Some(failure) = worst.or(summary.failures.first()) {
         if args.output == Format::Normal {
-            tell_failure(&draw(first.seed), &format!("seed {}", first.seed));
+            let name = format!("seed {}", failure.seed);
+            tell_failure(args, &draw(failure.seed), &failure.fault, &name);
         }
-        return match first.fault {
-            Fault::Broken(_) => BROKEN,
-            Fault::Panic(_) => PANICKED,
-        };
+        return if panicked(&failure.fault) { PANICKED } else { BROKEN };
     }
     if enough && !summary.never_taken().is_empty() {
         return NEVER;
@@ -195,40 +234,33 @@ fn many(args: &Args) -> u8 {
 }
 
 /// Makes a failure small and tells it.
-fn tell_failure(scenario: &Scenario, name: &str) {
+fn tell_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
     eprintln!("making {name} small …");
-    match explain(scenario) {
+    match explain(scenario, fault, args.run_limit()) {
         Some(small) => report::explained(&small, name),
-        None => eprintln!("{name} panics: rio sim --seed shows where"),
+        None => eprintln!("{name} did not fail again"),
     }
 }
 
 fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
-    match attempt(scenario, args.trace) {
-        Err(what) => {
-            println!("{name}: PANIC: {what}");
-            PANICKED
-        }
-        Ok(outcome) => {
-            for line in &outcome.trace {
-                println!("{line}");
-            }
-            match outcome.violation {
-                None => {
-                    println!(
-                        "{name}: clean; {} events, {} crashes, {} recoveries",
-                        outcome.events, outcome.crashes, outcome.recoveries
-                    );
-                    CLEAN
-                }
-                Some(violation) => {
-                    println!("{name}: {} BROKEN: {}", violation.promise, violation.what);
-                    tell_failure(scenario, name);
-                    BROKEN
-                }
-            }
-        }
+    let trace = Trace::default();
+    let mut bounded = Bounded::new(args.run_limit());
+    let (outcome, fault) = bounded.run(scenario, args.trace.then_some(&trace));
+    for line in trace.take() {
+        println!("{line}");
     }
+    let Some(fault) = fault else {
+        println!(
+            "{name}: clean; {} events, {} crashes, {} recoveries",
+            outcome.events, outcome.crashes, outcome.recoveries
+        );
+        return CLEAN;
+    };
+    println!("{name}: {fault}");
+    if !args.trace {
+        tell_failure(args, scenario, &fault, name);
+    }
+    if matches!(fault, Fault::Panicked(_)) { PANICKED } else { BROKEN }
 }
 
 fn plants(args: &Args, name: &str) -> u8 {
@@ -245,7 +277,7 @@ fn plants(args: &Args, name: &str) -> u8 {
         eprintln!("rio sim: no planted bug {name:?}; there are all, and {}", known.join(", "));
         return 2;
     }
-    let plan = args.plan(PLANT_SEEDS);
+    let plan = args.plan(PLANT_SEEDS, 1);
     let mut hunts: Vec<Hunt> = Vec::new();
     for plant in chosen {
         let what = format!("{plant}: ");

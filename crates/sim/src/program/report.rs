@@ -2,21 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use riopipe_sim::runner::{Explained, Fault, Hunt, Plan, Summary};
+use riopipe_sim::{
+    attempt::Fault,
+    draw::draw,
+    runner::{Explained, Hunt, Plan, Summary},
+};
 use serde_json::{Value, json};
 
-pub(super) fn text(summary: &Summary, enough: bool) {
+pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
     for failure in &summary.failures {
-        let what = match &failure.fault {
-            Fault::Broken(violation) => format!("{} BROKEN: {}", violation.promise, violation.what),
-            Fault::Panic(what) => format!("PANIC: {what}"),
-        };
-        println!("seed {}: {what}", failure.seed);
+        println!("seed {}: {}", failure.seed, failure.fault);
+        println!("  to see all of it: rio sim --seed {} --trace", failure.seed);
     }
     println!(
-        "{} seeds, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
+        "{} seeds from {} on, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
         summary.seeds,
-        summary.failed,
+        plan.first,
+        summary.failures.len(),
         summary.events,
         summary.crashes,
         summary.recoveries,
@@ -36,19 +38,22 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
         .map(|failure| {
             let (promise, what) = match &failure.fault {
                 Fault::Broken(violation) => (violation.promise.name(), violation.what.clone()),
-                Fault::Panic(what) => ("panic", what.clone()),
+                Fault::Panicked(what) => ("panic", what.clone()),
+                fault @ Fault::Endless(_) => ("endless", fault.to_string()),
             };
             json!({
                 "seed": failure.seed, "promise": promise, "what": what,
-                "command": format!("rio sim --seed {}", failure.seed),
+                "command": format!("rio sim --seed {} --trace", failure.seed),
+                // What a seed draws changes from version to version; this does not.
+                "scenario": draw(failure.seed).to_text(),
             })
         })
         .collect();
     print(&json!({
-        "schema": "rio-sim/1",
-        "from": plan.from,
+        "schema": "rio-sim/2",
+        "first": plan.first,
         "seeds": summary.seeds,
-        "violations": summary.failed,
+        "failed": summary.failures.len(),
         "failures": failures,
         "crashes": summary.crashes,
         "recoveries": summary.recoveries,
@@ -64,7 +69,7 @@ pub(super) fn explained(small: &Explained, name: &str) {
     for line in &small.trace {
         println!("{line}");
     }
-    println!("{} BROKEN: {}", small.violation.promise, small.violation.what);
+    println!("{}", small.fault);
     let which = if name.starts_with("seed ") { "" } else { "scenario " };
     println!("to see all of it: rio sim --{which}{name} --trace");
     println!("the small scenario, for rio sim --scenario FILE:\n{}", small.scenario.to_text());
@@ -77,7 +82,10 @@ pub(super) fn hunt(hunt: &Hunt) {
             "{name:<28} caught after {after:>5} seeds: seed {seed}, {}",
             violation.promise.name()
         ),
-        _ => println!("{name:<28} NOT CAUGHT in {} seeds ({} panicked)", hunt.seeds, hunt.panics),
+        _ => println!(
+            "{name:<28} NOT CAUGHT in {} seeds ({} panicked or never ended)",
+            hunt.seeds, hunt.other
+        ),
     }
 }
 
@@ -88,6 +96,7 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
         let of = json!({
             "caught_after_seeds": hunt.caught_after,
             "seeds": hunt.seeds,
+            "panicked_or_endless": hunt.other,
             "promise": hunt.failure.as_ref().map(|(_, violation)| violation.promise.name()),
             "what": hunt.failure.as_ref().map(|(_, violation)| &violation.what),
             "seed": hunt.failure.as_ref().map(|(seed, _)| seed),
@@ -106,8 +115,8 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
         group["caught_after_seeds"] = json!(all.and_then(|all| all.into_iter().max()));
     }
     print(&json!({
-        "schema": "rio-sim/1",
-        "from": plan.from,
+        "schema": "rio-sim/2",
+        "first": plan.first,
         "limit": plan.seeds,
         "uncaught": hunts
             .iter()
