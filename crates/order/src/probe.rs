@@ -135,6 +135,8 @@ named! {
         T22PlainFlush = "T22-plain-flush",
         /// A failed write does not stop its stream at the target.
         T22FailedWrite = "T22-failed-write",
+        /// The answers to an abandoned attempt to recover are taken for the next one's.
+        T23LateAnswers = "T23-late-answers",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
     }
@@ -231,6 +233,8 @@ named! {
         Guarded = "guarded",
         /// An initiator gave a target up for good.
         GivenUp = "given-up",
+        /// An answer to an abandoned attempt to recover came during a later one.
+        LateAnswer = "late-answer",
     }
 }
 

@@ -10,7 +10,7 @@ use riopipe_nvme::discovery::Entry;
 use riopipe_nvme::fabrics::DISCOVERY_NQN;
 use riopipe_session::initiator::attach::{self, Attach, Controller};
 use riopipe_session::initiator::discover::Discover;
-use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair, SubmitError};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::wire::{STATUS_LEN, VolumeStatus, status_command};
 
@@ -95,6 +95,7 @@ pub(crate) struct Caller {
     /// Commands asked so far: tells a late answer from the one that is waited for.
     asked: u64,
     /// Commands of [`send`](Caller::send) that are out: number, the caller's name, data so far.
+    /// Also those of errands that were given up: their answers have names of their own (T23).
     out: Vec<(u64, u64, Vec<u8>)>,
     /// What is being written, until it is sent; dropped after the pieces of it.
     bufs: Vec<Buf>,
@@ -133,7 +134,7 @@ impl Caller {
         data: CallData<'_>,
     ) -> Result<(Cqe, Vec<u8>), CallError> {
         let (number, mut page) = self.submit(sqe, data)?;
-        let Self { lane, queue, timeout, .. } = self;
+        let Self { lane, queue, timeout, out: others, .. } = self;
         let cqe = lane.run(*timeout, |_, bytes, out| {
             let mut done = None;
             let used = queue.receive(bytes, out, |event| match event {
@@ -145,7 +146,8 @@ impl Caller {
                 }
                 Event::Done { user, cqe } if user == number => done = Some(cqe),
                 // Late, for a command that was given up.
-                _ => {}
+                Event::Done { user, .. } => others.retain(|(number, ..)| *number != user),
+                Event::Data { .. } | Event::Ready { .. } => {}
             })?;
             Ok((used, done))
         })?;
@@ -171,7 +173,10 @@ impl Caller {
                 queue.submit(sqe, number, Data::Read(len), &mut lane.out)
             }
         };
-        sent.map_err(|_| CallError::Closed)?;
+        sent.map_err(|error| match error {
+            SubmitError::Full => CallError::Behind(queue.in_flight()),
+            _ => CallError::Closed,
+        })?;
         Ok((number, page))
     }
 

@@ -30,7 +30,7 @@ pub(crate) enum ErrandError {
 /// How long a command that was put off rests before it is sent again, at first and at most.
 const REST_NS: u64 = 500_000;
 const REST_NS_MAX: u64 = 20_000_000;
-/// The name of keep-alives among the commands of an admin queue; tickets are 32 bits.
+/// The name of keep-alives among the commands of an admin queue: no attempt ever has this ticket.
 const KEEP_ALIVE: u64 = u64::MAX;
 
 /// One errand on its way.
@@ -46,8 +46,6 @@ pub(crate) struct Errand<'a> {
 
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// Commands of the errand that are out.
-    out: usize,
     /// When the target last answered, or was first asked after it had nothing to do, ns.
     progress: u64,
     /// Nothing goes out before this time, because a command was put off, ns.
@@ -151,12 +149,12 @@ impl<'a> Errand<'a> {
                 .map_err(fault("keeping the connection alive"))?;
         }
         while now >= state.rests_until {
-            let Some((Ticket(ticket), call)) = self.opening.next(at) else { break };
-            if state.out == 0 {
+            let idle = self.opening.out(at) == 0;
+            let Some((ticket, call)) = self.opening.next(at) else { break };
+            if idle {
                 state.progress = now;
             }
-            state.out += 1;
-            let ticket = u64::from(ticket);
+            let ticket = ticket.to_bits();
             let doing = doing(self.opening.phase());
             match call {
                 Call::Admin { sqe, send, receive } => {
@@ -216,13 +214,13 @@ impl<'a> Errand<'a> {
         answers.retain(|(user, ..)| *user != KEEP_ALIVE);
         if !answers.is_empty() {
             state.progress = now;
-            state.out -= answers.len();
         }
-        if state.out > 0 && now.saturating_sub(state.progress) > nanos(self.timeout) {
+        if self.opening.out(at) > 0 && now.saturating_sub(state.progress) > nanos(self.timeout) {
             return Err(fault(&line.target, CallError::TimedOut(self.timeout)));
         }
         for (user, cqe, page) in answers.drain(..) {
-            let ticket = Ticket(user as u32);
+            // Of an errand before this one it may be, too: the machine knows its own (T23).
+            let ticket = Ticket::from_bits(user);
             let status = cqe.status();
             let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
             let began = Instant::now();

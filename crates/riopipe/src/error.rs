@@ -47,6 +47,9 @@ pub enum CallError {
     /// No answer in time.
     #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
     TimedOut(Duration),
+    /// The target has not answered what it was asked before.
+    #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
+    Behind(usize),
     /// The target answered with an error.
     #[error("{}", Said(*.0))]
     Status(Status),

@@ -205,7 +205,11 @@ impl Keeper {
         match told {
             Ok(_) => Ok(()),
             // A target that hangs may come to itself; without replay there is nothing to gain.
-            Err(CallError::TimedOut(_)) if self.connect.loss_timeout.is_zero() => Ok(()),
+            Err(CallError::TimedOut(_) | CallError::Behind(_))
+                if self.connect.loss_timeout.is_zero() =>
+            {
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

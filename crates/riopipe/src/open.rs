@@ -30,6 +30,9 @@ use crate::recover::save_undone;
 use crate::recovery::{Recovery, streams_of};
 use crate::shared::{Inner, SharedLedger, Streams};
 
+/// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
+const FIRST_ATTEMPT: u32 = 0;
+
 /// How a volume is to be taken, or looked at.
 pub(crate) struct Way<'a> {
     pub(crate) engine: Option<EngineKind>,
@@ -165,7 +168,7 @@ fn take(
         .map(|at| (at, VolumeStatus { slots: 1, ..VolumeStatus::default() }))
         .collect();
     let map = assembled.topology(&room)?;
-    let opening = Opening::new(assembled.opening(), mode)
+    let opening = Opening::new(assembled.opening(), mode, FIRST_ATTEMPT)
         .map_err(|error| fault(ErrandError::Opening(error)))?;
     let Assembled { targets, drives, set } = assembled;
     let lines = targets.associations.iter_mut().zip(drives).map(|(association, drives)| Lines {
@@ -340,7 +343,7 @@ fn inner(
         housekeeper,
         stages: Arc::new(Stages::of_initiator()),
         opened: Start::now(),
-        recovering: Mutex::default(),
+        recovering: Mutex::new(FIRST_ATTEMPT),
         info,
     })
 }

@@ -60,7 +60,7 @@ impl Inner {
     }
 
     fn errand(&self, mode: Mode) -> Result<(Vec<StreamRecovery>, Steps), RecoverError> {
-        let _alone = lock(&self.recovering);
+        let mut attempt = lock(&self.recovering);
         for server in &self.servers {
             if let Some(absence) = server.desk.absence() {
                 return Err(RecoverError::Away { target: server.name.clone(), why: absence.why });
@@ -77,7 +77,9 @@ impl Inner {
             drives: drives.queue(),
         });
         let fault = |error| RecoverError::of(&self.name, error, |at| self.server_name(at));
-        let opening = Opening::new(self.opening.clone(), mode)
+        // What an attempt before this one was answered late is not this one's answer (T23).
+        *attempt = attempt.wrapping_add(1);
+        let opening = Opening::new(self.opening.clone(), mode, *attempt)
             .map_err(|error| fault(ErrandError::Opening(error)))?;
         let mut errand =
             Errand::new(opening, lines.collect(), self.connect.timeout).map_err(fault)?;

@@ -45,8 +45,8 @@ pub(crate) struct Inner {
     /// Where the time of the streams' groups goes.
     pub(crate) stages: Arc<Stages>,
     pub(crate) opened: Start,
-    /// One recovery at a time: they share the queue to the drives.
-    pub(crate) recovering: Mutex<()>,
+    /// One recovery at a time: they share the queue to the drives. Which attempt the last was.
+    pub(crate) recovering: Mutex<u32>,
 }
 
 impl Drop for Inner {

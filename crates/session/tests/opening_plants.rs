@@ -153,7 +153,7 @@ fn t20_missing_server() {
     {
         let _none = planted(None);
         let before = count(Rare::MemberMissing);
-        let error = Opening::new(config.clone(), mode()).unwrap_err();
+        let error = Opening::new(config.clone(), mode(), 0).unwrap_err();
         assert_eq!(error, OpeningError::Missing { server: 1 });
         assert_eq!(count(Rare::MemberMissing), before + 1);
     }

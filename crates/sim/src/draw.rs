@@ -13,16 +13,29 @@ use crate::scenario::{
     WriteOp,
 };
 
+/// The theme of a run in which streams are opened anew while answers come late.
+const LATE_ANSWERS: u64 = 10;
+
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
     let mut machines = machines(&mut rng);
     let volume = volume(&machines, &mut rng);
-    let client = client(&mut rng);
+    let mut client = client(&mut rng);
     let net = net(&mut rng);
-    let steps = steps(&machines, &volume, &mut rng);
-    let faults = faults(&mut machines, &volume, steps.len(), &mut rng);
+    let mut steps = steps(&machines, &volume, &mut rng);
+    let theme = rng.below(11);
+    if theme == LATE_ANSWERS {
+        client.patience_us = 5_000;
+        let often = *rng.pick(&[5, 10, 20]);
+        for step in &mut steps {
+            if rng.percent(often) {
+                step.op = Op::Restart;
+            }
+        }
+    }
+    let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
     Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults }
 }
 
@@ -92,6 +105,7 @@ fn client(rng: &mut Rng) -> ClientSpec {
         digests: rng.percent(8),
         retry_us: *rng.pick(&[0, 100, 3_000]),
         think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
+        patience_us: 0,
     }
 }
 
@@ -169,7 +183,9 @@ fn extent(area: (u32, u32), longest: u32, rng: &mut Rng) -> (u32, u32) {
     (area.0 + rng.below(u64::from(area.1)) as u32, len)
 }
 
+/// Some runs are about one thing, their theme.
 fn faults(
+    theme: u64,
     machines: &mut [MachineSpec],
     volume: &VolumeSpec,
     steps: usize,
@@ -177,8 +193,6 @@ fn faults(
 ) -> Vec<Fault> {
     let count = *rng.pick(&[0, 1, 1, 2, 2, 3, 4, 6]);
     let last = 250 + 14 * steps as u64;
-    // Some runs are about one thing.
-    let theme = rng.below(10);
     let mut faults: Vec<Fault> = Vec::new();
     if theme == 4 {
         // Streams fail, and their undoing is cut off again and again.
@@ -207,6 +221,14 @@ fn faults(
         let fences = rng.one_in(2);
         let what = What::PowerCut { machine, effects: rng.below(6) as u32, fences, down_us };
         faults.push(Fault { when, what });
+    }
+    if theme == LATE_ANSWERS {
+        for _ in 0..rng.range(1, 4) {
+            let when = When::Event(rng.range(60, last) as u32);
+            let (by_us, for_us) = (*rng.pick(&[6_000, 8_000, 9_500]), 40_000);
+            let what = What::Lag { machine: machine(machines, rng), by_us, for_us };
+            faults.push(Fault { when, what });
+        }
     }
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);

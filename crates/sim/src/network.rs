@@ -71,6 +71,8 @@ struct Pipe {
     last: u64,
     /// Nothing arrives before.
     stalled_until: u64,
+    /// What is sent before a time arrives so much later than it would.
+    lag: (u64, u64),
     /// Nothing that is sent from now on arrives.
     cut: bool,
 }
@@ -221,6 +223,8 @@ impl Network {
     pub fn put(&mut self, conn: usize, way: Way, chunk: Chunk, now: u64) -> u64 {
         let delay = self.delay();
         let pipe = self.pipe(conn, way);
+        let (until, by) = pipe.lag;
+        let delay = if now < until { delay + by } else { delay };
         let at = (now + delay).max(pipe.last).max(pipe.stalled_until);
         pipe.last = at;
         pipe.queue.push_back(chunk);
@@ -260,12 +264,17 @@ impl Network {
         pipe.stalled_until = pipe.stalled_until.max(until);
     }
 
-    /// Nothing is stalled any more.
+    /// What is sent that way before `until` arrives later by `by`, ns.
+    pub fn lag(&mut self, conn: usize, way: Way, until: u64, by: u64) {
+        self.pipe(conn, way).lag = (until, by);
+    }
+
+    /// Nothing is stalled or late any more.
     pub fn heal(&mut self) {
         self.parted.clear();
-        for conn in &mut self.conns {
-            conn.up.stalled_until = 0;
-            conn.down.stalled_until = 0;
+        for pipe in self.conns.iter_mut().flat_map(|conn| [&mut conn.up, &mut conn.down]) {
+            pipe.stalled_until = 0;
+            pipe.lag = (0, 0);
         }
     }
 

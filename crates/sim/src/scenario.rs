@@ -56,6 +56,14 @@ pub struct ClientSpec {
     pub retry_us: u32,
     /// How long between two operations of a stream, ns at most.
     pub think_ns: u32,
+    /// How long a target may owe an answer before the recovery of a stream is begun anew, over the
+    /// same connections, µs; 0: as long as the connections last.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub patience_us: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// What a write of a group is meant to be. What it may be is decided when it is submitted: blocks
@@ -102,6 +110,8 @@ pub enum Op {
     Read(u32, u32),
     /// Does nothing for so many µs.
     Pause(u32),
+    /// Leaves the stream as it is, and opens it anew.
+    Restart,
 }
 
 /// A step of the workload.
@@ -186,6 +196,15 @@ pub enum What {
         nth: u32,
         /// Toward the target, or else the initiator.
         up: bool,
+        /// For how long, µs.
+        for_us: u32,
+    },
+    /// What a machine answers on the admin connections that are there comes late for a while.
+    Lag {
+        /// Which machine.
+        machine: usize,
+        /// How late, µs.
+        by_us: u32,
         /// For how long, µs.
         for_us: u32,
     },

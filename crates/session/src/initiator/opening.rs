@@ -15,8 +15,8 @@
 //! are set in italics, the driver does its own part and says [`Opening::go_on`].
 //!
 //! The driver asks [`Opening::next`] for each target's commands, sends them in any order, several
-//! at once, and reports each with [`Opening::done`]. If a connection is lost it drops the machine
-//! and begins a new one: from any point the same prefix is found.
+//! at once, and reports each with [`Opening::done`]. If a connection is lost, or a target takes too
+//! long, it drops the machine and begins a new one: from any point the same prefix is found.
 
 mod error;
 mod outcome;
@@ -170,9 +170,32 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// A command that was given out, by number.
+/// A command that was given out: which one, of which attempt.
+///
+/// An opening that was abandoned may leave commands under way on connections that live on, and
+/// their answers come during a later one. Numbers begin anew with each opening; the attempt tells
+/// its own answers from those (T23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u32);
+pub struct Ticket {
+    /// The attempt, as [`Opening::new`] was told.
+    pub attempt: u32,
+    /// The command's number in it.
+    pub number: u32,
+}
+
+impl Ticket {
+    /// The ticket as one number, to go with the command over a connection.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        (self.attempt as u64) << 32 | self.number as u64
+    }
+
+    /// The ticket that [`to_bits`](Self::to_bits) was made of.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { attempt: (bits >> 32) as u32, number: bits as u32 }
+    }
+}
 
 /// A command to be sent to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,9 +247,11 @@ pub struct Opening {
     phase: Phase,
     failed: bool,
     generation: u32,
+    attempt: u32,
     queues: Vec<ServerQueue>,
-    out: BTreeMap<Ticket, (usize, Pending)>,
-    next_ticket: u32,
+    /// Commands that are out, by number.
+    out: BTreeMap<u32, (usize, Pending)>,
+    next_number: u32,
     done: usize,
     total: usize,
     statuses: Vec<(usize, VolumeStatus)>,
@@ -236,11 +261,12 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Begins.
+    /// Begins. `attempt` is another one than that of every earlier opening of which an answer may
+    /// still come over the same connections: whoever has these counts (T23).
     ///
     /// # Errors
     /// A target of the volume is missing (T20).
-    pub fn new(config: OpeningConfig, mode: Mode) -> Result<Self, OpeningError> {
+    pub fn new(config: OpeningConfig, mode: Mode, attempt: u32) -> Result<Self, OpeningError> {
         if let Some(server) = config.servers.iter().position(|server| !server.present) {
             probe::hit(Rare::MemberMissing);
             if !probe::planted(Plant::T20MissingServer) {
@@ -258,9 +284,10 @@ impl Opening {
             phase: Phase::Ask,
             failed: false,
             generation,
+            attempt,
             queues,
             out: BTreeMap::new(),
-            next_ticket: 0,
+            next_number: 0,
             done: 0,
             total: 0,
             statuses: Vec::new(),
@@ -289,14 +316,15 @@ impl Opening {
         }
         let pending = queue.waiting.pop_front()?;
         queue.out += 1;
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket = self.next_ticket.wrapping_add(1);
-        self.out.insert(ticket, (server, pending));
+        let number = self.next_number;
+        self.next_number = number.wrapping_add(1);
+        self.out.insert(number, (server, pending));
         let call = self.call(server, &pending.job);
-        Some((ticket, call))
+        Some((Ticket { attempt: self.attempt, number }, call))
     }
 
-    /// A command has ended; `answer` has the data that came back.
+    /// A command has ended; `answer` has the data that came back. The answer to a command of an
+    /// earlier, abandoned attempt is dropped: what it tells may not be so any more (T23).
     ///
     /// Nothing follows on an error: no further command is given out. The targets are as they
     /// were before [`Phase::Undo`], and from later on everything can be run again.
@@ -308,8 +336,14 @@ impl Opening {
         ticket: Ticket,
         answer: Result<&[u8], Status>,
     ) -> Result<(), OpeningError> {
-        let Some((server, mut pending)) = self.out.remove(&ticket) else {
-            debug_assert!(false, "{ticket:?} is not out");
+        if ticket.attempt != self.attempt {
+            probe::hit(Rare::LateAnswer);
+            if !probe::planted(Plant::T23LateAnswers) {
+                return Ok(());
+            }
+        }
+        let Some((server, mut pending)) = self.out.remove(&ticket.number) else {
+            debug_assert!(ticket.attempt != self.attempt, "{ticket:?} is not out");
             return Ok(());
         };
         let queue = &mut self.queues[server];
@@ -355,6 +389,12 @@ impl Opening {
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress { phase: self.phase, done: self.done, total: self.total }
+    }
+
+    /// Commands that are out to a target.
+    #[must_use]
+    pub fn out(&self, server: usize) -> usize {
+        self.queues.get(server).map_or(0, |queue| queue.out)
     }
 
     /// What a target has last put off, if that is still to be sent again: the driver waits a

@@ -205,7 +205,7 @@ fn t20_a_missing_target_stops_everything() {
     let mut config = world.config();
     config.servers[1].present = false;
     for mode in [Mode::Open(world.intent()), Mode::DryRun(world.intent())] {
-        let error = Opening::new(config.clone(), mode).unwrap_err();
+        let error = Opening::new(config.clone(), mode, 0).unwrap_err();
         assert_eq!(error, OpeningError::Missing { server: 1 });
         assert!(error.to_string().contains("bring it back"));
     }

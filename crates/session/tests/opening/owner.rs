@@ -1,7 +1,7 @@
 //! What an owner does about single streams: recover one, acknowledge in-place lists (P6, T9).
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_session::initiator::opening::{Mode, OpeningError, Phase};
+use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase};
 use riopipe_session::wire;
 
 use crate::world::{Driver, Past, Random, START, World, entry, in_place, open, sqe_of, streams};
@@ -240,4 +240,33 @@ fn t8_who_was_overtaken_neither_reopens_nor_acknowledges() {
         assert!(error.to_string().contains("does not own the volume"), "{error}");
         assert_eq!(world, before);
     }
+}
+
+#[test]
+fn t23_the_answer_to_an_abandoned_attempt_is_never_believed() {
+    let mut world = running();
+    let config = world.config();
+    // A first attempt asks for the lists; the second target's answer is long on its way.
+    let mut first = Opening::new(config.clone(), reopen(), 1).unwrap();
+    let (late, call) = first.next(1).unwrap();
+    let told = world.handle(1, 1, &call).unwrap();
+    drop(first);
+    // The stream has run since, and group 4 is durable there and confirmed.
+    world.targets[0].partitions[1].entries.retain(|e| e.attribute.seq <= Seq(1));
+    world.targets[1].partitions[1].entries.clear();
+    world.play(&[past(1, 2, 2, 12, true), past(1, 3, 2, 13, true)], &mut Random(3));
+    world.targets[1].partitions[1].bound = false;
+
+    let mut driver = Driver::with_attempt(config, 1, reopen(), 2).unwrap();
+    let (ticket, call) = driver.opening.next(1).unwrap();
+    assert_eq!((ticket.number, sqe_of(&call).opcode()), (late.number, wire::ADMIN_LIST));
+    driver.opening.done(late, Ok(&told)).unwrap();
+    assert_eq!(driver.opening.out(1), 1, "its own answer is still waited for");
+    let own = world.handle(1, 1, &call).unwrap();
+    driver.opening.done(ticket, Ok(&own)).unwrap();
+    // An answer that comes when nothing is out is none, either.
+    driver.opening.done(late, Err(wire::status::LOG_LOST)).unwrap();
+    driver.go(&mut world).unwrap();
+    let plan = &driver.opening.outcome().streams[0].plan;
+    assert_eq!((plan.k, plan.undone_blocks()), (Seq(3), 0));
 }

@@ -439,9 +439,18 @@ impl Driver {
     }
 
     pub(crate) fn with(config: OpeningConfig, who: u32, mode: Mode) -> Result<Self, OpeningError> {
+        Self::with_attempt(config, who, mode, 0)
+    }
+
+    pub(crate) fn with_attempt(
+        config: OpeningConfig,
+        who: u32,
+        mode: Mode,
+        attempt: u32,
+    ) -> Result<Self, OpeningError> {
         Ok(Self {
             who,
-            opening: Opening::new(config, mode)?,
+            opening: Opening::new(config, mode, attempt)?,
             random: Random(u64::from(who) * 77),
             sent: Vec::new(),
             calls: 0,

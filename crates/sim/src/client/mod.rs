@@ -90,6 +90,9 @@ pub struct Client {
     servers: Vec<Server>,
     state: State,
     opening: Option<(Opening, Errand)>,
+    /// Openings begun, and when the last one was last answered (or began).
+    attempts: u32,
+    answered_at: u64,
     retry_at: u64,
     found: Vec<Recovered>,
     volume: Option<Volume>,
@@ -114,6 +117,8 @@ impl Client {
             servers: Vec::new(),
             state: State::Over,
             opening: None,
+            attempts: 0,
+            answered_at: 0,
             retry_at: 0,
             found: Vec::new(),
             volume: None,
@@ -297,6 +302,7 @@ impl Client {
         for stream in self.streams.iter_mut().flatten() {
             stream.tick(core);
         }
+        self.lose_patience(core);
         self.advance(drives, core);
     }
 

@@ -18,7 +18,7 @@ use riopipe_session::wire as rio;
 use super::ledger::Ledger;
 use super::server::Server;
 use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
-use crate::core::{Core, MS};
+use crate::core::{Core, MS, US};
 use crate::machine::VOLUME;
 use crate::oracle::{Drives, Era, Recovered, Where};
 
@@ -33,6 +33,7 @@ impl Client {
         core: &mut Core,
     ) {
         let Some((opening, _)) = &mut self.opening else { return };
+        self.answered_at = core.now;
         let answer = answer.as_deref().map_err(|status| *status);
         if let Err(error) = opening.done(ticket, answer) {
             self.opening_failed(&error, core);
@@ -58,6 +59,18 @@ impl Client {
             && matches!(self.state, State::Running)
         {
             self.fenced |= is_fenced(*status);
+        }
+    }
+
+    /// A stream's recovery that waits too long for an answer is begun anew. The connections stay,
+    /// and the answer comes when it comes (T23).
+    pub(super) fn lose_patience(&mut self, core: &mut Core) {
+        let patience = u64::from(core.scenario.client.patience_us) * US;
+        let waits = self.opening.is_some() && matches!(self.state, State::Running);
+        if waits && patience > 0 && core.now > self.answered_at + patience {
+            core.trace(|| "initiator: no answer comes; the attempt is given up".into());
+            self.opening = None;
+            self.retry_at = core.now;
         }
     }
 
@@ -93,7 +106,9 @@ impl Client {
         for server in &mut self.servers {
             server.close_undo(core);
         }
-        match Opening::new(self.config(core), mode) {
+        self.attempts += 1;
+        self.answered_at = core.now;
+        match Opening::new(self.config(core), mode, self.attempts) {
             Ok(opening) => {
                 if !matches!(errand, Errand::Acknowledge(_)) {
                     core.recoveries = (core.recoveries.0 + 1, core.events);

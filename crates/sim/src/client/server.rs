@@ -236,9 +236,8 @@ impl Server {
                         self.undo_heard = core.now;
                         core.undos = (core.undos.0 + 1, core.events);
                     }
-                    self.undo_calls.insert(u64::from(ticket.0), ticket);
-                    let sent =
-                        undo.queue.submit(*sqe, u64::from(ticket.0), Data::None, &mut undo.out);
+                    self.undo_calls.insert(ticket.to_bits(), ticket);
+                    let sent = undo.queue.submit(*sqe, ticket.to_bits(), Data::None, &mut undo.out);
                     debug_assert!(sent.is_ok(), "{sent:?}");
                     undo.wire.send(&mut undo.out, core);
                 }

@@ -299,6 +299,13 @@ impl Stream {
                 core.after(u64::from(us) * US, ev);
                 Wait::Pause
             }
+            Op::Restart => {
+                let id = self.id;
+                core.trace(|| format!("stream {id}: left, to be opened anew"));
+                core.oracle.left(self.era, id);
+                self.failed = true;
+                Wait::No
+            }
         };
         self.stuck = (self.released(), self.session.marks().complete);
         self.tried = core.now;

@@ -350,6 +350,11 @@ impl Oracle {
         self.claimed > self.generation
     }
 
+    /// A stream's owner has left it as it is.
+    pub fn left(&mut self, era: Era, stream: u16) {
+        self.eras[era][usize::from(stream)].failed = true;
+    }
+
     /// A stream failed, because of something on this machine.
     pub fn poisoned(&mut self, era: Era, stream: u16, machine: usize, cause: Poison, why: &str) {
         self.eras[era][usize::from(stream)].failed = true;

@@ -73,6 +73,16 @@ impl World {
                     self.core.net.stall(conn, if up { Way::Up } else { Way::Down }, until);
                 }
             }
+            What::Lag { machine, by_us, for_us } => {
+                let until = self.core.now + u64::from(for_us) * US;
+                let net = &mut self.core.net;
+                let admin = |end: &ClientEnd| end.role == Role::Admin(machine as u16);
+                let late: Vec<usize> =
+                    net.find(|conn| conn.client.as_ref().is_some_and(admin)).collect();
+                for conn in late {
+                    net.lag(conn, Way::Down, until, u64::from(by_us) * US);
+                }
+            }
             What::TakeOver { for_us } => self.take_over(for_us),
             What::Standby => self.stand_by(),
             What::Partition { machine, for_us } => {

@@ -1,0 +1,176 @@
+//! A target whose answers come late: after whoever asked has given up, and asks again (T23).
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use riopipe::{MemberAddr, Place, Stream, StreamOptions, Until, Volume};
+
+use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
+
+/// What stands between an initiator and a target, and can keep back what the target answers on
+/// the connections that are there.
+struct Late {
+    addr: SocketAddr,
+    held: Arc<(Mutex<Held>, Condvar)>,
+}
+
+#[derive(Default)]
+struct Held {
+    connections: usize,
+    /// Connections below this number are held.
+    below: usize,
+    /// Bytes that wait there, and bytes that may go.
+    waiting: usize,
+    free: usize,
+    /// Nothing is passed on any more.
+    over: bool,
+}
+
+impl Late {
+    fn to(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let held = Arc::new((Mutex::new(Held::default()), Condvar::new()));
+        let own = Arc::clone(&held);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let mut state = own.0.lock().unwrap();
+                if state.over {
+                    return;
+                }
+                let number = state.connections;
+                state.connections += 1;
+                drop(state);
+                let (Ok(near), Ok(far)) = (near, TcpStream::connect(to)) else { continue };
+                join(number, near, far, &own);
+            }
+        });
+        Self { addr, held }
+    }
+
+    fn member(&self) -> MemberAddr {
+        self.addr.to_string().parse().unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Held)) {
+        change(&mut self.held.0.lock().unwrap());
+        self.held.1.notify_all();
+    }
+
+    /// From now on nothing passes that the target says on the connections that are there.
+    fn hold(&self) {
+        self.change(|held| held.below = held.connections);
+    }
+
+    /// What waits now passes, and nothing that comes after.
+    fn let_through(&self) {
+        self.change(|held| held.free = held.waiting);
+    }
+
+    fn open(&self) {
+        self.change(|held| held.below = 0);
+    }
+
+    fn waiting(&self) -> usize {
+        self.held.0.lock().unwrap().waiting
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.change(|held| (held.over, held.below) = (true, 0));
+        // Wakes the listener.
+        let _ = TcpStream::connect(self.addr);
+    }
+}
+
+fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>, Condvar)>) {
+    let ends = [(&near, &far, false), (&far, &near, true)];
+    for (from, to, down) in ends {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        to.set_nodelay(true).unwrap();
+        let held = Arc::clone(held);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 64 << 10];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                if down {
+                    wait_for_leave(number, count, &held);
+                }
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+    }
+}
+
+/// Waits until `count` bytes of a connection may pass.
+fn wait_for_leave(number: usize, count: usize, held: &(Mutex<Held>, Condvar)) {
+    let (state, changed) = held;
+    let mut state = state.lock().unwrap();
+    state.waiting += count;
+    while number < state.below && state.free < count {
+        state = changed.wait(state).unwrap();
+    }
+    state.waiting -= count;
+    state.free = state.free.saturating_sub(count);
+}
+
+fn stream_soon(volume: &Volume) -> Stream {
+    let began = Instant::now();
+    loop {
+        match volume.stream(0, &StreamOptions::default()) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(began.elapsed() < SOON, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn t23_a_list_that_comes_late_undoes_nothing_that_was_confirmed() {
+    let nodes = [Node::new(), Node::new()];
+    let _ = volume_on(&nodes);
+    let late = Late::to(nodes[1].addr());
+    let members = [nodes[0].member(), late.member()];
+    let mut options = with_loss_timeout(SOON);
+    options.connect.timeout = Duration::from_millis(700);
+    let (volume, _) = Volume::open("v", &members, &options).unwrap();
+    // A stream whose owner leaves it; its logs come to rest.
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    let seq = put(&mut stream, 4, 1, 2, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    drop(stream);
+
+    // It is opened again, and the second target's list comes too late.
+    late.hold();
+    let first = volume.stream(0, &StreamOptions::default());
+    assert!(first.is_err(), "the answer is held");
+    soon("the target has answered", || late.waiting() > 0);
+    // Again: now the first attempt's list comes, and its own is held.
+    late.let_through();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap_or_else(|_| {
+        late.open();
+        stream_soon(&volume)
+    });
+    let written = [(8, 3), (12, 4), (9, 5)];
+    for (lba, version) in written {
+        put(&mut stream, lba, 1, version, Place::Fresh, true);
+    }
+    let last = stream.last();
+    stream.wait(Until::Durable(last), Some(SOON)).unwrap();
+    drop(stream);
+    // Whatever is still on its way comes during the next attempt.
+    late.let_through();
+    let third = volume.stream(0, &StreamOptions::default());
+    late.open();
+    let mut stream = third.unwrap_or_else(|_| stream_soon(&volume));
+    for (lba, version) in written {
+        assert_eq!(holds(&mut stream, lba, 1, version), Some(true), "block {lba} was durable");
+    }
+}
