@@ -168,3 +168,27 @@ fn t20_missing_server() {
     assert_eq!((outcome.streams[0].plan.k, outcome.counts.entries), (Seq(0), 2));
     assert!(all.targets.iter().all(|target| target.partitions[0].settled));
 }
+
+#[test]
+fn t23_late_answers() {
+    let world = crashed();
+    let attempt =
+        |number| Opening::new(world.config(), Mode::Open(world.intent()), number).unwrap();
+    let mut first = attempt(1);
+    let (late, call) = first.next(0).unwrap();
+    let told = world.clone().handle(1, 0, &call).unwrap();
+    let believed = |second: &mut Opening| {
+        let (own, _) = second.next(0).unwrap();
+        assert_eq!((own.number, own.attempt), (late.number, 2));
+        second.done(late, Ok(&told)).unwrap();
+        second.out(0) == 0
+    };
+    {
+        let _none = planted(None);
+        let before = count(Rare::LateAnswer);
+        assert!(!believed(&mut attempt(2)));
+        assert_eq!(count(Rare::LateAnswer), before + 1);
+    }
+    let _plant = planted(Some(Plant::T23LateAnswers));
+    assert!(believed(&mut attempt(2)));
+}
