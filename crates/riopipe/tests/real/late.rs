@@ -21,6 +21,8 @@ struct Held {
     connections: usize,
     /// Connections below this number are held.
     below: usize,
+    /// Bytes that the initiator has sent there.
+    asked: usize,
     /// Bytes that wait there, and bytes that may go.
     waiting: usize,
     free: usize,
@@ -73,8 +75,8 @@ impl Late {
         self.change(|held| held.below = 0);
     }
 
-    fn waiting(&self) -> usize {
-        self.held.0.lock().unwrap().waiting
+    fn read<T>(&self, read: impl FnOnce(&Held) -> T) -> T {
+        read(&self.held.0.lock().unwrap())
     }
 }
 
@@ -97,6 +99,9 @@ fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>,
             while let Ok(count @ 1..) = from.read(&mut bytes) {
                 if down {
                     wait_for_leave(number, count, &held);
+                } else {
+                    let mut state = held.0.lock().unwrap();
+                    state.asked += if number < state.below { count } else { 0 };
                 }
                 if to.write_all(&bytes[..count]).is_err() {
                     break;
@@ -132,7 +137,7 @@ fn stream_soon(volume: &Volume) -> Stream {
 }
 
 #[test]
-fn t23_a_list_that_comes_late_undoes_nothing_that_was_confirmed() {
+fn t23_a_list_that_comes_late_is_not_taken_for_the_next_attempts() {
     let nodes = [Node::new(), Node::new()];
     let _ = volume_on(&nodes);
     let late = Late::to(nodes[1].addr());
@@ -149,15 +154,22 @@ fn t23_a_list_that_comes_late_undoes_nothing_that_was_confirmed() {
 
     // It is opened again, and the second target's list comes too late.
     late.hold();
-    let first = volume.stream(0, &StreamOptions::default());
-    assert!(first.is_err(), "the answer is held");
-    soon("the target has answered", || late.waiting() > 0);
-    // Again: now the first attempt's list comes, and its own is held.
-    late.let_through();
-    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap_or_else(|_| {
-        late.open();
-        stream_soon(&volume)
+    assert!(volume.stream(0, &StreamOptions::default()).is_err(), "the answer is held");
+    soon("the target has answered", || late.read(|held| held.waiting) > 0);
+    // Again: while it waits, the first attempt's list comes, and its own is held.
+    let before = late.read(|held| (held.asked, held.connections));
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| volume.stream(0, &StreamOptions::default()));
+        soon("it asks", || late.read(|held| held.asked) > before.0 || second.is_finished());
+        late.let_through();
+        second.join().unwrap()
     });
+    // Two connections are the stream's own. More: the association was made anew meanwhile, which
+    // a slow machine may bring about.
+    let same = late.read(|held| held.connections) <= before.1 + 2;
+    assert!(!same || second.is_err(), "the late answer was believed");
+    late.open();
+    let mut stream = second.unwrap_or_else(|_| stream_soon(&volume));
     let written = [(8, 3), (12, 4), (9, 5)];
     for (lba, version) in written {
         put(&mut stream, lba, 1, version, Place::Fresh, true);
@@ -165,11 +177,7 @@ fn t23_a_list_that_comes_late_undoes_nothing_that_was_confirmed() {
     let last = stream.last();
     stream.wait(Until::Durable(last), Some(SOON)).unwrap();
     drop(stream);
-    // Whatever is still on its way comes during the next attempt.
-    late.let_through();
-    let third = volume.stream(0, &StreamOptions::default());
-    late.open();
-    let mut stream = third.unwrap_or_else(|_| stream_soon(&volume));
+    let mut stream = stream_soon(&volume);
     for (lba, version) in written {
         assert_eq!(holds(&mut stream, lba, 1, version), Some(true), "block {lba} was durable");
     }
