@@ -26,11 +26,13 @@ pub enum Code {
     Media = 7,
     /// Ctrl-C or SIGTERM; what was under way was brought to an end in order.
     Interrupted = 130,
+    /// The reader of standard output has gone: what a shell reports of a process that SIGPIPE ends.
+    Unread = 141,
 }
 
 impl Code {
     /// Every code, lowest first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Failed,
         Self::Usage,
         Self::Connection,
@@ -39,6 +41,7 @@ impl Code {
         Self::Storage,
         Self::Media,
         Self::Interrupted,
+        Self::Unread,
     ];
 
     /// What it stands for, in one line.
@@ -53,6 +56,7 @@ impl Code {
             Self::Storage => "a write, read or FLUSH failed on an open volume",
             Self::Media => "a drive, a log or an address can't be served",
             Self::Interrupted => "interrupted by Ctrl-C or SIGTERM",
+            Self::Unread => "the reader of standard output has gone",
         }
     }
 }
@@ -178,6 +182,6 @@ mod tests {
     #[test]
     fn codes_are_distinct_and_not_success() {
         let codes = Code::ALL.map(|code| code as u8);
-        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 130]);
+        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 130, 141]);
     }
 }

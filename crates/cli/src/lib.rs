@@ -40,11 +40,13 @@ pub fn main() -> ExitCode {
     };
     logging::start(&cli);
     let output = Output::new(&cli.global);
-    match commands::run(cli.command, &output) {
+    let code = match commands::run(cli.command, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output.failure(&failure);
             failure.exit_code()
         }
-    }
+    };
+    logging::finish();
+    code
 }

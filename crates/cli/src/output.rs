@@ -1,7 +1,7 @@
 //! What a command prints: its result on standard output, as text or JSON; notes and progress on
 //! standard error, and only where they are wanted.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use riopipe_lab::terminal::Terminal;
 use serde::Serialize;
@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::{
     args::{Format, Global},
     failure::{Code, Failure},
+    logging,
 };
 
 /// A command's result. The JSON (its serialisation) says all that the text says, and more.
@@ -35,7 +36,8 @@ impl Output {
     /// Prints the result.
     ///
     /// # Errors
-    /// If standard output can't be written. A reader that has gone away (`| head`) is none.
+    /// If standard output can't be written. A reader that has gone away (`| head`) is
+    /// [`Code::Unread`], of which nobody is told.
     pub fn result(&self, report: &impl Report) -> Result<(), Failure> {
         match self.format {
             Format::Normal => self.raw(report.text(&self.terminal).as_bytes()),
@@ -55,28 +57,29 @@ impl Output {
     /// As [`Output::result`].
     pub fn raw(&self, bytes: &[u8]) -> Result<(), Failure> {
         let mut stdout = io::stdout().lock();
-        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            done => done.map_err(|error| {
-                Failure::new(Code::Failed, "can't write to standard output").because(&error)
-            }),
-        }
+        stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| {
+            let code = match error.kind() {
+                ErrorKind::BrokenPipe => Code::Unread,
+                _ => Code::Failed,
+            };
+            Failure::new(code, "can't write to standard output").because(&error)
+        })
     }
 
     /// Says something in passing, on standard error.
     pub fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {
-            // Whoever closed standard error doesn't want to know.
-            let _ = writeln!(io::stderr(), "{}", text.as_ref());
+            logging::say(text.as_ref().to_owned());
         }
     }
 
     /// Tells of a failure, on standard error.
     pub fn failure(&self, failure: &Failure) {
-        let _ = match self.format {
-            Format::Normal => writeln!(io::stderr(), "rio: {failure}"),
-            Format::Json => writeln!(io::stderr(), "{}", failure.to_json()),
-        };
+        match (failure.code, self.format) {
+            (Code::Unread, _) => {}
+            (_, Format::Normal) => logging::say(format!("rio: {failure}")),
+            (_, Format::Json) => logging::say(failure.to_json()),
+        }
     }
 
     /// Whether progress bars make sense: somebody watches, and wants to.

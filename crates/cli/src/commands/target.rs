@@ -27,7 +27,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     let config = config(args)?;
     let signals = interrupt::Stop::watch()?;
     let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
-    output.result(&Serving {
+    let said = output.result(&Serving {
         schema: "rio-target/1",
         subnqn: running.subnqn().to_owned(),
         addresses: running.addresses().to_vec(),
@@ -35,7 +35,12 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         metrics: running.metrics_address(),
         serves: running.describe().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
-    })?;
+    });
+    match said {
+        // Whoever started it may not want to know where it serves. The hosts do.
+        Err(failure) if failure.code == Code::Unread => {}
+        said => said?,
+    }
     let signal = signals.wait_while(|| running.is_alive());
     match signal {
         Some(signal) => tracing::info!(signal, "stopping"),

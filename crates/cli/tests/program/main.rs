@@ -8,5 +8,6 @@ mod measure;
 mod serve;
 mod site;
 mod stat;
+mod unread;
 mod volume_stat;
 mod volumes;

@@ -14,7 +14,11 @@ use serde_json::Value;
 pub(crate) fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
     let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
     args.extend(words);
-    let mut child = start_in(folder, &args);
+    served(start_in(folder, &args))
+}
+
+/// A target that was just started with `-o json`, and what it said once ready.
+pub(crate) fn served(mut child: Child) -> (Child, Value) {
     let mut text = String::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let line = line.unwrap();

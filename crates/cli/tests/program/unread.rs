@@ -1,0 +1,206 @@
+//! Standard error and standard output that nobody reads, whose reader has gone, or that are full:
+//! nothing stands still, and nothing is lost but lines.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe},
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use riopipe::ConnectOptions;
+
+use crate::{
+    serve::{serve, served, signal},
+    site::{Site, content, finish, rio_in, start_in},
+};
+
+/// What is wrong with standard error.
+#[derive(Clone, Copy, Debug)]
+enum Broken {
+    /// A pipe that is full, and whose reader is there and doesn't read.
+    Unread,
+    /// A pipe whose reader has gone.
+    Gone,
+    /// A full disk.
+    Full,
+    /// Closed before the program was started.
+    Closed,
+}
+
+impl Broken {
+    const ALL: [Self; 4] = [Self::Unread, Self::Gone, Self::Full, Self::Closed];
+
+    /// Starts `rio` with such a standard error. The reader must be kept while the process lives.
+    fn start(self, folder: &Path, args: &[&str]) -> (Child, Option<PipeReader>) {
+        let rio = env!("CARGO_BIN_EXE_rio");
+        let mut command = Command::new(rio);
+        let mut unread = None;
+        match self {
+            Self::Unread => {
+                let (reader, writer) = full_pipe();
+                command.stderr(writer);
+                unread = Some(reader);
+            }
+            Self::Gone => drop(command.stderr(pipe().unwrap().1)),
+            Self::Full => {
+                command.stderr(File::options().write(true).open("/dev/full").unwrap());
+            }
+            Self::Closed => {
+                command = Command::new("sh");
+                command.args(["-c", "exec \"$0\" \"$@\" 2>&-", rio]);
+            }
+        }
+        command.args(args).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped());
+        (command.spawn().unwrap(), unread)
+    }
+}
+
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, writer) = pipe().unwrap();
+    // The same pipe, opened anew: only this opening of it doesn't wait for room.
+    let mut filler = File::options()
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(format!("/proc/self/fd/{}", writer.as_raw_fd()))
+        .unwrap();
+    for size in [4096, 1] {
+        let error = loop {
+            match filler.write(&vec![b'\n'; size]) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    }
+    (reader, writer)
+}
+
+fn discover(address: &str, times: u32) {
+    let (host, port) = address.rsplit_once(':').unwrap();
+    for _ in 0..times {
+        riopipe::discover(host, port.parse().unwrap(), &ConnectOptions::default()).unwrap();
+    }
+}
+
+#[test]
+fn a_target_goes_on_whatever_becomes_of_its_standard_error() {
+    for broken in Broken::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let drive = ["--drive", "mem:64M,lazy", "--log", "file:l,size=2M", "--reactors", "2"];
+        let args = [&["target", "serve", "-s", "0", "-o", "json", "-vvv"], &drive[..]].concat();
+        let (child, _unread) = broken.start(folder.path(), &args);
+        let (child, said) = served(child);
+        let address = said["addresses"][0].as_str().unwrap();
+        let volume = |words: &[&str]| {
+            let args = [&["volume"], words, &["-m", address, "-o", "json"]].concat();
+            start_in(folder.path(), &args)
+        };
+        fs::write(folder.path().join("a"), content(20 << 20)).unwrap();
+        finish(volume(&["create", "v"])).ok();
+        let writer = volume(&["write", "v", "a"]);
+        discover(address, 200);
+        finish(writer).ok();
+        finish(volume(&["verify", "v", "a"])).ok();
+        signal(&child, "-TERM");
+        assert_eq!(finish(child).code, 0, "{broken:?}");
+    }
+}
+
+#[test]
+fn an_initiators_commands_go_on_as_well() {
+    let site = Site::new(1, "mem:16M,lazy");
+    site.create();
+    site.file("a", 1 << 20);
+    let members = site.members();
+    let members: Vec<_> = members.iter().map(String::as_str).collect();
+    for broken in Broken::ALL {
+        let run = |words: &[&str]| {
+            let args = [&["volume"], words, &["-o", "json", "-vvv"]].concat();
+            let (child, _unread) = broken.start(site.folder.path(), &args);
+            finish(child)
+        };
+        run(&[&["write", "v", "a"], &members[..]].concat()).ok();
+        run(&[&["verify", "v", "a"], &members[..]].concat()).ok();
+        // Failing is said to nobody, and told by the exit code.
+        let done = run(&[&["verify", "other"], &members[..]].concat());
+        assert_eq!(done.code, 4, "{broken:?}: {done:?}");
+    }
+}
+
+#[test]
+fn of_lines_that_peers_cause_so_many_are_logged_and_the_others_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, said) = serve(folder.path(), &["--drive", "mem:1M"]);
+    let mut stderr = child.stderr.take().unwrap();
+    discover(said["addresses"][0].as_str().unwrap(), 150);
+    signal(&child, "-TERM");
+    assert_eq!(finish(child).code, 0);
+    let mut text = String::new();
+    stderr.read_to_string(&mut text).unwrap();
+    let mut lines = text.lines();
+    let (mut logged, mut left_out) = (0, 0);
+    while let Some(line) = lines.next() {
+        let more = match line.strip_prefix("rio: ") {
+            Some(more) => more.split(' ').next().unwrap().parse().unwrap(),
+            None => 0,
+        };
+        let line = if more > 0 { lines.next().unwrap() } else { line };
+        if line.contains("riopipe_target") && line.contains(" connected ") {
+            logged += 1;
+            left_out += more;
+        }
+    }
+    // How many that are depends on how long it took.
+    assert_eq!(logged + left_out, 150, "{logged} logged:\n{text}");
+    assert!(logged >= 50, "{text}");
+}
+
+#[test]
+fn output_that_nobody_reads_ends_what_only_prints() {
+    let folder = tempfile::tempdir().unwrap();
+    let drive = ["--drive", "mem:1M", "--metrics", "127.0.0.1:0"];
+    let (child, said) = serve(folder.path(), &drive);
+    let (host, port) = said["addresses"][0].as_str().unwrap().rsplit_once(':').unwrap();
+    let metrics = said["metrics"].as_str().unwrap();
+    let run = |stdout: Stdio, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rio"));
+        command.args(args).current_dir(folder.path()).stdin(Stdio::null()).stdout(stdout);
+        finish(command.stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let gone = || pipe().unwrap().1.into();
+    let ask = ["discover", "-a", host, "-s", port];
+    for args in [&ask[..], &["target", "stat", metrics, "--watch", "0.01"]] {
+        let done = run(gone(), args);
+        assert_eq!((done.code, done.stderr.as_str()), (141, ""), "{args:?}");
+    }
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let done = run(full.into(), &ask);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("can't write to standard output: No space left"), "{done:?}");
+    signal(&child, "-TERM");
+    finish(child);
+}
+
+#[test]
+fn a_target_serves_though_nobody_wants_to_know_where() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rio"))
+        .args(["target", "serve", "-s", "0", "--drive", "mem:1M"])
+        .stdin(Stdio::null())
+        .stdout(pipe().unwrap().1)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let serving = log.find(|line| line.contains("serving address=")).unwrap();
+    let address = serving.split("address=").nth(1).unwrap().split(' ').next().unwrap();
+    // It has tried to print its result by the time it is told to stop, or does so before it stops.
+    discover(address, 20);
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let asked = rio_in(Path::new("/"), &["discover", "-a", host, "-s", port, "-o", "json"]);
+    asked.ok();
+    signal(&child, "-TERM");
+    assert_eq!(finish(child).code, 0);
+    drop(log);
+}
