@@ -58,6 +58,8 @@ pub enum Ev {
     },
     /// A machine that was cut off is reached again.
     Heal,
+    /// A plain host does what it does next.
+    Intrude(usize),
 }
 
 /// A run that goes round for ever must not fill the memory.

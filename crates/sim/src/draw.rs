@@ -15,6 +15,8 @@ use crate::scenario::{
 
 /// The theme of a run in which streams are opened anew while answers come late.
 const LATE_ANSWERS: u64 = 10;
+/// The theme of a run in which plain hosts write and read beside the owner.
+const PLAIN_HOSTS: u64 = 6;
 
 /// The scenario of a seed.
 #[must_use]
@@ -230,6 +232,19 @@ fn faults(
             faults.push(Fault { when, what });
         }
     }
+    if theme == PLAIN_HOSTS {
+        // The volume is given back, and plain hosts are about.
+        for _ in 0..rng.range(1, 3) {
+            let machine = machine(machines, rng);
+            let drive = rng.index(machines[machine].drives.len());
+            let lba = rng.below(u64::from(machines[machine].blocks)) as u32;
+            let what = What::Intruder { machine, drive, lba, more: rng.range(2, 12) as u32 };
+            faults.push(Fault { when: When::Event(rng.range(60, last) as u32), what });
+        }
+        let for_us = *rng.pick(&[0, 1_000, 5_000, 20_000]);
+        let when = When::Event(rng.range(60, last) as u32);
+        faults.push(Fault { when, what: What::GiveBack { for_us } });
+    }
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);
         let what = match theme {
@@ -324,7 +339,8 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
         1 => {
             let drive = rng.index(machines[machine].drives.len());
             let data = u64::from(machines[machine].blocks - volume.first);
-            What::Intruder { machine, drive, lba: volume.first + rng.below(data) as u32 }
+            let lba = volume.first + rng.below(data) as u32;
+            What::Intruder { machine, drive, lba, more: *rng.pick(&[0, 0, 4]) }
         }
         2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
         // Longer than an initiator is patient: a member is missing (T20).

@@ -245,7 +245,12 @@ pub enum What {
         /// Which machine.
         machine: usize,
     },
-    /// A plain writer writes a block of a drive.
+    /// The initiator closes the volume in good order; somebody opens it again after a while.
+    GiveBack {
+        /// How long nobody has it, us.
+        for_us: u32,
+    },
+    /// A plain host writes a block of a drive, and then reads and writes others.
     Intruder {
         /// Which machine.
         machine: usize,
@@ -253,6 +258,9 @@ pub enum What {
         drive: usize,
         /// Which block.
         lba: u32,
+        /// How many operations more.
+        #[serde(default)]
+        more: u32,
     },
 }
 

@@ -11,7 +11,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
 use crate::client::Client;
-use crate::client::intruder::{self, Intruder};
+use crate::client::intruder::{self, Intruder, Told};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::log_store::LogStoreKind;
 use crate::machine::{Machine, new_volume};
@@ -63,6 +63,8 @@ pub struct World {
     faults: Vec<Fault>,
     /// Who may not take the volume over while somebody has it.
     standby: Option<usize>,
+    /// Who gives the volume back, and after how many us somebody has it again.
+    giving_back: Option<(usize, u32)>,
     dooms: Vec<Option<Doom>>,
     /// Logs that somebody has decided to give up.
     given_up: Vec<bool>,
@@ -132,6 +134,7 @@ impl World {
         mark_outside(&mut machines, &mut core);
         Ok(Self {
             standby: None,
+            giving_back: None,
             dooms: vec![None; machines.len()],
             given_up: vec![false; machines.len()],
             core,
@@ -206,6 +209,7 @@ impl World {
                 }
             }
             Ev::Heal => {}
+            Ev::Intrude(intruder) => self.intruders[intruder].go_on(&mut self.core),
         }
     }
 
@@ -225,9 +229,13 @@ impl World {
             }
             (Chunk::Bytes(bytes), Some(link)) => {
                 let client = self.core.net.conn(conn).client.map_or(0, |end| end.client);
-                if client >= intruder::FIRST && !machine.is_guarded() {
-                    let intruder = &self.intruders[client - intruder::FIRST];
-                    self.core.oracle.may_intrude(intruder.at, intruder.content);
+                let Core { oracle, now, .. } = &mut self.core;
+                if client < intruder::FIRST {
+                    oracle.heard(client, at, *now);
+                } else if !oracle.is_in_use(at, *now) && !machine.is_guarded() {
+                    let intruder = &mut self.intruders[client - intruder::FIRST];
+                    intruder.free = true;
+                    oracle.may_intrude(intruder.at, intruder.content);
                 }
                 machine.receive(link.link, &bytes);
             }
@@ -255,8 +263,14 @@ impl World {
             let intruder = &mut self.intruders[end.client - intruder::FIRST];
             match chunk {
                 Chunk::Bytes(bytes) => {
-                    if intruder.receive(end.role, conn, &bytes, &mut self.core) {
-                        self.core.oracle.intruded(intruder.at, intruder.content);
+                    let told = intruder.receive(end.role, conn, &bytes, &mut self.core);
+                    let (at, content, free) = (intruder.at, intruder.content, intruder.free);
+                    let oracle = &mut self.core.oracle;
+                    match told {
+                        None => {}
+                        Some(Told::Written) => oracle.intruded(at, content, free),
+                        Some(Told::Flushed) => oracle.intruded_durably(at, content),
+                        Some(Told::Read(found)) => oracle.looked_at(at, found, free),
                     }
                 }
                 _ => intruder.close(&mut self.core),

@@ -1,4 +1,7 @@
-//! A plain host that writes one block of a drive, knowing nothing of volumes (T21).
+//! A plain host that reads and writes blocks of a drive with the standard's commands, knowing
+//! nothing of volumes (T21).
+
+use std::sync::Arc;
 
 use riopipe_nvme::command::Sqe;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
@@ -6,8 +9,8 @@ use riopipe_session::outbox::Outbox;
 
 use super::server::Server;
 use super::wire::Wire;
-use crate::block::Content;
-use crate::core::Core;
+use crate::block::{self, BLOCK, Content};
+use crate::core::{Core, Ev, US};
 use crate::crc::crc32c;
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
@@ -16,6 +19,8 @@ use crate::payload::Payload;
 
 /// Intruders are counted from here where initiators are counted from 0.
 pub const FIRST: usize = 100;
+/// The longest pause between two of its operations, us.
+const PAUSE_US: u64 = 3_000;
 
 struct Queue {
     pair: QueuePair<Payload>,
@@ -23,77 +28,157 @@ struct Queue {
     wire: Wire,
 }
 
+/// What it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Its block is written.
+    Written,
+    /// And durable.
+    Flushed,
+    /// Its block holds this.
+    Read(Content),
+}
+
+/// What it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Nothing,
+    Write,
+    Flush,
+    Read,
+}
+
 /// See [the module](self).
 pub struct Intruder {
     index: usize,
     server: Server,
     queue: Option<Queue>,
-    /// Where it writes.
+    /// Which block it writes or reads.
     pub at: Where,
     /// What it writes.
     pub content: Content,
+    /// The volume had nobody to refuse it when its command came.
+    pub free: bool,
+    doing: Doing,
+    bytes: Vec<u8>,
+    /// Operations to come.
+    left: u32,
     over: bool,
 }
 
 impl Intruder {
-    /// An intruder that has not begun.
+    /// An intruder that has not begun, and begins with a write.
     #[must_use]
-    pub fn new(index: usize, at: Where, content: Content) -> Self {
+    pub fn new(index: usize, at: Where, content: Content, more: u32) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
         let config = QpConfig::admin(hostnqn, [0xee; 16], subnqn(at.machine), crc32c);
         let server = Server::new(at.machine as u16, config);
-        Self { index: FIRST + index, server, queue: None, at, content, over: false }
+        Self {
+            index: FIRST + index,
+            server,
+            queue: None,
+            at,
+            content,
+            free: false,
+            doing: Doing::Nothing,
+            bytes: vec![0; BLOCK],
+            left: more,
+            over: false,
+        }
     }
 
     fn end(&self, role: Role) -> ClientEnd {
         ClientEnd { client: self.index, life: 0, role }
     }
 
-    /// Whether it has been answered, or never will be.
-    #[must_use]
-    pub const fn is_over(&self) -> bool {
-        self.over
+    /// Begins.
+    pub fn start(&mut self, core: &mut Core) {
+        let end = self.end(Role::Admin(0));
+        self.server.tick(end, core);
     }
 
-    /// Begins, or goes on.
-    pub fn tick(&mut self, core: &mut Core) {
-        if !self.over {
-            let end = self.end(Role::Admin(0));
-            self.server.tick(end, core);
+    /// Its next operation, on any block of the drive.
+    pub fn go_on(&mut self, core: &mut Core) {
+        if self.over || self.left == 0 || self.queue.is_none() {
+            return self.close(core);
+        }
+        self.left -= 1;
+        self.at.lba = core.rng.below(core.scenario.machines[self.at.machine].blocks.into()) as u32;
+        self.free = false;
+        if core.rng.one_in(3) {
+            self.send(Doing::Read, core);
+        } else {
+            self.content = core.oracle.next_number();
+            self.send(Doing::Write, core);
         }
     }
 
-    /// Bytes have come; whether it was told that its write is done.
-    pub fn receive(&mut self, role: Role, conn: usize, bytes: &[u8], core: &mut Core) -> bool {
+    fn send(&mut self, doing: Doing, core: &mut Core) {
+        let Some(Queue { pair, out, wire }) = &mut self.queue else { return };
+        let (nsid, lba) = (self.at.drive as u32 + 1, u64::from(self.at.lba));
+        let payload = [Payload::new(&[self.content], &Arc::default())];
+        let (sqe, data) = match doing {
+            Doing::Nothing => return,
+            Doing::Write => (Sqe::write(nsid, lba, 1), Data::Write(&payload)),
+            Doing::Flush => (Sqe::flush(nsid), Data::None),
+            Doing::Read => (Sqe::read(nsid, lba, 1), Data::Read(BLOCK as u32)),
+        };
+        self.doing = doing;
+        let sent = pair.submit(sqe, 1, data, out);
+        debug_assert!(sent.is_ok(), "{sent:?}");
+        wire.send(out, core);
+    }
+
+    /// Bytes have come: what it was told with them.
+    pub fn receive(
+        &mut self,
+        role: Role,
+        conn: usize,
+        bytes: &[u8],
+        core: &mut Core,
+    ) -> Option<Told> {
         if self.over {
-            return false;
+            return None;
         }
         if matches!(role, Role::Admin(_)) {
             if self.server.admin_bytes(conn, bytes, core).is_ok() && self.server.is_up() {
                 self.connect(core);
             }
-            return false;
+            return None;
         }
-        let Some(Queue { pair, out, wire }) = &mut self.queue else { return false };
+        let Queue { pair, out, wire } = self.queue.as_mut()?;
+        let into = &mut self.bytes;
         let (mut ready, mut done) = (false, None);
         let fed = wire.feed(bytes, |bytes| {
             pair.receive(bytes, out, |event| match event {
                 Event::Ready { .. } => ready = true,
-                Event::Data { .. } => {}
+                Event::Data { offset, bytes, .. } => {
+                    let at = offset as usize;
+                    into[at..at + bytes.len()].copy_from_slice(bytes);
+                }
                 Event::Done { cqe, .. } => done = Some(cqe.status().is_ok()),
             })
         });
-        if ready {
-            let payload = [Payload::new(&[self.content], &std::sync::Arc::default())];
-            let sqe = Sqe::write(self.at.drive as u32 + 1, u64::from(self.at.lba), 1);
-            let sent = pair.submit(sqe, 1, Data::Write(&payload), out);
-            debug_assert!(sent.is_ok(), "{sent:?}");
-        }
         wire.send(out, core);
-        if fed.is_err() || done.is_some() {
+        if fed.is_err() {
             self.close(core);
+        } else if ready {
+            self.send(Doing::Write, core);
         }
-        done == Some(true)
+        let told = match (done?, self.doing) {
+            (false, _) | (_, Doing::Nothing) => None,
+            (true, Doing::Write) => Some(Told::Written),
+            (true, Doing::Flush) => Some(Told::Flushed),
+            (true, Doing::Read) => Some(Told::Read(block::name(&self.bytes))),
+        };
+        if told == Some(Told::Written) {
+            self.send(Doing::Flush, core);
+        } else {
+            self.doing = Doing::Nothing;
+            let pause = core.rng.below(PAUSE_US) * US;
+            core.after(pause, Ev::Intrude(self.index - FIRST));
+        }
+        told
     }
 
     fn connect(&mut self, core: &mut Core) {
@@ -110,7 +195,9 @@ impl Intruder {
 
     /// One of its connections has ended, or it is to end.
     pub fn close(&mut self, core: &mut Core) {
-        self.over = true;
+        if core::mem::replace(&mut self.over, true) {
+            return;
+        }
         if let Some(queue) = self.queue.take() {
             queue.wire.close(core);
         }

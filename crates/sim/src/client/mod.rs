@@ -75,7 +75,7 @@ enum State {
     /// Running.
     Running,
     /// Giving the volume back; so many targets have not answered.
-    Releasing,
+    Releasing(usize),
     /// The volume is closed, or another owner has it.
     Over,
 }
@@ -159,7 +159,7 @@ impl Client {
             (_, Some((opening, _))) => format!("opening ({})", opening.phase().name()),
             (State::Attaching { .. }, None) => "attaching".into(),
             (State::Running, None) => "running".into(),
-            (State::Releasing, None) => "releasing".into(),
+            (State::Releasing(_), None) => "releasing".into(),
             (State::Over, None) => "over".into(),
         };
         let streams: Vec<String> =
@@ -391,7 +391,7 @@ impl Client {
             // From any point the same prefix is found: begun again once all targets are there.
             self.retry_at = core.now + MS;
         }
-        if matches!(self.state, State::Releasing) {
+        if matches!(self.state, State::Releasing(_)) {
             self.state = State::Over;
         }
     }
@@ -414,8 +414,13 @@ impl Client {
                 }
             }
             Purpose::Release => {
-                self.released = true;
-                self.state = State::Over;
+                if let State::Releasing(left) = &mut self.state {
+                    *left -= 1;
+                    if *left == 0 {
+                        self.released = true;
+                        self.state = State::Over;
+                    }
+                }
             }
         }
     }
@@ -436,7 +441,7 @@ impl Client {
         match self.state {
             State::Attaching { since, tried } => self.attach(since, tried, drives, core),
             State::Running => self.run(drives, core),
-            State::Releasing | State::Over => {}
+            State::Releasing(_) | State::Over => {}
         }
         self.work(drives, core);
     }

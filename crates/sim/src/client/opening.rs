@@ -172,7 +172,7 @@ impl Client {
                 while let Some((ticket, call)) = opening.next(at) {
                     let index = self.index;
                     if opening.phase() == Phase::Claim {
-                        core.oracle.claims(opening.generation());
+                        core.oracle.claims(opening.generation(), self.take_over);
                     }
                     core.trace(|| {
                         format!("initiator {index}: target {at}: {}", words::call(&call))
@@ -198,7 +198,8 @@ impl Client {
             Errand::Open => {
                 self.found = found(&outcome, core);
                 core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let era = core.oracle.recovered(generation, &self.found, drives);
+                let client = (self.index, self.take_over, core.now);
+                let era = core.oracle.recovered(client, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
                 for server in &mut self.servers {
                     server.claimed = true;

@@ -159,10 +159,11 @@ impl Client {
         for stream in self.streams.iter_mut().flatten() {
             stream.drop_wires(core);
         }
+        core.oracle.gives_back();
         for server in &mut self.servers {
             let release = rio::release_command(VOLUME, false);
             server.call(Purpose::Release, release, &[], 0, core);
         }
-        self.state = State::Releasing;
+        self.state = State::Releasing(self.servers.len());
     }
 }

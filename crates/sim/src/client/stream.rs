@@ -20,7 +20,7 @@ use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, MS, US};
 use crate::machine::VOLUME;
 use crate::network::ClientEnd;
-use crate::oracle::{Drives, Era, Poison, Promise, Read, Submitted};
+use crate::oracle::{Drives, Era, Poison, Poisoned, Promise, Read, Submitted};
 use crate::payload::Payload;
 use crate::scenario::{Op, Place};
 
@@ -252,7 +252,7 @@ impl Stream {
             Cause::Status(code) if is(code, status::STALE_GENERATION) => Poison::Fenced,
             _ => Poison::Failed,
         };
-        core.oracle.poisoned(self.era, id, machine, cause, &why);
+        core.oracle.poisoned(self.era, id, &Poisoned { machine, cause, why }, core.now);
     }
 
     /// T14: what is held for replay is bounded.

@@ -77,6 +77,22 @@ impl Block {
         self.past.append(&mut self.writes);
     }
 
+    /// It holds this, durably, whatever was before.
+    pub(super) fn hold(&mut self, content: Content) {
+        self.base = vec![content];
+        self.alien.clear();
+        self.past.append(&mut self.writes);
+    }
+
+    /// Whether it may hold this, all writes being done.
+    pub(super) fn may_hold_last(&self, content: Content) -> bool {
+        let last = match self.writes.last() {
+            Some(wr) => wr.is(content),
+            None => self.base.contains(&content),
+        };
+        last || self.alien.contains(&content)
+    }
+
     pub(super) fn discards(&self, number: u64) -> bool {
         self.writes.iter().any(|wr| wr.number == number && wr.place == Place::Discard)
     }

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod checks;
+mod ownership;
 
 use core::fmt;
 
@@ -17,6 +18,7 @@ use crate::host::SimHost;
 use crate::scenario::{Place, Scenario};
 pub use blocks::Where;
 use blocks::{Block, Wr};
+use ownership::Ownership;
 
 /// The promises (`docs/ordering-contract.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,6 +154,17 @@ pub enum Poison {
     Failed,
 }
 
+/// How a stream says that it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Poisoned {
+    /// Because of something on this machine.
+    pub machine: usize,
+    /// Why.
+    pub cause: Poison,
+    /// In its own words.
+    pub why: String,
+}
+
 /// A write, as submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submitted {
@@ -170,22 +183,23 @@ pub struct Oracle {
     /// What each block outside of the volume's data area holds.
     outside: Vec<(Where, Content)>,
     eras: Vec<Vec<StreamHistory>>,
-    /// The owners' generations, and whose is the highest.
-    generation: u32,
+    /// The one of the owner with the highest generation.
     current: Era,
     /// Whether the drive has completed the write with this number.
     completed: Vec<bool>,
     violation: Option<Violation>,
     /// Whether something went wrong on a machine that may poison a stream there.
     faulty: Vec<bool>,
+    /// Whether the log of a machine was lost, mislaid or failing at some time: without it a target
+    /// can't know whom to refuse (T21).
+    logless: Vec<bool>,
     /// In-place updates that were reported and not acknowledged, per stream.
     unacknowledged: Vec<Vec<Where>>,
     /// A log was lost with its power: what is on the drives is no prefix of anything.
     lost: bool,
     patient: bool,
     recoveries: u64,
-    /// The highest generation in any claim that was ever sent.
-    claimed: u32,
+    ownership: Ownership,
 }
 
 impl Oracle {
@@ -200,16 +214,16 @@ impl Oracle {
             blocks: map.iter().map(|at| Block::new(*at)).collect(),
             outside: Vec::new(),
             eras: vec![vec![history; streams]],
-            generation: 0,
             current: 0,
             completed: vec![false; 1],
             violation: None,
             faulty: vec![false; scenario.machines.len()],
+            logless: vec![false; scenario.machines.len()],
             unacknowledged: vec![Vec::new(); streams],
             lost: false,
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
-            claimed: 0,
+            ownership: Ownership::new(scenario),
         }
     }
 
@@ -286,8 +300,9 @@ impl Oracle {
         }
     }
 
-    /// Something on a machine may poison streams.
+    /// A machine's log is lost, mislaid or failing, which may poison streams.
     pub fn machine_failed(&mut self, machine: usize) {
+        self.logless[machine] = true;
         self.faulty[machine] = true;
     }
 
@@ -337,32 +352,21 @@ impl Oracle {
         history.durable = durable;
     }
 
-    /// An initiator sends a claim of the volume with this generation.
-    pub fn claims(&mut self, generation: u32) {
-        self.claimed = self.claimed.max(generation);
-    }
-
-    /// Whether the owner may have lost the volume on some target. It is not enough that somebody
-    /// wants the volume, or asks for it and is refused: one owner lives undisturbed until a claim
-    /// with a higher generation is on its way (T8). From then on the owner may be fenced on one
-    /// target after the other, also if whoever claims dies before it has the volume.
-    const fn is_challenged(&self) -> bool {
-        self.claimed > self.generation
-    }
-
     /// A stream's owner has left it as it is.
     pub fn left(&mut self, era: Era, stream: u16) {
         self.eras[era][usize::from(stream)].failed = true;
     }
 
-    /// A stream failed, because of something on this machine.
-    pub fn poisoned(&mut self, era: Era, stream: u16, machine: usize, cause: Poison, why: &str) {
+    /// A stream failed.
+    pub fn poisoned(&mut self, era: Era, stream: u16, of: &Poisoned, now: u64) {
+        let Poisoned { machine, cause, why } = of;
+        let (machine, cause) = (*machine, *cause);
         self.eras[era][usize::from(stream)].failed = true;
         if self.is_stale(era) || self.faulty[machine] {
             return;
         }
         // To be fenced is no failure of anything else: a claim breaks connections and bindings (T8).
-        if self.is_challenged() && cause != Poison::Failed {
+        if self.ownership.is_challenged(now) && cause != Poison::Failed {
             return;
         }
         // Who gives a lost connection no time takes its being replaced for the end.
@@ -421,8 +425,15 @@ impl Oracle {
         }
     }
 
-    /// The volume has been recovered by a new owner; the era that begins.
-    pub fn recovered(&mut self, generation: u32, found: &[Recovered], drives: &Drives<'_>) -> Era {
+    /// The volume has been recovered by a new owner, `client`, which may have taken it over from
+    /// another; the era that begins.
+    pub fn recovered(
+        &mut self,
+        (client, took, now): (usize, bool, u64),
+        generation: u32,
+        found: &[Recovered],
+        drives: &Drives<'_>,
+    ) -> Era {
         self.recoveries += 1;
         self.check_outside(drives);
         let current = self.current;
@@ -431,7 +442,7 @@ impl Oracle {
             let of = found.iter().find(|r| usize::from(r.stream) == stream);
             prefix.push(of.map_or(history.start, |r| r.last));
         }
-        if generation <= self.generation {
+        if generation <= self.ownership.generation() {
             // Overtaken before it was through: it will not be able to bind a stream.
             let mut stale = self.eras[current].clone();
             stale.iter_mut().zip(&prefix).for_each(|(history, last)| {
@@ -442,7 +453,10 @@ impl Oracle {
             self.eras.push(stale);
             return self.eras.len() - 1;
         }
-        self.generation = generation;
+        if let Some(what) = self.ownership.robs(took, now) {
+            self.broken(Promise::P7, what);
+        }
+        self.ownership.has_it(client, generation);
         if !self.lost {
             for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);
@@ -539,25 +553,6 @@ impl Oracle {
     pub fn progress(&self, era: Era, stream: u16) -> (Seq, Seq, Seq) {
         let history = &self.eras[era][usize::from(stream)];
         (history.complete, history.durable, history.last())
-    }
-
-    /// A plain writer's write of a block has come to a machine that has no reason to refuse it.
-    pub fn may_intrude(&mut self, at: Where, content: Content) {
-        if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at) {
-            block.alien.push(content);
-        }
-        self.outside.retain(|(there, _)| *there != at);
-    }
-
-    /// A plain writer was told that its block is written.
-    pub fn intruded(&mut self, at: Where, content: Content) {
-        let block = self.blocks.iter().find(|block| block.at == at);
-        if block
-            .is_some_and(|block| !block.alien.contains(&content) && !block.base.contains(&content))
-        {
-            let what = format!("a plain writer wrote {at}, though its volume is in use");
-            self.broken(Promise::P5, what);
-        }
     }
 }
 

@@ -107,11 +107,17 @@ impl World {
                     self.machines[machine].set_aside = Some(log);
                 }
             }
-            What::Intruder { machine, drive, lba } => {
+            What::GiveBack { for_us } => {
+                if let Some(owner) = self.owner().filter(|_| self.giving_back.is_none()) {
+                    self.clients[owner].close();
+                    self.giving_back = Some((owner, for_us));
+                }
+            }
+            What::Intruder { machine, drive, lba, more } => {
                 let content = self.core.oracle.next_number();
                 let at = Where { machine, drive, lba };
-                let mut intruder = Intruder::new(self.intruders.len(), at, content);
-                intruder.tick(&mut self.core);
+                let mut intruder = Intruder::new(self.intruders.len(), at, content, more);
+                intruder.start(&mut self.core);
                 self.intruders.push(intruder);
             }
         }

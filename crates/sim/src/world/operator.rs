@@ -3,7 +3,7 @@
 
 use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
 use crate::client::{Client, Refused};
-use crate::core::{Ev, MS};
+use crate::core::{Ev, MS, US};
 use crate::drive::Drive;
 use crate::oracle::{Drives, Promise};
 
@@ -28,6 +28,7 @@ impl World {
                 self.core.after(MS, Ev::StartClient(at));
             }
         }
+        self.see_to_giving_back();
         let Some((events, time)) = self.calm_since else {
             if self.core.events > SAFETY_EVENTS || self.faults.is_empty() && self.is_idle() {
                 self.calm();
@@ -42,6 +43,23 @@ impl World {
             return;
         }
         self.finish();
+    }
+
+    /// Once the volume has been given back, somebody opens it again after a while.
+    fn see_to_giving_back(&mut self) {
+        let Some((client, for_us)) = self.giving_back else { return };
+        if self.clients[client].is_over() {
+            let closed = self.clients[client].is_closed();
+            self.core.trace(|| format!("the volume is given back: {closed}"));
+            self.crash_client(client, true);
+            let next = self.core.rng.index(2);
+            if !self.clients[1 - client].is_up() {
+                self.core.after(u64::from(for_us) * US, Ev::StartClient(next));
+            }
+            self.giving_back = None;
+        } else if self.owner() != Some(client) {
+            self.giving_back = None;
+        }
     }
 
     /// Whether the workload has come to its end.
