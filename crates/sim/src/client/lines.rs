@@ -6,7 +6,7 @@ use riopipe_session::initiator::stream::LinkState;
 
 use super::stream::Stream;
 use super::wire::Wire;
-use crate::core::Core;
+use crate::core::{Core, US};
 use crate::network::{ClientEnd, Role};
 use crate::payload::Payload;
 
@@ -21,6 +21,22 @@ pub(super) struct Line {
     replaying: bool,
     /// How often it was made again.
     again: u16,
+    /// How often in a row it was lost before anything flowed.
+    vain: u32,
+}
+
+/// Whoever finds nobody there waits, each time longer, or all that happens before the target is
+/// back is being refused: at first, ns, and so often twice as long.
+const VAIN_NS: u64 = 5 * US;
+const VAIN_DOUBLED: u32 = 9;
+
+impl Line {
+    /// How long to wait, besides what the scenario says, before it is made again.
+    fn pause(&mut self) -> u64 {
+        let pause = if self.vain == 0 { 0 } else { VAIN_NS << self.vain.min(VAIN_DOUBLED) };
+        self.vain += 1;
+        pause
+    }
 }
 
 impl Stream {
@@ -70,14 +86,14 @@ impl Stream {
 
     /// The connection to a server is gone.
     pub(super) fn lose(&mut self, server: u16, cause: Cause, why: &str, core: &mut Core) {
+        self.session.lost(server, cause, core.now);
         let line = &mut self.lines[usize::from(server)];
         let Some(wire) = line.wire.take() else { return };
-        line.retry_at = core.now + core.retry();
+        line.retry_at = core.now + core.retry() + line.pause();
         line.replaying = false;
         wire.close(core);
         let id = self.id;
         core.trace(|| format!("stream {id}: lost target {server}: {why}"));
-        self.session.lost(server, cause, core.now);
     }
 
     /// The target will not have the stream back.
@@ -141,8 +157,11 @@ impl Stream {
             if matches!(link, LinkState::Down | LinkState::Dead)
                 && let Some(wire) = line.wire.take()
             {
-                line.retry_at = core.now + core.retry();
+                line.retry_at = core.now + core.retry() + line.pause();
                 wire.close(core);
+            }
+            if matches!(link, LinkState::Up | LinkState::Replaying) {
+                line.vain = 0;
             }
             let replaying = link == LinkState::Replaying;
             if replaying && !line.replaying {
