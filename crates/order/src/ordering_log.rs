@@ -314,6 +314,12 @@ impl<R: Region> StreamLog<R> {
         self.durable.settled
     }
 
+    /// Whether the region has failed: nothing can be recorded any more.
+    #[must_use]
+    pub const fn has_failed(&self) -> bool {
+        matches!(self.state, State::Failed(_))
+    }
+
     /// The generation and incarnation of the binding.
     #[must_use]
     pub const fn life(&self) -> Life {

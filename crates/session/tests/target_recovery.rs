@@ -502,13 +502,40 @@ fn t9_a_settlement_is_durable_when_it_is_answered() {
 }
 
 #[test]
+fn t9_a_mark_that_recovery_relied_on_is_durable_before_streams_start() {
+    let mut w = World::new(&[false]);
+    let Owner { cntlid, io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    w.hang_up(io);
+    // It comes back, and says that the group is released: the target knows, its log does not.
+    let io = w.io(cntlid, 2);
+    assert_eq!(w.bind_again(io, 0, 1, 1).status, 0);
+    w.hang_up(io);
+    assert_eq!(w.scan(0, 1).entries.len(), 1);
+    let take_over = |w: &mut World, generation: u32, resume: bool| {
+        let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+        let claim = Claim { take_over: !resume, resume, ..w.next_claim(generation) };
+        assert_eq!(w.claim(admin, &claim).map(|c| c.status), Some(0));
+        (admin, w.io_as(RIVAL, RIVAL_ID, cntlid, 1))
+    };
+    let (admin, io) = take_over(&mut w, 2, false);
+    assert!(!w.status(admin).unrecovered, "there is nothing to recover");
+    assert_eq!(w.bind(io, 1, 2, 0).status, 0, "one stream starts");
+    // The target dies before the other has.
+    let mut w = w.restart(3);
+    let (admin, io) = take_over(&mut w, 2, true);
+    assert!(!w.status(admin).unrecovered, "and there still is nothing");
+    assert_eq!(w.bind(io, 0, 2, 1).status, 0);
+}
+
+#[test]
 fn a_settlement_that_the_log_does_not_take_is_none() {
     let mut w = World::abandoned();
     let (admin, io) = w.successor(2);
     let (at, _) = w.partition(0);
     w.host.parts.fail_fences_after(at, 0);
     assert_eq!(w.settle(admin, 2, &[(1, 0, false), (0, 2, false)]), 0x711);
-    assert_eq!(w.bind(io, 1, 2, 0).status, 0x704, "nothing starts");
+    assert_eq!(w.bind(io, 1, 2, 0).status, 0x711, "nothing starts, and that is why");
     assert!(w.status(admin).unrecovered);
     // The log store is mended: what was done of it counts, and the rest is done.
     let mut w = w.restart(2);

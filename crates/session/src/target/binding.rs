@@ -75,6 +75,9 @@ impl<R: Region> Volumes<R> {
         // others from starting (T9, T20).
         let early = probe::planted(Plant::T9RestartEarly);
         if !volume.recovered && !early {
+            if volume.has_failed_log() {
+                return Err((wire::status::LOG_FAILED, 0));
+            }
             return refuse(wire::status::UNRECOVERED);
         }
         let Some(partition) = volume.partitions.get_mut(usize::from(id.stream.0)) else {

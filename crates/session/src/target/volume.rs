@@ -149,14 +149,29 @@ impl<R: Region> Volume<R> {
 
     /// Looks whether recovery has an end: every partition is at rest, and what is in it is settled
     /// or the work of the present owner. That stays so until the next claim.
+    ///
+    /// Nothing is decided by what the target's next death would take: where an earlier owner's
+    /// entries are gone because of a mark in memory, the mark becomes durable first. Else they
+    /// would be back, and keep the streams that have started from being bound again (P7).
     pub(super) fn note_recovered(&mut self) {
         let generation = self.generation;
-        self.recovered |= self.partitions.iter().all(|partition| match partition {
-            Partition::Home { log, .. } => {
-                partition.unsettled() == 0 || log.life().generation == generation
+        if self.recovered {
+            return;
+        }
+        self.recovered = self.partitions.iter_mut().all(|partition| match partition {
+            Partition::Home { log, .. } if log.life().generation == generation => true,
+            Partition::Home { log, entries } => {
+                (log.is_settled() || *entries == 0) && log.release_now(log.released()).is_ok()
             }
             Partition::Bound { .. } | Partition::Damaged => false,
         });
+    }
+
+    /// Whether the store of one of its logs has failed.
+    pub(super) fn has_failed_log(&self) -> bool {
+        let failed =
+            |p: &Partition<R>| matches!(p, Partition::Home { log, .. } if log.has_failed());
+        self.partitions.iter().any(failed)
     }
 }
 
