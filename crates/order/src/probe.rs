@@ -73,6 +73,8 @@ named! {
         T7NoChecksum = "T7-no-checksum",
         /// Any persist word that is not zero vouches, also one of an older lap.
         T7AnyPersistWord = "T7-any-persist-word",
+        /// A resumed log is not cut at its first hole.
+        T7NoCut = "T7-no-cut",
         /// The completion is sent before the persist word is durable.
         T7AnswerBeforeFence = "T7-answer-before-fence",
         /// A target started again believes what its last life stored and never fenced.
@@ -137,8 +139,18 @@ named! {
         T22FailedWrite = "T22-failed-write",
         /// The answers to an abandoned attempt to recover are taken for the next one's.
         T23LateAnswers = "T23-late-answers",
+        /// A group that no list shows ends no prefix.
+        P1SkipGap = "P1-skip-gap",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
+        /// A lost connection poisons its stream at once.
+        P7GiveUpAtOnce = "P7-give-up-at-once",
+        /// A binding that found the target busy is not asked for again.
+        P8BusyForEver = "P8-busy-for-ever",
+        /// A read does not wait for the stream's own writes.
+        P9OwnReads = "P9-own-reads",
+        /// Reads do not wait for replays.
+        P9ReadsRaceReplay = "P9-reads-race-replay",
     }
 }
 

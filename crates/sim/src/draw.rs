@@ -18,16 +18,33 @@ const LATE_ANSWERS: u64 = 10;
 /// The theme of a run in which plain hosts write and read beside the owner.
 const PLAIN_HOSTS: u64 = 6;
 
+/// What a run is about: one thing (some of these have a name), or a bit of everything.
+const THEMES: u64 = 15;
+/// Power cuts in the middle of mending what the last one left.
+const TWICE: u64 = 11;
+/// A target dies just after a take-over.
+const SOON_AFTER: u64 = 12;
+/// Streams read one another's blocks while targets crash.
+const READS: u64 = 13;
+/// The same blocks are written again and again, and a target crashes while that is made durable.
+const OVER: u64 = 14;
+
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
+    let theme = rng.below(THEMES);
     let mut machines = machines(&mut rng);
-    let volume = volume(&machines, &mut rng);
+    fit_machines(theme, &mut machines, &mut rng);
+    let mut volume = volume(&machines, &mut rng);
+    match theme {
+        SOON_AFTER => volume.streams = 4,
+        TWICE => volume.slots = *rng.pick(&[6, 8]),
+        _ => {}
+    }
     let mut client = client(&mut rng);
     let net = net(&mut rng);
-    let mut steps = steps(&machines, &volume, &mut rng);
-    let theme = rng.below(11);
+    let mut steps = steps(&machines, &volume, theme, &mut rng);
     if theme == LATE_ANSWERS {
         client.patience_us = 5_000;
         let often = *rng.pick(&[5, 10, 20]);
@@ -39,6 +56,30 @@ pub fn draw(seed: u64) -> Scenario {
     }
     let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
     Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults }
+}
+
+/// Makes the machines what a theme needs.
+fn fit_machines(theme: u64, machines: &mut [MachineSpec], rng: &mut Rng) {
+    let log = match theme {
+        TWICE | OVER => LogStoreKind::Dax,
+        READS => *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::Cached]),
+        _ => return,
+    };
+    // Reads take their time, and what a crash takes is not yet sent again.
+    let slow = theme == READS && rng.one_in(2);
+    for machine in machines {
+        machine.log = log;
+        for drive in &mut machine.drives {
+            match theme {
+                READS => drive.plp = false,
+                OVER => drive.plp = true,
+                _ => {}
+            }
+            if slow {
+                (drive.latency_us, drive.slow, drive.at_once) = (300, 40, 0);
+            }
+        }
+    }
 }
 
 fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
@@ -117,7 +158,7 @@ fn net(rng: &mut Rng) -> NetSpec {
     NetSpec { delay_min, delay_max, split: *rng.pick(&[0, 5, 40]) }
 }
 
-fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<Step> {
+fn steps(machines: &[MachineSpec], volume: &VolumeSpec, theme: u64, rng: &mut Rng) -> Vec<Step> {
     let members = volume.members.len() as u32;
     let per_member = (machines[0].blocks - volume.first) / volume.unit * volume.unit;
     let blocks = members * per_member;
@@ -131,9 +172,9 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> Vec<St
     let longest = *rng.pick(&[1, 2, 4, 8, 16]);
     let most = *rng.pick(&[1, 2, 4]);
     let sequential = rng.percent(40);
-    let shared = rng.percent(50);
+    let shared = theme == READS || rng.percent(50);
     // Some streams write the same few blocks over and over.
-    let hot = rng.one_in(6);
+    let hot = theme == OVER || rng.one_in(if theme == READS { 2 } else { 6 });
     let in_place = if hot { 80 } else { in_place };
     let streams = u32::from(volume.streams);
     let mut next = vec![0; volume.streams.into()];
@@ -245,6 +286,7 @@ fn faults(
         let when = When::Event(rng.range(60, last) as u32);
         faults.push(Fault { when, what: What::GiveBack { for_us } });
     }
+    faults.append(&mut themed(theme, machines, last, rng));
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);
         let what = match theme {
@@ -271,6 +313,63 @@ fn faults(
             let what = if rng.one_in(4) { medium(machines, rng) } else { crash(machines, rng) };
             faults.push(Fault { when, what });
         }
+    }
+    faults
+}
+
+/// The faults that a theme is about.
+fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let machine = machine(machines, rng);
+    let at = rng.range(60, last) as u32;
+    let mut add = |at: u32, what| faults.push(Fault { when: When::Event(at), what });
+    match theme {
+        TWICE => {
+            // Before what the last power cut has torn is mended, the power is cut again.
+            let mut at = at;
+            for _ in 0..rng.range(2, 5) {
+                let (effects, down_us) = (rng.below(10) as u32, 10);
+                add(at, What::PowerCut { machine, effects, fences: true, down_us });
+                at += rng.range(8, 140) as u32;
+            }
+        }
+        SOON_AFTER => {
+            // Streams come back just before the volume changes hands; then a target dies.
+            let kill = What::Kill { machine, effects: 0, fences: false, down_us: 200 };
+            add(at, if rng.percent(75) { kill } else { cut(rng) });
+            add(at + rng.range(15, 130) as u32, What::TakeOver { for_us: 40_000 });
+            let (effects, fences) = (rng.below(30) as u32, rng.one_in(2));
+            let kill = What::Kill { machine, effects, fences, down_us: 200 };
+            let when = When::Recovery(1, rng.range(5, 140) as u32);
+            faults.push(Fault { when, what: kill });
+        }
+        READS => {
+            let cuts = *rng.pick(&[25, 85]);
+            let mut at = 60;
+            for _ in 0..rng.range(3, 8) {
+                at += rng.range(20, last / 4) as u32;
+                add(at, if rng.percent(cuts) { cut(rng) } else { crash(machines, rng) });
+            }
+        }
+        OVER => {
+            let fences = rng.percent(70);
+            let effects = if fences { rng.below(24) as u32 } else { 0 };
+            let down_us = 10;
+            add(
+                at,
+                match rng.below(3) {
+                    0 => cut(rng),
+                    1 => What::Kill { machine, effects, fences, down_us },
+                    _ => What::PowerCut { machine, effects, fences, down_us },
+                },
+            );
+            if rng.one_in(2) {
+                let when = When::Replay(0, rng.below(14) as u32);
+                let what = What::BlackOut { down_us: 200 };
+                faults.push(Fault { when, what });
+            }
+        }
+        _ => {}
     }
     faults
 }

@@ -1,6 +1,10 @@
 //! Everything the simulator ever found stays found: each file in `found/` is a scenario that broke
 //! a promise once, as small as it could be made, under the seed's number and what it was about. A
 //! seed alone would not do: what it draws changes.
+//!
+//! Most were the product's fault. The simulator's own were those in which a connection of a closed
+//! stream stalls (7700126203, 7700141327, 88000001003, 53585816826652604: they never ended) and the
+//! one in which nobody is there and is asked without a pause (7700131578: P8).
 
 use std::path::Path;
 

@@ -11,7 +11,7 @@ use super::scan::{End, LoggedEntry, scan};
 use super::{State, StreamLog, offset};
 use crate::attribute::Seq;
 use crate::entry::{ENTRY_BYTES, Life, Position};
-use crate::probe::{self, Rare};
+use crate::probe::{self, Plant, Rare};
 use crate::region::{Region, RegionError};
 
 impl<R: Region> StreamLog<R> {
@@ -126,7 +126,8 @@ impl<R: Region> StreamLog<R> {
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
         let mut blank = slots.torn;
         let hole = slots.ends.iter().position(|end| *end == End::HOLE);
-        if keep && let Some(hole) = hole.map(|at| self.head + at as u64) {
+        let cut = keep && !probe::planted(Plant::T7NoCut);
+        if cut && let Some(hole) = hole.map(|at| self.head + at as u64) {
             probe::hit(Rare::Cut);
             let behind = (self.head..).zip(&slots.ends).filter(|&(position, _)| position > hole);
             let whole = behind.filter(|(_, end)| **end != End::HOLE);

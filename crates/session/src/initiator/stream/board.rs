@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::Member;
+use riopipe_order::probe::{self, Plant};
 
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -117,7 +118,7 @@ impl ReplayBoard {
     #[must_use]
     pub fn readable(&self, server: u16) -> bool {
         let word = Word::of(self.servers[usize::from(server)].word.load(Ordering::SeqCst));
-        word.streams == word.current
+        word.streams == word.current || probe::planted(Plant::P9ReadsRaceReplay)
     }
 
     pub(super) fn seat(self: &Arc<Self>, server: u16) -> Seat {

@@ -52,6 +52,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return;
         }
         let survives = self.config.loss_ns > 0
+            && !probe::planted(Plant::P7GiveUpAtOnce)
             && self.config.engine == EngineKind::Rio
             && self.engine.failure().is_none()
             && (!link.bound || self.engine.suspend(server));
@@ -190,7 +191,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         for server in 0..self.links.len() {
             let link = &mut self.links[server];
             match link.state {
-                State::Joining(Step::Busy { at }) if now >= at => self.bind(server as u16, now),
+                State::Joining(Step::Busy { at })
+                    if now >= at && !probe::planted(Plant::P8BusyForEver) =>
+                {
+                    self.bind(server as u16, now);
+                }
                 State::Joining(Step::Reads) if link.seat.unread() => {
                     self.replay(server as u16, now)
                 }
