@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::LoopDevice;
 use riopipe_media::{
@@ -83,13 +83,18 @@ fn t8_the_lock_is_on_the_very_file_that_is_written_through() {
 
 /// This process has one descriptor for the file, and the lock is on it.
 fn only_locked_descriptor(path: &Path, spec: &str) {
-    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let ours: Vec<_> =
-        all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)).collect();
+    let ours = descriptors(path);
     assert_eq!(ours.len(), 1, "{spec}: {ours:?}");
-    let info = Path::new("/proc/self/fdinfo").join(ours[0].file_name());
+    let info = Path::new("/proc/self/fdinfo").join(&ours[0]);
     let info = std::fs::read_to_string(info).unwrap();
     assert!(info.contains("FLOCK") && info.contains("WRITE"), "{spec}: {info}");
+}
+
+/// This process's descriptors for the file.
+fn descriptors(path: &Path) -> Vec<std::ffi::OsString> {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let ours = all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path));
+    ours.map(|fd| fd.file_name()).collect()
 }
 
 #[test]
@@ -100,7 +105,12 @@ fn t8_a_file_that_lost_its_name_while_it_was_waited_for_is_not_served() {
     let held = open_drive(&spec).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| open_drive_within(&spec, PATIENCE).err());
-        std::thread::sleep(Duration::from_millis(400));
+        // It has the file open, and waits for the lock.
+        let begun = Instant::now();
+        while descriptors(&path).len() < 2 {
+            assert!(begun.elapsed() < PATIENCE, "it never opens the file");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::fs::remove_file(&path).unwrap();
         drop(held);
         assert!(matches!(waiting.join().unwrap(), Some(OpenError::NoSuchFile { .. })));

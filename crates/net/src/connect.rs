@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::listener::Listener;
 
-    const SOON: Duration = Duration::from_secs(5);
+    const SOON: Duration = Duration::from_secs(60);
 
     fn try_connect(address: &str, timeout: Duration) -> Result<Socket, ConnectError> {
         connect(address, timeout, &SocketOptions::default())

@@ -204,7 +204,7 @@ mod tests {
         assert_ne!(listener.local_addr().port(), 0);
         let near = connect(
             &listener.local_addr().to_string(),
-            Duration::from_secs(5),
+            Duration::from_secs(60),
             &SocketOptions::default(),
         )
         .unwrap();

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use crate::socket::tests::pair;
 
-    const SOON: Option<Duration> = Some(Duration::from_secs(10));
+    const SOON: Option<Duration> = Some(Duration::from_secs(60));
 
     #[test]
     fn tells_who_can_be_read_and_written() {

@@ -245,7 +245,7 @@ pub(crate) mod tests {
         poller::{wait_readable, wait_writable},
     };
 
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(60);
 
     /// Both ends of one loopback connection.
     pub(crate) fn pair() -> (Socket, Socket) {

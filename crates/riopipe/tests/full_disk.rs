@@ -46,7 +46,7 @@ fn p6_other_streams_go_on_when_one_meets_a_full_disk_and_is_reopened() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let seq = write(&mut b, 300, 1, 1, true);
-    b.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    b.wait(Until::Durable(seq), Some(Duration::from_secs(120))).unwrap();
     check(&mut b, 300, 1, 1);
 
     // There is room again, and the failed stream lives again: first its caller has to look at the
@@ -62,12 +62,12 @@ fn p6_other_streams_go_on_when_one_meets_a_full_disk_and_is_reopened() {
         a.recovery().unwrap().in_place.iter().map(|update| update.range.lba).collect();
     assert!(listed.contains(&12_000), "{listed:?}");
     let seq = write(&mut b, 301, 1, 2, true);
-    b.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    b.wait(Until::Durable(seq), Some(Duration::from_secs(120))).unwrap();
     volume.acknowledge(0).unwrap();
     let found = a.reopen().unwrap();
     assert_eq!(found.last, riopipe::Seq::ZERO, "{found}");
     let seq = write(&mut a, 12_000, 1, 3, true);
-    a.wait(Until::Durable(seq), Some(Duration::from_secs(20))).unwrap();
+    a.wait(Until::Durable(seq), Some(Duration::from_secs(120))).unwrap();
     check(&mut a, 12_000, 1, 3);
     a.close().unwrap();
     b.close().unwrap();

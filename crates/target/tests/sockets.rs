@@ -13,7 +13,7 @@ use riopipe_session::wire;
 use riopipe_target::{Config, Running, Target};
 
 /// Longer than anything here can take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A queue of the scripted host.
 struct Queue {

@@ -85,7 +85,7 @@ fn a_target_that_stalls_in_the_middle_of_a_write() {
     };
     finish(volume(&["create", "v"])).ok();
     fs::File::create(folder.path().join("a")).unwrap().set_len(1000 << 20).unwrap();
-    let writer = volume(&["write", "v", "a", "--io-timeout", "1"]);
+    let writer = volume(&["write", "v", "a", "--io-timeout", "5"]);
     // It owns the volume from before its first write until after its last.
     let begun = Instant::now();
     while finish(volume(&["show"])).ok()["state"] != "owned" {

@@ -2,8 +2,10 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -13,8 +15,10 @@ use riopipe_target::{Config, Running, Target};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longest that any one command may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+use crate::serve::signal;
+
+/// Longest that any one command may take: nothing takes a part of it, even on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// Targets with a log and a drive each.
 pub(crate) struct Site {
@@ -94,7 +98,7 @@ impl Site {
         let mut args = vec!["volume", verb];
         args.extend(words);
         args.extend(members.iter().map(String::as_str));
-        args.extend(["-o", "json", "--timeout", "5"]);
+        args.extend(["-o", "json", "--timeout", "60"]);
         rio_in(self.folder.path(), &args)
     }
 
@@ -178,6 +182,30 @@ pub(crate) fn start_in(folder: &Path, args: &[&str]) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
+}
+
+/// Reads what a command prints until that is enough, interrupts it, and waits for its end.
+pub(crate) fn watch_until(mut child: Child, enough: impl Fn(&str) -> bool) -> Done {
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let (sender, lines) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut line = String::new();
+        while stdout.read_line(&mut line).unwrap() > 0 {
+            let _ = sender.send(std::mem::take(&mut line));
+        }
+    });
+    let mut text = String::new();
+    while !enough(&text) {
+        match lines.recv_timeout(LIMIT) {
+            Ok(line) => text += &line,
+            Err(error) => panic!("{error}: {text}, {:?}", child.kill()),
+        }
+    }
+    signal(&child, "-INT");
+    let done = finish(child);
+    reader.join().unwrap();
+    text.extend(lines);
+    Done { stdout: text, ..done }
 }
 
 /// Waits for a command, at most [`LIMIT`]: nothing hangs.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     serve::{serve, signal},
-    site::{finish, keys, rio, rio_in, start_in},
+    site::{finish, keys, rio, rio_in, start_in, watch_until},
     stat::get,
 };
 
@@ -91,13 +91,9 @@ fn a_volume_tells_while_it_is_written_to() {
     let watcher = start_in(Path::new("/"), &["volume", "stat", &address, "--watch", "0.2"]);
     // It goes on, and several looks see it.
     while complete(&busy(&address, 2)) < complete(&json) + 5_000 {}
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    signal(&watcher, "-INT");
-    let done = finish(watcher);
+    let parts = ["open for", "engine rio", "the last", "groups/s", "in order wait", "p99.9", " %"];
+    let done = watch_until(watcher, |text| parts.iter().all(|part| text.contains(part)));
     assert_eq!(done.code, 0, "{done:?}");
-    for part in ["open for", "engine rio", "the last", "groups/s", "in order wait", "p99.9", " %"] {
-        assert!(done.stdout.contains(part), "no {part:?} in {done:?}");
-    }
 
     // A target is asked in another way, and says so.
     rio(&["target", "stat", &address, "-o", "json"])

@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_millis(20);
 
 /// How long the server may take over the last answers.
-const DRAIN_NS_MAX: u64 = 10_000_000_000;
+const DRAIN_NS_MAX: u64 = 60_000_000_000;
 
 /// One write under way, with the memory it uses again and again.
 struct Slot {

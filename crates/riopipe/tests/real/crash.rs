@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::site::{BLOCK, connect, create_options, fill};
 
 /// Longest that anything may take.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 /// With no time for a lost target to come back.
 pub(crate) fn impatient() -> OpenOptions {
