@@ -1,4 +1,5 @@
-//! What group `n` of a stream writes: a formula, so that the judge needs no record of it.
+//! What group `n` of a stream writes: a formula, so that the judge needs no record of it but the number
+//! of the last group that was begun.
 //!
 //! The area of a stream is a ring of blocks behind one header block. Group `n` writes the next one to
 //! six blocks of the ring, in one write or two, as fresh ones; every seventh group also writes the header in place.
@@ -12,8 +13,6 @@ const RING: u64 = 8;
 /// Payload that a stream may keep because it is not released, bytes. With it, no block of the ring is written
 /// again before its last write was released: that makes it fresh (T11).
 pub(crate) const KEPT_BYTES: u64 = 2 << 20;
-/// More groups than ever were under way at once: each has a block at least.
-pub(crate) const WINDOW: u64 = KEPT_BYTES / 4096;
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = 4096;
 

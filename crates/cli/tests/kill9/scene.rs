@@ -9,22 +9,51 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Longest that a target may take to serve, or a recovery to end.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that a target may take to serve, or a recovery to end: nothing takes a part of it, even on a
+/// busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+/// What a target is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    /// `{}` stands for its place.
+    drive: &'static str,
+    log: &'static str,
+    reactors: &'static str,
+}
+
+impl Setup {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 12;
+
+    /// Drives without and with power-loss protection (on those a completion is durable), each kind of
+    /// log that a file can be, one reactor and several. `dax:` is mapped memory here, too: it has the
+    /// instructions of persistent memory, which is all that a killed process needs.
+    pub(crate) fn number(n: usize) -> Self {
+        let n = n % Self::COUNT;
+        Self {
+            drive: ["file:{},size=24M", "ssd:optane,size=24M,file={}"][n / 3 % 2],
+            log: ["file:{},size=1M", "dax:{},size=1M", "block:{},size=1M"][n % 3],
+            reactors: ["1", "3"][n / 6],
+        }
+    }
+}
 
 /// Two targets with a drive and a log each, and a volume over both.
 pub(crate) struct Scene {
     name: String,
+    setup: Setup,
     folder: TempDir,
     targets: Vec<Option<Process>>,
     ports: Vec<u16>,
 }
 
 impl Scene {
-    pub(crate) fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str, setup: Setup) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut scene = Self {
-            name: name.into(),
+            name: format!("{name}, {setup:?}"),
+            setup,
             folder,
             targets: (0..2).map(|_| None).collect(),
             ports: vec![0, 0],
@@ -37,7 +66,7 @@ impl Scene {
             create.args(["-m", member]);
         }
         let created = create.stdout(Stdio::null()).status().unwrap();
-        assert!(created.success());
+        assert!(created.success(), "{}", scene.name);
         scene
     }
 
@@ -48,14 +77,18 @@ impl Scene {
                 continue;
             }
             let folder = self.folder.path().display();
+            let at = |what: &str, name| what.replace("{}", &format!("{folder}/{name}-{number}"));
             let mut serve = Command::new(RIO);
-            serve.args(["target", "serve", "--reactors", "1"]);
+            serve.args(["target", "serve", "--reactors", self.setup.reactors, "--quiet"]);
             serve.args(["-s", &self.ports[number].to_string()]);
             serve.args(["-n", &format!("nqn.2026-11.com.example:kill9-{number}")]);
-            serve.args(["--drive", &format!("file:{folder}/drive-{number},size=64M")]);
-            serve.args(["--log", &format!("file:{folder}/log-{number},size=1M"), "-o", "json"]);
+            // One that was killed keeps its locks until its last write has landed.
+            serve.args(["--lock-wait", "120", "-o", "json"]);
+            serve.args(["--drive", &at(self.setup.drive, "drive")]);
+            serve.args(["--log", &at(self.setup.log, "log")]);
             let (process, said) = Process::start(serve, |line| line.starts_with('}'));
-            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+            let said: serde_json::Value = serde_json::from_str(&said)
+                .unwrap_or_else(|error| panic!("{}: {error}: {said:?}", self.name));
             let address = said["addresses"][0].as_str().unwrap();
             self.ports[number] = address.rsplit(':').next().unwrap().parse().unwrap();
             self.targets[number] = Some(process);
@@ -95,9 +128,11 @@ impl Scene {
         (process, serde_json::from_str(tags).unwrap())
     }
 
-    /// Whether the drives hold exactly this prefix of each stream, by a process of its own.
-    pub(crate) fn judge(&self, tags: &[u64]) -> (bool, String) {
+    /// Whether the drives hold exactly this prefix of each stream, by a process of its own; with a
+    /// block spoiled, or with none.
+    pub(crate) fn judge(&self, tags: &[u64], spoil: Option<u64>) -> (bool, String) {
         let mut judge = Command::new(std::env::current_exe().unwrap());
+        judge.envs(spoil.map(|n| ("SPOIL", n.to_string())));
         judge.arg("judge").arg(self.folder.path());
         judge.args(tags.iter().map(u64::to_string)).arg("--");
         judge.args((0..self.targets.len()).map(|n| self.folder.path().join(format!("drive-{n}"))));
@@ -109,7 +144,7 @@ impl Scene {
     pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
         let (mut recovery, tags) = self.write(0);
         recovery.finish(LIMIT);
-        let (clean, said) = self.judge(&tags);
+        let (clean, said) = self.judge(&tags, None);
         if !clean {
             // What is left is worth looking at.
             let folder = self.folder.path().display().to_string();

@@ -1,19 +1,15 @@
 //! The process that writes, and is killed: `kill9 writer FOLDER GROUPS MEMBER…`.
 //!
-//! It opens the volume (which recovers it, if need be), says how far each stream reaches, goes on
-//! from there up to group GROUPS, and notes in a file each group whose durability was confirmed.
+//! It opens the volume (which recovers it, if need be), says how far each stream reaches, and goes on
+//! from there up to group GROUPS. It notes in files what outlives it: each group before it is begun
+//! (`begun`), and each whose durability was confirmed, whether it asked for that or not (`acks`).
 
 use std::{
-    fs::File,
-    os::unix::fs::FileExt,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
+    collections::VecDeque, fs::File, os::unix::fs::FileExt, path::Path, thread, time::Duration,
 };
 
 use riopipe::{
-    ClaimError, ConnectOptions, OpenError, OpenOptions, Place, StreamOptions, SubmitError, Until,
-    Volume, Why,
+    ConnectOptions, OpenOptions, Place, Seq, Stream, StreamOptions, SubmitError, Until, Volume, Why,
 };
 
 use crate::formula::{AREA, BLOCK, KEPT_BYTES, STREAMS, Walk, fill};
@@ -22,49 +18,88 @@ pub(crate) fn main(args: &[String]) {
     let (folder, groups) = (Path::new(&args[0]), args[1].parse().unwrap());
     let members: Vec<_> = args[2..].iter().map(|m| m.parse().unwrap()).collect();
     let options = OpenOptions {
-        connect: ConnectOptions { loss_timeout: Duration::from_secs(30), ..Default::default() },
+        connect: ConnectOptions { loss_timeout: Duration::from_secs(60), ..Default::default() },
+        // An owner that was killed never gave the volume back (T8).
+        take_over: true,
         ..OpenOptions::default()
     };
-    let begun = Instant::now();
-    let (volume, recovery) = loop {
-        match Volume::open("ordeal", &members, &options) {
-            Ok(opened) => break opened,
-            // A target may not have seen yet that the owner has been killed (T8).
-            Err(OpenError::Claim { error: ClaimError::Owned { .. }, .. })
-                if begun.elapsed() < Duration::from_secs(10) =>
-            {
-                thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    };
+    let (volume, recovery) =
+        Volume::open("ordeal", &members, &options).unwrap_or_else(|error| panic!("{error}"));
     let tags: Vec<u64> = recovery.streams.iter().map(|stream| stream.tag).collect();
     for stream in &recovery.streams {
         if stream.acknowledge {
             volume.acknowledge(stream.stream.0).unwrap();
         }
     }
-    // The parent reads this line: from here on groups go out.
+    let options = StreamOptions { kept_bytes_max: KEPT_BYTES, ..StreamOptions::default() };
+    let streams: Vec<_> = (0..STREAMS)
+        .map(|id| volume.stream(id, &options).unwrap_or_else(|e| panic!("{e}")))
+        .collect();
+    // The parent reads this line: from here on groups go out, and a target may go away for a while.
     println!("recovered {tags:?}");
-    let acks =
-        File::options().create(true).truncate(false).write(true).open(folder.join("acks")).unwrap();
     thread::scope(|scope| {
-        for id in 0..STREAMS {
-            let (volume, acks, last) = (&volume, &acks, tags[usize::from(id)]);
-            scope.spawn(move || stream(volume, id, last, groups, acks));
+        for (id, stream) in (0..STREAMS).zip(streams) {
+            let notes = Notes { id, begun: file(folder, "begun"), acks: file(folder, "acks") };
+            let last = tags[usize::from(id)];
+            scope.spawn(move || write(stream, last, groups, &notes));
         }
     });
     volume.close().unwrap();
     println!("closed");
 }
 
-fn stream(volume: &Volume, id: u16, last: u64, groups: u64, acks: &File) {
-    let options = StreamOptions { kept_bytes_max: KEPT_BYTES, ..StreamOptions::default() };
-    let mut stream = volume.stream(id, &options).unwrap();
+fn file(folder: &Path, name: &str) -> File {
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).open(folder.join(name)).unwrap()
+}
+
+/// One stream's places in the files. What another process has been told, or the kernel, survives this
+/// process's death.
+struct Notes {
+    id: u16,
+    begun: File,
+    acks: File,
+}
+
+impl Notes {
+    /// How far any life got.
+    fn begun_before(&self) -> u64 {
+        let mut n = [0; 8];
+        // Shorter if no life began anything.
+        match self.begun.read_exact_at(&mut n, u64::from(self.id) * 8) {
+            Ok(()) => u64::from_le_bytes(n),
+            Err(_) => 0,
+        }
+    }
+
+    /// Group `n` will be written: further than any life got.
+    fn begun(&self, n: u64) {
+        self.note(&self.begun, n);
+    }
+
+    fn confirmed(&self, n: u64) {
+        self.note(&self.acks, n);
+    }
+
+    fn note(&self, file: &File, n: u64) {
+        file.write_all_at(&n.to_le_bytes(), u64::from(self.id) * 8).unwrap();
+    }
+}
+
+/// How often it is looked what has become durable meanwhile, in groups.
+const LOOK: u64 = 16;
+
+fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
+    let id = notes.id;
     let mut walk = Walk::after(id, last);
     let mut writes = Vec::new();
+    let mut under_way: VecDeque<(Seq, u64)> = VecDeque::new();
+    let begun_before = notes.begun_before();
     while walk.n < groups {
         walk.next(id, &mut writes);
+        if walk.n > begun_before {
+            notes.begun(walk.n);
+        }
         loop {
             let mut bufs: Vec<_> = writes
                 .iter()
@@ -85,11 +120,21 @@ fn stream(volume: &Volume, id: u16, last: u64, groups: u64, acks: &File) {
             let submitted = if durable { group.submit_durable() } else { group.submit() };
             match submitted {
                 Ok(seq) => {
-                    if durable {
-                        stream.wait(Until::Durable(seq), None).unwrap();
-                        // What another process has been told survives this one's death.
-                        acks.write_all_at(&walk.n.to_le_bytes(), u64::from(id) * 8).unwrap();
+                    under_way.push_back((seq, walk.n));
+                    let marks = match durable {
+                        true => Some(stream.wait(Until::Durable(seq), None).unwrap()),
+                        // On drives with power-loss protection durability comes unasked.
+                        false if walk.n.is_multiple_of(LOOK) => Some(stream.poll().unwrap()),
+                        false => None,
+                    };
+                    let mut confirmed = None;
+                    while let (Some(marks), Some((seq, n))) = (marks, under_way.front().copied())
+                        && seq <= marks.durable
+                    {
+                        confirmed = Some(n);
+                        under_way.pop_front();
                     }
+                    confirmed.into_iter().for_each(|n| notes.confirmed(n));
                     break;
                 }
                 Err(SubmitError { why: Why::Full(_), .. }) => {
@@ -100,5 +145,5 @@ fn stream(volume: &Volume, id: u16, last: u64, groups: u64, acks: &File) {
         }
     }
     stream.close().unwrap();
-    acks.write_all_at(&walk.n.to_le_bytes(), u64::from(id) * 8).unwrap();
+    notes.confirmed(walk.n);
 }
