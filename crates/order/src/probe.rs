@@ -135,6 +135,10 @@ named! {
         T22OtherStreams = "T22-other-streams",
         /// A plain FLUSH is called good although one that failed since has lost what it covers.
         T22PlainFlush = "T22-plain-flush",
+        /// A drive that comes back without power-loss protection is believed to have it still.
+        T27BelieveProtection = "T27-believe-protection",
+        /// A FLUSH's success is believed though another's failure may not have been heard of yet.
+        T29BelieveAtOnce = "T29-believe-at-once",
         /// A failed write does not stop its stream at the target.
         T22FailedWrite = "T22-failed-write",
         /// The answers to an abandoned attempt to recover are taken for the next one's.
@@ -233,6 +237,10 @@ named! {
         FlushFailed = "flush-failed",
         /// A stream was poisoned by another's failed FLUSH.
         FlushFailedElsewhere = "flush-failed-elsewhere",
+        /// A FLUSH succeeded while another was under way, and waited for that.
+        FlushInDoubt = "flush-in-doubt",
+        /// A target came back changed, and was refused.
+        Changed = "changed-target",
         /// A poisoned stream was reopened.
         Reopened = "reopened",
         /// A log's fence failed.

@@ -307,6 +307,7 @@ impl<H: Host> TargetConn<H> {
                     self.fence(id, volume, claimed, host, out);
                 }
                 Notice::Fenced { id } => self.fence_over(id, host, out),
+                Notice::Flushes => self.doubts_over(host, out),
             }
         }
         if self.closing { Ok(()) } else { end }

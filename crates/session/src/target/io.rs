@@ -241,7 +241,7 @@ impl<H: Host> TargetConn<H> {
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Device, ns);
         self.slots[index].since = self.covered_since(ns);
-        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
             self.device_result(index, result, host, out);
         }
         Ok(())
@@ -262,9 +262,14 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// What a FLUSH that is submitted now answers for: since when its connection has writes there
-    /// that no FLUSH has covered. Writes under way are not covered (M2).
+    /// that no FLUSH has covered, or else since now. Writes under way are not covered (M2).
     fn covered_since(&mut self, ns: usize) -> Option<u64> {
-        let since = *self.plain.get(ns)?;
+        let namespace = self.namespaces.at(ns);
+        if !namespace.config.volatile {
+            return None;
+        }
+        let now = namespace.state.flush_failures();
+        let Some(Some(since)) = self.plain.get(ns).copied() else { return Some(now) };
         let writing = self.slots.any(|slot| {
             usize::from(slot.ns) == ns
                 && matches!(slot.stage, Stage::Device | Stage::DeviceFlush)
@@ -274,13 +279,13 @@ impl<H: Host> TargetConn<H> {
         if !writing {
             self.plain[ns] = None;
         }
-        since
+        Some(since)
     }
 
     /// Whether the drive has lost, by a FLUSH that failed for whomever, what a FLUSH that it now
     /// calls good was to cover. It is told once, as Linux tells `fsync`; who writes again and
     /// flushes again has it (T22).
-    fn has_lost(&mut self, index: u16, ns: usize) -> bool {
+    pub(super) fn has_lost(&mut self, index: u16, ns: usize) -> bool {
         let Some(since) = self.slots[index].since else {
             return false;
         };
@@ -434,11 +439,13 @@ impl<H: Host> TargetConn<H> {
         }
         let (ns, stage, code) = (usize::from(slot.ns), slot.stage, slot.sqe.opcode());
         let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
-        if flushed && result.is_err() {
-            self.namespaces.at(ns).state.flush_failed();
-        }
-        if flushed && result.is_ok() && self.has_lost(index, ns) {
-            return self.answer(index, Status::WRITE_FAULT, 0, out);
+        if flushed {
+            if self.flush_ended(index, result.is_ok(), host) {
+                return;
+            }
+            if result.is_ok() {
+                return self.plain_flush_believed(index, out);
+            }
         }
         let status = match result {
             Err(error) => error.status(code == opcode::READ),
@@ -450,7 +457,7 @@ impl<H: Host> TargetConn<H> {
                     Status::INTERNAL
                 }
                 (opcode::DATASET_MANAGEMENT, _) => return self.next_range(index, host, out),
-                _ if !flushed && self.must_flush(&self.slots[index].sqe, ns) => {
+                _ if self.must_flush(&self.slots[index].sqe, ns) => {
                     return self.start_flush(index, ns, host, out);
                 }
                 _ => Status::SUCCESS,
@@ -469,7 +476,7 @@ impl<H: Host> TargetConn<H> {
         self.slots[index].stage = Stage::DeviceFlush;
         // Its own write is among them; others keep their own FLUSH.
         self.slots[index].since = self.plain.get(ns).copied().flatten();
-        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
             self.device_result(index, result, host, out);
         }
     }

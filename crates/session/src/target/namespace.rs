@@ -4,6 +4,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::flushes::FlushBoard;
+
 /// What a namespace is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceConfig {
@@ -31,12 +33,18 @@ pub struct Namespace {
     pub state: Arc<NamespaceState>,
 }
 
-/// Words that every core reads on the hot path; the first is written by claims and releases
-/// only, the second when a FLUSH fails.
-#[derive(Debug, Default)]
+/// Words that all cores share: the guard is read on the hot path and written by claims and releases
+/// only; the rest is for FLUSHes.
+#[derive(Debug)]
 pub struct NamespaceState {
     guard: AtomicU64,
-    flush_failures: AtomicU64,
+    pub(super) flushes: FlushBoard,
+}
+
+impl Default for NamespaceState {
+    fn default() -> Self {
+        Self { guard: AtomicU64::new(0), flushes: FlushBoard::new() }
+    }
 }
 
 /// Guard value of a namespace that belongs to a volume with an unrecovered log and no owner.
@@ -59,19 +67,12 @@ impl NamespaceState {
         self.guard.store(0, Ordering::SeqCst);
     }
 
-    /// How often a FLUSH of this drive has failed (T22).
-    ///
-    /// Counted when the core that asked for it hears of it. Where several cores FLUSH one drive at
-    /// the same time, one that hears of its own success in the instant before is believed; what
-    /// its stream writes next finds the failure counted.
+    /// How often a FLUSH of this drive has failed (T22), as far as the cores that asked for them
+    /// have heard. A success is believed only when no other FLUSH may have failed unheard (T29).
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {
-        self.flush_failures.load(Ordering::Acquire)
-    }
-
-    pub(super) fn flush_failed(&self) {
-        self.flush_failures.fetch_add(1, Ordering::AcqRel);
+        self.flushes.failures()
     }
 }
 

@@ -383,23 +383,22 @@ impl<H: Host> TargetConn<H> {
             if is_traced {
                 stream.landed(index, false, host.instant());
             }
-            self.submitted(stream, index, result);
+            self.submitted(stream, index, result, host);
         }
     }
 
     fn submit_flush(&mut self, stream: &mut Stream<H>, index: u16, host: &mut H) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::DeviceFlush;
-        let ns = usize::from(slot.ns);
         let is_traced = stream.tracer.is(index);
         if is_traced {
             stream.tracer.submitted(host.instant());
         }
-        if let Submitted::Done(result) = host.flush(ns, OpId::new(self.key, index)) {
+        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
             if is_traced {
                 stream.landed(index, true, host.instant());
             }
-            self.submitted(stream, index, result);
+            self.submitted(stream, index, result, host);
         }
     }
 
@@ -408,7 +407,7 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         index: u16,
         result: Result<Option<H::Buf>, DeviceError>,
-        host: &H,
+        host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) {
         match self.stream.take() {
@@ -417,7 +416,7 @@ impl<H: Host> TargetConn<H> {
                     let was_flush = self.slots[index].stage == Stage::DeviceFlush;
                     stream.landed(index, was_flush, host.instant());
                 }
-                self.submitted(&mut stream, index, result);
+                self.submitted(&mut stream, index, result, host);
                 self.stream = Some(stream);
             }
             None => {
@@ -436,6 +435,7 @@ impl<H: Host> TargetConn<H> {
         stream: &mut Stream<H>,
         index: u16,
         result: Result<Option<H::Buf>, DeviceError>,
+        host: &mut H,
     ) {
         let slot = &mut self.slots[index];
         let was_flush = slot.stage == Stage::DeviceFlush;
@@ -448,16 +448,7 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if was_flush {
-            let ns = usize::from(slot.ns);
-            if !ok {
-                probe::hit(Rare::FlushFailed);
-                self.namespaces.at(ns).state.flush_failed();
-                stream.own_flush_failed(ns);
-            }
-            // Whether another connection's FLUSH failed meanwhile counts before this one's
-            // success does (T22).
-            stream.see_flush_failures(&self.namespaces);
-            stream.gate.flushed(Ticket(u32::from(index)), ok, &mut stream.steps);
+            self.ordered_flush_ended(stream, index, ok, host);
         } else {
             if !ok {
                 probe::hit(Rare::WriteFailed);

@@ -86,6 +86,8 @@ pub enum Notice {
         /// The fence.
         id: u64,
     },
+    /// FLUSHes of a drive have been accounted for: one of this connection's may be believed (T29).
+    Flushes,
 }
 
 /// One controller: an association of a host with the subsystem.
@@ -134,6 +136,8 @@ pub struct Shared<R: Region> {
     next_cntlid: u16,
     next_assoc: u64,
     next_fence: u64,
+    /// By namespace: connections with a FLUSH whose success is in doubt (T29).
+    doubting: BTreeMap<usize, Vec<ConnId>>,
     /// Connections to wake once the lock is released.
     wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -182,6 +186,7 @@ impl<R: Region> Shared<R> {
             next_cntlid: 1,
             next_assoc: 1,
             next_fence: 1,
+            doubting: BTreeMap::new(),
             wake: Vec::new(),
             volumes,
             discovery_generation: 1,
@@ -364,6 +369,7 @@ impl<R: Region> Shared<R> {
             self.acknowledge(id, conn);
         }
         self.fences.retain(|_, fence| fence.claimant != conn);
+        self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
         let cntlid = entry.cntlid;
         let Some(controller) = self.controllers.get_mut(&cntlid) else {
             return;
@@ -513,6 +519,21 @@ impl<R: Region> Shared<R> {
 
     fn fences_of(&self, conn: ConnId) -> Vec<u64> {
         self.fences.iter().filter(|(_, f)| f.waiting.contains(&conn)).map(|(id, _)| *id).collect()
+    }
+
+    /// `conn` is to look again at the next end of a round of FLUSHes of a drive (T29).
+    pub(super) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
+        let conns = self.doubting.entry(ns).or_default();
+        if !conns.contains(&conn) {
+            conns.push(conn);
+        }
+    }
+
+    /// A round of FLUSHes of a drive has ended.
+    pub(super) fn flushes_accounted(&mut self, ns: usize) {
+        for conn in self.doubting.remove(&ns).unwrap_or_default() {
+            self.leave(conn, Notice::Flushes);
+        }
     }
 
     /// The connections to wake because of what was just done.

@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 
+use super::flushes::{Doubt, Ticket};
+
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -20,6 +22,8 @@ pub(super) enum Stage {
     Device,
     /// A FLUSH that belongs to the command (FUA, ordered flush) is under way.
     DeviceFlush,
+    /// Its FLUSH has succeeded, but others that were under way meanwhile may have failed (T29).
+    InDoubt,
     /// A claim or release that waits for other connections.
     Fence,
 }
@@ -52,6 +56,10 @@ pub(super) struct Slot<B> {
     /// Of a FLUSH: how many of the drive's had failed when the first write that it covers was
     /// submitted (T22).
     pub(super) since: Option<u64>,
+    /// Its FLUSH, from submission until it has come back.
+    pub(super) flush: Option<Ticket>,
+    /// Of a FLUSH that is in doubt: until when. Without meaning otherwise.
+    pub(super) doubt: Option<Doubt>,
     /// In-capsule data of an ordered write in the receive buffer; only within one `receive`.
     pub(super) inline: (u32, u32),
 }
@@ -183,6 +191,8 @@ impl<B> Slot<B> {
             step: 0,
             ordered: false,
             since: None,
+            flush: None,
+            doubt: None,
             inline: (0, 0),
         }
     }

@@ -271,6 +271,7 @@ impl<H: Host> TargetConn<H> {
         let Some(stream) = self.stream.take() else {
             return;
         };
+        self.doubts_orphaned();
         self.was_fenced = stream.fenced;
         let mut log = stream.log;
         // Persist words of operations that came back last. If this fails, they are not durable,

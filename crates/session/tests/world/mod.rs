@@ -274,6 +274,8 @@ pub(crate) struct Link {
 pub(crate) struct World {
     pub(crate) host: TestHost,
     pub(crate) links: Vec<Link>,
+    /// What connections leave for one another stays where it is.
+    pub(crate) hold_mail: bool,
 }
 
 pub(crate) fn identity() -> Identity {
@@ -343,7 +345,7 @@ impl World {
             traced: Vec::new(),
             stopped: Vec::new(),
         };
-        Self { host, links: Vec::new() }
+        Self { host, links: Vec::new(), hold_mail: false }
     }
 
     /// A new connection, nothing said yet.
@@ -371,7 +373,7 @@ impl World {
     }
 
     fn turn(&mut self, at: usize) {
-        let Self { host, links } = self;
+        let Self { host, links, .. } = self;
         let link = &mut links[at];
         loop {
             if link.closed.is_some() || !link.conn.wants_input(&link.out) {
@@ -407,8 +409,10 @@ impl World {
 
     /// Carries notices between connections until there are none.
     pub(crate) fn deliver(&mut self) {
-        while let Some(id) = self.host.notices.pop_front() {
-            let Self { host, links } = self;
+        while !self.hold_mail
+            && let Some(id) = self.host.notices.pop_front()
+        {
+            let Self { host, links, .. } = self;
             let Some(link) = links.iter_mut().find(|link| link.conn.id() == id) else {
                 continue;
             };
@@ -430,13 +434,13 @@ impl World {
 
     /// The host's socket dies.
     pub(crate) fn hang_up(&mut self, at: usize) {
-        let Self { host, links } = self;
+        let Self { host, links, .. } = self;
         Self::close(host, &mut links[at], Closed::Ended("the socket died"));
         self.deliver();
     }
 
     pub(crate) fn tick(&mut self) {
-        let Self { host, links } = self;
+        let Self { host, links, .. } = self;
         for link in links {
             if let Err(closed) = link.conn.tick(host, &mut link.out) {
                 Self::close(host, link, closed);
@@ -578,7 +582,7 @@ impl World {
     }
 
     fn finish(&mut self, ns: usize, i: usize, error: Option<DeviceError>) {
-        let Self { host, links } = self;
+        let Self { host, links, .. } = self;
         let Pending { op, lba, what } = host.drives[ns].pending.remove(i);
         let result = match error {
             None => Ok(host.drives[ns].apply(lba, &what)),

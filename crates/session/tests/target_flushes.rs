@@ -1,0 +1,189 @@
+//! FLUSHes of one drive on several connections, that is, on several cores, whose ends are heard of
+//! in any order (T29).
+
+mod peer;
+mod world;
+
+use riopipe_session::wire::Claim;
+use world::recovery::{RIVAL, RIVAL_ID};
+use world::{Owner, World, attribute, block, flush_entry, ordered};
+
+/// Two streams and a plain queue, each with a write to the drive that nobody has flushed.
+struct Three {
+    w: World,
+    owner: Owner,
+    queues: [usize; 3],
+}
+
+/// What each of the three is to answer: good, or refused.
+const GOOD: u16 = 0;
+
+fn three() -> Three {
+    let mut w = World::new(&[true, true]);
+    let owner = w.owner();
+    let (second, plain) = (w.io(owner.cntlid, 2), w.io(owner.cntlid, 3));
+    assert_eq!(w.bind(second, 1, 1, 0).status, 0);
+    let queues = [owner.io, second, plain];
+    for (stream, queue) in [owner.io, second].into_iter().enumerate() {
+        let write = ordered(1, &attribute(1, 1 + stream as u64), 0);
+        assert_eq!(w.call(queue, write, &block(1)).status, 0);
+    }
+    assert_eq!(w.call(plain, peer::write(1, 1, 50, 1), &block(1)).status, 0);
+    w.host.drives[0].holds = true;
+    w.host.drives[1].holds = true;
+    Three { w, owner, queues }
+}
+
+impl Three {
+    /// A FLUSH of the drive by one of them.
+    fn flush(&mut self, who: usize, cid: u16) {
+        let sqe = match who {
+            2 => peer::flush(cid, 1),
+            _ => ordered(cid, &flush_entry(u64::from(cid), 0), 0),
+        };
+        self.w.command(self.queues[who], sqe, &[]);
+    }
+
+    /// The drive's FLUSH for one of them has come back.
+    fn back(&mut self, who: usize, ok: bool) {
+        let queue = self.queues[who] as u64;
+        let mut pending = self.w.host.drives[0].pending.iter();
+        let at = pending.position(|pending| pending.op.key() == queue).expect("a FLUSH under way");
+        if ok { self.w.complete(0, at) } else { self.w.fail(0, at) }
+    }
+
+    fn answer(&mut self, who: usize) -> Option<u16> {
+        self.w.next(self.queues[who]).map(|pdu| pdu.completion().status)
+    }
+}
+
+/// All orders of three.
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+#[test]
+fn t29_a_flush_that_fails_counts_for_all_that_were_under_way_with_it() {
+    for begun in ORDERS {
+        for heard in ORDERS {
+            for failing in [None, Some(0), Some(1), Some(2)] {
+                for late_mail in [false, true] {
+                    let case = format!("{begun:?} {heard:?} {failing:?} late: {late_mail}");
+                    let mut t = three();
+                    begun.into_iter().for_each(|who| t.flush(who, 2));
+                    t.w.hold_mail = late_mail;
+                    let (mut failed, mut last) = (false, 0);
+                    for who in heard {
+                        t.back(who, failing != Some(who));
+                        failed |= failing == Some(who);
+                        let answered = t.answer(who);
+                        // Nobody may be told that all is well while the failure may be unheard.
+                        if !failed && who != heard[2] {
+                            assert_eq!(answered, None, "{case}: {who} answered too early");
+                        }
+                        last = who;
+                        // The answer itself is looked at again below.
+                        if let Some(status) = answered {
+                            assert_eq!(status == GOOD, failing.is_none(), "{case}: {who}");
+                            t.queues[who] = usize::MAX;
+                        }
+                    }
+                    assert_eq!(t.queues[last], usize::MAX, "{case}: the last one has no doubt");
+                    t.w.hold_mail = false;
+                    t.w.deliver();
+                    for who in 0..3 {
+                        if t.queues[who] == usize::MAX {
+                            continue;
+                        }
+                        let status = t.answer(who).unwrap_or_else(|| panic!("{case}: {who} waits"));
+                        assert_eq!(status == GOOD, failing.is_none(), "{case}: {who}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn t29_what_is_in_doubt_is_not_called_durable() {
+    let mut t = three();
+    t.flush(0, 2);
+    t.flush(1, 2);
+    t.back(0, true);
+    let persisted =
+        |t: &Three| t.w.scan(0, 0).entries.iter().map(|e| e.persisted).collect::<Vec<_>>();
+    assert_eq!(persisted(&t), [false, false], "its persist word says more than is known");
+    t.back(1, true);
+    assert_eq!(t.answer(0), Some(GOOD));
+    assert_eq!(persisted(&t), [false, true]);
+}
+
+#[test]
+fn t29_flushes_without_end_keep_nobody_in_doubt() {
+    let mut t = three();
+    t.flush(0, 2);
+    t.flush(1, 2);
+    t.back(0, true);
+    assert_eq!(t.answer(0), None, "the other may have failed");
+    // Before that one ends, the next begins.
+    t.flush(2, 2);
+    t.back(1, true);
+    assert_eq!(t.answer(0), Some(GOOD), "all that were under way then have ended");
+    assert_eq!(t.answer(1), None, "the next may have failed");
+    t.flush(0, 3);
+    t.back(2, true);
+    assert_eq!(t.answer(1), Some(GOOD));
+    assert_eq!(t.answer(2), None);
+    t.back(0, true);
+    assert_eq!([t.answer(2), t.answer(0)], [Some(GOOD); 2]);
+}
+
+#[test]
+fn t29_other_drives_and_protected_ones_raise_no_doubt() {
+    let mut t = three();
+    // The second stream flushes the other drive.
+    t.w.command(t.queues[1], ordered(2, &flush_entry(2, 1), 0), &[]);
+    t.flush(0, 2);
+    t.back(0, true);
+    assert_eq!(t.answer(0), Some(GOOD));
+
+    let mut w = World::new(&[false]);
+    let Owner { cntlid, .. } = w.owner();
+    let [one, other] = [w.io(cntlid, 2), w.io(cntlid, 3)];
+    w.host.drives[0].holds = true;
+    w.command(one, peer::flush(1, 1), &[]);
+    w.command(other, peer::flush(1, 1), &[]);
+    w.complete(0, 0);
+    assert_eq!(w.next(one).map(|pdu| pdu.completion().status), Some(GOOD));
+}
+
+#[test]
+fn t29_whoever_leaves_in_doubt_keeps_nobody_and_comes_back() {
+    let mut t = three();
+    t.flush(0, 2);
+    t.flush(1, 2);
+    t.back(0, true);
+    // Its connection breaks: nothing of it is at the drives, so it ends at once.
+    t.w.hang_up(t.queues[0]);
+    assert!(t.w.links[t.queues[0]].conn.is_drained());
+    let again = t.w.io(t.owner.cntlid, 4);
+    assert_eq!(t.w.bind_again(again, 0, 1, 0).status, 0);
+    t.back(1, true);
+    assert_eq!(t.answer(1), Some(GOOD));
+    assert!(!t.w.scan(0, 0).entries[0].persisted, "its first write was not flushed for sure");
+}
+
+#[test]
+fn t29_a_new_owner_does_not_wait_for_doubts() {
+    let mut t = three();
+    t.flush(0, 2);
+    t.flush(2, 2);
+    t.back(0, true);
+    assert_eq!(t.answer(0), None, "the other may have failed");
+    let (rival, _) = t.w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = Claim { take_over: true, ..t.w.next_claim(2) };
+    assert_eq!(t.w.claim(rival, &take), None, "the other's FLUSH is still at the drive");
+    t.back(2, true);
+    assert_eq!(t.w.next(rival).map(|pdu| pdu.completion().status), Some(GOOD));
+    let status = t.answer(0).expect("an answer");
+    assert_ne!(status, GOOD, "it is not the owner any more");
+    assert!(t.w.scan(0, 0).entries.iter().all(|entry| !entry.persisted));
+}
