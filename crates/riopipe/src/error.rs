@@ -472,6 +472,7 @@ pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
              place, or it is damaged"
                 .into()
         }
+        Cause::Changed => "the target came back changed".into(),
     }
 }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use riopipe_net::{Interest, Poller, Socket, Waker, now_ns};
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
+use riopipe_session::initiator::known::{Changed, KnownTarget};
 use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::wire::{self, Claim};
 
@@ -42,18 +43,8 @@ pub(crate) struct Server {
     /// the extension.
     pub(crate) claim: Option<Claim>,
     /// What must be found here again.
-    pub(crate) identity: Identity,
+    pub(crate) known: KnownTarget,
     pub(crate) desk: Desk,
-}
-
-/// How a target and its drives are known again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) volume: VolumeId,
-    /// Its log region, if the extension tells of one.
-    pub(crate) region: Option<[u8; 16]>,
-    /// The volume's drives there: namespace, NGUID, member number.
-    pub(crate) drives: Vec<(u32, [u8; 16], u16)>,
 }
 
 /// What streams and the volume leave for the keeper, and what it tells them.
@@ -325,30 +316,16 @@ impl Keeper {
         Ok(association)
     }
 
-    /// The same log, and the same drives with the same volume on them: what was lost with a
-    /// replaced one no replay brings back (T19).
+    /// Looks whether the target and its drives are still what the volume has found (T19, T27).
     fn recognise(&self, association: &Association) -> Result<(), Again> {
-        let identity = &self.server.identity;
-        let other = |what: &str| Again::Refused(what.into(), Cause::LogMismatch);
-        let region = association.controller.extension.map(|extension| extension.region);
-        if region != identity.region {
-            return Err(other("the target came back with another ordering log"));
-        }
-        let mut drives = Drives::open(association, &self.connect)
-            .map_err(|error| Again::Later(error.to_string()))?;
-        for (nsid, nguid, member) in &identity.drives {
-            let namespaces = &association.controller.namespaces;
-            if !namespaces.iter().any(|n| n.nsid == *nsid && n.nguid == *nguid) {
-                return Err(other("the target came back with other drives"));
-            }
-            let found = read_label(drives.queue(), *nsid)
-                .map_err(|error| Again::Later(error.to_string()))?
-                .is_ok_and(|l| l.volume == identity.volume && l.index == *member);
-            if !found {
-                return Err(other(
-                    "the target came back with a drive that does not hold the volume any more",
-                ));
-            }
+        let known = &self.server.known;
+        let refused = |changed: Changed| Again::Refused(changed.to_string(), Cause::Changed);
+        let later = |error: &dyn std::error::Error| Again::Later(error.to_string());
+        known.check(&association.controller).map_err(refused)?;
+        let mut drives = Drives::open(association, &self.connect).map_err(|e| later(&e))?;
+        for nsid in known.namespaces() {
+            let label = read_label(drives.queue(), nsid).map_err(|e| later(&e))?;
+            known.check_label(nsid, &label).map_err(refused)?;
         }
         Ok(())
     }

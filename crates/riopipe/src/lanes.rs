@@ -526,6 +526,10 @@ impl Lanes {
         let gone = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
         let mut cause = cause_text(failure.cause, failure.flush);
         let absence = self.volume.servers[usize::from(server)].desk.absence();
+        if let Some(changed) = absence.as_ref().filter(|_| failure.cause == Cause::Changed) {
+            // Which says it all.
+            cause = changed.why.clone();
+        }
         if let Some(absence) = absence.filter(|_| gone) {
             let ms = now_ns().saturating_sub(absence.since) / 1_000_000;
             cause = format!("{cause} ({}; for {ms} ms now)", absence.why);

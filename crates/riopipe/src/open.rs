@@ -12,8 +12,10 @@ use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::claim::Intent;
+use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::label::DATA_START;
 use riopipe_session::stages::Stages;
 use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
@@ -25,7 +27,7 @@ use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{CallError, OpenError, RecoverError};
 use crate::housekeeper::Housekeeper;
 use crate::identity::ConnectOptions;
-use crate::keeper::{Desk, Identity, Keeper, Server};
+use crate::keeper::{Desk, Keeper, Server};
 use crate::recover::save_undone;
 use crate::recovery::{Recovery, streams_of};
 use crate::shared::{Inner, SharedLedger, Streams};
@@ -296,20 +298,17 @@ fn inner(
             members: members[index].clone(),
         });
         let drives = members[index].iter().map(|place| {
-            let member = usize::from(place.member.0);
-            (place.nsid, set.namespaces[member].nguid, set.labels[member].index)
+            let label = &set.labels[usize::from(place.member.0)];
+            let blocks = DATA_START.saturating_add(label.data_blocks);
+            DriveOfVolume { nsid: place.nsid, index: label.index, blocks }
         });
-        let identity = Identity {
-            volume: set.head.volume,
-            region: controller.extension.map(|e| e.region),
-            drives: drives.collect(),
-        };
+        let known = KnownTarget::new(set.head.volume, controller, drives);
         let server = Arc::new(Server {
             name: association.name(),
             addr: association.addr.clone(),
             queues_granted: controller.queues,
             claim,
-            identity,
+            known,
             desk: Desk::new(&poller),
             association: Mutex::new(association),
         });

@@ -34,6 +34,13 @@ pub enum Ev {
         /// The operation.
         flight: u64,
     },
+    /// A reactor of a target hears of something.
+    Hear {
+        /// The machine.
+        machine: usize,
+        /// Of what.
+        number: u64,
+    },
     /// A machine's target is started.
     StartMachine(usize),
     /// A machine's clocks are looked at.

@@ -19,7 +19,7 @@ const LATE_ANSWERS: u64 = 10;
 const PLAIN_HOSTS: u64 = 6;
 
 /// What a run is about: one thing (some of these have a name), or a bit of everything.
-const THEMES: u64 = 15;
+const THEMES: u64 = 17;
 /// Power cuts in the middle of mending what the last one left.
 const TWICE: u64 = 11;
 /// A target dies just after a take-over.
@@ -28,6 +28,10 @@ const SOON_AFTER: u64 = 12;
 const READS: u64 = 13;
 /// The same blocks are written again and again, and a target crashes while that is made durable.
 const OVER: u64 = 14;
+/// A drive loses its power-loss protection.
+const UNPROTECTED: u64 = 15;
+/// FLUSHes fail beside others.
+const FLUSHES: u64 = 16;
 
 /// The scenario of a seed.
 #[must_use]
@@ -108,7 +112,7 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         .map(|_| {
             let drives = *rng.pick(&[1, 1, 2]);
             let drives = (0..drives).map(|_| spec(rng)).collect();
-            MachineSpec { log, drives, blocks }
+            MachineSpec { log, drives, blocks, cores: *rng.pick(&[1, 1, 2, 3]) }
         })
         .collect()
 }
@@ -285,6 +289,28 @@ fn faults(
         let for_us = *rng.pick(&[0, 1_000, 5_000, 20_000]);
         let when = When::Event(rng.range(60, last) as u32);
         faults.push(Fault { when, what: What::GiveBack { for_us } });
+    }
+    if theme == UNPROTECTED {
+        // A drive turns out not to be protected, or is not any more.
+        let machine = machine(machines, rng);
+        machines[machine].drives.iter_mut().for_each(|drive| drive.plp = true);
+        let drive = rng.index(machines[machine].drives.len());
+        let down_us = *rng.pick(&[10, 200, 5_000]);
+        let when = When::Event(rng.range(60, last / 2) as u32);
+        faults.push(Fault { when, what: What::Unprotect { machine, drive, down_us } });
+    }
+    if theme == FLUSHES {
+        // FLUSHes of one drive fail beside others that don't, and each reactor hears of its own.
+        let machine = machine(machines, rng);
+        let drive = rng.index(machines[machine].drives.len());
+        machines[machine].cores = *rng.pick(&[2, 3]);
+        let spec = &mut machines[machine].drives[drive];
+        (spec.plp, spec.at_once) = (false, 0);
+        for _ in 0..rng.range(1, 5) {
+            let when = When::Event(rng.range(60, last) as u32);
+            let fault = DriveFault::Flush;
+            faults.push(Fault { when, what: What::Drive { machine, drive, fault } });
+        }
     }
     faults.append(&mut themed(theme, machines, last, rng));
     for _ in 0..count {

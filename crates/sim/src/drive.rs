@@ -165,6 +165,11 @@ impl Drive {
         &self.spec
     }
 
+    /// It has a volatile cache from now on; what is durable stays so.
+    pub fn unprotect(&mut self) {
+        self.spec.plp = false;
+    }
+
     /// What a reader finds in a block.
     #[must_use]
     pub fn block(&self, lba: u32) -> Content {

@@ -1,5 +1,7 @@
 //! A machine with drives, a log store and a target's process.
 
+use std::collections::BTreeMap;
+
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
@@ -9,7 +11,8 @@ use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    Closed, ConnId, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, Volumes,
+    Closed, ConnId, DeviceError, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
+    TargetConn, Volumes,
 };
 
 use crate::crc::crc32c;
@@ -19,6 +22,9 @@ use crate::host::SimHost;
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
 use crate::scenario::MachineSpec;
+
+/// A reactor is busy with something else for so long at most, ns.
+const BUSY_NS: u64 = 200_000;
 
 /// The one volume of a simulated cluster.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
@@ -35,6 +41,16 @@ pub struct Link {
     pub net: Option<usize>,
     /// The session has said that it is to be closed.
     pub ending: bool,
+    /// The reactor that has it.
+    core: usize,
+}
+
+/// What a reactor has still to hear of.
+enum Unheard {
+    /// A drive has finished an operation.
+    Done(OpId, Result<Option<Vec<u8>>, DeviceError>),
+    /// Something was left for a connection.
+    Notice(ConnId),
 }
 
 /// A machine.
@@ -57,6 +73,13 @@ pub struct Machine {
     boot: u64,
     next_conn: u64,
     fuse: Fuse,
+    /// What happened and has not been heard of, by number.
+    unheard: BTreeMap<u64, Unheard>,
+    next_unheard: u64,
+    /// When and of what a reactor is to hear, since last looked at.
+    pub to_hear: Vec<(u64, u64)>,
+    /// Until when each reactor is busy with something else, ns.
+    busy: Vec<u64>,
     /// The right log, while an empty one is in its place.
     pub set_aside: Option<SetAside>,
 }
@@ -90,6 +113,10 @@ impl Machine {
             boot: 1,
             next_conn: 1,
             fuse,
+            unheard: BTreeMap::new(),
+            next_unheard: 0,
+            to_hear: Vec::new(),
+            busy: vec![0; usize::from(spec.cores.max(1))],
             set_aside: None,
         };
         machine.format(volume, start);
@@ -204,6 +231,8 @@ impl Machine {
         self.touched.clear();
         self.host.notices.clear();
         self.host.scheduled.clear();
+        self.unheard.clear();
+        self.to_hear.clear();
         for drive in &mut self.host.drives {
             drive.orphan();
         }
@@ -242,12 +271,14 @@ impl Machine {
         let id = ConnId(self.next_conn);
         self.next_conn += 1;
         let conn = TargetConn::new(id, at as u64, crc32c, self.host.now);
+        let core = id.0 as usize % self.busy.len();
         self.links[at] = Some(Link {
             conn,
             out: Outbox::new(),
             input: Vec::new(),
             net: Some(net),
             ending: false,
+            core,
         });
         at
     }
@@ -295,14 +326,51 @@ impl Machine {
 
     /// A drive has finished an operation.
     pub fn drive_done(&mut self, drive: usize, flight: u64) {
-        let Some((op, result)) = self.host.end(drive, flight) else { return };
-        let Some(op) = op else { return };
+        let Some((Some(op), result)) = self.host.end(drive, flight) else { return };
+        let core = self.links.get(op.key() as usize).and_then(Option::as_ref).map(|l| l.core);
+        let Some(core) = core else { return };
+        match self.is_late(core) {
+            Some(at) => self.hear_at(at, Unheard::Done(op, result)),
+            None => self.done(op, result),
+        }
+    }
+
+    fn done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, DeviceError>) {
         let at = op.key() as usize;
         let Self { host, links, touched, .. } = self;
         if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
             link.conn.device_done(op, result, host, &mut link.out);
             link.conn.settled(host, &mut link.out);
             touched.push(at);
+        }
+    }
+
+    /// When a reactor comes to something that is there now, unless at once. A target's only reactor
+    /// always does: what it has not heard of has not happened yet, for all that anybody can tell.
+    fn is_late(&mut self, core: usize) -> Option<u64> {
+        if self.busy.len() == 1 {
+            return None;
+        }
+        let now = self.host.now;
+        if self.busy[core] <= now && self.rng.one_in(3) {
+            self.busy[core] = now + self.rng.below(BUSY_NS);
+        }
+        (self.busy[core] > now).then_some(self.busy[core])
+    }
+
+    fn hear_at(&mut self, time: u64, what: Unheard) {
+        self.next_unheard += 1;
+        self.unheard.insert(self.next_unheard, what);
+        self.to_hear.push((time, self.next_unheard));
+    }
+
+    /// A reactor hears of something.
+    pub fn hear(&mut self, number: u64) {
+        match self.unheard.remove(&number) {
+            Some(Unheard::Done(op, result)) => self.done(op, result),
+            Some(Unheard::Notice(id)) => self.notice(id),
+            // The process has died.
+            None => {}
         }
     }
 
@@ -318,19 +386,28 @@ impl Machine {
         }
     }
 
-    /// Carries notices between connections until there are none.
+    /// Carries notices between connections until there are none, or none that is heard of now.
     pub fn deliver_notices(&mut self) {
-        let Self { host, links, touched, .. } = self;
-        while let Some(id) = host.notices.pop_front() {
-            let found = links.iter_mut().enumerate().find_map(|(at, link)| {
-                link.as_mut().filter(|link| link.conn.id() == id).map(|link| (at, link))
-            });
-            let Some((at, link)) = found else { continue };
-            if let Err(closed) = link.conn.noticed(host, &mut link.out) {
-                end(link, host, &closed);
+        while let Some(id) = self.host.notices.pop_front() {
+            let link = self.links.iter().flatten().find(|link| link.conn.id() == id);
+            let Some(core) = link.map(|link| link.core) else { continue };
+            match self.is_late(core) {
+                Some(at) => self.hear_at(at, Unheard::Notice(id)),
+                None => self.notice(id),
             }
-            touched.push(at);
         }
+    }
+
+    fn notice(&mut self, id: ConnId) {
+        let Self { host, links, touched, .. } = self;
+        let found = links.iter_mut().enumerate().find_map(|(at, link)| {
+            link.as_mut().filter(|link| link.conn.id() == id).map(|link| (at, link))
+        });
+        let Some((at, link)) = found else { return };
+        if let Err(closed) = link.conn.noticed(host, &mut link.out) {
+            end(link, host, &closed);
+        }
+        touched.push(at);
     }
 
     /// Drops a link that is over.

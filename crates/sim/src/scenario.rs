@@ -16,6 +16,19 @@ pub struct MachineSpec {
     pub drives: Vec<DriveSpec>,
     /// Blocks of each drive.
     pub blocks: u32,
+    /// The target's reactors. With several, each hears in its own time of what drives have finished
+    /// and of what connections leave for one another.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub cores: u8,
+}
+
+const fn one() -> u8 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde takes")]
+const fn is_one(cores: &u8) -> bool {
+    *cores == 1
 }
 
 /// The volume and how it is used.
@@ -244,6 +257,16 @@ pub enum What {
     BlankLog {
         /// Which machine.
         machine: usize,
+    },
+    /// The target's process is killed and comes back with a drive that has lost its power-loss
+    /// protection.
+    Unprotect {
+        /// Which machine.
+        machine: usize,
+        /// Which of its drives.
+        drive: usize,
+        /// How long it is down, µs.
+        down_us: u32,
     },
     /// The initiator closes the volume in good order; somebody opens it again after a while.
     GiveBack {

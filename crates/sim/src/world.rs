@@ -180,6 +180,11 @@ impl World {
                 self.machines[machine].drive_done(drive, flight);
                 self.settle(machine);
             }
+            Ev::Hear { machine, number } => {
+                self.machines[machine].host.now = self.core.now;
+                self.machines[machine].hear(number);
+                self.settle(machine);
+            }
             Ev::StartMachine(machine) => self.start_machine(machine),
             Ev::TickMachine(machine) => {
                 self.core.after(MACHINE_TICK_NS, ev);
@@ -301,6 +306,9 @@ impl World {
         for scheduled in machine.host.scheduled.drain(..) {
             let (drive, flight) = (scheduled.drive, scheduled.flight);
             core.after(scheduled.delay, Ev::Drive { machine: at, drive, flight });
+        }
+        for (time, number) in machine.to_hear.drain(..) {
+            core.at(time, Ev::Hear { machine: at, number });
         }
         for (_, told) in machine.host.told.drain(..) {
             core.oracle.told(at, &told);

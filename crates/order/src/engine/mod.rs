@@ -176,6 +176,8 @@ pub enum Cause {
     SharedFlush,
     /// The target's log of the stream is not what was sent to it (T18, T19).
     LogMismatch,
+    /// The target came back, and its log or a drive is not what it was (T27).
+    Changed,
 }
 
 /// A stream's first failure: what poisons it (P6).

@@ -44,9 +44,18 @@ impl Node {
 
     /// Several such drives.
     pub(crate) fn with_drives(names: &[&str]) -> Self {
+        Self::with(names, |path| format!("file:{path},size=32M"))
+    }
+
+    /// One drive with power-loss protection, kept in a file.
+    pub(crate) fn protected() -> Self {
+        Self::with(&["drive"], |path| format!("ssd:optane,size=32M,file={path}"))
+    }
+
+    fn with(names: &[&str], spec: impl Fn(String) -> String) -> Self {
         static NODES: AtomicU32 = AtomicU32::new(0);
         let dir = TempDir::new().unwrap();
-        let drive = |name: &&str| format!("file:{}/{name},size=32M", dir.path().display());
+        let drive = |name: &&str| spec(dir.path().join(name).display().to_string());
         let drives: Vec<String> = names.iter().map(drive).collect();
         let drives: Vec<&str> = drives.iter().map(String::as_str).collect();
         let mut config = Config::on_loopback(&drives);
@@ -63,6 +72,17 @@ impl Node {
         let running = Target::start(&self.config).expect("the target starts");
         self.config.listen = vec![running.addresses()[0].to_string()];
         self.running = Some(running);
+    }
+
+    /// The same drive, as one with a volatile cache from the next start on.
+    pub(crate) fn lose_protection(&mut self) {
+        let plain = format!("file:{}", self.path("drive").display());
+        self.config.namespaces = Config::on_loopback(&[&plain]).namespaces;
+    }
+
+    /// FLUSHes that its drives were asked for in this life.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.running.as_ref().expect("it runs").stat().counter("flushes")
     }
 
     pub(crate) fn kill(&mut self) {

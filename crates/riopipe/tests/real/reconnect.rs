@@ -217,3 +217,44 @@ fn t19_a_target_that_comes_back_without_its_drive_is_refused() {
     assert!(error.contains("another log") || error.contains("does not hold the volume"), "{error}");
     drop((stream, volume));
 }
+
+/// A drive that comes back with a volatile cache is not believed without a FLUSH: the volume says so,
+/// and goes on once it has been opened again.
+#[test]
+fn t27_a_drive_that_comes_back_without_power_loss_protection_is_not_believed() {
+    let mut node = Node::protected();
+    let members = volume_on(std::slice::from_ref(&node));
+    let (volume, _) = open_soon(&members, &with_loss_timeout(SOON));
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut idle = volume.stream(1, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    node.kill();
+    node.lose_protection();
+    node.start();
+    // Whatever it is asked for, nothing is called durable.
+    let buf = stream.buf(4096);
+    let later = stream.group().write(1, buf, Place::Fresh).submit_durable();
+    let said = match later {
+        Ok(seq) => stream.wait(Until::Durable(seq), Some(SOON)).unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    };
+    for part in ["namespace 1", "volatile write cache", "Open the volume again"] {
+        assert!(said.contains(part), "no {part:?} in: {said}");
+    }
+    soon("an idle stream is told, too", || idle.poll().is_err());
+    let again = stream.reopen().unwrap_err().to_string();
+    assert!(again.contains("volatile write cache"), "{again}");
+    drop((stream, idle, volume));
+
+    let (volume, recovery) =
+        open_soon(&members, &OpenOptions { take_over: true, ..open_options() });
+    assert!(recovery.stream(0).unwrap().last >= seq, "what was durable is there");
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let before = node.flushes();
+    let seq = put(&mut stream, 2, 1, 3, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert!(node.flushes() > before, "now it takes a FLUSH");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}

@@ -8,6 +8,7 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::claim::{ClaimError, Intent};
+use riopipe_session::initiator::known::DriveOfVolume;
 use riopipe_session::initiator::opening::{
     Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
     Ticket,
@@ -138,7 +139,7 @@ impl Client {
                         },
                         start: u64::from(spec.volume.first),
                         blocks: u64::from(spec.machines[machine].blocks - spec.volume.first),
-                        volatile: volatile(core, machine),
+                        volatile: controller.is_some_and(|c| c.vwc),
                     })
                     .collect(),
             }
@@ -201,7 +202,15 @@ impl Client {
                 let client = (self.index, self.take_over, core.now);
                 let era = core.oracle.recovered(client, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
-                for server in &mut self.servers {
+                for (machine, server) in self.servers.iter_mut().enumerate() {
+                    let members = core.scenario.volume.members.iter().zip(0..);
+                    let members = members.filter(|((at, _), _)| *at == machine);
+                    let blocks = u64::from(core.scenario.machines[machine].blocks);
+                    server.is_known(members.map(|((_, drive), index)| DriveOfVolume {
+                        nsid: *drive as u32 + 1,
+                        index,
+                        blocks,
+                    }));
                     server.claimed = true;
                     server.close_undo(core);
                 }
@@ -248,7 +257,7 @@ impl Client {
             start: u64::from(spec.volume.first),
             blocks: u64::from(spec.machines[*machine].blocks - spec.volume.first),
             request_blocks_max: spec.volume.request_blocks,
-            volatile: volatile(core, *machine),
+            volatile: self.servers[*machine].controller().is_some_and(|c| c.vwc),
         });
         let servers = slots.into_iter().map(|slots| ServerInfo { slots });
         let topology =
@@ -264,11 +273,6 @@ impl Client {
             ledger: Ledger::new(core.map.len(), released),
         })
     }
-}
-
-/// Whether the target says of its drives that they have volatile caches: it says it of all.
-fn volatile(core: &Core, machine: usize) -> bool {
-    core.scenario.machines[machine].drives.iter().any(|drive| !drive.plp)
 }
 
 /// What the oracle has to know of a recovery.

@@ -1,6 +1,8 @@
 //! A volume that is open: its streams start, have lost targets back, are reopened, and end.
 
 use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::Cause;
+use riopipe_order::probe::{self, Rare};
 use riopipe_session::initiator::opening::Mode;
 use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
@@ -111,6 +113,16 @@ impl Client {
         let config = self.config(core);
         for (at, server) in self.servers.iter_mut().enumerate() {
             if !server.is_up() || server.claimed || server.claiming || self.fenced || self.broken {
+                continue;
+            }
+            if let Some(changed) = server.changed() {
+                probe::hit(Rare::Changed);
+                core.trace(|| format!("initiator: target {at} is not what it was: {changed}"));
+                // As a program does that is told so: the volume is opened again.
+                self.broken = true;
+                for stream in self.streams.iter_mut().flatten() {
+                    stream.give_up(at as u16, Cause::Changed, core);
+                }
                 continue;
             }
             let claim = rio::Claim {

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use riopipe_nvme::command::{Sqe, Status, admin};
 use riopipe_order::probe::{self, Plant};
 use riopipe_session::initiator::attach::{Attach, Controller};
+use riopipe_session::initiator::known::{Changed, DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Call, Ticket};
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
 use riopipe_session::outbox::Outbox;
 
 use super::wire::Wire;
 use crate::core::{Core, MS};
+use crate::machine::VOLUME;
 use crate::network::{ClientEnd, Role};
 use crate::payload::Payload;
 
@@ -79,6 +81,8 @@ pub(super) struct Server {
     pub(super) claimed: bool,
     /// A claim to have it again is under way.
     pub(super) claiming: bool,
+    /// As the volume was opened.
+    known: Option<KnownTarget>,
 }
 
 /// Commands that have ended, and how.
@@ -105,7 +109,20 @@ impl Server {
             association: 0,
             claimed: false,
             claiming: false,
+            known: None,
         }
+    }
+
+    /// The volume has been opened: it is this target that is to be found again.
+    pub(super) fn is_known(&mut self, drives: impl Iterator<Item = DriveOfVolume>) {
+        self.known = self.controller.as_ref().map(|now| KnownTarget::new(VOLUME, now, drives));
+    }
+
+    /// What is not as it was when the volume was opened, in an association made since (T27).
+    #[must_use]
+    pub(super) fn changed(&self) -> Option<Changed> {
+        let (known, now) = (self.known.as_ref()?, self.controller.as_ref()?);
+        known.check(now).err()
     }
 
     /// Whether its association is there.

@@ -107,6 +107,13 @@ impl World {
                     self.machines[machine].set_aside = Some(log);
                 }
             }
+            What::Unprotect { machine, drive, down_us } => {
+                self.core.oracle.machine_failed(machine);
+                if self.machines[machine].is_up() {
+                    self.crash_machine(machine, Doom { power: false, down_us });
+                }
+                self.machines[machine].host.drives[drive].unprotect();
+            }
             What::GiveBack { for_us } => {
                 if let Some(owner) = self.owner().filter(|_| self.giving_back.is_none()) {
                     self.clients[owner].close();

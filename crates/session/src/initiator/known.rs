@@ -1,0 +1,197 @@
+//! How an open volume knows a target and its drives again after a connection was lost (T19, T27).
+//!
+//! What a volume has learnt of its targets when it was opened decides what it does for a promise:
+//! where a FLUSH is needed, which log has its entries, which blocks are its own. A target that
+//! comes back is therefore looked at again before anything is sent to it.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::probe::{self, Plant};
+
+use super::attach::{Controller, Namespace};
+use crate::label::{Label, LabelError};
+
+/// A target as a volume found it when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownTarget {
+    volume: VolumeId,
+    /// Its log region, if the extension tells of one.
+    region: Option<[u8; 16]>,
+    /// It said of its drives that they have a volatile cache; it says it of all or none.
+    volatile: bool,
+    drives: Vec<KnownDrive>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KnownDrive {
+    nsid: u32,
+    nguid: [u8; 16],
+    uuid: Option<[u8; 16]>,
+    block_size: u32,
+    /// Blocks that the volume needs there.
+    blocks: u64,
+    /// Which member the label says it is.
+    index: u16,
+}
+
+/// A drive of a volume on a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriveOfVolume {
+    /// Its namespace.
+    pub nsid: u32,
+    /// Which member its label says it is.
+    pub index: u16,
+    /// Blocks that the volume needs there, from the first one on.
+    pub blocks: u64,
+}
+
+/// A target has come back, and is not what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Changed {
+    /// Another ordering log, or none.
+    #[error(
+        "the target came back with another ordering log: what the old one had, no replay brings \
+         back. Let it serve the log that it had, and open the volume again"
+    )]
+    Region,
+    /// A drive is not there.
+    #[error(
+        "the target came back without namespace {0}, a drive of the volume: let it serve that \
+         again, and open the volume again"
+    )]
+    Missing(u32),
+    /// Another drive has taken its place.
+    #[error(
+        "the target came back with another drive as namespace {0} (its NGUID or UUID differs): \
+         let it serve the volume's drive there, and open the volume again"
+    )]
+    Replaced(u32),
+    /// Its blocks are of another size.
+    #[error(
+        "namespace {nsid} came back with blocks of {now} bytes instead of {was}: let the target \
+         serve it as it was, and open the volume again"
+    )]
+    BlockSize {
+        /// The namespace.
+        nsid: u32,
+        /// Bytes of a block when the volume was opened.
+        was: u32,
+        /// And now.
+        now: u32,
+    },
+    /// It has become too small.
+    #[error(
+        "namespace {nsid} came back with {now} blocks, of which the volume needs {needed}: let \
+         the target serve all of it, and open the volume again"
+    )]
+    Shrunk {
+        /// The namespace.
+        nsid: u32,
+        /// Blocks that the volume needs.
+        needed: u64,
+        /// Blocks that it has now.
+        now: u64,
+    },
+    /// It may lose in a power cut what it has completed, which it could not before.
+    #[error(
+        "namespace {0} came back with a volatile write cache and was protected against power loss \
+         before: what it has completed counted as durable without a FLUSH, and does not any more. \
+         Open the volume again: what is durable is then flushed first"
+    )]
+    Unprotected(u32),
+    /// Its label is not the volume's.
+    #[error(
+        "namespace {0} came back as a drive that does not hold the volume any more (its label is \
+         gone, or another's): let the target serve the volume's drive there, and open the volume \
+         again"
+    )]
+    Label(u32),
+}
+
+impl KnownTarget {
+    /// What is to be found again of a target that serves these drives of a volume. A drive that
+    /// the controller doesn't have is left out: whoever opens a volume has refused that.
+    #[must_use]
+    pub fn new(
+        volume: VolumeId,
+        controller: &Controller,
+        drives: impl IntoIterator<Item = DriveOfVolume>,
+    ) -> Self {
+        let drives = drives.into_iter().filter_map(|drive| {
+            let namespace = find(controller, drive.nsid)?;
+            Some(KnownDrive {
+                nsid: drive.nsid,
+                nguid: namespace.nguid,
+                uuid: namespace.uuid,
+                block_size: namespace.block_size,
+                blocks: drive.blocks,
+                index: drive.index,
+            })
+        });
+        Self {
+            volume,
+            region: controller.extension.map(|extension| extension.region),
+            volatile: controller.vwc,
+            drives: drives.collect(),
+        }
+    }
+
+    /// The namespaces of the volume's drives, whose labels are to be
+    /// [looked at](Self::check_label), too.
+    pub fn namespaces(&self) -> impl Iterator<Item = u32> + '_ {
+        self.drives.iter().map(|drive| drive.nsid)
+    }
+
+    /// Whether the target is what it was: its log, its drives, and what they do to what they have
+    /// completed. A drive that is protected now and was not, or has grown, changes nothing: the
+    /// volume goes on as if it had not.
+    ///
+    /// # Errors
+    /// [`Changed`]: nothing that the volume still counts on may be asked of the target.
+    pub fn check(&self, now: &Controller) -> Result<(), Changed> {
+        if now.extension.map(|extension| extension.region) != self.region {
+            return Err(Changed::Region);
+        }
+        for drive in &self.drives {
+            let nsid = drive.nsid;
+            let found = find(now, nsid).ok_or(Changed::Missing(nsid))?;
+            if found.nguid != drive.nguid || drive.uuid.is_some() && found.uuid != drive.uuid {
+                return Err(Changed::Replaced(nsid));
+            }
+            if found.block_size != drive.block_size {
+                let (was, now) = (drive.block_size, found.block_size);
+                return Err(Changed::BlockSize { nsid, was, now });
+            }
+            if found.blocks < drive.blocks {
+                return Err(Changed::Shrunk { nsid, needed: drive.blocks, now: found.blocks });
+            }
+            if now.vwc && !self.volatile && !probe::planted(Plant::T27BelieveProtection) {
+                return Err(Changed::Unprotected(nsid));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the label found on a drive is still the volume's.
+    ///
+    /// # Errors
+    /// [`Changed::Label`].
+    pub fn check_label(&self, nsid: u32, found: &Result<Label, LabelError>) -> Result<(), Changed> {
+        let ours = |label: &Label, drive: &KnownDrive| {
+            label.volume == self.volume && label.index == drive.index
+        };
+        let drive = self.drives.iter().find(|drive| drive.nsid == nsid);
+        match (found, drive) {
+            (Ok(label), Some(drive)) if ours(label, drive) => Ok(()),
+            _ => Err(Changed::Label(nsid)),
+        }
+    }
+}
+
+fn find(controller: &Controller, nsid: u32) -> Option<&Namespace> {
+    controller.namespaces.iter().find(|namespace| namespace.nsid == nsid)
+}
+
+#[cfg(test)]
+mod tests;
