@@ -116,3 +116,21 @@ fn t29_a_doubt_ends_though_new_flushes_begin() {
         assert!(shared.board.end(last, || shared.wake()).is_none());
     });
 }
+
+/// Whoever ends amid two rounds waits for the FLUSHes of both.
+#[test]
+fn t29_the_end_of_one_round_is_not_enough_for_two() {
+    loom::model(|| {
+        let board = FlushBoard::new();
+        let [older, first] = [board.begin(), board.begin()];
+        assert!(board.end(first, || ()).is_some());
+        // The first end closed a round: `older` belongs to the one before these.
+        let [newer, mine] = [board.begin(), board.begin()];
+        let doubt = board.end(mine, || ()).expect("two others are under way");
+        let _ = board.end(older, || ());
+        assert!(board.wait(doubt, || ()), "the newer one may have failed");
+        let mut woken = false;
+        let _ = board.end(newer, || woken = true);
+        assert!(woken && !board.wait(doubt, || ()));
+    });
+}
