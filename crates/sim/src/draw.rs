@@ -43,6 +43,7 @@ pub fn draw(seed: u64) -> Scenario {
     let mut volume = volume(&machines, &mut rng);
     match theme {
         SOON_AFTER => volume.streams = 4,
+        FLUSHES => volume.streams = *rng.pick(&[3, 4]),
         TWICE => volume.slots = *rng.pick(&[6, 8]),
         _ => {}
     }
@@ -167,7 +168,7 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, theme: u64, rng: &mut Rn
     let per_member = (machines[0].blocks - volume.first) / volume.unit * volume.unit;
     let blocks = members * per_member;
     let count = rng.range(15, 110);
-    let durable = *rng.pick(&[3, 15, 40]);
+    let durable = if theme == FLUSHES { 60 } else { *rng.pick(&[3, 15, 40]) };
     let in_place = *rng.pick(&[0, 15, 15, 60]);
     let discard = *rng.pick(&[0, 5, 20]);
     let wait = *rng.pick(&[0, 5, 20]);
@@ -305,8 +306,8 @@ fn faults(
         let drive = rng.index(machines[machine].drives.len());
         machines[machine].cores = *rng.pick(&[2, 3]);
         let spec = &mut machines[machine].drives[drive];
-        (spec.plp, spec.at_once) = (false, 0);
-        for _ in 0..rng.range(1, 5) {
+        (spec.plp, spec.at_once, spec.latency_us) = (false, 0, 60);
+        for _ in 0..rng.range(3, 8) {
             let when = When::Event(rng.range(60, last) as u32);
             let fault = DriveFault::Flush;
             faults.push(Fault { when, what: What::Drive { machine, drive, fault } });
