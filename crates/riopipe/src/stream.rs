@@ -361,7 +361,7 @@ impl Stream {
     ///
     /// What was submitted after group [`last`](StreamRecovery::last) of what this returns is gone,
     /// and its numbers are given again; the [marks](Self::watch) go back to it. With another
-    /// engine than `rio` nothing is undone: the stream goes on after what was complete.
+    /// engine than `rio` nothing is undone: the stream goes on after what was durable.
     ///
     /// # Errors
     /// [`ReopenError`]; the stream has failed still, and this may be tried again. A stream with
@@ -375,13 +375,14 @@ impl Stream {
         }
         // From here on nothing of the old life reaches a target.
         lanes.hang_up();
-        let (qids, complete) = (lanes.qids(), lanes.session.marks().complete);
+        // Of an engine without a log nothing else is known to be there after a crash (P2).
+        let (qids, durable) = (lanes.qids(), lanes.session.marks().durable);
         let replayed = lanes.session.engine().replayed();
         drop(lanes);
         let mut recovery = if self.volume.is_logged() {
             self.volume.recover_stream(self.id)?
         } else {
-            StreamRecovery::none(self.id, complete)
+            StreamRecovery::none(self.id, durable)
         };
         recovery.replayed = replayed;
         self.volume.stream_recovered(&recovery);

@@ -3,10 +3,11 @@
 use std::fs;
 
 use riopipe::{
-    CreateOptions, MemberAddr, Place, ReopenError, Seq, StreamOptions, Until, Volume, WaitError,
+    CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, ReopenError, Seq, StreamOptions,
+    Until, Volume, WaitError,
 };
 
-use crate::crash::{Node, SOON, holds, open_soon, put};
+use crate::crash::{Node, Proxy, SOON, holds, open_soon, put};
 use crate::site::{create_options, open_options};
 
 /// A drive vanishes below one stream; another, on the drive beside it, never notices (P6, T22).
@@ -81,6 +82,37 @@ fn a_healthy_stream_is_not_reopened() {
     let last = stream.last();
     assert_eq!(last, Seq(1));
     stream.wait(Until::Durable(last), Some(SOON)).unwrap();
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// Without a log nothing but what was flushed is known to be there: what was only complete, on a
+/// drive that may forget it, is not called durable because the stream was reopened (P2).
+#[test]
+fn p2_a_reopened_stream_without_a_log_calls_durable_only_what_was() {
+    let node = Node::new();
+    Volume::create("v", &[node.member()], &create_options()).unwrap();
+    let proxy = Proxy::to(node.addr());
+    let options = OpenOptions { engine: Some(EngineKind::None), ..open_options() };
+    let (volume, _) = open_soon(&[proxy.member()], &options);
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, false);
+    let before = stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
+    proxy.cut();
+    let began = std::time::Instant::now();
+    while stream.poll().is_ok() {
+        assert!(began.elapsed() < SOON, "the stream does not notice");
+        std::thread::yield_now();
+    }
+    let found = loop {
+        match stream.reopen() {
+            Ok(found) => break found,
+            Err(error) => assert!(began.elapsed() < SOON, "{error}"),
+        }
+    };
+    assert_eq!(before.durable, Seq::ZERO, "nobody has flushed");
+    assert_eq!(found.last, Seq::ZERO, "{found}");
+    assert_eq!(stream.poll().unwrap().durable, Seq::ZERO);
     stream.close().unwrap();
     volume.close().unwrap();
 }
