@@ -107,6 +107,9 @@ pub struct VolumeRecord {
     pub state: VolumeState,
     /// Host identifier of the last owner, all zero if there was none.
     pub owner: [u8; 16],
+    /// The generation of the owner that has last given up what was in the log (T26); 0 for none.
+    /// Whatever of a stream is older than this is in doubt, until the stream is started again.
+    pub given_up: u32,
     /// How many streams, each with a partition of its own.
     pub streams: u16,
     /// Slots per partition.
@@ -387,6 +390,19 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
+    /// Notes that the owner with this generation gives up what the log knew of a volume, durable
+    /// before it returns: nothing relies on it, and no partition is begun anew, before (T26).
+    ///
+    /// # Errors
+    ///
+    /// There is no such volume, or the region failed.
+    pub fn give_up(&mut self, id: VolumeId, generation: u32) -> Result<(), ChangeError> {
+        let at = self.position(id)?;
+        let mut header = self.header.clone();
+        header.volumes[at].given_up = generation;
+        Ok(self.change(header)?)
+    }
+
     /// Notes whether a volume's log may still be needed, durable before it returns.
     ///
     /// # Errors
@@ -450,6 +466,7 @@ impl<R: Region> LogRegion<R> {
             generation: 0,
             state: VolumeState::Closed,
             owner: [0; 16],
+            given_up: 0,
             streams,
             slots,
             offset: offset as u64,

@@ -145,6 +145,8 @@ named! {
         T23LateAnswers = "T23-late-answers",
         /// A group that no list shows ends no prefix.
         P1SkipGap = "P1-skip-gap",
+        /// With a log given up, fresh blocks beyond the prefix are undone on the other targets.
+        T26UndoInDoubt = "T26-undo-in-doubt",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.
@@ -253,6 +255,10 @@ named! {
         Guarded = "guarded",
         /// An initiator gave a target up for good.
         GivenUp = "given-up",
+        /// A log was given up.
+        LogGivenUp = "log-given-up",
+        /// A stream was recovered of which a log had been given up.
+        LogInDoubt = "log-in-doubt",
         /// An answer to an abandoned attempt to recover came during a later one.
         LateAnswer = "late-answer",
     }

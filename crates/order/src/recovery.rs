@@ -110,6 +110,9 @@ pub struct StreamList {
     /// An earlier recovery has settled the partition: `released` is its k, and everything listed
     /// has been undone or is an in-place update (T9).
     pub settled: bool,
+    /// What this server's log knew of the stream was given up, and the stream has not been started
+    /// since (T26).
+    pub in_doubt: bool,
     /// The live entries.
     pub entries: Vec<ListedEntry>,
 }
@@ -157,6 +160,11 @@ pub struct StreamPlan {
     pub undo: Vec<DriveExtent>,
     /// In-place updates of dropped groups, in order of seq.
     pub in_place: Vec<InPlace>,
+    /// Whether a log was given up: nothing is undone, on no server (T26).
+    pub log_given_up: bool,
+    /// Fresh blocks of dropped groups that are left because of that, in order of seq: they may be
+    /// of a group that was durable and confirmed.
+    pub in_doubt: Vec<InPlace>,
     /// Servers that an earlier, interrupted recovery has settled.
     pub settled: u16,
 }
@@ -175,13 +183,17 @@ impl StreamPlan {
     }
 }
 
+/// What to do about logs that can't be believed (T26).
+pub const ADVICE: &str = "put the right logs back, or open the volume with --accept-lost-log: then \
+    nothing is undone on any target, and what is in doubt is listed";
+
 /// Why no prefix can be told from the lists. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecideError {
     /// Entries of one group that cannot both be true (T6).
     #[error(
         "the logs contradict each other about group {seq} of stream {stream}: they are damaged, or \
-         not all of this volume"
+         not all of this volume; {ADVICE}"
     )]
     Contradiction {
         /// The stream.
@@ -192,7 +204,7 @@ pub enum DecideError {
     /// An entry for a drive that the reporting server does not have.
     #[error(
         "the log of server {server} has an entry of stream {stream}, group {seq}, for member \
-         {member}, which is not on that server"
+         {member}, which is not on that server; {ADVICE}"
     )]
     WrongServer {
         /// The stream.
@@ -208,7 +220,7 @@ pub enum DecideError {
     /// has released: no stream starts before all are settled, so that can't be (T9).
     #[error(
         "stream {stream} was settled at group {k} on one server, and is at {other} on another: \
-         the logs are not all of this volume, or not of the same time"
+         the logs are not all of this volume, or not of the same time; {ADVICE}"
     )]
     Settled {
         /// The stream.
@@ -237,6 +249,11 @@ impl DecideError {
 /// `server_of` tells which server has a drive; `None` for a drive that the volume does not have.
 /// `lists` has one element for **every** server of the volume (T20).
 ///
+/// Where a log was given up, part of the order is missing, and no undo is safe: what looks like the
+/// other side of a hole may have been confirmed. Then nothing is undone, groups are counted from
+/// the largest mark as far as what is left shows them whole, and all that lies beyond is listed,
+/// fresh or in place (T26). What contradicts the rest is no error there, but no proof either.
+///
 /// # Errors
 /// The lists cannot all be of this volume, or are damaged.
 pub fn decide(
@@ -244,14 +261,22 @@ pub fn decide(
     lists: &[StreamList],
     server_of: impl Fn(Member) -> Option<u16>,
 ) -> Result<StreamPlan, DecideError> {
-    for list in lists {
-        for ListedEntry { attribute: a, .. } in &list.entries {
-            if server_of(a.member) != Some(list.server) {
-                let (server, member) = (list.server, a.member.0);
-                return Err(DecideError::WrongServer { stream, seq: a.seq, server, member });
-            }
-        }
-    }
+    let given_up = lists.iter().any(|list| list.in_doubt) && !probe::planted(Plant::T26UndoInDoubt);
+    let readable: Vec<StreamList>;
+    let lists = if given_up {
+        probe::hit(Rare::LogInDoubt);
+        let own = |list: &StreamList| {
+            let entries = list.entries.iter().copied();
+            let own = |e: &ListedEntry| server_of(e.attribute.member) == Some(list.server);
+            entries.filter(own).collect::<Vec<_>>()
+        };
+        readable =
+            lists.iter().map(|list| StreamList { entries: own(list), ..list.clone() }).collect();
+        &readable[..]
+    } else {
+        check_servers(stream, lists, server_of)?;
+        lists
+    };
     let marks = lists.iter().map(|list| list.released);
     let released = if probe::planted(Plant::T1SmallestMark) {
         marks.min().unwrap_or_default()
@@ -265,8 +290,15 @@ pub fn decide(
         .collect();
     entries.sort_by_key(|entry| stream_order(&entry.attribute));
     let groups = Groups { released, entries: &entries };
-    groups.check(stream)?;
-    let k = match settled_at(stream, lists, released)? {
+    if !given_up {
+        groups.check(stream)?;
+    }
+    let settled = if given_up {
+        lists.iter().any(|list| list.settled).then_some(released)
+    } else {
+        settled_at(stream, lists, released)?
+    };
+    let k = match settled {
         // Everything beyond was undone then; nothing is counted again (T9).
         Some(k) => {
             probe::hit(Rare::SettledBefore);
@@ -281,7 +313,7 @@ pub fn decide(
     if beyond().any(|group| is_whole(group, |entry| entry.durable)) {
         probe::hit(Rare::WholeBeyondK);
     }
-    let (undo, in_place) = beyond_prefix(lists, k);
+    let Beyond { undo, in_place, in_doubt } = beyond_prefix(lists, k, given_up);
     Ok(StreamPlan {
         stream,
         released,
@@ -292,8 +324,27 @@ pub fn decide(
         dropped: beyond().map(|group| u64::from(group[0].attribute.span)).sum(),
         undo,
         in_place,
+        log_given_up: given_up,
+        in_doubt,
         settled: lists.iter().filter(|list| list.settled).count() as u16,
     })
+}
+
+/// Whether every entry is for a drive of the server that reports it.
+fn check_servers(
+    stream: StreamId,
+    lists: &[StreamList],
+    server_of: impl Fn(Member) -> Option<u16>,
+) -> Result<(), DecideError> {
+    for list in lists {
+        for ListedEntry { attribute: a, .. } in &list.entries {
+            if server_of(a.member) != Some(list.server) {
+                let (server, member) = (list.server, a.member.0);
+                return Err(DecideError::WrongServer { stream, seq: a.seq, server, member });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The k that an interrupted recovery has recorded, if any has.
@@ -354,7 +405,8 @@ impl<'a> Groups<'a> {
             if gap || !whole {
                 break;
             }
-            k = first.seq_end();
+            // Where a log was given up, groups may overlap that can't both be true.
+            k = k.max(first.seq_end());
         }
         k
     }
@@ -371,10 +423,17 @@ fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> b
     count_group(counted()) == GroupCount::Whole
 }
 
-/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11).
-fn beyond_prefix(lists: &[StreamList], k: Seq) -> (Vec<DriveExtent>, Vec<InPlace>) {
-    let mut undo = Vec::new();
-    let mut in_place = Vec::new();
+#[derive(Default)]
+struct Beyond {
+    undo: Vec<DriveExtent>,
+    in_place: Vec<InPlace>,
+    in_doubt: Vec<InPlace>,
+}
+
+/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11);
+/// where a log was given up, fresh blocks to be listed, too (T26).
+fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
+    let Beyond { mut undo, mut in_place, mut in_doubt } = Beyond::default();
     for list in lists {
         for ListedEntry { attribute: a, .. } in &list.entries {
             if a.seq_end() <= k || a.kind == Kind::Flush {
@@ -387,14 +446,20 @@ fn beyond_prefix(lists: &[StreamList], k: Seq) -> (Vec<DriveExtent>, Vec<InPlace
                 probe::hit(Rare::InPlaceListed);
                 in_place.push(InPlace { seq: a.seq, extent });
             }
-            if !list.settled && (!live || probe::planted(Plant::T11UndoInPlace)) {
+            if given_up {
+                if !live {
+                    in_doubt.push(InPlace { seq: a.seq, extent });
+                }
+            } else if !list.settled && (!live || probe::planted(Plant::T11UndoInPlace)) {
                 undo.push(extent);
             }
         }
     }
-    in_place.sort_unstable();
-    in_place.dedup();
-    (join(undo), in_place)
+    for listed in [&mut in_place, &mut in_doubt] {
+        listed.sort_unstable();
+        listed.dedup();
+    }
+    Beyond { undo: join(undo), in_place, in_doubt }
 }
 
 /// Sorts extents and joins those that touch or overlap.

@@ -219,6 +219,7 @@ impl Creation {
                 volume: self.label.volume,
                 generation: 1,
                 create: true,
+                give_up: false,
                 take_over: false,
                 unlogged: self.label.engine != EngineKind::Rio,
                 resume: false,

@@ -273,7 +273,7 @@ fn inner(
             ledger.restarted(found.stream, found.last);
         }
         if found.acknowledge {
-            streams.pending.insert(found.stream, found.in_place.clone());
+            streams.pending.insert(found.stream, found.pending());
         }
     }
     let mut servers = Vec::new();
@@ -290,6 +290,7 @@ fn inner(
             volume: set.head.volume,
             generation,
             create: false,
+            give_up: false,
             take_over: false,
             unlogged: !set.logged(index),
             resume: true,

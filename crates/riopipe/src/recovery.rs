@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::recovery::DriveExtent;
+use riopipe_order::recovery::{DriveExtent, InPlace};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::{Outcome, Phase, StreamOutcome};
 
@@ -54,7 +54,13 @@ pub struct StreamRecovery {
     /// In-place updates beyond `last`: these blocks were left alone and may hold the old content,
     /// the new, or, where a fresh write beyond `last` touched them too, zeroes (T11).
     pub in_place: Vec<InPlaceRange>,
-    /// Whether the list of in-place updates waits for
+    /// Whether a target's ordering log was given up: then nothing was undone, on any target, and
+    /// groups beyond `last` may have been durable and confirmed (T26).
+    pub log_given_up: bool,
+    /// Fresh writes beyond `last` that were left because of that: these blocks may hold the old
+    /// content or the new. What only the lost log knew is in no list.
+    pub in_doubt: Vec<InPlaceRange>,
+    /// Whether the lists of in-place updates and of what is in doubt wait for
     /// [`Volume::acknowledge`](crate::Volume::acknowledge); until then the stream can't be opened.
     pub acknowledge: bool,
 }
@@ -68,7 +74,7 @@ pub struct BlockRange {
     pub blocks: u64,
 }
 
-/// An in-place update that may or may not be there.
+/// A write that may or may not be there: an in-place update, or one in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InPlaceRange {
     /// Its group; of merged groups the first.
@@ -116,7 +122,12 @@ impl StreamRecovery {
     /// Whether the stream was at rest on all targets.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
-        self.found == 0 && !self.acknowledge
+        self.found == 0 && !self.acknowledge && !self.log_given_up
+    }
+
+    /// What waits to be acknowledged: in-place updates, and fresh writes in doubt.
+    pub(crate) fn pending(&self) -> Vec<InPlaceRange> {
+        self.in_place.iter().chain(&self.in_doubt).copied().collect()
     }
 
     /// Blocks that were zeroed.
@@ -137,25 +148,30 @@ impl StreamRecovery {
             replayed: 0,
             undone: Vec::new(),
             in_place: Vec::new(),
+            log_given_up: false,
+            in_doubt: Vec::new(),
             acknowledge: false,
         }
     }
 
     pub(crate) fn new(outcome: &StreamOutcome, topology: &Topology) -> Self {
         let plan = &outcome.plan;
-        let mut in_place = Vec::new();
-        for update in &plan.in_place {
-            let ranges = volume_ranges(topology, &[update.extent]);
-            in_place
-                .extend(ranges.into_iter().map(|range| InPlaceRange { seq: update.seq, range }));
-        }
+        let listed = |updates: &[InPlace]| {
+            let of = |update: &InPlace| {
+                let (seq, ranges) = (update.seq, volume_ranges(topology, &[update.extent]));
+                ranges.into_iter().map(move |range| InPlaceRange { seq, range })
+            };
+            updates.iter().flat_map(of).collect()
+        };
         Self {
             tag: plan.tag,
             found: plan.found,
             kept: plan.kept,
             dropped: plan.dropped,
             undone: volume_ranges(topology, &plan.undo),
-            in_place,
+            in_place: listed(&plan.in_place),
+            log_given_up: plan.log_given_up,
+            in_doubt: listed(&plan.in_doubt),
             acknowledge: outcome.pending,
             ..Self::none(plan.stream, plan.k)
         }
@@ -257,6 +273,15 @@ impl fmt::Display for StreamRecovery {
         if !self.in_place.is_empty() {
             let blocks: u64 = self.in_place.iter().map(|update| update.range.blocks).sum();
             write!(f, ", {blocks} blocks of in-place updates left as they are")?;
+        }
+        if self.log_given_up {
+            let blocks: u64 = self.in_doubt.iter().map(|write| write.range.blocks).sum();
+            write!(
+                f,
+                "; a log was given up, so nothing is undone on any target, and groups beyond may have \
+                 been durable: {blocks} blocks of fresh writes are in doubt, and what only the lost \
+                 log knew"
+            )?;
         }
         if self.acknowledge {
             write!(f, " (to be acknowledged before the stream can be opened)")?;

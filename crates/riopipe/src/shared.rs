@@ -133,7 +133,7 @@ impl Inner {
         let mut streams = lock(&self.streams);
         streams.unrecovered.remove(&stream);
         if found.acknowledge {
-            streams.pending.insert(stream, found.in_place.clone());
+            streams.pending.insert(stream, found.pending());
         } else {
             streams.pending.remove(&stream);
         }

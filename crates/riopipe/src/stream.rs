@@ -387,7 +387,7 @@ impl Stream {
         recovery.replayed = replayed;
         self.volume.stream_recovered(&recovery);
         if recovery.acknowledge {
-            let updates = recovery.in_place.len();
+            let updates = recovery.pending().len();
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }

@@ -60,8 +60,9 @@ pub struct OpenOptions {
     pub engine: Option<EngineKind>,
     /// Fence an owner that is alive (T8).
     pub take_over: bool,
-    /// Give up an ordering log that is not there any more, and with it the knowledge of what was
-    /// under way last (T19).
+    /// Give up an ordering log that is not there any more, is damaged, or does not fit the others,
+    /// and with it the knowledge of what was under way last (T19). Nothing is undone then, on any
+    /// target, and what is in doubt is listed (T26).
     pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
     pub check_handover: bool,
@@ -81,7 +82,7 @@ pub struct RecoverOptions {
     pub acknowledge: bool,
     /// Fence an owner that is alive (T8).
     pub take_over: bool,
-    /// Give up an ordering log that is not there any more (T19).
+    /// Give up an ordering log that is lost or damaged (T19, T26).
     pub accept_lost_log: bool,
     /// How to connect.
     pub connect: ConnectOptions,
@@ -330,7 +331,7 @@ impl Volume {
                 let found = inner.recover_stream(stream)?;
                 inner.stream_recovered(&found);
                 if found.acknowledge {
-                    let updates = found.in_place.len();
+                    let updates = found.pending().len();
                     return Err(StreamError::InPlacePending { stream, updates });
                 }
                 recovery = Some(found);
@@ -348,8 +349,9 @@ impl Volume {
         started
     }
 
-    /// The in-place updates beyond a stream's last group that wait to be
-    /// [acknowledged](Self::acknowledge): these blocks may hold the old content or the new (T11).
+    /// The writes beyond a stream's last group that wait to be [acknowledged](Self::acknowledge):
+    /// in-place updates, and where a log was given up, fresh writes in doubt. These blocks may hold
+    /// the old content or the new (T11, T26).
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
         lock(&self.inner.streams).pending.get(&StreamId(id)).cloned().unwrap_or_default()

@@ -57,6 +57,16 @@ pub enum ClaimError {
         /// Which target says so.
         target: usize,
     },
+    /// Partitions of the log can't be read (T19).
+    #[error(
+        "the target's ordering log is damaged, so what was in flight is unknown (the target's own log \
+         says what is wrong); put the right log back, or open with --accept-lost-log: then nothing \
+         is undone on any target, and what is in doubt is listed"
+    )]
+    LogDamaged {
+        /// Which target says so.
+        target: usize,
+    },
     /// The label says that the volume's partitions are due, and the target knows nothing of it.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \
@@ -94,6 +104,7 @@ impl ClaimError {
         match self {
             Self::Owned { target, .. }
             | Self::LogLost { target }
+            | Self::LogDamaged { target }
             | Self::LogMissing { target }
             | Self::Marks { target }
             | Self::Streams { target, .. } => Some(*target),
@@ -131,9 +142,12 @@ pub fn plan(
             probe::hit(Rare::LogRefused);
             return Err(ClaimError::LogMissing { target });
         }
-        if status.log_lost {
+        if status.log_lost && !(status.damaged && intent.accept_lost_log) {
             probe::hit(Rare::LogRefused);
-            return Err(ClaimError::LogLost { target });
+            return Err(match status.damaged {
+                true => ClaimError::LogDamaged { target },
+                false => ClaimError::LogLost { target },
+            });
         }
         // A living owner's log is not at rest; whether it holds anything is known once he is
         // fenced.

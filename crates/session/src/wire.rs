@@ -356,7 +356,7 @@ pub enum BadAttribute {
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation |
-/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed, bit 3 resume |
+/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed, bit 3 resume, bit 4 give up |
 /// | 21 | number of namespaces |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream (create; 0 = what fits) |
@@ -369,6 +369,9 @@ pub struct Claim {
     pub generation: u32,
     /// Make log partitions for a volume that the target doesn't know yet.
     pub create: bool,
+    /// What the log here knows of the volume is given up: that is noted, then partitions that
+    /// can't be read are begun anew; with `create`, all of them (T26).
+    pub give_up: bool,
     /// Fence a living owner (T8).
     pub take_over: bool,
     /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
@@ -409,7 +412,8 @@ impl Claim {
         d[20] = u8::from(self.create)
             | u8::from(self.take_over) << 1
             | u8::from(self.unlogged) << 2
-            | u8::from(self.resume) << 3;
+            | u8::from(self.resume) << 3
+            | u8::from(self.give_up) << 4;
         d[21] = self.members.len() as u8;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
@@ -424,7 +428,7 @@ impl Claim {
     /// Reads a claim; `None` if it is short or makes no sense (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < CLAIM_LEN || d[20] & !0b1111 != 0 {
+        if d.len() < CLAIM_LEN || d[20] & !0b1_1111 != 0 {
             return None;
         }
         let streams = u16::from_le_bytes([d[22], d[23]]);
@@ -435,6 +439,7 @@ impl Claim {
             volume: VolumeId(array_at(d, 0)),
             generation: u32_at(d, 16),
             create: d[20] & 1 != 0,
+            give_up: d[20] & 16 != 0,
             take_over: d[20] & 2 != 0,
             unlogged: d[20] & 4 != 0,
             resume: d[20] & 8 != 0,
@@ -456,7 +461,7 @@ impl Claim {
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation on record |
-/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker, bit 6 in-place lists kept |
+/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker, bit 6 in-place lists kept, bit 7 log damaged |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream |
 /// | 28–31 | log entries that wait for recovery |
@@ -480,6 +485,9 @@ pub struct VolumeStatus {
     pub kept: bool,
     /// Whether the log is of another boot and cannot be trusted (T19).
     pub log_lost: bool,
+    /// Whether that is because partitions of it can't be read: whoever claims the volume can give
+    /// them up (T26).
+    pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
     /// Streams of the volume.
@@ -510,7 +518,8 @@ impl VolumeStatus {
             | u8::from(self.log_lost) << 3
             | u8::from(self.unlogged) << 4
             | u8::from(self.own) << 5
-            | u8::from(self.kept) << 6;
+            | u8::from(self.kept) << 6
+            | u8::from(self.damaged) << 7;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
         d[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
@@ -541,6 +550,7 @@ impl VolumeStatus {
             owned: d[20] & 2 != 0,
             unrecovered: d[20] & 4 != 0,
             log_lost: d[20] & 8 != 0,
+            damaged: d[20] & 128 != 0,
             unlogged: d[20] & 16 != 0,
             own: d[20] & 32 != 0,
             kept: d[20] & 64 != 0,
@@ -814,6 +824,7 @@ mod tests {
             volume: VolumeId([7; 16]),
             generation: 3,
             create: true,
+            give_up: false,
             take_over: false,
             unlogged: false,
             resume: true,
@@ -847,6 +858,7 @@ mod tests {
             volume: VolumeId(core::array::from_fn(|i| i as u8)),
             generation: 0x8192_a3b4,
             create: false,
+            give_up: false,
             take_over: false,
             unlogged: false,
             resume: false,
@@ -857,11 +869,12 @@ mod tests {
         let good = claim.encode();
         assert_eq!(good[16..28], [0xb4, 0xa3, 0x92, 0x81, 0, 255, 0, 4, 0x55, 0x66, 0x77, 0x88]);
         assert_eq!(good[32 + 8..32 + 16], [1, 0x60, 0x70, 0x80, 1, 0, 0, 0]);
-        let flags: [fn(&mut Claim); 4] = [
+        let flags: [fn(&mut Claim); 5] = [
             |c| c.create = true,
             |c| c.take_over = true,
             |c| c.unlogged = true,
             |c| c.resume = true,
+            |c| c.give_up = true,
         ];
         for (bit, set) in flags.iter().enumerate() {
             let mut claim = claim.clone();
@@ -875,7 +888,7 @@ mod tests {
             bad[at..at + bytes.len()].copy_from_slice(bytes);
             assert_eq!(Claim::decode(&bad), None, "{at}: {bytes:x?}");
         };
-        refused(20, &[16]); // an unknown flag
+        refused(20, &[32]); // an unknown flag
         refused(21, &[0]); // no namespaces
         refused(22, &[0, 0]); // no streams
         refused(22, &[1, 4]); // too many
@@ -894,7 +907,7 @@ mod tests {
         };
         let good = status.encode();
         assert_eq!(good[28..33], [0x66, 0x77, 0x88, 0x99, b'n']);
-        let flags: [fn(&mut VolumeStatus); 7] = [
+        let flags: [fn(&mut VolumeStatus); 8] = [
             |s| s.known = true,
             |s| s.owned = true,
             |s| s.unrecovered = true,
@@ -902,6 +915,7 @@ mod tests {
             |s| s.unlogged = true,
             |s| s.own = true,
             |s| s.kept = true,
+            |s| s.damaged = true,
         ];
         for (bit, set) in flags.iter().enumerate() {
             let mut status = status.clone();

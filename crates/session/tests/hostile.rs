@@ -105,6 +105,7 @@ fn t18_damaged_structures_of_the_extension() {
         volume: VolumeId([1; 16]),
         generation: 2,
         create: false,
+        give_up: false,
         take_over: false,
         unlogged: false,
         resume: true,

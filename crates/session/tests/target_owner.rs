@@ -74,6 +74,7 @@ fn claims_that_make_no_sense_are_refused() {
             volume: VOLUME,
             generation: 1,
             create: true,
+            give_up: false,
             take_over: false,
             unlogged: false,
             resume: false,

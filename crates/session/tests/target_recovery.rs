@@ -28,6 +28,7 @@ fn in_place(seq: u64, lba: u64) -> Attribute {
 fn plan(page: &Page) -> StreamPlan {
     assert!(!page.more);
     let list = StreamList {
+        in_doubt: false,
         server: 0,
         released: page.released,
         tag: page.tag,

@@ -131,6 +131,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         volume: VOLUME,
         generation: 1,
         create: true,
+        give_up: false,
         take_over: false,
         unlogged: false,
         resume: false,

@@ -166,6 +166,7 @@ fn main() {
         volume: VOLUME,
         generation: 1,
         create: true,
+        give_up: false,
         take_over: false,
         unlogged: false,
         resume: false,

@@ -495,6 +495,7 @@ fn claim(generation: u32, create: bool) -> wire::Claim {
         volume: VOLUME,
         generation,
         create,
+        give_up: false,
         take_over: false,
         unlogged: false,
         resume: false,

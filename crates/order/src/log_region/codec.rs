@@ -58,6 +58,7 @@ pub(super) fn encode(header: &RegionHeader, crc: Crc32c) -> [u8; HEADER_COPY_BYT
         record[24..28].copy_from_slice(&volume.slots.to_le_bytes());
         record[32..40].copy_from_slice(&volume.offset.to_le_bytes());
         record[40..56].copy_from_slice(&volume.owner);
+        record[56..60].copy_from_slice(&volume.given_up.to_le_bytes());
         let members = record[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
         for (member, at) in volume.members.iter().zip(members) {
             at[0] = member.member.0;
@@ -139,6 +140,7 @@ fn volume(record: &[u8]) -> Option<VolumeRecord> {
         generation: u32_at(record, 16),
         state: VolumeState::from_code(record[20])?,
         owner: record[40..56].try_into().ok()?,
+        given_up: u32_at(record, 56),
         streams,
         slots,
         offset,

@@ -91,6 +91,21 @@ impl<R: Region> StreamLog<R> {
         Ok(self.change(Mark { released: k, tag, settled: true, ..self.mark() })?)
     }
 
+    /// Settles a settled log again, at a later group: only where what the logs say is given up
+    /// (T26). Durable before it returns.
+    ///
+    /// # Errors
+    ///
+    /// Groups beyond `k` are released, or the region failed.
+    pub fn settle_later(&mut self, k: Seq, tag: u64) -> Result<(), SettleError> {
+        self.check_region()?;
+        if k < self.released {
+            return Err(SettleError::Released { k, released: self.released });
+        }
+        self.unbind();
+        Ok(self.change(Mark { released: k, tag: (k, tag), settled: true, ..self.mark() })?)
+    }
+
     /// Empties a [settled](Self::settle) log, once nothing in it needs to be acknowledged (T11).
     /// It stays settled until it is [started](Self::start). Durable before it returns; done again,
     /// it changes nothing.

@@ -25,6 +25,7 @@ fn list(server: u16, released: u64, entries: &[(Attribute, bool)]) -> StreamList
         durable,
     };
     StreamList {
+        in_doubt: false,
         server,
         released: Seq(released),
         tag: (Seq(released), !released),

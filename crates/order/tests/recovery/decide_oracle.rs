@@ -75,6 +75,7 @@ fn lists_of(all: &[(Attribute, bool)], marks: &[Seq; SERVERS as usize]) -> Vec<S
         let newest = known.max_by_key(|a| a.seq_end());
         let live = all.iter().filter(|(a, _)| here(a) && a.seq_end() > released);
         StreamList {
+            in_doubt: false,
             server: server as u16,
             released,
             tag: newest.map_or((Seq::ZERO, 0), |a| (a.seq_end(), a.tag)),

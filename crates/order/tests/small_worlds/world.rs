@@ -249,6 +249,7 @@ impl World {
             durable,
         });
         StreamList {
+            in_doubt: false,
             server: t as u16,
             released: scan.released,
             tag: scan.tag,

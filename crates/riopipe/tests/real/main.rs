@@ -1,6 +1,7 @@
 //! Volumes against real targets, in this process, on real sockets.
 
 mod crash;
+mod given_up;
 mod late;
 mod lives;
 mod metrics;

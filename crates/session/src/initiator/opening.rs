@@ -256,6 +256,10 @@ pub struct Opening {
     total: usize,
     statuses: Vec<(usize, VolumeStatus)>,
     lists: Lists,
+    /// Why a log can't be read, if one can't.
+    unreadable: Option<OpeningError>,
+    /// The logs are not to be believed: the caller gives them up (T26).
+    disbelieved: bool,
     settle: Vec<SettleStream>,
     outcome: Outcome,
 }
@@ -292,6 +296,8 @@ impl Opening {
             total: 0,
             statuses: Vec::new(),
             lists: Lists::default(),
+            unreadable: None,
+            disbelieved: false,
             settle: Vec::new(),
             outcome: Outcome::default(),
         };

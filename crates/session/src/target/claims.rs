@@ -14,7 +14,7 @@ use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
     AddError, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeState,
 };
-use riopipe_order::ordering_log::{FormatError, StreamLog};
+use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
@@ -161,6 +161,7 @@ impl<R: Region> Volumes<R> {
             unrecovered: v.unsettled() > 0,
             kept: v.kept() > 0,
             log_lost: v.lost,
+            damaged: v.lost && matches!(self.log, Log::Live { .. }),
             unlogged: v.partitions.is_empty() && !v.lost,
             streams: v.streams,
             slots: v.slots,
@@ -187,7 +188,7 @@ impl<R: Region> Volumes<R> {
             return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
         }
         // Who comes back makes nothing new, and has nobody to fence but itself.
-        if claim.resume && (claim.create || claim.take_over) {
+        if claim.resume && (claim.create || claim.take_over || claim.give_up) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
         let known = self.list.iter().position(|v| v.id == claim.volume);
@@ -198,8 +199,10 @@ impl<R: Region> Volumes<R> {
             }
             Some(at) => {
                 self.check_known(&self.list[at], claim, &who, living)?;
-                // A volume that has done without a log so far gets one.
-                if claim.create {
+                if claim.give_up && !(claim.create && self.list[at].partitions.is_empty()) {
+                    self.give_up(at, claim)?;
+                } else if claim.create {
+                    // A volume that has done without a log so far gets one.
                     let (partitions, slots) = self.add_partitions(claim)?;
                     let volume = &mut self.list[at];
                     (volume.slots, volume.partitions) = (slots, partitions);
@@ -221,6 +224,10 @@ impl<R: Region> Volumes<R> {
                 });
             }
         };
+        if claim.give_up && self.list[at].given_up != claim.generation {
+            // It is noted in the log that was begun anew for the volume.
+            self.note_given_up(at, claim.generation)?;
+        }
         let volume = &mut self.list[at];
         if !claim.resume && claim.generation <= volume.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), volume.generation.into()));
@@ -276,7 +283,7 @@ impl<R: Region> Volumes<R> {
         living: impl Fn(u64) -> bool,
     ) -> Result<(), Refusal> {
         let logged = !v.partitions.is_empty();
-        if v.lost {
+        if v.lost && !(claim.give_up && matches!(self.log, Log::Live { .. })) {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
@@ -290,7 +297,7 @@ impl<R: Region> Volumes<R> {
         if claim.generation <= v.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
         }
-        if claim.create && logged {
+        if claim.create && logged && !claim.give_up {
             return Err((wire::status::VOLUME_EXISTS.with_dnr(), 0));
         }
         if claim.unlogged && v.entries() > 0 {
@@ -329,6 +336,52 @@ impl<R: Region> Volumes<R> {
             && v.members.iter().all(|member| claim.members.contains(member));
         if v.streams != claim.streams || !same {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
+        }
+        Ok(())
+    }
+
+    /// Gives up what the log knows of a volume. That is durable before any partition is begun anew:
+    /// a blank one must not be taken for "nothing to undo" (T26).
+    fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
+        let lost =
+            |log: &StreamLog<R>| log.scan().is_err_and(|e| !matches!(e, LogError::Region(_)));
+        let is_anew = |partition: &Partition<R>| match partition {
+            Partition::Damaged => true,
+            Partition::Home { log, .. } => claim.create || lost(log),
+            Partition::Bound { .. } => false,
+        };
+        let anew: Vec<bool> = self.list[at].partitions.iter().map(is_anew).collect();
+        self.note_given_up(at, claim.generation)?;
+        let crc = self.crc;
+        let (Log::Live { region, split }, volume) = (&mut self.log, &mut self.list[at]) else {
+            return Err((wire::status::LOG_LOST.with_dnr(), 0));
+        };
+        let failed = || (wire::status::LOG_FAILED, 0);
+        let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(anew);
+        for ((stream, partition), _) in streams.filter(|(_, anew)| *anew) {
+            let record = region.volume(claim.volume);
+            let Some(range) = record.and_then(|record| record.partition(stream)) else { continue };
+            // Whoever had its bytes lets go of them first.
+            *partition = Partition::Damaged;
+            let id = PartitionId { volume: claim.volume, stream };
+            let part = split(range).map_err(|_| failed())?;
+            let log = StreamLog::format(part, id, 0, crc).map_err(|_| failed())?;
+            *partition = Partition::Home { log, entries: 0 };
+        }
+        volume.lost = false;
+        Ok(())
+    }
+
+    /// Notes that the log is given up, durably; where there is none, there is nothing to give up.
+    fn note_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
+        let volume = &mut self.list[at];
+        if let Log::Live { region, .. } = &mut self.log
+            && region.volume(volume.id).is_some()
+        {
+            probe::hit(Rare::LogGivenUp);
+            let noted = region.give_up(volume.id, generation);
+            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            volume.given_up = generation;
         }
         Ok(())
     }

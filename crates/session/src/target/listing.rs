@@ -70,6 +70,8 @@ impl Listing {
             stream: self.id.stream,
             more: end < self.entries.len(),
             settled: self.settled,
+            // Whoever carries a stream has started it.
+            in_doubt: false,
             released: self.released,
             tag: self.tag,
             next: self.next,
@@ -151,7 +153,10 @@ impl<R: Region> Volumes<R> {
             Partition::Damaged => refuse(wire::status::LOG_LOST),
             Partition::Home { log, .. } => {
                 let volatile = |member| is_volatile(member, &volume.members, namespaces);
-                page(listing, log, volatile, from, len).map_err(|error| (unreadable(&error), 0))
+                let in_doubt = volume.in_doubt(log);
+                page(listing, log, volatile, from, len)
+                    .map(|page| Page { in_doubt, ..page })
+                    .map_err(|error| (unreadable(&error), 0))
             }
         }
     }

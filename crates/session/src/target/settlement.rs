@@ -76,7 +76,10 @@ fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> 
             // Of what is at rest only.
             Partition::Bound { .. } => return Err((wire::status::STREAM_BUSY, 0)),
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
-            Partition::Home { log, .. } if log.is_settled() && log.released() != *k => {
+            // Where a log was given up, an earlier k may have come of what is not believed any more.
+            Partition::Home { log, .. }
+                if log.is_settled() && log.released() != *k && !volume.in_doubt(log) =>
+            {
                 return refuse(wire::status::SETTLED);
             }
             Partition::Home { log, .. } if *k < log.released() => {
@@ -103,6 +106,8 @@ enum StoreError {
 fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Result<u32, StoreError> {
     if !log.is_settled() {
         log.settle(stream.k, stream.tag)?;
+    } else if log.released() != stream.k {
+        log.settle_later(stream.k, stream.tag)?;
     }
     let kept = log.scan()?.entries.len() as u32;
     if stream.keep && kept > 0 && !probe::planted(Plant::T9ForgetInPlace) {

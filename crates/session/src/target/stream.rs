@@ -129,6 +129,14 @@ impl<H: Host> TargetConn<H> {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 host.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
+                if claim.give_up {
+                    self.trouble(
+                        "what the ordering log knew of the volume was given up by its new owner \
+                         (--accept-lost-log): what could not be read is begun anew, and nothing is \
+                         undone",
+                        host,
+                    );
+                }
                 let then = Then::Claimed { volume: claim.volume, claim: number };
                 self.wait_for(fence, index, then, host, out);
             }

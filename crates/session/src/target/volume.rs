@@ -55,6 +55,8 @@ pub(super) struct Volume<R> {
     pub(super) partitions: Vec<Partition<R>>,
     /// Its log cannot be trusted (T19).
     pub(super) lost: bool,
+    /// With which generation what the log knew was last given up; 0 for never (T26).
+    pub(super) given_up: u32,
     /// The target has been restarted under its owner, which has not come back yet (P7).
     pub(super) waiting: bool,
     /// Claims in this life of the target.
@@ -78,6 +80,7 @@ impl<R: Region> Volume<R> {
             last_owner: [0; 16],
             partitions,
             lost: false,
+            given_up: 0,
             waiting: false,
             claims: 0,
             entered: false,
@@ -97,6 +100,7 @@ impl<R: Region> Volume<R> {
             last_owner: record.owner,
             partitions: Vec::new(),
             lost,
+            given_up: record.given_up,
             waiting: record.state == VolumeState::Owned,
             claims: 0,
             entered: false,
@@ -107,6 +111,11 @@ impl<R: Region> Volume<R> {
     /// Whether a namespace is a member.
     pub(super) fn has(&self, nsid: u32) -> bool {
         self.members.iter().any(|m| m.nsid == nsid)
+    }
+
+    /// Whether a stream has not been started since its log was given up (T26).
+    pub(super) fn in_doubt(&self, log: &StreamLog<R>) -> bool {
+        self.given_up > log.life().generation
     }
 
     /// Entries in partitions at rest that no recovery has settled.

@@ -19,7 +19,7 @@ pub const PAGE_BYTES_MAX: usize = 128 << 10;
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–17 | stream |
-/// | 18 | flags: bit 0 more entries follow, bit 1 settled |
+/// | 18 | flags: bit 0 more entries follow, bit 1 settled, bit 2 in doubt |
 /// | 20–23 | entries in this page |
 /// | 24–31 | released mark |
 /// | 32–39 | newest group up to it that is known, |
@@ -38,6 +38,9 @@ pub struct Page {
     pub more: bool,
     /// Whether an earlier recovery has settled the partition (T9).
     pub settled: bool,
+    /// Whether what the log knew of the stream was given up, and the stream has not been started
+    /// since (T26).
+    pub in_doubt: bool,
     /// Groups up to here are released.
     pub released: Seq,
     /// The newest group up to `released` of which the partition knows, and its tag.
@@ -61,7 +64,7 @@ impl Page {
         let mut d = alloc::vec![0; len];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
-        d[18] = u8::from(self.more) | u8::from(self.settled) << 1;
+        d[18] = u8::from(self.more) | u8::from(self.settled) << 1 | u8::from(self.in_doubt) << 2;
         d[20..24].copy_from_slice(&(self.entries.len() as u32).to_le_bytes());
         d[24..32].copy_from_slice(&self.released.0.to_le_bytes());
         d[32..40].copy_from_slice(&self.tag.0.0.to_le_bytes());
@@ -80,7 +83,7 @@ impl Page {
     /// Reads a page; `None` if it is short or makes no sense (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < RECORD_BYTES || d[18] & !0b11 != 0 {
+        if d.len() < RECORD_BYTES || d[18] & !0b111 != 0 {
             return None;
         }
         let count = u32_at(d, 20) as usize;
@@ -93,6 +96,7 @@ impl Page {
             stream: StreamId(u16::from_le_bytes([d[16], d[17]])),
             more: d[18] & 1 != 0,
             settled: d[18] & 2 != 0,
+            in_doubt: d[18] & 4 != 0,
             released: Seq(u64_at(d, 24)),
             tag: (Seq(u64_at(d, 32)), u64_at(d, 40)),
             next: Position(u64_at(d, 48)),
@@ -290,6 +294,7 @@ mod tests {
             stream: StreamId(1023),
             more: true,
             settled: true,
+            in_doubt: false,
             released: Seq(99),
             tag: (Seq(98), 0xdead),
             next: Position(1 << 33),
@@ -303,8 +308,11 @@ mod tests {
         // Several groups in one entry; each flag alone.
         let merged = Attribute { span: 0x0100, num: 1, index: 0, ..entry(1).attribute };
         let merged = ListedEntry { attribute: merged, persisted: true, durable: false, ..entry(1) };
-        for (more, settled) in [(false, true), (true, false)] {
-            let page = Page { more, settled, entries: alloc::vec![merged], ..Page::default() };
+        for (more, settled, in_doubt) in
+            [(false, true, false), (true, false, false), (false, false, true)]
+        {
+            let entries = alloc::vec![merged];
+            let page = Page { more, settled, in_doubt, entries, ..Page::default() };
             assert_eq!(Page::decode(&page.encode(128)), Some(page));
         }
     }
@@ -320,7 +328,7 @@ mod tests {
             assert_eq!(Page::decode(&bytes), None, "byte {at} = {byte:#x}");
         };
         refused(20, 4); // more entries than fit
-        refused(18, 4); // unknown flags
+        refused(18, 8); // unknown flags
         refused(64 + 47, 9); // unknown kind
         refused(64 + 41, 0); // num not above index
         refused(64 + 15, 0xff); // a seq beyond all

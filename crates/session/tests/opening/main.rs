@@ -4,6 +4,7 @@
 mod cases;
 mod crash;
 mod errors;
+mod given_up;
 mod hostile;
 mod owner;
 mod world;

@@ -74,6 +74,10 @@ pub(crate) struct Partition {
     pub(crate) settled: bool,
     pub(crate) torn: u32,
     pub(crate) entries: Vec<ListedEntry>,
+    /// The owner's who has started it last.
+    pub(crate) generation: u32,
+    /// It can't be read.
+    pub(crate) damaged: bool,
     /// Carried by a connection of the owner.
     pub(crate) bound: bool,
 }
@@ -83,6 +87,8 @@ pub(crate) struct Target {
     pub(crate) known: bool,
     pub(crate) unlogged: bool,
     pub(crate) log_lost: bool,
+    /// The generation with which the log was given up.
+    pub(crate) given_up: u32,
     pub(crate) generation: u32,
     /// The initiator that owns the volume, and whether it still lives.
     pub(crate) owner: Option<(u32, bool)>,
@@ -98,6 +104,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    fn is_damaged(&self) -> bool {
+        self.partitions.iter().any(|partition| partition.damaged)
+    }
+
     fn unsettled(&self) -> u32 {
         let parts = self.partitions.iter().filter(|p| !p.settled);
         parts.map(|p| p.entries.len() as u32 + p.torn).sum()
@@ -150,7 +160,8 @@ impl Target {
             owned: self.owner.is_some_and(|(_, lives)| lives),
             own: self.owner.is_some_and(|(owner, _)| owner == who),
             unrecovered: self.unsettled() > 0 || self.hides,
-            log_lost: self.log_lost,
+            log_lost: self.log_lost || self.is_damaged(),
+            damaged: self.is_damaged(),
             unlogged: self.unlogged,
             streams: self.partitions.len() as u16,
             slots: 4096,
@@ -173,6 +184,11 @@ impl Target {
             (self.known, self.unlogged) = (true, false);
             self.partitions = vec![Partition::default(); usize::from(claim.streams)];
         }
+        if claim.give_up {
+            self.given_up = claim.generation;
+            let damaged = self.partitions.iter_mut().filter(|partition| partition.damaged);
+            damaged.for_each(|partition| *partition = Partition::default());
+        }
         assert!(!claim.resume && !claim.members.is_empty());
         self.generation = claim.generation;
         self.owner = Some((who, true));
@@ -192,6 +208,9 @@ impl Target {
         if partition.bound {
             return Err(status::STREAM_BUSY);
         }
+        if partition.damaged {
+            return Err(status::LOG_LOST.with_dnr());
+        }
         let rest: Vec<ListedEntry> =
             partition.entries.iter().copied().filter(|e| e.position >= from).collect();
         let entries = rest[..rest.len().min(room(len))].to_vec();
@@ -200,6 +219,7 @@ impl Target {
             stream,
             more: entries.len() < rest.len(),
             settled: partition.settled,
+            in_doubt: self.given_up > partition.generation,
             released: partition.released,
             tag: partition.tag,
             next: entries.last().map_or(from, |last| Position(last.position.0 + 1)),
@@ -221,13 +241,14 @@ impl Target {
             if partition.bound {
                 return Err(status::STREAM_BUSY);
             }
-            if partition.settled && partition.released != one.k {
+            let in_doubt = self.given_up > partition.generation;
+            if partition.settled && partition.released != one.k && !in_doubt {
                 return Err(status::SETTLED.with_dnr());
             }
             if one.k < partition.released {
                 return Err(Status::INVALID_FIELD.with_dnr());
             }
-            if !partition.settled {
+            if !partition.settled || partition.released != one.k {
                 partition.settled = true;
                 partition.released = one.k;
                 partition.tag = (one.k, one.tag);

@@ -246,6 +246,7 @@ impl Target {
             volume: VOLUME,
             generation,
             create: generation == 1 && !resume,
+            give_up: false,
             take_over: generation > 1 && !resume,
             unlogged: false,
             resume,

@@ -548,6 +548,7 @@ impl World {
             volume: VOLUME,
             generation: 1,
             create: true,
+            give_up: false,
             take_over: false,
             unlogged: false,
             resume: false,

@@ -48,7 +48,9 @@ impl Client {
         self.refused = Some(match error {
             OpeningError::Claim(ClaimError::Owned { .. }) => Refused::Owned,
             OpeningError::Claim(
-                ClaimError::LogLost { target } | ClaimError::LogMissing { target },
+                ClaimError::LogLost { target }
+                | ClaimError::LogDamaged { target }
+                | ClaimError::LogMissing { target },
             ) => Refused::Log(*target),
             OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {
                 Refused::LogFailed(*server)
@@ -287,7 +289,13 @@ fn found(outcome: &Outcome, core: &Core) -> Vec<Recovered> {
         stream: stream.plan.stream.0,
         last: stream.plan.k,
         tag: stream.plan.tag,
-        in_place: stream.plan.in_place.iter().flat_map(|update| blocks(&update.extent)).collect(),
+        in_place: stream
+            .plan
+            .in_place
+            .iter()
+            .chain(&stream.plan.in_doubt)
+            .flat_map(|update| blocks(&update.extent))
+            .collect(),
     });
     streams.collect()
 }

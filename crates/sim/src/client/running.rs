@@ -129,6 +129,7 @@ impl Client {
                 volume: VOLUME,
                 generation: volume.generation,
                 create: false,
+                give_up: false,
                 take_over: false,
                 unlogged: false,
                 resume: true,

@@ -111,6 +111,21 @@ impl Block {
             || self.writes.iter().any(|wr| wr.number >= number && wr.is(content))
     }
 
+    /// Whether this content is what is left of write `number`, which was durable: as
+    /// [`survives`](Self::survives), but an attempt to recover before a log was given up may have
+    /// undone a fresh write over it.
+    pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
+        let over = |wr: &Wr| wr.number > number && wr.place != Place::InPlace;
+        self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
+    }
+
+    /// Whether this content is that of a write beyond the prefix.
+    pub(super) fn holds_beyond(&self, prefix: &[Seq], content: Content) -> bool {
+        let beyond = |wr: &Wr| wr.seq > prefix[usize::from(wr.stream)];
+        let is = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
+        self.writes.iter().find(is).is_some_and(beyond)
+    }
+
     /// How many of its writes are settled by a recovery.
     pub(super) const fn past(&self) -> usize {
         self.past.len()

@@ -57,6 +57,49 @@ impl Oracle {
         }
     }
 
+    /// P2, T26: with a log given up, nothing that was reported durable is gone, on any machine; and
+    /// what the other logs tell of writes beyond the prefix is listed.
+    pub(super) fn check_given_up(
+        &mut self,
+        prefix: &[Seq],
+        found: &[Recovered],
+        drives: &Drives<'_>,
+    ) {
+        for (stream, history) in self.eras[self.current].iter().enumerate() {
+            let durable = &history.groups[..history.upto(history.durable)];
+            let gone = durable.iter().find_map(|group| {
+                let gone = |(block, number): &&(u32, u64)| {
+                    let block = &self.blocks[*block as usize];
+                    !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
+                };
+                group.writes.iter().find(gone).map(|(block, _)| (group.seq, *block))
+            });
+            if let Some((seq, block)) = gone {
+                let at = self.blocks[block as usize].at;
+                let what = format!(
+                    "stream {stream}: a log was given up, and block {block} of group {seq}, which \
+                     had been reported durable, is not there any more on {at}"
+                );
+                return self.broken(Promise::P2, what);
+            }
+        }
+        let listed = |at: Where| found.iter().any(|r| r.in_place.contains(&at));
+        let hidden = self.blocks.iter().find(|block| {
+            let drive = drives.of(block.at);
+            !self.lost.contains(&block.at.machine)
+                && !listed(block.at)
+                && block.holds_beyond(prefix, drive.block(block.at.lba))
+        });
+        if let Some(block) = hidden {
+            let what = format!(
+                "a log was given up, and {} holds a write beyond the prefix that is not listed ({})",
+                block.at,
+                block.describe()
+            );
+            self.broken(Promise::P1, what);
+        }
+    }
+
     /// P5: whatever lies outside of the data area is as it was, also after a power cut.
     pub(super) fn check_outside(&mut self, drives: &Drives<'_>) {
         let changed = self.outside.iter().find_map(|(at, content)| {

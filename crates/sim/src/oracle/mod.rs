@@ -9,6 +9,7 @@ mod checks;
 mod ownership;
 
 use core::fmt;
+use std::collections::BTreeSet;
 
 use riopipe_order::attribute::Seq;
 
@@ -116,7 +117,8 @@ pub struct Recovered {
     pub last: Seq,
     /// The caller's tag of that group.
     pub tag: u64,
-    /// Blocks of drives that in-place updates beyond the prefix touched.
+    /// Blocks of drives that in-place updates beyond the prefix touched; with a log given up, fresh
+    /// writes, too.
     pub in_place: Vec<Where>,
 }
 
@@ -195,8 +197,9 @@ pub struct Oracle {
     logless: Vec<bool>,
     /// In-place updates that were reported and not acknowledged, per stream.
     unacknowledged: Vec<Vec<Where>>,
-    /// A log was lost with its power: what is on the drives is no prefix of anything.
-    lost: bool,
+    /// Machines whose logs were given up: what is on the drives is no prefix of anything, but
+    /// nothing that was durable is gone (T26).
+    lost: BTreeSet<usize>,
     patient: bool,
     recoveries: u64,
     ownership: Ownership,
@@ -220,7 +223,7 @@ impl Oracle {
             faulty: vec![false; scenario.machines.len()],
             logless: vec![false; scenario.machines.len()],
             unacknowledged: vec![Vec::new(); streams],
-            lost: false,
+            lost: BTreeSet::new(),
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
             ownership: Ownership::new(scenario),
@@ -306,9 +309,9 @@ impl Oracle {
         self.faulty[machine] = true;
     }
 
-    /// A log was lost.
-    pub fn log_lost(&mut self) {
-        self.lost = true;
+    /// A machine's log is given up.
+    pub fn log_lost(&mut self, machine: usize) {
+        self.lost.insert(machine);
     }
 
     /// A stream's marks, as its owner was told them.
@@ -457,15 +460,17 @@ impl Oracle {
             self.broken(Promise::P7, what);
         }
         self.ownership.has_it(client, generation);
-        if !self.lost {
+        if self.lost.is_empty() {
             for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);
                 self.check_prefix(current, stream, *k, of.map(|r| r.tag));
             }
             self.check_blocks(&prefix, found, None, drives);
+        } else {
+            self.check_given_up(&prefix, found, drives);
         }
         let mut next = self.close_era(&prefix);
-        if core::mem::take(&mut self.lost) {
+        if !core::mem::take(&mut self.lost).is_empty() {
             // Tags were lost with the log.
             for r in found {
                 next[usize::from(r.stream)].start_tag = r.tag;
@@ -516,7 +521,7 @@ impl Oracle {
     }
 
     fn close_era(&mut self, prefix: &[Seq]) -> Vec<StreamHistory> {
-        let (current, lost) = (self.current, self.lost);
+        let (current, lost) = (self.current, !self.lost.is_empty());
         self.eras[current]
             .iter_mut()
             .zip(prefix)
@@ -543,7 +548,7 @@ impl Oracle {
     pub fn check_end(&mut self, drives: &Drives<'_>) {
         self.check_outside(drives);
         let all = vec![Seq(u64::MAX); self.eras[0].len()];
-        if !self.lost {
+        if self.lost.is_empty() {
             self.check_blocks(&all, &[], None, drives);
         }
     }

@@ -80,7 +80,7 @@ impl World {
             return (0..self.machines.len()).for_each(|machine| self.put_log_back(machine));
         }
         self.core.trace(|| format!("the lost log of target {machine} is given up"));
-        self.core.oracle.log_lost();
+        self.core.oracle.log_lost(machine);
         self.clients[client].may_accept_lost(true);
         self.given_up[machine] = true;
         if self.machines[machine].is_up() {

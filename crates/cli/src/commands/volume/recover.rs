@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use riopipe::{RecoverOptions, Recovery, Steps, StreamRecovery, Volume};
+use riopipe::{InPlaceRange, RecoverOptions, Recovery, Steps, StreamRecovery, Volume};
 use riopipe_lab::terminal::Terminal;
 use serde::Serialize;
 
@@ -64,6 +64,9 @@ struct StreamView {
     undone_blocks: u64,
     undone: Vec<RangeView>,
     in_place: Vec<InPlaceView>,
+    log_given_up: bool,
+    /// Fresh writes that were left because of that.
+    in_doubt: Vec<InPlaceView>,
     acknowledge: bool,
 }
 
@@ -111,7 +114,14 @@ impl View {
 impl StreamView {
     fn of(stream: &StreamRecovery) -> Self {
         let ranges = stream.undone.iter();
-        let in_place = stream.in_place.iter();
+        let listed = |writes: &[InPlaceRange]| {
+            let view = |w: &InPlaceRange| InPlaceView {
+                seq: w.seq.0,
+                lba: w.range.lba,
+                blocks: w.range.blocks,
+            };
+            writes.iter().map(view).collect()
+        };
         Self {
             stream: stream.stream.0,
             last: stream.last.0,
@@ -122,9 +132,9 @@ impl StreamView {
             replayed: stream.replayed,
             undone_blocks: stream.undone_blocks(),
             undone: ranges.map(|r| RangeView { lba: r.lba, blocks: r.blocks }).collect(),
-            in_place: in_place
-                .map(|i| InPlaceView { seq: i.seq.0, lba: i.range.lba, blocks: i.range.blocks })
-                .collect(),
+            in_place: listed(&stream.in_place),
+            log_given_up: stream.log_given_up,
+            in_doubt: listed(&stream.in_doubt),
             acknowledge: stream.acknowledge,
         }
     }

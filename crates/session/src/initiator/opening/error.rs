@@ -2,7 +2,7 @@
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::recovery::DecideError;
+use riopipe_order::recovery::{ADVICE, DecideError};
 
 use crate::claim::ClaimError;
 use crate::wire;
@@ -58,7 +58,8 @@ pub enum OpeningError {
     /// An entry for blocks outside the drive's data area (T19).
     #[error(
         "the log has an entry of stream {stream}, group {seq}, for blocks {lba} to {} of member \
-         {member}, outside its data area: it is damaged, or not this volume's; nothing was changed",
+         {member}, outside its data area: it is damaged, or not this volume's; {ADVICE}; nothing was \
+         changed",
         lba + u64::from(*.blocks) - 1
     )]
     Outside {

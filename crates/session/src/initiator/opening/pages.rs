@@ -48,15 +48,15 @@ impl Lists {
         {
             return Err("a page of the log's list that is not what was asked for");
         }
-        let Page { released, tag, settled, torn, live, .. } = page;
+        let Page { released, tag, settled, in_doubt, torn, live, .. } = page;
         let partial = self.partials.entry((stream, server)).or_insert_with(|| Partial {
-            list: StreamList { server, released, tag, settled, entries: Vec::new() },
+            list: StreamList { server, released, tag, settled, in_doubt, entries: Vec::new() },
             torn,
             live,
         });
         let list = &mut partial.list;
-        if (list.released, list.tag, list.settled, partial.torn, partial.live)
-            != (released, tag, settled, torn, live)
+        if (list.released, list.tag, list.settled, list.in_doubt, partial.torn, partial.live)
+            != (released, tag, settled, in_doubt, torn, live)
         {
             return Err("the log's list changed while it was read");
         }
@@ -135,6 +135,7 @@ mod tests {
             stream: StreamId(0),
             more: true,
             settled: false,
+            in_doubt: false,
             released: Seq::ZERO,
             tag: (Seq::ZERO, 0),
             next: Position(1),

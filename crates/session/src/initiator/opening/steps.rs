@@ -3,13 +3,14 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Kind, Member, StreamId};
+use riopipe_order::attribute::{Attribute, Kind, Member, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
-use riopipe_order::recovery::{self, DriveExtent, StreamList, StreamPlan};
+use riopipe_order::recovery::{self, DriveExtent, ListedEntry, StreamList, StreamPlan};
 
+use super::pages::Lists;
 use super::{
-    Call, Mode, Opening, OpeningError, OpeningMember, Pending, Phase, StreamOutcome,
+    Call, Mode, Opening, OpeningError, OpeningMember, Outcome, Pending, Phase, StreamOutcome,
     UNDO_BLOCKS_MAX,
 };
 use crate::claim::{ClaimError, Intent, Plan, plan};
@@ -132,7 +133,16 @@ impl Opening {
             }
             Phase::Claimed => Phase::List,
             Phase::List => {
-                self.decide()?;
+                match self.decide() {
+                    Err(error) if self.may_give_up(&error) => {
+                        self.disbelieved = true;
+                        if !matches!(self.mode, Mode::DryRun(_)) {
+                            return self.claim_again();
+                        }
+                        self.decide()?;
+                    }
+                    decided => decided?,
+                }
                 match self.mode {
                     Mode::DryRun(_) => Phase::Over,
                     Mode::Acknowledge { .. } => Phase::Settle,
@@ -151,6 +161,35 @@ impl Opening {
             Phase::Settle | Phase::Over => Phase::Over,
         };
         self.enter(next)
+    }
+
+    /// Whether the logs can be given up that don't fit together, or can't be read (T26).
+    fn may_give_up(&self, error: &OpeningError) -> bool {
+        let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
+        let of_logs = match error {
+            OpeningError::Decide(_) | OpeningError::Outside { .. } => true,
+            OpeningError::Refused { status, .. } => status.is(wire::status::LOG_LOST),
+            _ => false,
+        };
+        accepts && of_logs && !self.disbelieved
+    }
+
+    /// That logs are given up is durable in each of them before anything relies on it: the volume
+    /// is claimed once more, and all is read again (T26).
+    fn claim_again(&mut self) -> Result<(), OpeningError> {
+        self.generation = self.generation.checked_add(1).ok_or(ClaimError::Generations)?;
+        self.lists = Lists::default();
+        self.outcome = Outcome::default();
+        self.enter(Phase::Claim)
+    }
+
+    /// Whether what a target's log knows is given up with the claim.
+    fn gives_up(&self, server: usize) -> bool {
+        let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
+        let gone = |status: &VolumeStatus| !status.known || status.unlogged || status.damaged;
+        accepts
+            && self.config.servers[server].logged
+            && (self.disbelieved || self.status(server).is_some_and(gone))
     }
 
     fn acknowledges(&self) -> bool {
@@ -182,7 +221,8 @@ impl Opening {
         if matches!(self.mode, Mode::DryRun(_)) {
             // A lost log that is given up stays blank until the volume is taken.
             servers.retain(|server| {
-                self.status(*server).is_some_and(|status| status.known && !status.unlogged)
+                self.status(*server)
+                    .is_some_and(|status| status.known && !status.unlogged && !status.log_lost)
             });
         }
         if probe::planted(Plant::T20MissingServer) && servers.len() > 1 {
@@ -269,6 +309,7 @@ impl Opening {
             create: given_up
                 && server.logged
                 && self.status(at).is_some_and(|s| !s.known || s.unlogged),
+            give_up: self.gives_up(at),
             take_over: intent.is_some_and(|i| i.take_over),
             unlogged: !server.logged,
             resume: false,
@@ -315,7 +356,16 @@ impl Opening {
                 }
             }
             Job::List { stream, from } => {
-                let data = answer.map_err(refused("reading a stream's log", Some(stream)))?;
+                let answer = answer.map_err(refused("reading a stream's log", Some(stream)));
+                let data = match answer {
+                    Err(error) if self.may_give_up(&error) => {
+                        // Once nothing is out any more.
+                        self.unreadable = Some(error);
+                        self.done += 1;
+                        return Ok(());
+                    }
+                    answer => answer?,
+                };
                 if !self.take_page(server, stream, from, data)? {
                     return Ok(());
                 }
@@ -357,24 +407,6 @@ impl Opening {
             .filter(|page| page.volume == self.config.volume)
             .ok_or(nonsense("a page of the log's list makes no sense"))?;
         self.outcome.counts.pages += 1;
-        for entry in &page.entries {
-            let a = &entry.attribute;
-            let inside = self.place(a.member).is_none_or(|(_, m)| {
-                a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
-            });
-            // Labels lie outside: undo must never reach them (T19). A member that is elsewhere
-            // or nowhere is told of when deciding.
-            if a.kind != Kind::Flush && !inside {
-                return Err(OpeningError::Outside {
-                    server,
-                    stream,
-                    seq: a.seq,
-                    member: a.member.0,
-                    lba: a.lba,
-                    blocks: a.blocks,
-                });
-            }
-        }
         match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
             Some(from) => {
                 let job = Job::List { stream, from };
@@ -385,8 +417,49 @@ impl Opening {
         }
     }
 
+    /// Whether an entry's blocks lie in its drive's data area. A member that is elsewhere or nowhere
+    /// is told of when deciding.
+    fn is_inside(&self, a: &Attribute) -> bool {
+        let inside = |m: &OpeningMember| {
+            a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
+        };
+        a.kind == Kind::Flush || self.place(a.member).is_none_or(|(_, m)| inside(m))
+    }
+
+    /// The lists of a stream, of which none has an entry outside of the data area: labels lie
+    /// there, and undo must never reach them (T19).
+    fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
+        let mut lists = self.lists.of(stream, servers);
+        // In a dry run nothing has been begun anew.
+        let unread = servers.len() < self.keepers().len();
+        if matches!(self.mode, Mode::DryRun(_)) && (self.disbelieved || unread) {
+            lists.iter_mut().for_each(|list| list.in_doubt = true);
+        }
+        let in_doubt = lists.iter().any(|list| list.in_doubt);
+        for list in &mut lists {
+            if in_doubt {
+                list.entries.retain(|entry| self.is_inside(&entry.attribute));
+            }
+            let outside = |entry: &&ListedEntry| !self.is_inside(&entry.attribute);
+            if let Some(ListedEntry { attribute: a, .. }) = list.entries.iter().find(outside) {
+                return Err(OpeningError::Outside {
+                    server: usize::from(list.server),
+                    stream,
+                    seq: a.seq,
+                    member: a.member.0,
+                    lba: a.lba,
+                    blocks: a.blocks,
+                });
+            }
+        }
+        Ok(lists)
+    }
+
     /// Finds every stream's prefix, and what has to be settled.
     fn decide(&mut self) -> Result<(), OpeningError> {
+        if let Some(error) = self.unreadable.take() {
+            return Err(error);
+        }
         let listed = self.listed();
         let servers: Vec<u16> = listed.iter().map(|server| *server as u16).collect();
         let (entries, torn) = self.lists.counts();
@@ -399,7 +472,7 @@ impl Opening {
         let mut streams = Vec::new();
         let mut settle = Vec::new();
         for stream in self.streams() {
-            let lists = self.lists.of(stream, &servers);
+            let lists = self.lists_of(stream, &servers)?;
             let plan = self.decide_one(stream, &lists)?;
             let acknowledges = self.acknowledges();
             let everywhere = usize::from(plan.settled) == servers.len();
@@ -409,7 +482,8 @@ impl Opening {
             if acknowledges && !everywhere {
                 return Err(OpeningError::NotRecovered { stream });
             }
-            let pending = !plan.in_place.is_empty() && !acknowledges;
+            let listed = !plan.in_place.is_empty() || !plan.in_doubt.is_empty();
+            let pending = listed && !acknowledges;
             let unsettled = servers.iter().any(|server| self.lists.is_unsettled(stream, *server));
             let kept = lists.iter().any(|list| list.settled && !list.entries.is_empty());
             if unseen || unsettled || kept && !(pending && everywhere) {
