@@ -122,7 +122,7 @@ impl StreamRecovery {
     /// Whether the stream was at rest on all targets.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
-        self.found == 0 && !self.acknowledge && !self.log_given_up
+        self.found == 0 && !self.acknowledge
     }
 
     /// What waits to be acknowledged: in-place updates, and fresh writes in doubt.
@@ -237,6 +237,9 @@ impl fmt::Display for Recovery {
         let name = &self.volume;
         if self.is_nothing() {
             write!(f, "volume \"{name}\": nothing to recover")?;
+            if self.streams.iter().any(|stream| stream.log_given_up) {
+                write!(f, "; a log was given up, and what only that one knew can't be told")?;
+            }
         } else {
             let would = if self.dry_run { " (a dry run: nothing was changed)" } else { "" };
             write!(f, "volume \"{name}\" recovered{would}:")?;

@@ -105,7 +105,7 @@ impl Oracle {
     /// Whether a write of a group is done on a machine, and some other of it or of an earlier one is
     /// not: the group can't have been released.
     fn is_unrecovered(&self, machine: usize) -> bool {
-        if self.lost {
+        if !self.lost.is_empty() {
             return false;
         }
         let done = |number: u64| self.completed[number as usize];
@@ -161,7 +161,12 @@ impl Oracle {
     /// since it was given back, all of it is there to be read.
     pub fn looked_at(&mut self, at: Where, found: Content, free: bool) {
         let Ownership { owner, generation, claimed, .. } = self.ownership;
-        if !free || owner.is_some() || generation == 0 || claimed > generation || self.lost {
+        if !free
+            || owner.is_some()
+            || generation == 0
+            || claimed > generation
+            || !self.lost.is_empty()
+        {
             return;
         }
         let block = self.blocks.iter().find(|block| block.at == at);
