@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe},
+    iter::repeat_with,
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::Path,
     process::{Child, Command, Stdio},
@@ -66,12 +67,8 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
         .open(format!("/proc/self/fd/{}", writer.as_raw_fd()))
         .unwrap();
     for size in [4096, 1] {
-        let error = loop {
-            match filler.write(&vec![b'\n'; size]) {
-                Ok(_) => {}
-                Err(error) => break error,
-            }
-        };
+        let mut writes = repeat_with(|| filler.write(&vec![b'\n'; size]));
+        let error = writes.find_map(Result::err).unwrap();
         assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
     }
     (reader, writer)
