@@ -151,6 +151,8 @@ named! {
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.
         P7GiveUpAtOnce = "P7-give-up-at-once",
+        /// What the target's list shows durable is sent again all the same.
+        P7ReplayDurable = "P7-replay-durable",
         /// A binding that found the target busy is not asked for again.
         P8BusyForEver = "P8-busy-for-ever",
         /// A read does not wait for the stream's own writes.

@@ -342,7 +342,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if !ours && !probe::planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
-        self.engine.resume(server, &mut |seq, index| known.durable(seq, index));
+        let again = probe::planted(Plant::P7ReplayDurable);
+        self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
         link.loss = None;
         link.progress = now;
         if self.mark_refused.is_some_and(|refused| refused.server == server) {
