@@ -4,7 +4,8 @@
 //!
 //! Most were the product's fault. The simulator's own were those in which a connection of a closed
 //! stream stalls (7700126203, 7700141327, 88000001003, 53585816826652604: they never ended) and the
-//! one in which nobody is there and is asked without a pause (7700131578: P8).
+//! one in which nobody is there and is asked without a pause (7700131578: P8), and those in which an owner
+//! goes on after its streams were fenced (four seeds that begin with 1010827032, P8).
 
 use std::path::Path;
 

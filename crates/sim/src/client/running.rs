@@ -26,6 +26,8 @@ impl Client {
         let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
         self.resume_targets(core);
         for stream in self.streams.iter_mut().flatten() {
+            // To reopen it would be in vain: another owner has the volume.
+            self.fenced |= stream.fenced;
             if let Some((server, status)) = stream.take_refused() {
                 self.fenced |= is_fenced(status);
                 if status.is(rio::status::LOG_FAILED) {

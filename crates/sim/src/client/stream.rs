@@ -81,6 +81,8 @@ pub(super) struct Stream {
     pub(super) started: bool,
     pub(super) acting: bool,
     pub(super) failed: bool,
+    /// It failed because another owner has the volume.
+    pub(super) fenced: bool,
     /// A target does not bind it.
     pub(super) refused: Option<(u16, riopipe_nvme::command::Status)>,
     pub(super) closing: bool,
@@ -124,6 +126,7 @@ impl Stream {
             started: false,
             acting: false,
             failed: false,
+            fenced: false,
             refused: None,
             closing: false,
             closed: false,
@@ -252,6 +255,7 @@ impl Stream {
             Cause::Status(code) if is(code, status::STALE_GENERATION) => Poison::Fenced,
             _ => Poison::Failed,
         };
+        self.fenced = cause == Poison::Fenced;
         core.oracle.poisoned(self.era, id, &Poisoned { machine, cause, why }, core.now);
     }
 
