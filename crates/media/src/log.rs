@@ -359,12 +359,12 @@ impl LogStore {
     }
 
     /// Writes everything back to the file and waits (`msync`): for a clean shutdown of a `file:`
-    /// log, so that it also survives a power cut after that. A `block:` log has nothing left to
-    /// write.
+    /// log, so that it also survives a power cut after that (T24). A `block:` log has nothing left
+    /// to write: each of its fences has written what it covers.
     pub fn sync(&self) -> std::io::Result<()> {
         match &self.shared.bytes {
-            Bytes::Mapped(memory) if memory.medium.is_some() => memory.mapping.sync(),
-            Bytes::Mapped(_) | Bytes::Blocks(_) => Ok(()),
+            Bytes::Mapped(memory) => memory.sync(),
+            Bytes::Blocks(_) => Ok(()),
         }
     }
 }
@@ -471,6 +471,13 @@ impl Region for LogPart {
         match &mut self.kind {
             Kind::Mapped(part) => part.fence(),
             Kind::Blocks(part) => part.fence(),
+        }
+    }
+
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        match &mut self.kind {
+            Kind::Mapped(part) => part.write_back(),
+            Kind::Blocks(part) => part.write_back(),
         }
     }
 }

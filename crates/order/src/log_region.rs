@@ -19,6 +19,7 @@ pub use error::{AddError, ChangeError, CreateError, OpenError};
 
 mod codec;
 mod error;
+mod stamp;
 
 /// Size of one copy of the header in bytes.
 pub const HEADER_COPY_BYTES: usize = 4096;
@@ -39,7 +40,7 @@ pub const VERSION: u32 = 1;
 #[repr(u8)]
 pub enum LogKind {
     /// A mapped file: survives the process, not the power. Its content counts only within the
-    /// boot that wrote it (T19).
+    /// boot that wrote it, or if it was written back when service ended (T19, T24).
     File = 1,
     /// Persistent memory.
     Dax = 2,
@@ -150,6 +151,9 @@ pub struct RegionHeader {
     pub incarnation: u32,
     /// The medium.
     pub kind: LogKind,
+    /// Service has ended in good order, and all of the region was written back before this was
+    /// said: it is whole in every later boot. Only of kinds whose fences do not survive the power.
+    pub synced: bool,
     /// Size of the whole region in bytes.
     pub len: u64,
     /// The directory, in order of offset.
@@ -163,8 +167,9 @@ pub enum Class {
     Blank,
     /// A log region of this version, fit for service.
     Ours(RegionHeader),
-    /// A `file:` log of another boot with volumes that were not closed: what it knew may not have
-    /// survived the power, so nothing may be undone from it.
+    /// A `file:` log of another boot with volumes in it that was not written back when its service
+    /// ended: its pages may be of different moments, so nothing in it can be believed, not even
+    /// that a volume was closed (T24).
     StaleBoot(RegionHeader),
     /// A log region of a later version.
     Newer {
@@ -209,13 +214,10 @@ pub fn inspect<R: Region>(header: &R, len: usize, boot: [u8; 16], crc: Crc32c) -
         [HeaderCopy::Whole(found), _] => {
             if found.len != len as u64 {
                 Class::Damaged { what: "its size is not the one it was made with" }
-            } else if found.boot != boot
-                && !found.kind.survives_power_cut()
-                && found.volumes.iter().any(|v| v.state == VolumeState::Owned)
-            {
-                Class::StaleBoot(found)
-            } else {
+            } else if found.is_believable(boot) {
                 Class::Ours(found)
+            } else {
+                Class::StaleBoot(found)
             }
         }
         [HeaderCopy::Blank, HeaderCopy::Blank] => Class::Blank,
@@ -274,11 +276,12 @@ impl<R: Region> LogRegion<R> {
             boot,
             incarnation: 1,
             kind,
+            synced: false,
             len: len as u64,
             volumes: Vec::new(),
         };
         let mut log = Self { region, header: header.clone(), crc, best: 0, failed: None };
-        log.change(header)?;
+        log.begin(header)?;
         Ok(log)
     }
 
@@ -292,9 +295,7 @@ impl<R: Region> LogRegion<R> {
         let header = match inspect(&region, len, boot, crc) {
             Class::Ours(header) => header,
             Class::StaleBoot(header) => {
-                let owned = |v: &&VolumeRecord| v.state == VolumeState::Owned;
-                let volume =
-                    header.volumes.iter().find(owned).map_or_else(VolumeId::default, |v| v.id);
+                let volume = header.volumes.first().map_or_else(VolumeId::default, |v| v.id);
                 return Err(OpenError::StaleBoot { volume });
             }
             Class::Blank => return Err(OpenError::Blank),
@@ -307,7 +308,7 @@ impl<R: Region> LogRegion<R> {
         };
         let best = best_copy(&region, &header, crc);
         let mut log = Self { region, header: header.clone(), crc, best, failed: None };
-        log.change(RegionHeader { incarnation, boot, ..header })?;
+        log.begin(RegionHeader { incarnation, boot, ..header })?;
         Ok(log)
     }
 
@@ -477,6 +478,14 @@ impl<R: Region> LogRegion<R> {
     /// Writes the header, first over the copy that is older or unreadable, then over the other:
     /// there is a whole one at any time.
     fn change(&mut self, header: RegionHeader) -> Result<(), RegionError> {
+        self.put(header, R::fence)
+    }
+
+    fn put(
+        &mut self,
+        header: RegionHeader,
+        settle: impl Fn(&mut R) -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -484,7 +493,7 @@ impl<R: Region> LogRegion<R> {
         let bytes = encode(&header, self.crc);
         for at in [HEADER_COPY_BYTES - self.best, self.best] {
             self.region.write(at, &bytes);
-            self.region.fence().inspect_err(|error| self.failed = Some(error.clone()))?;
+            settle(&mut self.region).inspect_err(|error| self.failed = Some(error.clone()))?;
         }
         self.best = HEADER_COPY_BYTES - self.best;
         self.header = header;

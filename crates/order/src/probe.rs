@@ -147,6 +147,14 @@ named! {
         P1SkipGap = "P1-skip-gap",
         /// With a log given up, fresh blocks beyond the prefix are undone on the other targets.
         T26UndoInDoubt = "T26-undo-in-doubt",
+        /// A log's generation is not compared with the labels'.
+        T24LabelUnchecked = "T24-label-unchecked",
+        /// A mapped log of another boot is believed without having been synced cleanly.
+        T24StampUnchecked = "T24-stamp-unchecked",
+        /// A mapped log is stamped as synced before all of it is written back.
+        T24StampEarly = "T24-stamp-early",
+        /// A mapped log keeps its stamp while it is served.
+        T24StampKept = "T24-stamp-kept",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.
@@ -251,6 +259,8 @@ named! {
         LogFailed = "log-failed",
         /// A lost, blank or foreign log was refused.
         LogRefused = "log-refused",
+        /// A log was refused because it was older than the labels.
+        LogBehind = "log-behind",
         /// Recovery was refused because a member was missing.
         MemberMissing = "member-missing",
         /// A plain writer was kept from a guarded drive.

@@ -47,6 +47,16 @@ pub trait Region {
     /// The medium could not do it: what was written since the last fence may be lost, and the log
     /// refuses further appends.
     fn fence(&mut self) -> Result<(), RegionError>;
+
+    /// Makes everything written so far survive the power, too, where a fence does not: a mapped
+    /// file is written back to its disk. Slow: for when service begins and ends (T24).
+    ///
+    /// # Errors
+    ///
+    /// The medium could not do it.
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        self.fence()
+    }
 }
 
 /// A log region failed to make its bytes durable.

@@ -289,29 +289,144 @@ fn t19_two_whole_header_copies_that_contradict_each_other_are_damage() {
     );
 }
 
+const NEXT_BOOT: [u8; 16] = [9; 16];
+
+fn in_next_boot(region: &MemRegion) -> Result<LogRegion<MemRegion>, OpenError> {
+    LogRegion::open(region.clone(), LEN, NEXT_BOOT, crc32c)
+}
+
 #[test]
-fn t19_a_file_log_of_another_boot_is_refused_while_somebody_needs_it() {
+fn t24_a_file_log_of_another_boot_is_refused_unless_it_was_synced() {
     let mut log = create(LogKind::File);
     add(&mut log, volume(1, 1, 4)).unwrap();
     let id = VolumeId([1; 16]);
-    let reboot = |region: &MemRegion| LogRegion::open(region.clone(), LEN, [9; 16], crc32c);
-
     log.set_generation(id, 1, OWNER).unwrap();
     let region = log.into_region();
-    let error = reboot(&region).unwrap_err();
+    let error = in_next_boot(&region).unwrap_err();
     assert_eq!(error, OpenError::StaleBoot { volume: id });
     assert!(error.to_string().contains("--accept-lost-log"));
-    assert!(matches!(inspect(&region, LEN, [9; 16], crc32c), Class::StaleBoot(_)));
+    assert!(matches!(inspect(&region, LEN, NEXT_BOOT, crc32c), Class::StaleBoot(_)));
 
     let mut log = open(region).expect("the same boot: only the process died");
     log.set_state(id, VolumeState::Closed).unwrap();
-    let log = reboot(&log.into_region()).expect("nobody needs it");
-    assert_eq!(log.header().boot, [9; 16]);
+    let closed = log.into_region();
+    let error = in_next_boot(&closed).unwrap_err();
+    assert_eq!(error, OpenError::StaleBoot { volume: id }, "its partitions may be older");
 
-    let mut log = create(LogKind::Dax);
+    let mut log = open(closed).unwrap();
+    log.set_generation(id, 2, OWNER).unwrap();
+    log.close(|| Ok(())).unwrap();
+    assert!(log.header().synced);
+    assert!(log.set_state(id, VolumeState::Closed).is_err(), "nothing is stored after the stamp");
+    let synced = log.into_region();
+    assert!(open(synced.clone()).is_ok());
+    let log = in_next_boot(&synced).expect("all of it was written back");
+    assert_eq!((log.header().boot, log.header().synced), (NEXT_BOOT, false));
+    assert_eq!(log.volume(id).map(|v| (v.generation, v.state)), Some((2, VolumeState::Owned)));
+    let served = log.into_region();
+    let third = LogRegion::open(served, LEN, [10; 16], crc32c);
+    assert_eq!(third.unwrap_err(), OpenError::StaleBoot { volume: id }, "served since");
+}
+
+#[test]
+fn t24_only_what_its_fences_do_not_keep_is_stamped() {
+    for kind in [LogKind::Dax, LogKind::Block, LogKind::Pci] {
+        let mut log = create(kind);
+        add(&mut log, volume(1, 1, 4)).unwrap();
+        log.close(|| panic!("nothing is left to write back")).unwrap();
+        assert!(!log.header().synced);
+        let region = log.into_region();
+        assert!(in_next_boot(&region).is_ok());
+        let forged = forge(&region, 62, &[1]);
+        assert!(matches!(open(forged), Err(OpenError::Damaged { .. })), "no writer writes that");
+    }
+    let region = create(LogKind::File).into_region();
+    assert!(in_next_boot(&region).is_ok(), "nobody's");
+    assert!(open(forge(&region, 62, &[1])).is_ok());
+    assert!(matches!(open(forge(&region, 62, &[2])), Err(OpenError::Damaged { .. })));
+}
+
+/// A file that is mapped: fences do nothing for it, and what is on the disk is what was written
+/// back last.
+#[derive(Clone)]
+struct Mapped {
+    memory: MemRegion,
+    disk: Rc<RefCell<MemRegion>>,
+    /// So many more times something is written back.
+    left: u32,
+}
+
+impl Region for Mapped {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.memory.read(offset, into);
+    }
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.memory.write(offset, bytes);
+    }
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.memory.write_word(offset, value);
+    }
+    fn fence(&mut self) -> Result<(), RegionError> {
+        Ok(())
+    }
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| RegionError::new("the disk is gone"))?;
+        *self.disk.borrow_mut() = self.memory.clone();
+        Ok(())
+    }
+}
+
+/// The stamp is gone from the disk before anything is served, and comes there only after
+/// everything else: cut off anywhere, and looked at as the disk has it.
+#[test]
+fn t24_the_stamp_is_cleared_first_and_set_last_on_the_disk() {
+    let id = VolumeId([1; 16]);
+    let mut made = create(LogKind::File);
+    add(&mut made, volume(1, 1, 4)).unwrap();
+    made.close(|| Ok(())).unwrap();
+    let synced = made.into_region();
+    let after = |left: u32, close: bool| {
+        let disk = Rc::new(RefCell::new(synced.clone()));
+        let region = Mapped { memory: synced.clone(), disk: Rc::clone(&disk), left };
+        let opened = LogRegion::open(region, LEN, BOOT, crc32c);
+        let served = opened.is_ok();
+        if let Ok(mut log) = opened {
+            log.set_generation(id, 7, OWNER).unwrap();
+            if close {
+                let mut rest = 1;
+                let found = log.close(|| {
+                    assert!(!matches!(
+                        inspect(&*disk.borrow(), LEN, NEXT_BOOT, crc32c),
+                        Class::Ours(_)
+                    ));
+                    rest -= 1;
+                    Ok(())
+                });
+                assert_eq!(rest, 0, "asked once, before the stamp: {found:?}");
+            }
+        }
+        let class = inspect(&*disk.borrow(), LEN, NEXT_BOOT, crc32c);
+        (served, matches!(class, Class::Ours(_)))
+    };
+    assert_eq!(after(0, false), (false, true), "nothing was served, nothing is lost");
+    assert_eq!(after(1, false), (false, false), "in the middle of clearing it");
+    assert_eq!(after(2, false), (true, false));
+    assert_eq!(after(2, true), (true, false), "the stamp did not get there");
+    assert_eq!(after(3, true), (true, true), "one copy is enough");
+    assert_eq!(after(4, true), (true, true));
+}
+
+#[test]
+fn t24_what_cannot_be_written_back_gets_no_stamp() {
+    let mut log = create(LogKind::File);
     add(&mut log, volume(1, 1, 4)).unwrap();
-    log.set_generation(id, 1, OWNER).unwrap();
-    reboot(&log.into_region()).expect("persistent memory survives the power");
+    let failed = log.close(|| Err(RegionError::new("the disk is full")));
+    assert!(failed.unwrap_err().to_string().contains("full"));
+    assert!(!log.header().synced);
+    assert!(in_next_boot(&log.into_region()).is_err());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{MemberInfo as MemberPlace, ServerInfo, Topology};
+use riopipe_session::claim::is_behind;
 use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::opening::{OpeningConfig, OpeningMember, OpeningServer};
 use riopipe_session::label::{
@@ -12,7 +13,7 @@ use riopipe_session::wire::{self, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::association::Association;
-use crate::drive_io::{Drives, read_label, write_label};
+use crate::drive_io::{Drives, read_label, rewrite_label};
 use crate::errand::Errand;
 use crate::error::{CallError, OpenError};
 use crate::identity::ConnectOptions;
@@ -190,6 +191,7 @@ impl Assembled {
 
     pub(crate) fn info(&self, statuses: &[(usize, VolumeStatus)], blocks: u64) -> VolumeInfo {
         let of = |target: usize| statuses.iter().find(|(at, _)| *at == target).map(|(_, s)| s);
+        let generation = self.set.label_generation();
         let members = self.set.addrs.iter().zip(&self.set.places).zip(&self.set.namespaces);
         VolumeInfo {
             name: self.set.head.name.clone(),
@@ -198,7 +200,7 @@ impl Assembled {
             blocks,
             unit_blocks: self.set.head.unit_blocks,
             streams: self.set.head.streams,
-            generation: self.set.labels.iter().map(|l| l.generation).max().unwrap_or(0),
+            generation,
             engine: self.set.head.engine,
             members: members
                 .map(|((addr, target), namespace)| {
@@ -214,7 +216,9 @@ impl Assembled {
                         slots: status.map_or(0, |s| s.slots),
                         owner: status.filter(|s| s.owned && !s.own).map(|s| s.owner.clone()),
                         unrecovered: status.map_or(0, |s| s.live_entries),
-                        log_lost: status.is_some_and(|s| s.log_lost),
+                        log_lost: status.is_some_and(|s| {
+                            s.log_lost || self.set.logged(*target) && is_behind(s, generation)
+                        }),
                     }
                 })
                 .collect(),
@@ -223,6 +227,11 @@ impl Assembled {
 }
 
 impl MemberSet {
+    /// The largest generation on any label.
+    pub(crate) fn label_generation(&self) -> u32 {
+        self.labels.iter().map(|label| label.generation).max().unwrap_or(0)
+    }
+
     /// Whether the labels say that a log is due on a target.
     pub(crate) fn logged(&self, target: usize) -> bool {
         let labels = self.places.iter().zip(&self.labels);
@@ -241,17 +250,10 @@ impl MemberSet {
         let generation = errand.opening.generation();
         for (index, label) in self.labels.iter_mut().enumerate() {
             let target = self.places[index];
-            label.generation = generation.max(label.generation);
-            label.sequence = label.sequence.wrapping_add(1);
-            if let Some(regions) = regions
-                && log_due(label).is_some()
-            {
-                // The log that is due from now on is the one that is there.
-                let own = usize::from(label.index);
-                label.members[own].region = regions[target];
-            }
+            // With a log given up, the one that is due from now on is the one that is there.
+            *label = label.for_owner(generation, regions.map(|regions| regions[target]));
             let (name, drives) = errand.drives(target);
-            write_label(drives, self.namespaces[index].nsid, label)
+            rewrite_label(drives, self.namespaces[index].nsid, label)
                 .map_err(|e| call(name, "writing the label", e))?;
         }
         Ok(())

@@ -69,6 +69,17 @@ pub(crate) fn blank_data(drives: &mut Caller, nsid: u32) -> Result<(), CallError
     Ok(())
 }
 
+/// Writes the successor of a label that was read, after the copy that was read is durable: else a
+/// power cut could leave a torn one and one from before both (T24).
+pub(crate) fn rewrite_label(
+    drives: &mut Caller,
+    nsid: u32,
+    label: &Label,
+) -> Result<(), CallError> {
+    drives.call(Sqe::flush(nsid), CallData::None)?;
+    write_label(drives, nsid, label)
+}
+
 /// Writes a label to its block and makes it durable.
 pub(crate) fn write_label(drives: &mut Caller, nsid: u32, label: &Label) -> Result<(), CallError> {
     let mut buf = Buf::zeroed(LABEL_LEN);

@@ -52,7 +52,8 @@ pub struct MemberInfo {
     pub owner: Option<String>,
     /// Log entries that have not been recovered.
     pub unrecovered: u32,
-    /// Whether the log was lost with the target's last boot.
+    /// Whether the log is lost: with the target's last boot, or because it is older than the
+    /// volume's labels.
     pub log_lost: bool,
 }
 

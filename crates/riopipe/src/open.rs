@@ -87,7 +87,7 @@ fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {
         engine,
         take_over: way.take_over,
         accept_lost_log: way.accept_lost_log,
-        label_generation: assembled.set.labels.iter().map(|l| l.generation).max().unwrap_or(0),
+        label_generation: assembled.set.label_generation(),
         streams: assembled.set.head.streams,
     }
 }

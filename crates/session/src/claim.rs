@@ -1,4 +1,4 @@
-//! Whether a volume may be taken, decided from what all its targets say (T8, T19, T20).
+//! Whether a volume may be taken, decided from what all its targets say (T8, T19, T20, T24).
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,7 +18,8 @@ pub struct Intent {
     pub take_over: bool,
     /// Whether a log that is not there any more is given up (T19).
     pub accept_lost_log: bool,
-    /// The generation on the labels.
+    /// The largest generation on any of the volume's labels, read over associations that were
+    /// there before: a log that is older was in its target's place already when it was read.
     pub label_generation: u32,
     /// Streams of the volume.
     pub streams: u16,
@@ -76,6 +77,22 @@ pub enum ClaimError {
         /// Which target.
         target: usize,
     },
+    /// The log's generation is below the labels': every claim is durable in all logs before it is
+    /// on any label, so this log is not the one that the last owner wrote (T24).
+    #[error(
+        "the target's ordering log is older than the volume's labels (generation {have}, the \
+         labels say {label}): an older copy was put back, or a power cut took it back, and what \
+         was in flight is unknown. Put the right log back; to accept the loss, open with \
+         --accept-lost-log"
+    )]
+    LogBehind {
+        /// Which target.
+        target: usize,
+        /// The log's generation of the volume.
+        have: u32,
+        /// The largest generation on any label.
+        label: u32,
+    },
     /// The target knows the volume with another number of streams.
     #[error("the target's ordering log has {have} streams for the volume, its labels say {want}")]
     Streams {
@@ -106,11 +123,22 @@ impl ClaimError {
             | Self::LogLost { target }
             | Self::LogDamaged { target }
             | Self::LogMissing { target }
+            | Self::LogBehind { target, .. }
             | Self::Marks { target }
             | Self::Streams { target, .. } => Some(*target),
             Self::Generations => None,
         }
     }
+}
+
+/// Whether a target's log of the volume is older than its labels, whose largest generation is
+/// `label` (T24). A newer one is fine: a claim that was cut off before it wrote its labels.
+#[must_use]
+pub fn is_behind(status: &VolumeStatus, label: u32) -> bool {
+    status.known
+        && !status.unlogged
+        && status.generation < label
+        && !probe::planted(Plant::T24LabelUnchecked)
 }
 
 /// Decides whether the volume may be taken. `statuses` has one element for each target that
@@ -149,6 +177,11 @@ pub fn plan(
                 false => ClaimError::LogLost { target },
             });
         }
+        if is_behind(status, intent.label_generation) {
+            probe::hit(Rare::LogBehind);
+            let (have, label) = (status.generation, intent.label_generation);
+            return Err(ClaimError::LogBehind { target, have, label });
+        }
         // A living owner's log is not at rest; whether it holds anything is known once he is
         // fenced.
         if status.unrecovered && (!status.owned || status.own) {
@@ -178,7 +211,7 @@ mod tests {
             engine: EngineKind::Rio,
             take_over: false,
             accept_lost_log: false,
-            label_generation: 2,
+            label_generation: 1,
             streams: 2,
         }
     }
@@ -237,6 +270,21 @@ mod tests {
         live.own = true;
         assert_eq!(found(live, false), Some((1, 3)));
         assert_eq!(found(status(1, [0, 0]), false), None);
+    }
+
+    #[test]
+    fn t24_a_log_older_than_any_label_is_lost() {
+        let of = |logs: [u32; 2], label_generation, logged: [bool; 2]| {
+            let statuses = [(0, status(logs[0], [0, 0])), (1, status(logs[1], [0, 0]))];
+            let intent = Intent { label_generation, ..intent() };
+            plan(&intent, &statuses, |target| logged[target]).map(|plan| plan.generation)
+        };
+        assert_eq!(of([7, 7], 7, [true; 2]), Ok(8));
+        assert_eq!(of([8, 7], 7, [true; 2]), Ok(9), "a claim that was cut off before its labels");
+        let behind = ClaimError::LogBehind { target: 1, have: 6, label: 7 };
+        assert_eq!(behind.target(), Some(1));
+        assert_eq!(of([7, 6], 7, [true; 2]), Err(behind));
+        assert_eq!(of([7, 0], 7, [true, false]), Ok(8), "no log is due there");
     }
 
     #[test]

@@ -182,6 +182,25 @@ impl Label {
         }
     }
 
+    /// The label for the volume's next owner, to be written over the copy that is older; `region`:
+    /// the log that is due on the member's target from now on, if that changes.
+    ///
+    /// The copy that stays must be durable before the other is overwritten: what was read of it may
+    /// be in a volatile cache only, and the older one was what the drive would fall back to (T24).
+    #[must_use]
+    pub fn for_owner(&self, generation: u32, region: Option<[u8; 16]>) -> Self {
+        let mut label = self.clone();
+        label.generation = generation.max(label.generation);
+        label.sequence = label.sequence.wrapping_add(1);
+        if let Some(region) = region
+            && log_due(&label).is_some()
+        {
+            let own = usize::from(label.index);
+            label.members[own].region = region;
+        }
+        label
+    }
+
     /// The block that the next rewrite goes to: the copy that is older.
     #[must_use]
     pub const fn block_of(sequence: u32) -> u64 {
@@ -409,6 +428,21 @@ mod tests {
         let mut later = label(1);
         later.sequence = 5;
         assert_eq!(Label::newest([&good, &later.encode(crc)], crc), Ok(later));
+    }
+
+    #[test]
+    fn t24_an_owner_writes_the_older_copy_and_never_a_lower_generation() {
+        let next = label(2).for_owner(7, None);
+        assert_eq!((next.generation, next.sequence), (7, 5));
+        assert_ne!(Label::block_of(next.sequence), Label::block_of(label(2).sequence));
+        assert_eq!(next.members, label(2).members);
+        assert_eq!(label(2).for_owner(0, None).generation, 1);
+        let given_up = label(2).for_owner(7, Some([77; 16]));
+        assert_eq!(given_up.members[2].region, [77; 16]);
+        assert_eq!(given_up.members[..2], label(2).members[..2]);
+        let mut unlogged = label(2);
+        unlogged.members[2].region = [0; 16];
+        assert_eq!(unlogged.for_owner(7, Some([77; 16])).members, unlogged.members);
     }
 
     #[test]

@@ -131,7 +131,10 @@ pub mod status {
             VOLUME_EXISTS => "the volume exists already on this target",
             NO_SUCH_STREAM => "the volume has no such stream",
             NOT_BOUND => "the queue is bound to no stream",
-            LOG_LOST => "the log is from another boot of the target and cannot be trusted",
+            LOG_LOST => {
+                "the log is from another boot of the target, or older than it was, and cannot be \
+                 trusted"
+            }
             LOG_FAILED => "the target's log store failed",
             IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",
             SETTLED => "an earlier recovery has settled the stream at another group",

@@ -145,6 +145,26 @@ fn t19_blank_log() {
 }
 
 #[test]
+fn t24_label_unchecked() {
+    let older = || {
+        let mut world = crashed();
+        world.targets[1].generation = world.intent().label_generation - 1;
+        world
+    };
+    {
+        let _none = planted(None);
+        let before = count(Rare::LogBehind);
+        let error = open(&mut older(), 1).unwrap_err();
+        let OpeningError::Claim(ClaimError::LogBehind { target: 1, .. }) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(count(Rare::LogBehind), before + 1);
+    }
+    let _plant = planted(Some(Plant::T24LabelUnchecked));
+    assert!(open(&mut older(), 1).is_ok());
+}
+
+#[test]
 fn t20_missing_server() {
     let world = crashed();
     let mut config = world.config();

@@ -266,7 +266,7 @@ fn t8_only_the_owner_on_record_comes_back() {
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     assert_eq!(refused(&mut w, rival, &|_| ()), 0x703, "and after a restart");
     let (admin, _) = w.admin();
-    assert_eq!(refused(&mut w, admin, &|c| c.generation = 2), 0x702);
+    assert_eq!(refused(&mut w, admin, &|c| c.generation = 2), 0x710, "the log is older (T24)");
     assert_eq!(refused(&mut w, admin, &|c| c.generation = 0), 0x702);
     assert_eq!(refused(&mut w, admin, &|c| c.create = true), 0x02);
     assert_eq!(refused(&mut w, admin, &|c| c.take_over = true), 0x02);
@@ -281,6 +281,24 @@ fn t8_only_the_owner_on_record_comes_back() {
     w.hang_up(rival);
     assert_eq!(refused(&mut w, admin, &|_| ()), 0x702);
     assert_eq!(refused(&mut w, admin, &|c| c.generation = 2), 0x703);
+}
+
+/// An older copy of the log was put in its place while the target was down: what the owner had
+/// been told is not in there, and is not to be replayed as if nothing else were missing.
+#[test]
+fn t24_no_owner_comes_back_to_a_log_that_went_back_in_time() {
+    let mut w = World::new(&[true]);
+    let Owner { admin, .. } = w.owner();
+    let older = w.host.parts.crash(1);
+    let next = Claim { resume: false, ..back(&w, 2) };
+    assert_eq!(w.claim(admin, &next).unwrap().status, 0);
+    let mut w = World::with(&[true], identity(), older);
+    let (admin, _) = w.admin();
+    let claim = back(&w, 2);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x710);
+    assert!(!w.status(admin).owned);
+    let claim = back(&w, 1);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0, "its own generation is");
 }
 
 #[test]

@@ -262,7 +262,8 @@ fn explain(class: &Class, len: usize, kind: LogKind, accept: bool) -> Option<Pro
         Class::Ours(_) => None,
         Class::Damaged { .. } if accept => None,
         Class::StaleBoot(_) => problem(
-            "the log is of another boot, and volumes in it were not closed: they would be refused"
+            "the log is of another boot, in which its target was not stopped in good order: the \
+             volumes in it would be refused"
                 .into(),
             "check their content, then start once with accept_lost_log (--accept-lost-log)",
         ),

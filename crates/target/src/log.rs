@@ -1,7 +1,7 @@
 //! Opening the ordering log.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use riopipe_media::survival::Survival;
@@ -14,6 +14,7 @@ use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Split, Volumes};
 
 use crate::crc::crc32c;
+use crate::devices::{SharedState, lock};
 
 /// Why the ordering log was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +123,11 @@ impl Region for WatchedPart {
         }
         self.part.fence()
     }
+
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        self.fence()?;
+        self.part.write_back()
+    }
 }
 
 /// The whole log, to be looked at now and then.
@@ -155,10 +161,45 @@ impl Log {
         self.store.survives()
     }
 
-    /// Writes it back to its file.
-    pub(crate) fn sync(&self) -> std::io::Result<()> {
-        self.store.sync()
+    /// Writes it back to its file, if that is still there.
+    fn sync(&self) -> Result<(), RegionError> {
+        self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
+        self.store.sync().map_err(|error| RegionError::new(error.to_string()))
     }
+}
+
+/// How long a log may take to be written back when the target stops. A disk that takes longer has
+/// failed, or is about to.
+const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
+
+/// Ends the service of a log in good order: after this it is whole in every later boot (T24). What
+/// is under way when the time is over goes on by itself.
+pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
+    let (shared, log) = (Arc::clone(shared), Arc::clone(log));
+    within(WRITE_BACK_MAX, move || lock(&shared).volumes_mut().end_service(|| log.sync()))
+}
+
+/// Ends the service of a log that nobody was let near: the target does not start after all.
+pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
+    if let Err(error) = volumes.end_service(|| log.sync()) {
+        tracing::error!(log = log.describe(), %error, "the log could not be written back");
+    }
+}
+
+/// Does something that may hang, for so long at most.
+fn within(
+    most: Duration,
+    what: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
+) -> Result<(), RegionError> {
+    let (done, ended) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("log-end".into()).spawn(move || {
+        // Nobody listens any more if it took too long.
+        let _ = done.send(what());
+    });
+    thread.map_err(|error| RegionError::new(format!("no thread for it: {error}")))?;
+    ended.recv_timeout(most).unwrap_or_else(|_| {
+        Err(RegionError::new(format!("its disk has not taken it within {} s", most.as_secs_f64())))
+    })
 }
 
 /// Opens the log that `spec` names, if any, and the volumes in it; `describe` gets a line about
@@ -209,8 +250,8 @@ pub(crate) fn open_volumes(
             // namespaces need not suffer (T19, T21).
             tracing::error!(
                 log = spec,
-                "the log is of another boot and volumes in it were not closed: they are refused \
-                 until the loss is accepted (--accept-lost-log)"
+                "the log is of another boot, in which its target was not stopped in good order: \
+                 the volumes in it are refused until the loss is accepted (--accept-lost-log)"
             );
             describe.push(format!("ordering log: {}, of another boot: LOST", store.describe()));
             return Ok((Volumes::with_lost_log(found, crc32c), Some(store)));
@@ -255,4 +296,37 @@ fn random_id() -> [u8; 16] {
         id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     }
     id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_waited_for_only_so_long() {
+        let (_hold, held) = mpsc::channel::<()>();
+        let error = within(Duration::from_millis(1), move || {
+            let _ = held.recv();
+            Ok(())
+        });
+        assert!(error.unwrap_err().to_string().contains("not taken it"));
+        let failed = || Err(RegionError::new("no"));
+        assert_eq!(within(WRITE_BACK_MAX, failed), failed());
+        assert_eq!(within(WRITE_BACK_MAX, || Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn once_a_log_is_seen_to_be_gone_every_part_fails_its_fences() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let store = open_log_within(&format!("file:{},size=64K", path.display()), Duration::ZERO);
+        let log = Log { store: store.unwrap(), gone: Arc::default() };
+        let mut parts = [0..8192, 8192..12288, 12288..16384].map(|range| log.part(range).unwrap());
+        log.watch();
+        assert!(parts.iter_mut().all(|part| part.fence().is_ok()));
+        std::fs::remove_file(&path).unwrap();
+        log.watch();
+        assert!(parts.iter_mut().all(|part| part.fence().is_err() && part.write_back().is_err()));
+        assert!(log.sync().is_err());
+    }
 }

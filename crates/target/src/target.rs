@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
 use riopipe_metrics::{Endpoint, Start};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_order::region::RegionError;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
@@ -18,7 +19,7 @@ use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::counters::Counters;
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
-use crate::log::{Log, LogOpenError, open_volumes};
+use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Control, Order, Parts, Reactor};
 use crate::stat::{Figures, Stat};
@@ -84,12 +85,15 @@ pub enum StopError {
         source: riopipe_media::OpenError,
     },
     /// The log could not be written back.
-    #[error("{log}: can't be written back: {source}")]
+    #[error(
+        "{log}: not written back: {source}; should the power be cut before it is served and \
+         stopped again, the volumes in it are refused"
+    )]
     Log {
         /// The log.
         log: String,
         /// Why.
-        source: std::io::Error,
+        source: RegionError,
     },
     /// A reactor ended with an error, or panicked.
     #[error("a reactor failed: {0}")]
@@ -114,6 +118,8 @@ pub struct Running {
     log: Option<Arc<Log>>,
     figures: Arc<Figures>,
     metrics: Option<Endpoint>,
+    /// Its reactors have been told to end.
+    ended: bool,
 }
 
 impl Target {
@@ -170,10 +176,16 @@ impl Target {
             Promise::new(ns.nsid, &ns.drive, drive.survives(), volatile, spec, log_survives)
         });
         let promises = promises.collect();
-        let mut listeners = Vec::new();
-        for address in config.listen.iter().chain(&config.discovery) {
-            listeners.push(Listener::bind(address)?);
-        }
+        let mut listeners = match listen(config) {
+            Ok(listeners) => listeners,
+            Err(error) => {
+                // Nothing was served: what the log held is as good as before.
+                if let Some(log) = &log {
+                    leave(volumes, log);
+                }
+                return Err(error.into());
+            }
+        };
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         let discovery_addresses = addresses.split_off(config.listen.len());
         let metrics = config.metrics.as_deref().map(Listener::bind).transpose()?;
@@ -216,6 +228,7 @@ impl Target {
             log,
             figures,
             metrics: None,
+            ended: false,
         };
         for (index, poller) in pollers.into_iter().enumerate() {
             let mut queues = Vec::new();
@@ -237,7 +250,7 @@ impl Target {
                 control: Arc::clone(&running.control),
                 spin: spin(config.spin_us),
                 next_conn: Arc::clone(&next_conn),
-                log: if index == 0 { running.log.clone() } else { None },
+                log: running.log.clone(),
                 grace_ns: config.grace_ms.saturating_mul(1_000_000),
                 counters: Arc::clone(&running.figures.counters[index]),
                 stages: Arc::clone(&running.figures.stages),
@@ -276,6 +289,10 @@ fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
             Err(error)
         }
     }
+}
+
+fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
+    config.listen.iter().chain(&config.discovery).map(|address| Listener::bind(address)).collect()
 }
 
 fn spin(spin_us: Option<u64>) -> SpinPolicy {
@@ -360,21 +377,25 @@ impl Running {
     }
 
     /// Stops in good order: commands under way finish, connections end, drives are flushed,
-    /// volumes without anything to recover are marked as closed, locks are released.
+    /// volumes without anything to recover are marked as closed, a `file:` log is written back so
+    /// that it outlives this boot (T24; for 60 s at most), locks are released.
     ///
     /// # Errors
     /// What did not go well; the target has stopped all the same.
     pub fn stop(mut self) -> Result<(), StopError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), StopError> {
         self.end(Order::Finish)?;
-        for drive in &self.drives {
-            let name = || drive.geometry().describe.clone();
-            let mut queue = Blocking::new(drive.as_ref())
-                .map_err(|source| StopError::Drive { drive: name(), source })?;
-            queue.flush().map_err(|source| StopError::Flush { drive: name(), source })?;
-        }
-        if let Some(log) = &self.log {
-            log.sync().map_err(|source| StopError::Log { log: log.describe().into(), source })?;
-        }
+        let flushed = self.drives.iter().try_for_each(flush);
+        // What the log says is true whether or not its drives could be flushed just now.
+        let rested = match self.log.take() {
+            Some(log) => end_service(&self.shared, &log)
+                .map_err(|source| StopError::Log { log: log.describe().into(), source }),
+            None => Ok(()),
+        };
+        flushed.and(rested)?;
         tracing::info!(subnqn = self.subnqn, "stopped");
         Ok(())
     }
@@ -403,6 +424,7 @@ impl Running {
     }
 
     fn end(&mut self, order: Order) -> Result<(), StopError> {
+        self.ended = true;
         // Reactors that were never started: the start failed on the way.
         for _ in self.threads.len()..self.mail.reactors() {
             self.control.winds_up();
@@ -421,10 +443,18 @@ impl Running {
     }
 }
 
+fn flush(drive: &Arc<dyn Drive>) -> Result<(), StopError> {
+    let name = || drive.geometry().describe.clone();
+    let mut queue = Blocking::new(drive.as_ref())
+        .map_err(|source| StopError::Drive { drive: name(), source })?;
+    queue.flush().map_err(|source| StopError::Flush { drive: name(), source })
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.threads.is_empty()
-            && let Err(error) = self.end(Order::Finish)
+        // Neither stopped, nor killed; perhaps it has not even started.
+        if !self.ended
+            && let Err(error) = self.finish()
         {
             tracing::error!(%error, "the target did not stop in good order");
         }

@@ -35,8 +35,8 @@ fn dump(args: &args::Dump, output: &Output) -> Result<(), Failure> {
         Class::Ours(header) => (header, true),
         Class::StaleBoot(header) => {
             output.note(
-                "note: this log is of another boot and would not be trusted: a file: log does not \
-                 survive the power",
+                "note: this log is of another boot, in which its target was not stopped in good \
+                 order, and would not be trusted: a file: log does not survive the power",
             );
             (header, false)
         }

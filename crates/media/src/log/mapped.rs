@@ -20,6 +20,11 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Writes all of it back to its file, if it is one, and waits.
+    pub(super) fn sync(&self) -> std::io::Result<()> {
+        if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
+    }
+
     /// Makes durable what is there. The last process may have died between a store and its fence:
     /// those lines still read as stored, and are lost with the power.
     pub(super) fn write_back_all(&self) -> std::io::Result<()> {
@@ -59,7 +64,7 @@ impl MappedPart {
 
     /// Starts making `len` bytes at `start` durable.
     #[inline]
-    fn write_back(&self, start: *const u8, len: usize) {
+    fn begin_write_back(&self, start: *const u8, len: usize) {
         #[cfg(target_arch = "x86_64")]
         if let Persist::Lines(lines) = self.memory.persist {
             // SAFETY: `start` and `len` come from `at`, so they are inside the mapping.
@@ -71,6 +76,12 @@ impl MappedPart {
 }
 
 impl Region for MappedPart {
+    /// Of the whole mapping: who asks for it has little else that is not written back.
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        self.fence()?;
+        self.memory.sync().map_err(|error| RegionError::new(error.to_string()))
+    }
+
     fn len(&self) -> usize {
         self.part.len()
     }
@@ -94,7 +105,7 @@ impl Region for MappedPart {
             // each word is one store: that is what "in units of 8 bytes" means (M5).
             unsafe { ptr::write_volatile(to.cast::<u64>().wrapping_add(i), value) };
         }
-        self.write_back(to, bytes.len());
+        self.begin_write_back(to, bytes.len());
     }
 
     #[inline]
@@ -102,7 +113,7 @@ impl Region for MappedPart {
         let to = self.at(offset, 8);
         // SAFETY: as in `write`.
         unsafe { ptr::write_volatile(to.cast::<u64>(), value.to_le()) };
-        self.write_back(to, 8);
+        self.begin_write_back(to, 8);
     }
 
     #[inline]

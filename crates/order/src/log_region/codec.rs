@@ -46,6 +46,7 @@ pub(super) fn encode(header: &RegionHeader, crc: Crc32c) -> [u8; HEADER_COPY_BYT
     bytes[56..60].copy_from_slice(&header.incarnation.to_le_bytes());
     bytes[60] = header.kind as u8;
     bytes[61] = header.volumes.len() as u8;
+    bytes[62] = u8::from(header.synced);
     bytes[64..72].copy_from_slice(&header.len.to_le_bytes());
     let records = bytes[RECORDS_AT..].chunks_exact_mut(RECORD_BYTES);
     for (volume, record) in header.volumes.iter().zip(records) {
@@ -94,9 +95,15 @@ fn whole(bytes: &[u8; HEADER_COPY_BYTES]) -> Option<RegionHeader> {
     let len = u64_at(bytes, 64);
     let count = usize::from(bytes[61]);
     let number = u64_at(bytes, 16);
+    let kind = LogKind::from_code(bytes[60])?;
     if count > VOLUMES_MAX || len > 1 << 48 || number >= 1 << 62 {
         return None;
     }
+    let synced = match bytes[62] {
+        0 => false,
+        1 if !kind.survives_power_cut() => true,
+        _ => return None,
+    };
     let mut volumes: Vec<VolumeRecord> = Vec::with_capacity(count);
     let mut free = HEADER_BYTES;
     for record in bytes[RECORDS_AT..].chunks_exact(RECORD_BYTES).take(count) {
@@ -117,7 +124,8 @@ fn whole(bytes: &[u8; HEADER_COPY_BYTES]) -> Option<RegionHeader> {
         uuid: bytes[24..40].try_into().ok()?,
         boot: bytes[40..56].try_into().ok()?,
         incarnation: u32_at(bytes, 56),
-        kind: LogKind::from_code(bytes[60])?,
+        kind,
+        synced,
         len,
         volumes,
     })

@@ -48,14 +48,15 @@ pub enum OpenError {
         /// How.
         what: &'static str,
     },
-    /// A `file:` log of another boot, still needed.
+    /// A `file:` log of another boot whose service was not ended in good order (T24).
     #[error(
-        "log region was last used before this system booted, and volume {volume} was not closed: \
-         a file: log does not survive the power, so nothing may be undone from it; check the \
-         volume's content and give up the log with --accept-lost-log"
+        "log region was last used before this system booted, and its target was not stopped in \
+         good order: a file: log does not survive the power otherwise, so nothing may be undone \
+         from it, and volume {volume} is refused; check its content and give up the log with \
+         --accept-lost-log"
     )]
     StaleBoot {
-        /// A volume that was not closed.
+        /// A volume in it.
         volume: VolumeId,
     },
     /// The region failed.

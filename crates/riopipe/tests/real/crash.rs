@@ -67,6 +67,16 @@ impl Node {
         node
     }
 
+    /// The same with a log of another kind, a file all the same.
+    pub(crate) fn with_log(kind: &str) -> Self {
+        let mut node = Self::new();
+        node.stop();
+        std::fs::remove_file(node.path("log")).unwrap();
+        node.config.log = Some(format!("{kind}:{},size=256K", node.path("log").display()));
+        node.start();
+        node
+    }
+
     /// Starts it where it was before.
     pub(crate) fn start(&mut self) {
         let running = Target::start(&self.config).expect("the target starts");
@@ -87,6 +97,11 @@ impl Node {
 
     pub(crate) fn kill(&mut self) {
         self.running.take().expect("it runs").kill();
+    }
+
+    /// Ends it in good order.
+    pub(crate) fn stop(&mut self) {
+        self.running.take().expect("it runs").stop().unwrap();
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {

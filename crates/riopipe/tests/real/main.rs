@@ -4,6 +4,7 @@ mod crash;
 mod given_up;
 mod late;
 mod lives;
+mod lost_log;
 mod metrics;
 mod reconnect;
 mod recovery;

@@ -316,6 +316,12 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
+        // The owner's claim was durable here before it relied on it: this log went back in time
+        // between two lives of the target (T24).
+        if claim.generation > v.generation && !v.partitions.is_empty() {
+            probe::hit(Rare::LogBehind);
+            return Err((wire::status::LOG_LOST.with_dnr(), v.generation.into()));
+        }
         // Who was overtaken meanwhile learns that first (T8).
         if claim.generation != v.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
@@ -470,12 +476,27 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
+    /// Ends service in good order: `write_back` writes all of the log back, and then its header
+    /// says so (T24). No connection is left, and nothing is done with the volumes any more.
+    ///
+    /// # Errors
+    /// The log could not be written back: it is good for this boot only.
+    pub fn end_service(
+        &mut self,
+        write_back: impl FnOnce() -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
+        match &mut self.log {
+            Log::None | Log::Lost(_) => Ok(()),
+            Log::Live { region, .. } => region.close(write_back),
+        }
+    }
+
     /// Whether a lost log holds nothing any more that somebody has not given up: then the region
     /// may be made anew.
     #[must_use]
     pub fn lost_log_given_up(&self) -> bool {
         matches!(&self.log, Log::Lost(header)
-            if header.volumes.iter().all(|v| v.state == VolumeState::Closed))
+            if header.volumes.is_empty())
     }
 
     /// Notes a volume as closed if nothing of it needs recovery or is to be acknowledged.

@@ -225,7 +225,7 @@ impl<R: Region> Shared<R> {
         &self.volumes
     }
 
-    /// The volumes and their logs, to mark them clean at the end.
+    /// The volumes and their logs, to end their service in good order.
     pub fn volumes_mut(&mut self) -> &mut Volumes<R> {
         &mut self.volumes
     }
