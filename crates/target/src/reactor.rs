@@ -33,6 +33,8 @@ const HOT_MAX: usize = 8;
 const ROUNDS_PER_LOOK: u32 = 16;
 /// How often every connection's clock is looked at while there is work.
 const TICK_NS: u64 = 100_000_000;
+/// How old the last look at the log's file may be when something is done that relies on it.
+const WATCH_NS: u64 = 100_000_000;
 /// When accepting fails for want of descriptors.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
@@ -87,7 +89,6 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<Control>,
     pub(crate) spin: SpinPolicy,
     pub(crate) next_conn: Arc<AtomicU64>,
-    /// The first reactor looks after the log.
     pub(crate) log: Option<Arc<Log>>,
     /// Commands may take so long to finish once the target stops.
     pub(crate) grace_ns: u64,
@@ -113,6 +114,7 @@ pub(crate) struct Reactor {
     waiter: Waiter,
     next_conn: Arc<AtomicU64>,
     log: Option<Arc<Log>>,
+    next_watch: u64,
     next_tick: u64,
     grace_ns: u64,
     /// Stopping: everything still there then is cut off.
@@ -148,6 +150,7 @@ impl Reactor {
             waiter: Waiter::new(parts.spin),
             next_conn: parts.next_conn,
             log: parts.log,
+            next_watch: 0,
             next_tick: 0,
             grace_ns: parts.grace_ns,
             stop_at: None,
@@ -160,6 +163,7 @@ impl Reactor {
         let mut rounds = 0;
         loop {
             self.devices.now = riopipe_media::now();
+            self.watch_log();
             match self.control.order() {
                 Order::Run => {}
                 Order::Die => return Ok(()),
@@ -213,6 +217,7 @@ impl Reactor {
         let woken = self.poller.wait(events, timeout)?;
         if timeout != Some(Duration::ZERO) {
             self.devices.now = riopipe_media::now();
+            self.watch_log();
         }
         // Whichever look takes the wake-up reads the mail, and after it: else one is slept over. It
         // counts as work even without mail, so that the order it may be for is asked for once more
@@ -442,9 +447,6 @@ impl Reactor {
     /// Looks at every connection's clock.
     fn tick(&mut self) {
         self.next_tick = self.devices.now + TICK_NS;
-        if let Some(log) = &self.log {
-            log.watch();
-        }
         if self.accept_after.is_some_and(|at| at <= self.devices.now) {
             self.accept_after = None;
             self.watch_listeners(true);
@@ -456,6 +458,18 @@ impl Reactor {
                     link.send(&mut self.devices);
                 }
                 self.drop_if_over(at);
+            }
+        }
+    }
+
+    /// Looks whether the log is still there, if the last look is too long ago. Each reactor does,
+    /// before it takes anything in: others may sleep. Whoever sees that it is gone tells all.
+    #[inline]
+    fn watch_log(&mut self) {
+        if self.devices.now >= self.next_watch {
+            self.next_watch = self.devices.now + WATCH_NS;
+            if let Some(log) = &self.log {
+                log.watch();
             }
         }
     }

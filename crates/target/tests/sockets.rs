@@ -480,7 +480,45 @@ fn a_log_that_vanishes_stops_its_streams() {
     );
     assert_eq!(last, 0x711, "the log failed");
     assert_eq!(io.call(peer::write(1, 1, 1, 1), &pattern(2, 4096)).status, 0, "the drive goes on");
-    target.stop().unwrap();
+    assert!(target.stop().is_err(), "it can't be written back");
+}
+
+/// Nobody else is awake: neither the other reactor, nor a host that keeps its association alive.
+#[test]
+fn each_reactor_notices_by_itself_that_the_log_is_gone() {
+    for busy in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+            reactors: Some(2),
+            ..Config::on_loopback(&["mem:16M"])
+        };
+        let target = Target::start(&config).unwrap();
+        let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+        own(&mut admin, 1, true);
+        // One on each.
+        let mut queues: Vec<Queue> = (1..=2)
+            .map(|qid| {
+                let mut io = Queue::io(&target, Digests::default(), cntlid, qid);
+                let sqe = wire::bind_command(VOLUME, StreamId(qid - 1), 1, Seq(0));
+                assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
+                io
+            })
+            .collect();
+        std::fs::remove_file(dir.path().join("log")).unwrap();
+        let mut seq = 0;
+        wait_until(
+            || {
+                seq += 1;
+                let sqe = ordered_released(seq, seq % 1000, seq - 1);
+                queues[busy].call(sqe, &pattern(0, 4096)).status != 0
+            },
+            "nothing is vouched for in a deleted log",
+        );
+        let other = ordered(1, 1);
+        assert_ne!(queues[1 - busy].call(other, &pattern(0, 4096)).status, 0, "on no reactor");
+        assert!(target.stop().is_err(), "it can't be written back");
+    }
 }
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
