@@ -5,7 +5,7 @@ mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, VolumeId};
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, inspect};
+use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, NewVolume, inspect};
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
 use world::{
@@ -465,6 +465,25 @@ fn a_cleanly_closed_volume_opens_again_after_a_restart() {
         .status,
         0
     );
+}
+
+/// Blank partitions that nobody has claimed are not the volume's log.
+#[test]
+fn t24_a_creation_that_a_crash_cut_off_is_forgotten() {
+    let mut w = World::new(&[false]);
+    let _ = w.owner();
+    let parts = w.host.parts.crash(1);
+    let header = parts.part(0..HEADER_BYTES);
+    let mut region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    let members = wire::in_order([1]);
+    let new = NewVolume { id: OTHER, streams: 1, slots: 4, members };
+    region.add_volume(new, |_, _| Ok(())).unwrap();
+    let w = World::with(&[false], identity(), parts);
+    assert!(w.host.shared.volumes().live_entries(OTHER).is_none(), "never claimed");
+    assert!(w.host.shared.volumes().live_entries(VOLUME).is_some());
+    let header = w.host.parts.crash(2).part(0..HEADER_BYTES);
+    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    assert_eq!(region.header().volumes.len(), 1, "and its place is free");
 }
 
 #[test]

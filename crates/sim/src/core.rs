@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::machine::FIRST_GENERATION;
 use crate::network::{Chunk, ClientEnd, Network, Way};
 use crate::oracle::{Oracle, Where};
 use crate::rng::Rng;
@@ -153,7 +154,7 @@ impl Core {
             scenario,
             map,
             steps,
-            label_generation: 0,
+            label_generation: FIRST_GENERATION,
             calm: false,
             recoveries: (0, 0),
             replays: (0, 0),

@@ -13,6 +13,8 @@ use crate::scenario::{
     WriteOp,
 };
 
+/// The theme of a run about logs that go back in time.
+const BACK_IN_TIME: u64 = 7;
 /// The theme of a run in which streams are opened anew while answers come late.
 const LATE_ANSWERS: u64 = 10;
 /// The theme of a run in which plain hosts write and read beside the owner.
@@ -314,6 +316,9 @@ fn faults(
         }
     }
     faults.append(&mut themed(theme, machines, last, rng));
+    if theme == BACK_IN_TIME {
+        back_in_time(machines, last, &mut faults, rng);
+    }
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);
         let what = match theme {
@@ -401,6 +406,28 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
     faults
 }
 
+/// Logs that are older than they should be, as a whole or in part (T24).
+fn back_in_time(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>, rng: &mut Rng) {
+    let machine = machine(machines, rng);
+    let at = rng.range(60, last / 2) as u32;
+    let mut add = |after: u64, what| {
+        faults.push(Fault { when: When::Event(at + after as u32), what });
+    };
+    let down_us = *rng.pick(&[10, 200, 1_000]);
+    if rng.one_in(2) {
+        // An older copy is put back, once another owner has come.
+        add(0, What::CopyLog { machine });
+        add(rng.range(10, 80), What::KillClient { down_us });
+        add(rng.range(160, 600), What::OldLog { machine });
+        return;
+    }
+    // A mapped log is stopped in good order, or nearly, and cut off later.
+    machines.iter_mut().for_each(|machine| machine.log = LogStoreKind::File);
+    let cut = if rng.one_in(2) { 0 } else { rng.range(1, 4) as u32 };
+    add(0, What::Stop { machine, off: rng.one_in(2), cut, down_us });
+    add(rng.range(60, 500), What::PowerCut { machine, effects: 0, fences: false, down_us });
+}
+
 fn machine(machines: &[MachineSpec], rng: &mut Rng) -> usize {
     rng.index(machines.len())
 }
@@ -413,7 +440,8 @@ fn crash(machines: &[MachineSpec], rng: &mut Rng) -> What {
         1 => (rng.range(1, 24) as u32, false),
         _ => (rng.below(16) as u32, true),
     };
-    match rng.below(11) {
+    match rng.below(12) {
+        11 => What::Stop { machine, off: rng.one_in(2), cut: 0, down_us },
         0..=2 => What::Kill { machine, effects, fences, down_us },
         3..=6 => What::PowerCut { machine, effects, fences, down_us },
         7 => What::KillClient { down_us },

@@ -317,6 +317,11 @@ impl Drive {
         });
     }
 
+    /// All that has completed is made durable.
+    pub fn sync(&mut self) {
+        self.flush(self.clock);
+    }
+
     fn fail(&mut self, flight: &Flight, fault: DriveFault, rng: &mut Rng) -> End {
         match &flight.ask {
             Ask::Write(lba, contents) => {

@@ -1,7 +1,8 @@
 //! Where a target's ordering log rests, with what each kind of store loses.
 //!
-//! - `file:` keeps all that was stored when the process dies, and nothing of worth when the power
-//!   is cut: the boot id tells (T19).
+//! - `file:` keeps all that was stored when the process dies. The kernel writes its pages back when
+//!   it likes; a power cut takes each page to what was written back last, or to now, or in between
+//!   word by word (T24).
 //! - `dax:` (and `pci:`) keep what was stored when the process dies; of what was not fenced, each
 //!   8-byte word is old or new, or anything stored in between, after a power cut.
 //! - `block:` is a drive behind a copy in memory: whoever kills the process or cuts the power
@@ -83,9 +84,11 @@ impl Fate {
 
 /// One part: the header, or a stream's partition. Each has its own fences, so that one's fence
 /// does not hide that another's is missing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
+    /// Of a mapped file: what was written back last.
+    disk: Vec<u8>,
     undo: Vec<Undo>,
     /// The same of what a drive's volatile cache has taken in and no FLUSH has covered.
     cached: Vec<Undo>,
@@ -128,6 +131,42 @@ impl Part {
                 self.put(word, *rng.pick(&older));
             }
         }
+    }
+
+    /// The bytes of each page.
+    fn pages(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let len = self.bytes.len();
+        (0..len).step_by(BLOCK).map(move |at| at..(at + BLOCK).min(len))
+    }
+
+    /// A mapped file's pages, or some of them, are written back.
+    fn write_back(&mut self, which: impl Fn(usize) -> bool) {
+        self.disk.resize(self.bytes.len(), 0);
+        for (_, page) in self.pages().enumerate().filter(|(number, _)| which(*number)) {
+            self.disk[page.clone()].copy_from_slice(&self.bytes[page]);
+        }
+    }
+
+    /// The power takes a mapped file back, each page to a moment of its own.
+    fn take_back(&mut self, rng: &mut Rng) {
+        self.undo.clear();
+        self.disk.resize(self.bytes.len(), 0);
+        for page in self.pages() {
+            match rng.below(4) {
+                // Written back just now.
+                0 => {}
+                // Being written back.
+                1 => {
+                    for word in page.step_by(8) {
+                        if rng.one_in(2) {
+                            self.bytes[word..word + 8].copy_from_slice(&self.disk[word..word + 8]);
+                        }
+                    }
+                }
+                _ => self.bytes[page.clone()].copy_from_slice(&self.disk[page]),
+            }
+        }
+        self.disk.clone_from(&self.bytes);
     }
 
     /// Each 4 KiB block with something that no fence has covered becomes what it was, unless it
@@ -210,8 +249,47 @@ impl LogStore {
         }
     }
 
+    /// The kernel writes back what it likes of a mapped file.
+    pub fn write_back_some(&self, rng: &mut Rng) {
+        if self.kind == LogStoreKind::File && rng.one_in(16) {
+            let all = rng.one_in(4);
+            let mut parts = self.lock();
+            for part in parts.parts.values_mut() {
+                let pages: Vec<bool> = part.pages().map(|_| all || rng.one_in(4)).collect();
+                part.write_back(|page| pages[page]);
+            }
+        }
+    }
+
+    /// All of it is written back, and waited for.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn sync(&self) -> Result<(), RegionError> {
+        let mut all = self.lock();
+        if !all.fuse.burn_fence() {
+            return Ok(());
+        }
+        if all.parts.values().any(|part| part.fences_left == 1) {
+            return Err(RegionError::new("the store reported an error"));
+        }
+        all.parts.values_mut().for_each(|part| part.write_back(|_| true));
+        Ok(())
+    }
+
+    /// A copy of it, to be put back later.
+    #[must_use]
+    pub fn copy(&self) -> SetAside {
+        SetAside(self.lock().parts.clone())
+    }
+
     /// The power was cut.
     pub fn power_cut(&self, rng: &mut Rng) {
+        if self.kind == LogStoreKind::File {
+            let mut all = self.lock();
+            all.fencing = None;
+            return all.parts.values_mut().for_each(|part| part.take_back(rng));
+        }
         if self.kind == LogStoreKind::Dax {
             let mut all = self.lock();
             all.fencing = None;
@@ -242,6 +320,12 @@ impl LogStore {
         SetAside(core::mem::take(&mut self.lock().parts))
     }
 
+    /// Somebody has put a copy in its place; what was there is returned.
+    #[must_use]
+    pub fn replace_with(&self, copy: SetAside) -> SetAside {
+        SetAside(core::mem::replace(&mut self.lock().parts, copy.0))
+    }
+
     /// Puts the right one back.
     pub fn put_back(&self, store: SetAside) {
         self.lock().parts = store.0;
@@ -261,8 +345,17 @@ impl LogStore {
 }
 
 /// A store that lies beside the machine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SetAside(BTreeMap<usize, Part>);
+
+impl SetAside {
+    /// The power was cut; a mapped file that lies aside is a file all the same.
+    pub fn power_cut(&mut self, kind: LogStoreKind, rng: &mut Rng) {
+        if kind == LogStoreKind::File {
+            self.0.values_mut().for_each(|part| part.take_back(rng));
+        }
+    }
+}
 
 /// A part of the store, as the target's code sees it.
 #[derive(Debug)]
@@ -326,6 +419,17 @@ impl Region for LogPart {
         part.cached.clear();
         Ok(())
     }
+
+    /// Of this part alone: what is promised of the others is not relied on.
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        self.fence()?;
+        self.with(|part, fuse| {
+            if !fuse.is_blown() {
+                part.write_back(|_| true);
+            }
+        });
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -368,6 +472,30 @@ mod tests {
             assert_eq!((word(&part, 8), word(&part, BLOCK)), (2, 3));
         }
         assert_eq!(words.len(), 8, "each word on its own: {words:?}");
+    }
+
+    #[test]
+    fn a_mapped_store_goes_back_page_by_page() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..1024 {
+            let (store, mut part) = written(LogStoreKind::File);
+            if seed % 2 == 1 {
+                part.write_back().unwrap();
+                part.write(8, &[4; 16]);
+                part.write(BLOCK, &[5; 8]);
+            }
+            store.power_cut(&mut Rng::new(seed));
+            let found = (word(&part, 8), word(&part, 16), word(&part, BLOCK));
+            *seen.entry((seed % 2, found)).or_insert(0) += 1;
+            let old = if seed % 2 == 1 { [2, 2, 3] } else { [0; 3] };
+            let new = if seed % 2 == 1 { [4, 4, 5] } else { [2, 2, 3] };
+            let all = [found.0, found.1, found.2];
+            assert!((0..3).all(|i| all[i] == old[i] || all[i] == new[i]), "{all:?}");
+            store.sync().unwrap();
+            store.power_cut(&mut Rng::new(seed));
+            assert_eq!(found, (word(&part, 8), word(&part, 16), word(&part, BLOCK)), "synced");
+        }
+        assert_eq!(seen.len(), 16, "each word of a page that was on its way: {seen:?}");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
-    Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, inspect,
+    Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
+    inspect,
 };
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
@@ -28,6 +29,9 @@ const BUSY_NS: u64 = 200_000;
 
 /// The one volume of a simulated cluster.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
+
+/// Its generation when it has been made.
+pub const FIRST_GENERATION: u32 = 1;
 
 /// The target's end of a connection.
 pub struct Link {
@@ -80,8 +84,12 @@ pub struct Machine {
     pub to_hear: Vec<(u64, u64)>,
     /// Until when each reactor is busy with something else, ns.
     busy: Vec<u64>,
-    /// The right log, while an empty one is in its place.
+    /// The right log, while an empty or an older one is in its place.
     pub set_aside: Option<SetAside>,
+    /// It was told to stop in good order.
+    stopping: bool,
+    /// Its last life was ended in good order, to the last byte of its log.
+    rested: bool,
 }
 
 impl Machine {
@@ -118,6 +126,8 @@ impl Machine {
             to_hear: Vec::new(),
             busy: vec![0; usize::from(spec.cores.max(1))],
             set_aside: None,
+            stopping: false,
+            rested: false,
         };
         machine.format(volume, start);
         machine
@@ -144,6 +154,10 @@ impl Machine {
             Ok(())
         });
         added.expect("the region was made for the volume");
+        region
+            .set_generation(VOLUME, FIRST_GENERATION, [0; 16])
+            .and_then(|()| region.set_state(VOLUME, VolumeState::Closed))
+            .expect("a store that works takes a claim");
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -186,12 +200,15 @@ impl Machine {
         debug_assert!(!self.up);
         self.fuse.renew();
         self.life += 1;
+        self.rested = false;
         let (len, boot) = (log_len(volume), self.boot_id());
         self.store.open();
         let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
         let region = match inspect(&header, len, boot, crc32c) {
-            class @ (Class::StaleBoot(_) | Class::Blank) if given_up || class == Class::Blank => {
+            class @ (Class::StaleBoot(_) | Class::Damaged { .. } | Class::Blank)
+                if given_up || class == Class::Blank =>
+            {
                 let uuid = [0xb0 ^ self.life as u8; 16];
                 let kind = self.store.kind().log_kind();
                 LogRegion::create(header, len, uuid, boot, kind, crc32c)
@@ -223,9 +240,64 @@ impl Machine {
         self.up = true;
     }
 
+    /// The target is told to stop in good order: its connections end, and then it does.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+        let Self { host, links, touched, .. } = self;
+        for (at, link) in links.iter_mut().enumerate() {
+            if let Some(link) = link {
+                end(link, host, &Closed::Ended("the target stops"));
+                touched.push(at);
+            }
+        }
+    }
+
+    /// Whether new connections are taken.
+    #[must_use]
+    pub const fn is_accepting(&self) -> bool {
+        self.up && !self.stopping
+    }
+
+    /// Whether it was told to stop, and nothing is under way any more.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.up && self.stopping && self.links.iter().all(Option::is_none)
+    }
+
+    /// Flushes the drives, and ends the log's service, at the end of a stop in good order.
+    ///
+    /// # Errors
+    /// The log could not be written back.
+    pub fn end_service(&mut self) -> Result<(), RegionError> {
+        self.host.drives.iter_mut().for_each(Drive::sync);
+        let store = self.store.clone();
+        if let Some(shared) = &mut self.host.shared {
+            shared.volumes_mut().end_service(|| store.sync())?;
+        }
+        self.rested = !self.has_stopped();
+        Ok(())
+    }
+
+    /// Whether its last life was ended in good order.
+    #[must_use]
+    pub const fn has_rested(&self) -> bool {
+        self.rested
+    }
+
+    /// The volume's generation in the log that is there, if it can be read.
+    #[must_use]
+    pub fn log_generation(&self, volume: &NewVolume) -> Option<u32> {
+        let header = self.store.part(0..HEADER_BYTES);
+        match inspect(&header, log_len(volume), self.boot_id(), crc32c) {
+            Class::Ours(found) => found.volumes.first().map(|volume| volume.generation),
+            _ => None,
+        }
+    }
+
     /// The target's process ends where it is.
     pub fn kill(&mut self) {
         self.up = false;
+        self.stopping = false;
         self.host.shared = None;
         self.links.clear();
         self.touched.clear();
@@ -245,6 +317,9 @@ impl Machine {
         // What is in flight is lost or lands before the process could see either.
         self.host.power_cut();
         self.store.power_cut(&mut self.rng);
+        if let Some(log) = &mut self.set_aside {
+            log.power_cut(self.store.kind(), &mut self.rng);
+        }
         self.boot += 1;
         self.powered = false;
         self.kill();
@@ -285,6 +360,7 @@ impl Machine {
 
     /// Bytes have come.
     pub fn receive(&mut self, at: usize, bytes: &[u8]) {
+        self.store.write_back_some(&mut self.rng);
         let Self { host, links, touched, .. } = self;
         let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
         if link.ending {

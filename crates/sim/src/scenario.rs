@@ -179,6 +179,30 @@ pub enum What {
         /// How long it is down, µs.
         down_us: u32,
     },
+    /// A target is stopped in good order, and started again after a while.
+    Stop {
+        /// Which machine.
+        machine: usize,
+        /// Whether the machine is switched off as well.
+        off: bool,
+        /// In which of the last steps the power is cut: writing the log back, and stamping it.
+        /// 0: in none.
+        #[serde(default)]
+        cut: u32,
+        /// How long it is down, µs.
+        down_us: u32,
+    },
+    /// An operator copies a machine's log.
+    CopyLog {
+        /// Which machine.
+        machine: usize,
+    },
+    /// The target's process is killed, and the copy of its log is put in the log's place, unless
+    /// no owner has come since; the right one is put back after the volume has been refused.
+    OldLog {
+        /// Which machine.
+        machine: usize,
+    },
     /// The power of all machines is cut, and the initiator's, too.
     BlackOut {
         /// How long the machines are down, µs.

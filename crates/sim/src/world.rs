@@ -13,7 +13,7 @@ use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use crate::client::Client;
 use crate::client::intruder::{self, Intruder, Told};
 use crate::core::{Core, Ev, MS, Trace, US};
-use crate::log_store::LogStoreKind;
+use crate::log_store::{LogStoreKind, SetAside};
 use crate::machine::{Machine, new_volume};
 use crate::network::{Chunk, ServerEnd, Way};
 use crate::oracle::{Drives, Promise, Violation, Where};
@@ -36,6 +36,14 @@ const LIVENESS_NS: u64 = 30_000 * MS;
 #[derive(Clone, Copy, Debug)]
 struct Doom {
     power: bool,
+    down_us: u32,
+}
+
+/// How a target that was told to stop in good order ends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stop {
+    off: bool,
+    cut: u32,
     down_us: u32,
 }
 
@@ -66,6 +74,9 @@ pub struct World {
     /// Who gives the volume back, and after how many us somebody has it again.
     giving_back: Option<(usize, u32)>,
     dooms: Vec<Option<Doom>>,
+    stops: Vec<Stop>,
+    /// Copies of logs, each with the volume's generation in it.
+    copies: Vec<Option<(u32, SetAside)>>,
     /// Logs that somebody has decided to give up.
     given_up: Vec<bool>,
     crashes: u64,
@@ -136,6 +147,8 @@ impl World {
             standby: None,
             giving_back: None,
             dooms: vec![None; machines.len()],
+            stops: vec![Stop::default(); machines.len()],
+            copies: machines.iter().map(|_| None).collect(),
             given_up: vec![false; machines.len()],
             core,
             machines,
@@ -228,7 +241,7 @@ impl World {
         let machine = &mut self.machines[at];
         machine.host.now = self.core.now;
         match (chunk, self.core.net.conn(conn).server) {
-            (Chunk::Open, _) if machine.is_up() => {
+            (Chunk::Open, _) if machine.is_accepting() => {
                 let link = machine.accept(conn);
                 self.core.net.conn_mut(conn).server = Some(ServerEnd { machine: at, link });
             }
@@ -326,7 +339,22 @@ impl World {
         if machine.has_stopped() {
             let doom = self.dooms[at].take().unwrap_or(Doom { power: false, down_us: 1000 });
             self.crash_machine(at, doom);
+        } else if machine.is_at_rest() {
+            self.end_machine(at);
         }
+    }
+
+    /// The last steps of a target that stops in good order.
+    fn end_machine(&mut self, at: usize) {
+        let Stop { off, cut, down_us } = self.stops[at];
+        let machine = &mut self.machines[at];
+        if cut > 0 {
+            machine.stop_after(cut - 1, true);
+        }
+        let ended = machine.end_service();
+        let power = off || machine.has_stopped();
+        self.core.trace(|| format!("target {at} has come to rest: {ended:?}"));
+        self.crash_machine(at, Doom { power, down_us });
     }
 
     fn start_machine(&mut self, at: usize) {
@@ -350,6 +378,11 @@ impl World {
             }
             Err(why) => {
                 self.core.trace(|| format!("target {at} does not start: {why}"));
+                if self.machines[at].store.kind() == LogStoreKind::File {
+                    // Both copies of its header were being written back.
+                    self.core.oracle.log_lost();
+                    self.given_up[at] = true;
+                }
                 self.core.after(MS, Ev::StartMachine(at));
             }
         }
@@ -374,7 +407,7 @@ impl World {
         }
         let machine = &mut self.machines[at];
         if doom.power {
-            if machine.store.kind() == LogStoreKind::File {
+            if machine.store.kind() == LogStoreKind::File && !machine.has_rested() {
                 self.core.oracle.machine_failed(at);
             }
             machine.power_cut();

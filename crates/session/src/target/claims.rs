@@ -71,9 +71,21 @@ impl<R: Region> Volumes<R> {
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
     /// partition; what is wrong with any is told in the second value, and such a volume is
     /// refused until its owner accepts the loss (T19).
+    ///
+    /// A volume that was entered and never claimed is forgotten: a crash has cut its creation off,
+    /// and blank partitions are not to be taken for those that are due (T24).
     #[must_use]
-    pub fn with_log(region: LogRegion<R>, mut split: Split<R>, crc: Crc32c) -> (Self, Vec<String>) {
+    pub fn with_log(
+        mut region: LogRegion<R>,
+        mut split: Split<R>,
+        crc: Crc32c,
+    ) -> (Self, Vec<String>) {
         let mut problems = Vec::new();
+        let unclaimed = region.header().volumes.iter().filter(|record| record.generation == 0);
+        let unclaimed: Vec<VolumeId> = unclaimed.map(|record| record.id).collect();
+        for id in unclaimed {
+            problems.extend(region.remove_volume(id).err().map(|error| error.to_string()));
+        }
         let records = region.header().volumes.clone();
         let list = records
             .into_iter()

@@ -41,6 +41,8 @@ const TICK_NS: u64 = MS;
 pub enum Refused {
     /// A log is not the one that is due, or lost (T19).
     Log(usize),
+    /// A log is older than the labels (T24).
+    OldLog,
     /// A log store has failed: its target has to be started again.
     LogFailed(usize),
     /// Somebody else has the volume.

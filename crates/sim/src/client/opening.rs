@@ -52,6 +52,7 @@ impl Client {
                 | ClaimError::LogDamaged { target }
                 | ClaimError::LogMissing { target },
             ) => Refused::Log(*target),
+            OpeningError::Claim(ClaimError::LogBehind { .. }) => Refused::OldLog,
             OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {
                 Refused::LogFailed(*server)
             }

@@ -1,9 +1,10 @@
 //! What goes wrong, and when.
 
-use super::{Doom, World};
+use super::{Doom, Stop, World};
 use crate::client::Client;
 use crate::client::intruder::Intruder;
 use crate::core::{Ev, US};
+use crate::log_store::SetAside;
 use crate::network::{ClientEnd, Role, Way};
 use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
@@ -97,14 +98,31 @@ impl World {
                 self.machines[machine].store.fail_fence_after(fences);
             }
             What::BlankLog { machine } => {
-                let giving_up = self.clients.iter().any(Client::accepts_lost);
-                if self.machines[machine].set_aside.is_none() && !giving_up {
+                if self.may_mislay(machine) {
                     let log = self.machines[machine].store.replace();
-                    self.core.oracle.machine_failed(machine);
-                    if self.machines[machine].is_up() {
-                        self.crash_machine(machine, Doom { power: false, down_us: 200 });
-                    }
-                    self.machines[machine].set_aside = Some(log);
+                    self.mislay(machine, log);
+                }
+            }
+            What::Stop { machine, off, cut, down_us } => {
+                if self.machines[machine].is_accepting() {
+                    self.stops[machine] = Stop { off, cut, down_us };
+                    self.machines[machine].stop();
+                    self.settle(machine);
+                }
+            }
+            What::CopyLog { machine } => {
+                let at = &self.machines[machine];
+                let generation = at.log_generation(&self.volumes[machine]);
+                self.copies[machine] = generation.map(|it| (it, at.store.copy()));
+            }
+            What::OldLog { machine } => {
+                let older =
+                    |(generation, _): &mut (u32, _)| *generation < self.core.label_generation;
+                if let Some((_, copy)) = self.copies[machine].take_if(older)
+                    && self.may_mislay(machine)
+                {
+                    let log = self.machines[machine].store.replace_with(copy);
+                    self.mislay(machine, log);
                 }
             }
             What::Unprotect { machine, drive, down_us } => {
@@ -128,6 +146,20 @@ impl World {
                 self.intruders.push(intruder);
             }
         }
+    }
+
+    fn may_mislay(&self, machine: usize) -> bool {
+        let giving_up = self.clients.iter().any(Client::accepts_lost);
+        self.machines[machine].set_aside.is_none() && !giving_up
+    }
+
+    /// Another log is where this one was.
+    fn mislay(&mut self, machine: usize, log: SetAside) {
+        self.core.oracle.machine_failed(machine);
+        if self.machines[machine].is_up() {
+            self.crash_machine(machine, Doom { power: false, down_us: 200 });
+        }
+        self.machines[machine].set_aside = Some(log);
     }
 
     fn kill_all(&mut self, power: bool, down_us: u32) {

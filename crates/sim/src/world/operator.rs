@@ -20,6 +20,8 @@ impl World {
                     self.clients[at].may_take_over(!waits);
                 }
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
+                // Nothing but an operator does that: if nobody has, the volume stays closed (P8).
+                Some(Refused::OldLog) => self.put_logs_back(),
                 Some(Refused::LogFailed(machine)) => self.mend_log(machine),
                 Some(Refused::Other) => {}
             }
@@ -77,7 +79,7 @@ impl World {
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
         // Before a log is given up, those that were mislaid are looked for.
         if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
-            return (0..self.machines.len()).for_each(|machine| self.put_log_back(machine));
+            return self.put_logs_back();
         }
         self.core.trace(|| format!("the lost log of target {machine} is given up"));
         self.core.oracle.log_lost(machine);
@@ -94,6 +96,10 @@ impl World {
         if self.machines[machine].is_up() {
             self.crash_machine(machine, Doom { power: false, down_us: 500 });
         }
+    }
+
+    fn put_logs_back(&mut self) {
+        (0..self.machines.len()).for_each(|machine| self.put_log_back(machine));
     }
 
     pub(super) fn put_log_back(&mut self, machine: usize) {
