@@ -6,14 +6,13 @@ use riopipe_order::topology::{MemberInfo as MemberPlace, ServerInfo, Topology};
 use riopipe_session::claim::is_behind;
 use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::opening::{OpeningConfig, OpeningMember, OpeningServer};
-use riopipe_session::label::{
-    AssembleError, DATA_START, Found, Label, assemble, log_due, logs_due,
-};
+use riopipe_session::label::{DATA_START, Found, Label, log_due};
+use riopipe_session::label_work::{LabelIo, Relabel, generation, judge};
 use riopipe_session::wire::{self, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::association::Association;
-use crate::drive_io::{Drives, read_label, rewrite_label};
+use crate::drive_io::{Drives, label_io, read_label};
 use crate::errand::Errand;
 use crate::error::{CallError, OpenError};
 use crate::identity::ConnectOptions;
@@ -109,10 +108,7 @@ impl Assembled {
             found.push(Found { nguid: namespace.nguid, region, label });
             namespaces.push(namespace.clone());
         }
-        let checked = assemble(name, &found).and_then(|head| {
-            if accept_lost_log { Ok(head) } else { logs_due(&found).map(|()| head) }
-        });
-        let head = checked.map_err(|error| OpenError::Assemble {
+        let head = judge(name, &found, accept_lost_log).map_err(|error| OpenError::Assemble {
             members: members.iter().map(ToString::to_string).collect(),
             error,
         })?;
@@ -229,7 +225,7 @@ impl Assembled {
 impl MemberSet {
     /// The largest generation on any label.
     pub(crate) fn label_generation(&self) -> u32 {
-        self.labels.iter().map(|label| label.generation).max().unwrap_or(0)
+        generation(&self.labels)
     }
 
     /// Whether the labels say that a log is due on a target.
@@ -239,45 +235,34 @@ impl MemberSet {
     }
 
     /// Nobody else writes labels now that the volume is taken; somebody may have before. Then
-    /// marks every label with the new owner's generation.
+    /// marks every label with the new owner's generation. `regions` are the targets' logs, if any of
+    /// them is given up.
     pub(crate) fn relabel(
         &mut self,
-        name: &str,
         errand: &mut Errand<'_>,
         regions: Option<&[[u8; 16]]>,
     ) -> Result<(), OpenError> {
-        self.read_again(name, errand)?;
+        let nguids = self.namespaces.iter().map(|namespace| namespace.nguid).collect();
+        let regions = regions.map(|all| self.places.iter().map(|target| all[*target]).collect());
         let generation = errand.opening.generation();
-        for (index, label) in self.labels.iter_mut().enumerate() {
-            let target = self.places[index];
-            // With a log given up, the one that is due from now on is the one that is there.
-            *label = label.for_owner(generation, regions.map(|regions| regions[target]));
-            let (name, drives) = errand.drives(target);
-            rewrite_label(drives, self.namespaces[index].nsid, label)
-                .map_err(|e| call(name, "writing the label", e))?;
+        let mut work = Relabel::new(&self.head, nguids, generation, regions, crate::crc32c);
+        while let Some(io) = work.next() {
+            let (LabelIo::Read { member }
+            | LabelIo::Flush { member }
+            | LabelIo::Write { member, .. }) = io;
+            let doing = match io {
+                LabelIo::Read { .. } => "reading the label",
+                LabelIo::Flush { .. } | LabelIo::Write { .. } => "writing the label",
+            };
+            let (name, drives) = errand.drives(self.places[member]);
+            let read = label_io(drives, self.namespaces[member].nsid, &io)
+                .map_err(|error| call(name, doing, error))?;
+            work.done(&read).map_err(|error| {
+                let members = self.addrs.iter().map(ToString::to_string).collect();
+                OpenError::Assemble { members, error }
+            })?;
         }
-        Ok(())
-    }
-
-    fn read_again(&mut self, name: &str, errand: &mut Errand<'_>) -> Result<(), OpenError> {
-        let mut found = Vec::new();
-        for (namespace, target) in self.namespaces.iter().zip(&self.places) {
-            let (name, drives) = errand.drives(*target);
-            let label = read_label(drives, namespace.nsid)
-                .map_err(|e| call(name, "reading the label", e))?;
-            found.push(Found { nguid: namespace.nguid, region: None, label });
-        }
-        let members = || self.addrs.iter().map(ToString::to_string).collect();
-        let fault = |error| OpenError::Assemble { members: members(), error };
-        let head = assemble(Some(name), &found).map_err(fault)?;
-        if head.volume != self.head.volume {
-            return Err(fault(AssembleError::Foreign {
-                given: 0,
-                name: head.name,
-                volume: head.volume,
-            }));
-        }
-        self.labels = found.into_iter().filter_map(|f| f.label.ok()).collect();
+        self.labels = work.into_labels();
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use riopipe_net::now_ns;
 use riopipe_nvme::command::Sqe;
 use riopipe_session::initiator::opening::IO_COMMANDS_MAX;
 use riopipe_session::label::{DATA_START, LABEL_LEN, Label, LabelError};
+use riopipe_session::label_work::LabelIo;
 
 use crate::association::{Association, CallData, Caller, open_socket};
 use crate::error::{AttachError, CallError};
@@ -69,15 +70,20 @@ pub(crate) fn blank_data(drives: &mut Caller, nsid: u32) -> Result<(), CallError
     Ok(())
 }
 
-/// Writes the successor of a label that was read, after the copy that was read is durable: else a
-/// power cut could leave a torn one and one from before both (T24).
-pub(crate) fn rewrite_label(
-    drives: &mut Caller,
-    nsid: u32,
-    label: &Label,
-) -> Result<(), CallError> {
-    drives.call(Sqe::flush(nsid), CallData::None)?;
-    write_label(drives, nsid, label)
+/// One step of rewriting a label; what it read.
+pub(crate) fn label_io(drives: &mut Caller, nsid: u32, io: &LabelIo) -> Result<Vec<u8>, CallError> {
+    match io {
+        LabelIo::Read { .. } => {
+            let len = 2 * LABEL_LEN as u32;
+            Ok(drives.call(Sqe::read(nsid, 0, 2), CallData::Read(len))?.1)
+        }
+        LabelIo::Flush { .. } => drives.call(Sqe::flush(nsid), CallData::None).map(|_| Vec::new()),
+        LabelIo::Write { lba, block, .. } => {
+            let mut buf = Buf::zeroed(LABEL_LEN);
+            buf.copy_from_slice(block);
+            drives.call(Sqe::write(nsid, *lba, 1), CallData::Buf(buf)).map(|_| Vec::new())
+        }
+    }
 }
 
 /// Writes a label to its block and makes it durable.

@@ -183,7 +183,7 @@ fn take(
     loop {
         let phase = errand.run(way.progress).map_err(fault)?;
         if phase == Phase::Claimed {
-            set.relabel(name, &mut errand, regions)?;
+            set.relabel(&mut errand, regions)?;
         }
         let saves = phase == Phase::Decided || is_dry && phase == Phase::Over;
         if let (true, Some(path)) = (saves, way.save_undone) {

@@ -20,6 +20,7 @@ extern crate std;
 pub mod claim;
 pub mod initiator;
 pub mod label;
+pub mod label_work;
 pub mod outbox;
 pub mod stages;
 pub mod target;

@@ -6,10 +6,13 @@
 //! there. A FLUSH covers what had *completed* before it was submitted. A FLUSH that fails loses,
 //! keeps or forgets to keep what it should have made durable, block by block.
 
+use std::collections::BTreeMap;
+
 use riopipe_session::target::OpId;
 use serde::{Deserialize, Serialize};
 
-use crate::block::{self, Content, GARBAGE, ZERO};
+use crate::block::{self, BLOCK, Content, GARBAGE, ZERO};
+use crate::crc::crc32c;
 use crate::rng::Rng;
 
 /// What kind of drive.
@@ -135,7 +138,16 @@ pub struct Drive {
     told: Vec<Told>,
     /// Writes that landed after the process that issued them had died.
     late: u64,
+    /// The bytes of labels, by the names that they were given here.
+    labels: BTreeMap<Content, Vec<u8>>,
 }
+
+/// The first blocks of a drive, which hold labels: real bytes, not only names.
+pub const LABEL_BLOCKS: u32 = 2;
+/// Names of labels are counted from here, by their checksums.
+const LABEL_NAMES: Content = 1 << 62;
+/// What a power cut may tear a label at, bytes.
+const SECTOR: usize = 512;
 
 impl Drive {
     /// A drive of so many blocks, all zero.
@@ -151,7 +163,49 @@ impl Drive {
             faults: Vec::new(),
             told: Vec::new(),
             late: 0,
+            labels: BTreeMap::new(),
         }
+    }
+
+    /// The names of what is written from a block on.
+    pub fn names(&mut self, lba: u64, bytes: &[u8]) -> Vec<Content> {
+        if lba >= u64::from(LABEL_BLOCKS) {
+            return block::names(bytes);
+        }
+        bytes.chunks_exact(BLOCK).map(|block| self.name_label(block)).collect()
+    }
+
+    /// What has these names.
+    #[must_use]
+    pub fn bytes(&self, contents: &[Content]) -> Vec<u8> {
+        let mut bytes = block::bytes(contents);
+        for (block, content) in bytes.chunks_exact_mut(BLOCK).zip(contents) {
+            if let Some(label) = self.labels.get(content) {
+                block.copy_from_slice(label);
+            }
+        }
+        bytes
+    }
+
+    /// The name of a label, under which it is found again.
+    pub fn name_label(&mut self, bytes: &[u8]) -> Content {
+        let name = LABEL_NAMES + Content::from(crc32c(0, bytes));
+        self.labels.insert(name, bytes.to_vec());
+        name
+    }
+
+    /// What a power cut leaves of a label that was being written: some sectors old, some new. Other
+    /// blocks are written whole (M1); of labels that is not relied on.
+    fn tear(&mut self, lba: u32, newer: Content, rng: &mut Rng) {
+        let mut torn = self.bytes(&[self.blocks[lba as usize].durable]);
+        let newer = self.bytes(&[newer]);
+        for (torn, newer) in torn.chunks_mut(SECTOR).zip(newer.chunks(SECTOR)) {
+            if rng.one_in(2) {
+                torn.copy_from_slice(newer);
+            }
+        }
+        let torn = self.name_label(&torn);
+        self.blocks[lba as usize].durable = torn;
     }
 
     /// What a block holds from the start, durably.
@@ -394,6 +448,11 @@ impl Drive {
         for lba in core::mem::take(&mut self.dirty) {
             let block = &mut self.blocks[lba as usize];
             let versions = core::mem::take(&mut block.versions);
+            if lba < LABEL_BLOCKS && rng.one_in(3) {
+                let newer = versions.last().map_or(ZERO, |version| version.content);
+                self.tear(lba, newer, rng);
+                continue;
+            }
             let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();
             if !kept.is_empty() && rng.percent(keep) {
                 let last = if keep == 100 { kept.len() - 1 } else { rng.index(kept.len()) };
@@ -411,10 +470,4 @@ impl Drive {
     pub fn take_late(&mut self) -> u64 {
         core::mem::take(&mut self.late)
     }
-}
-
-/// The bytes of contents that were read.
-#[must_use]
-pub fn read_bytes(contents: &[Content]) -> Vec<u8> {
-    block::bytes(contents)
 }

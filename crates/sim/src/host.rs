@@ -6,7 +6,6 @@ use riopipe_session::target::{
     ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
 };
 
-use crate::block;
 use crate::drive::{Ask, Drive, End, Told};
 use crate::fuse::Fuse;
 use crate::log_store::LogPart;
@@ -96,7 +95,7 @@ impl SimHost {
         let told = self.drives[drive].take_told();
         self.told.extend(told.into_iter().map(|told| (drive, told)));
         let result = match end {
-            End::Ok(read) => Ok(read.map(|contents| block::bytes(&contents))),
+            End::Ok(read) => Ok(read.map(|contents| self.drives[drive].bytes(&contents))),
             End::Failed => Err(DeviceError::Failed),
             End::Full => Err(DeviceError::NoSpace),
         };
@@ -131,8 +130,8 @@ impl Host for SimHost {
         data: WriteData<'_, Vec<u8>>,
     ) -> Submitted<Vec<u8>> {
         let contents = match &data {
-            WriteData::Borrowed(bytes) => block::names(bytes),
-            WriteData::Owned(bytes) => block::names(bytes),
+            WriteData::Borrowed(bytes) => self.drives[ns].names(lba, bytes),
+            WriteData::Owned(bytes) => self.drives[ns].names(lba, bytes),
         };
         self.begin(ns, op, Ask::Write(lba as u32, contents))
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -10,19 +11,21 @@ use riopipe_order::log_region::{
 };
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
+use riopipe_session::label::{Label, MemberId};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
     Closed, ConnId, DeviceError, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
     TargetConn, Volumes,
 };
 
+use crate::block::BLOCK;
 use crate::crc::crc32c;
 use crate::drive::Drive;
 use crate::fuse::Fuse;
 use crate::host::SimHost;
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
-use crate::scenario::MachineSpec;
+use crate::scenario::{MachineSpec, VolumeSpec};
 
 /// A reactor is busy with something else for so long at most, ns.
 const BUSY_NS: u64 = 200_000;
@@ -30,6 +33,8 @@ const BUSY_NS: u64 = 200_000;
 /// The one volume of a simulated cluster.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
 
+/// Its name.
+pub const VOLUME_NAME: &str = "simulated";
 /// Its generation when it has been made.
 pub const FIRST_GENERATION: u32 = 1;
 
@@ -137,7 +142,7 @@ impl Machine {
     fn format(&mut self, volume: NewVolume, start: Seq) {
         let (len, boot) = (log_len(&volume), self.boot_id());
         let header = self.store.part(0..HEADER_BYTES);
-        let uuid = [0x40 + self.index as u8; 16];
+        let uuid = first_region(self.index);
         let kind = self.store.kind().log_kind();
         let mut region = LogRegion::create(header, len, uuid, boot, kind, crc32c)
             .expect("a store that works takes a region");
@@ -231,7 +236,7 @@ impl Machine {
         let drives = self.host.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
             nsid,
             blocks: u64::from(self.spec.blocks),
-            nguid: [16 * (self.index as u8 + 1) + nsid as u8; 16],
+            nguid: nguid(self.index, nsid as usize - 1),
             uuid: [0x80 + 16 * self.index as u8 + nsid as u8; 16],
             volatile: !drive.spec().plp,
         });
@@ -513,6 +518,47 @@ fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
 fn log_len(volume: &NewVolume) -> usize {
     let stride = partition_bytes(volume.slots).next_multiple_of(PARTITION_ALIGN);
     HEADER_BYTES + usize::from(volume.streams) * stride
+}
+
+/// The NGUID of a machine's drive, counted from 0.
+#[must_use]
+pub const fn nguid(machine: usize, drive: usize) -> [u8; 16] {
+    [16 * (machine as u8 + 1) + drive as u8 + 1; 16]
+}
+
+/// The log region that a machine has from the start.
+const fn first_region(machine: usize) -> [u8; 16] {
+    [0x40 + machine as u8; 16]
+}
+
+/// Writes the labels of the volume onto its drives, as `rio volume create` leaves them.
+pub fn label(machines: &mut [Machine], volume: &VolumeSpec) {
+    let members = volume.members.iter().map(|(machine, drive)| MemberId {
+        nguid: nguid(*machine, *drive),
+        region: first_region(*machine),
+    });
+    let members: Vec<MemberId> = members.collect();
+    for (index, (machine, drive)) in volume.members.iter().enumerate() {
+        let blocks = machines[*machine].spec.blocks;
+        let drive = &mut machines[*machine].host.drives[*drive];
+        for sequence in [1, 2] {
+            let label = Label {
+                volume: VOLUME,
+                name: VOLUME_NAME.into(),
+                block_size: BLOCK as u32,
+                unit_blocks: volume.unit,
+                data_blocks: u64::from(blocks - volume.first),
+                streams: volume.streams,
+                engine: EngineKind::Rio,
+                index: index as u16,
+                generation: FIRST_GENERATION,
+                sequence,
+                members: members.clone(),
+            };
+            let name = drive.name_label(&label.encode(crc32c));
+            drive.preset(Label::block_of(sequence) as u32, name);
+        }
+    }
 }
 
 /// The NQN of a machine's subsystem.

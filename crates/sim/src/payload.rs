@@ -38,6 +38,15 @@ impl Payload {
     }
 }
 
+impl From<Vec<u8>> for Payload {
+    /// Bytes that nobody counts.
+    fn from(bytes: Vec<u8>) -> Self {
+        let len = bytes.len();
+        let held = Arc::new(AtomicU64::new(len as u64));
+        Self { bytes: Arc::new(Bytes { bytes, held }), from: 0, len }
+    }
+}
+
 impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
         &self.bytes.bytes[self.from..self.from + self.len]

@@ -13,8 +13,9 @@ use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use crate::client::Client;
 use crate::client::intruder::{self, Intruder, Told};
 use crate::core::{Core, Ev, MS, Trace, US};
+use crate::drive::LABEL_BLOCKS;
 use crate::log_store::{LogStoreKind, SetAside};
-use crate::machine::{Machine, new_volume};
+use crate::machine::{self, Machine, new_volume};
 use crate::network::{Chunk, ServerEnd, Way};
 use crate::oracle::{Drives, Promise, Violation, Where};
 use crate::rng::Rng;
@@ -143,6 +144,7 @@ impl World {
         });
         let mut machines: Vec<Machine> = machines.collect();
         mark_outside(&mut machines, &mut core);
+        machine::label(&mut machines, &scenario.volume);
         Ok(Self {
             standby: None,
             giving_back: None,
@@ -456,7 +458,9 @@ fn mark_outside(machines: &mut [Machine], core: &mut Core) {
     for (machine, is) in machines.iter_mut().enumerate() {
         let blocks = is.spec().blocks;
         for (drive, drives) in is.host.drives.iter_mut().enumerate() {
-            for lba in (0..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba))) {
+            for lba in
+                (LABEL_BLOCKS..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba)))
+            {
                 let content = core.oracle.next_number();
                 drives.preset(lba, content);
                 core.oracle.outside(Where { machine, drive, lba }, content);

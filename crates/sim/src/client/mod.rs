@@ -4,6 +4,7 @@
 //! lost targets back, reopens streams that failed, and closes in good order.
 
 pub mod intruder;
+mod labels;
 mod ledger;
 mod lines;
 mod opening;
@@ -24,6 +25,7 @@ use riopipe_session::initiator::queue_pair::QpConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::wire as rio;
 
+use self::labels::Labels;
 use self::ledger::Ledger;
 use self::server::{Ended, Purpose, Server};
 use self::stream::Stream;
@@ -92,6 +94,7 @@ pub struct Client {
     servers: Vec<Server>,
     state: State,
     opening: Option<(Opening, Errand)>,
+    labels: Labels,
     /// Openings begun, and when the last one was last answered (or began).
     attempts: u32,
     answered_at: u64,
@@ -119,6 +122,7 @@ impl Client {
             servers: Vec::new(),
             state: State::Over,
             opening: None,
+            labels: Labels::default(),
             attempts: 0,
             answered_at: 0,
             retry_at: 0,
@@ -255,6 +259,7 @@ impl Client {
             .collect();
         self.state = State::Attaching { since: core.now, tried: false };
         self.opening = None;
+        self.labels = Labels::default();
         self.retry_at = 0;
         self.found.clear();
         self.volume = None;
@@ -338,6 +343,9 @@ impl Client {
                         for (ticket, result) in ended {
                             self.opening_done(ticket, result.map(|()| Vec::new()), core);
                         }
+                        if let Some(answer) = self.servers[at].take_label() {
+                            self.label_done(answer, core);
+                        }
                     }
                 }
                 self.advance(drives, core);
@@ -389,6 +397,7 @@ impl Client {
 
     /// An association is gone, and what was under way with it.
     fn lost_target(&mut self, _server: usize, core: &mut Core) {
+        self.labels = Labels::default();
         if self.opening.take().is_some() {
             // From any point the same prefix is found: begun again once all targets are there.
             self.retry_at = core.now + MS;

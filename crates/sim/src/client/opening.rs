@@ -16,6 +16,7 @@ use riopipe_session::initiator::opening::{
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::wire as rio;
 
+use super::labels::Labels;
 use super::ledger::Ledger;
 use super::server::Server;
 use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
@@ -44,6 +45,7 @@ impl Client {
     pub(super) fn opening_failed(&mut self, error: &OpeningError, core: &mut Core) {
         core.trace(|| format!("initiator: the volume can't be opened: {error}"));
         self.opening = None;
+        self.labels = Labels::default();
         self.retry_at = core.now + 2 * MS;
         self.refused = Some(match error {
             OpeningError::Claim(ClaimError::Owned { .. }) => Refused::Owned,
@@ -95,11 +97,14 @@ impl Client {
         if !all {
             self.state = State::Attaching { since, tried: true };
         }
+        if all && !self.read_labels(core) {
+            return;
+        }
         let intent = Intent {
             engine: EngineKind::Rio,
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
-            label_generation: core.label_generation,
+            label_generation: self.labels.generation,
             streams: core.scenario.volume.streams,
         };
         self.begin(Mode::Open(intent), Errand::Open, core);
@@ -107,8 +112,11 @@ impl Client {
     }
 
     pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
-        for server in &mut self.servers {
-            server.close_undo(core);
+        // To open the volume, its labels were read there just now.
+        if !matches!(errand, Errand::Open) {
+            for server in &mut self.servers {
+                server.close_undo(core);
+            }
         }
         self.attempts += 1;
         self.answered_at = core.now;
@@ -155,7 +163,12 @@ impl Client {
         let end = self.end();
         loop {
             let Some((opening, _)) = &mut self.opening else { return };
-            match opening.phase() {
+            let phase = opening.phase();
+            if self.is_relabeling(phase, core) {
+                return;
+            }
+            let Some((opening, _)) = &mut self.opening else { return };
+            match phase {
                 Phase::Claimed => core.label_generation = opening.generation(),
                 Phase::Over => return self.opened(drives, core),
                 _ => {}
@@ -218,6 +231,7 @@ impl Client {
                     server.close_undo(core);
                 }
                 self.state = State::Running;
+                self.labels = Labels::default();
                 self.accept_lost = false;
                 self.take_over = false;
             }

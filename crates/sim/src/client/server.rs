@@ -8,6 +8,8 @@ use riopipe_session::initiator::attach::{Attach, Controller};
 use riopipe_session::initiator::known::{Changed, DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Call, Ticket};
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::label::LABEL_LEN;
+use riopipe_session::label_work::LabelIo;
 use riopipe_session::outbox::Outbox;
 
 use super::wire::Wire;
@@ -57,7 +59,12 @@ struct UndoQueue {
     out: Outbox<Payload>,
     wire: Wire,
     ready: bool,
+    /// A label is being read or written; the bytes that have been read.
+    label: Option<Vec<u8>>,
 }
+
+/// The name of a label's command; no ticket is the same.
+const LABEL: u64 = u64::MAX - 1;
 
 /// A target, as an initiator sees it.
 #[derive(Debug)]
@@ -75,6 +82,7 @@ pub(super) struct Server {
     undo_calls: BTreeMap<u64, Ticket>,
     undo_heard: u64,
     undo_opened: u16,
+    label_ended: Option<Result<Vec<u8>, Status>>,
     /// Counts its associations.
     pub(super) association: u32,
     /// The volume was claimed in this association.
@@ -106,6 +114,7 @@ impl Server {
             undo_calls: BTreeMap::new(),
             undo_heard: 0,
             undo_opened: 0,
+            label_ended: None,
             association: 0,
             claimed: false,
             claiming: false,
@@ -174,7 +183,8 @@ impl Server {
                 if !self.calls.is_empty() && core.now > self.heard + ANSWER_NS {
                     return self.lose("it does not answer", core);
                 }
-                if self.undo.as_ref().is_some_and(|undo| !undo.ready || !self.undo_calls.is_empty())
+                let waits = |undo: &UndoQueue| !undo.ready || undo.label.is_some();
+                if (self.undo.as_ref().is_some_and(waits) || !self.undo_calls.is_empty())
                     && core.now > self.undo_heard + ANSWER_NS
                 {
                     self.close_undo(core);
@@ -262,6 +272,33 @@ impl Server {
         }
     }
 
+    /// Does something with a drive's labels, over the queue for undo, which is ready.
+    pub(super) fn label_io(&mut self, io: &LabelIo, nsid: u32, core: &mut Core) {
+        let Some(undo) = &mut self.undo else { return };
+        let mut payload = Vec::new();
+        let (sqe, data, page) = match io {
+            LabelIo::Read { .. } => {
+                let len = 2 * LABEL_LEN;
+                (Sqe::read(nsid, 0, 2), Data::Read(len as u32), vec![0; len])
+            }
+            LabelIo::Flush { .. } => (Sqe::flush(nsid), Data::None, Vec::new()),
+            LabelIo::Write { lba, block, .. } => {
+                payload.push(Payload::from(block.clone()));
+                (Sqe::write(nsid, *lba, 1), Data::Write(&payload), Vec::new())
+            }
+        };
+        undo.label = Some(page);
+        self.undo_heard = core.now;
+        let sent = undo.queue.submit(sqe, LABEL, data, &mut undo.out);
+        debug_assert!(sent.is_ok(), "{sent:?}");
+        undo.wire.send(&mut undo.out, core);
+    }
+
+    /// How the label's command has ended, once.
+    pub(super) fn take_label(&mut self) -> Option<Result<Vec<u8>, Status>> {
+        self.label_ended.take()
+    }
+
     /// Whether a command of this kind can be sent now; makes it so for later.
     pub(super) fn is_ready_for_io(&mut self, end: ClientEnd, core: &mut Core) -> bool {
         self.open_undo(end, core);
@@ -283,7 +320,7 @@ impl Server {
         let mut out = Outbox::new();
         queue.start(&mut out);
         wire.send(&mut out, core);
-        self.undo = Some(UndoQueue { queue, out, wire, ready: false });
+        self.undo = Some(UndoQueue { queue, out, wire, ready: false, label: None });
         self.undo_heard = core.now;
     }
 
@@ -293,6 +330,7 @@ impl Server {
             undo.wire.close(core);
         }
         self.undo_calls.clear();
+        self.label_ended = None;
     }
 
     /// Bytes have come on the admin queue.
@@ -383,12 +421,21 @@ impl Server {
             return Ok(ended);
         };
         self.undo_heard = core.now;
-        let UndoQueue { queue, out, wire, ready } = undo;
-        let calls = &mut self.undo_calls;
+        let UndoQueue { queue, out, wire, ready, label } = undo;
+        let (calls, label_ended) = (&mut self.undo_calls, &mut self.label_ended);
         let fed = wire.feed(bytes, |bytes| {
             queue.receive(bytes, out, |event| match event {
                 Event::Ready { .. } => *ready = true,
-                Event::Data { .. } => {}
+                Event::Data { offset, bytes, .. } => {
+                    if let Some(page) = label {
+                        let at = offset as usize;
+                        page[at..at + bytes.len()].copy_from_slice(bytes);
+                    }
+                }
+                Event::Done { user: LABEL, cqe } => {
+                    let (status, page) = (cqe.status(), label.take().unwrap_or_default());
+                    *label_ended = Some(if status.is_ok() { Ok(page) } else { Err(status) });
+                }
                 Event::Done { user, cqe } => {
                     if let Some(ticket) = calls.remove(&user) {
                         let status = cqe.status();

@@ -314,6 +314,12 @@ impl Oracle {
         self.lost.insert(machine);
     }
 
+    /// Whether a log was lost since the volume was last recovered.
+    #[must_use]
+    pub const fn has_lost_log(&self) -> bool {
+        self.lost
+    }
+
     /// A stream's marks, as its owner was told them.
     pub fn marks(
         &mut self,

@@ -11,6 +11,10 @@ impl World {
     /// What an operator does: has whoever is down started, decides what the volume's refusals
     /// mean, closes the volume when all is done.
     pub(super) fn supervise(&mut self) {
+        if !self.core.oracle.has_lost_log() {
+            // The volume has been recovered without it; the next loss is another decision.
+            self.clients.iter_mut().for_each(|client| client.may_accept_lost(false));
+        }
         for at in 0..self.clients.len() {
             match self.clients[at].take_refused() {
                 None => {}

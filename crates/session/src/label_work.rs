@@ -1,0 +1,262 @@
+//! Reading a volume's labels, and writing the next owner's (T19, T20, T24): in which order, and what
+//! they must say.
+//!
+//! Whoever opens a volume reads the labels of all members over associations that it has set up
+//! before, and has them [judged](judge). Once it has claimed the volume on all targets it
+//! [rewrites](Relabel) them, and only then relies on anything.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::digest::Crc32c;
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::probe::{self, Plant};
+
+use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
+
+/// What is to be done with a member's first blocks. Members are counted as the volume does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LabelIo {
+    /// Read both copies, blocks 0 and 1.
+    Read {
+        /// Of which member.
+        member: usize,
+    },
+    /// Flush the drive.
+    Flush {
+        /// Which member.
+        member: usize,
+    },
+    /// Write this block.
+    Write {
+        /// Of which member.
+        member: usize,
+        /// Which of the two.
+        lba: u64,
+        /// Its bytes, [`LABEL_LEN`] of them.
+        block: Vec<u8>,
+    },
+}
+
+/// Both copies of a member's label, as they were read.
+#[must_use]
+pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: Crc32c) -> Found {
+    let (a, b) = copies.split_at(copies.len().min(LABEL_LEN));
+    Found { nguid, region, label: Label::newest([a, b], crc32c) }
+}
+
+/// Whether these drives are a volume that may be opened, by their labels alone; `name` says which
+/// is wanted, and `accept_lost_log` that another log than the one that is due will do.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn judge(
+    name: Option<&str>,
+    found: &[Found],
+    accept_lost_log: bool,
+) -> Result<Label, AssembleError> {
+    let head = assemble(name, found)?;
+    if !accept_lost_log && !probe::planted(Plant::T19BlankLog) {
+        logs_due(found)?;
+    }
+    Ok(head)
+}
+
+/// The largest generation on any label: no log may have a lower one (T24).
+#[must_use]
+pub fn generation(labels: &[Label]) -> u32 {
+    labels.iter().map(|label| label.generation).max().unwrap_or(0)
+}
+
+/// Rewrites a volume's labels for the owner that has just claimed it: all are read once more, since
+/// somebody else may have been there before the claim; then each is written over its older copy.
+///
+/// The copy that stays is made durable first: it may have been read from a volatile cache, and what
+/// the drive would fall back to is the copy that is overwritten.
+#[derive(Debug)]
+pub struct Relabel {
+    name: String,
+    volume: VolumeId,
+    nguids: Vec<[u8; 16]>,
+    generation: u32,
+    regions: Option<Vec<[u8; 16]>>,
+    crc32c: Crc32c,
+    found: Vec<Found>,
+    labels: Vec<Label>,
+    /// Steps done: of reading, one for each member; of writing, three.
+    done: usize,
+}
+
+impl Relabel {
+    /// Begins: `head` is what the labels said before the claim, `nguids` are the members', and
+    /// `generation` the new owner's. With a log given up, `regions` are the log regions of the
+    /// members' targets: those are due from now on.
+    #[must_use]
+    pub fn new(
+        head: &Label,
+        nguids: Vec<[u8; 16]>,
+        generation: u32,
+        regions: Option<Vec<[u8; 16]>>,
+        crc32c: Crc32c,
+    ) -> Self {
+        let (name, volume) = (head.name.clone(), head.volume);
+        let (found, labels) = (Vec::new(), Vec::new());
+        Self { name, volume, nguids, generation, regions, crc32c, found, labels, done: 0 }
+    }
+
+    /// What is to be done next; `None` once all is done.
+    #[must_use]
+    pub fn next(&self) -> Option<LabelIo> {
+        let Some(step) = self.done.checked_sub(self.nguids.len()) else {
+            return Some(LabelIo::Read { member: self.done });
+        };
+        let (member, part) = (step / 3, step % 3);
+        let label = self.labels.get(member)?;
+        Some(match part {
+            1 => LabelIo::Write {
+                member,
+                lba: Label::block_of(label.sequence),
+                block: label.encode(self.crc32c),
+            },
+            _ => LabelIo::Flush { member },
+        })
+    }
+
+    /// It has been done; `read` has the bytes that it read.
+    ///
+    /// # Errors
+    /// The labels are not those of the volume that was claimed.
+    pub fn done(&mut self, read: &[u8]) -> Result<(), AssembleError> {
+        let members = self.nguids.len();
+        if self.done < members {
+            self.found.push(found(self.nguids[self.done], None, read, self.crc32c));
+        }
+        self.done += 1;
+        if self.done == members {
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<(), AssembleError> {
+        let head = assemble(Some(&self.name), &self.found)?;
+        if head.volume != self.volume {
+            let (name, volume) = (head.name, head.volume);
+            return Err(AssembleError::Foreign { given: 0, name, volume });
+        }
+        let labels = core::mem::take(&mut self.found).into_iter().filter_map(|f| f.label.ok());
+        let region = |at: usize| self.regions.as_ref().map(|regions| regions[at]);
+        self.labels = labels
+            .enumerate()
+            .map(|(at, label)| label.for_owner(self.generation, region(at)))
+            .collect();
+        Ok(())
+    }
+
+    /// The labels as they are now, in the members' order; none before they were read.
+    #[must_use]
+    pub fn into_labels(self) -> Vec<Label> {
+        self.labels
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::label::MemberId;
+    use alloc::vec;
+    use riopipe_order::engine::EngineKind;
+
+    fn crc(a: u32, d: &[u8]) -> u32 {
+        riopipe_nvme::digest::soft(a, d)
+    }
+
+    fn label(index: u16, sequence: u32) -> Label {
+        Label {
+            volume: VolumeId([9; 16]),
+            name: "logs".into(),
+            block_size: 4096,
+            unit_blocks: 16,
+            data_blocks: 1000,
+            streams: 8,
+            engine: EngineKind::Rio,
+            index,
+            generation: sequence,
+            sequence,
+            members: (0..2).map(|i| MemberId { nguid: [i; 16], region: [i + 100; 16] }).collect(),
+        }
+    }
+
+    fn copies(index: u16, sequence: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 2 * LABEL_LEN];
+        for sequence in [sequence - 1, sequence] {
+            let at = Label::block_of(sequence) as usize * LABEL_LEN;
+            bytes[at..at + LABEL_LEN].copy_from_slice(&label(index, sequence).encode(crc));
+        }
+        bytes
+    }
+
+    fn relabel(regions: Option<Vec<[u8; 16]>>) -> Relabel {
+        Relabel::new(&label(0, 4), vec![[0; 16], [1; 16]], 7, regions, crc)
+    }
+
+    #[test]
+    fn t24_labels_are_read_again_and_each_is_flushed_before_and_after() {
+        let mut work = relabel(None);
+        for member in 0..2 {
+            assert_eq!(work.next(), Some(LabelIo::Read { member }));
+            work.done(&copies(member as u16, 4 + member as u32)).unwrap();
+        }
+        for member in 0..2 {
+            let next = label(member as u16, 4 + member as u32).for_owner(7, None);
+            let (lba, block) = (Label::block_of(next.sequence), next.encode(crc));
+            for io in [
+                LabelIo::Flush { member },
+                LabelIo::Write { member, lba, block },
+                LabelIo::Flush { member },
+            ] {
+                assert_eq!(work.next(), Some(io));
+                work.done(&[]).unwrap();
+            }
+        }
+        assert_eq!(work.next(), None);
+        let labels = work.into_labels();
+        assert_eq!(labels.iter().map(|l| l.sequence).collect::<Vec<_>>(), [5, 6]);
+        assert_eq!(generation(&labels), 7);
+    }
+
+    #[test]
+    fn t24_a_torn_copy_leaves_the_other() {
+        let mut torn = copies(0, 5);
+        torn[LABEL_LEN + 200] ^= 1;
+        let found = found([0; 16], None, &torn, crc);
+        assert_eq!(found.label.map(|l| l.sequence), Ok(4));
+    }
+
+    #[test]
+    fn t20_somebody_who_came_before_the_claim_is_noticed() {
+        let mut work = relabel(None);
+        work.done(&copies(0, 4)).unwrap();
+        let mut other = label(1, 4);
+        other.volume = VolumeId([8; 16]);
+        let mut bytes = other.encode(crc);
+        bytes.resize(2 * LABEL_LEN, 0);
+        assert!(matches!(work.done(&bytes), Err(AssembleError::Foreign { .. })));
+    }
+
+    #[test]
+    fn t19_the_log_that_is_due_is_judged_and_given_up_on_demand() {
+        let there = |region: u8| {
+            let found = |i: u16| found([i as u8; 16], Some([region; 16]), &copies(i, 4), crc);
+            [found(0), found(1)]
+        };
+        let error = judge(Some("logs"), &there(100), false).unwrap_err();
+        assert!(matches!(error, AssembleError::LogDue { given: 1, .. }), "{error}");
+        assert!(judge(Some("logs"), &there(100), true).is_ok());
+        let mut work = relabel(Some(vec![[100; 16], [55; 16]]));
+        for member in 0..2 {
+            work.done(&copies(member, 4)).unwrap();
+        }
+        assert_eq!(work.into_labels()[1].members[1].region, [55; 16]);
+    }
+}
