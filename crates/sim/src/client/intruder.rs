@@ -12,6 +12,7 @@ use super::wire::Wire;
 use crate::block::{self, BLOCK, Content};
 use crate::core::{Core, Ev, US};
 use crate::crc::crc32c;
+use crate::drive::LABEL_BLOCKS;
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Where;
@@ -97,13 +98,14 @@ impl Intruder {
         self.server.tick(end, core);
     }
 
-    /// Its next operation, on any block of the drive.
+    /// Its next operation, on any block of the drive but its labels, which it would destroy.
     pub fn go_on(&mut self, core: &mut Core) {
         if self.over || self.left == 0 || self.queue.is_none() {
             return self.close(core);
         }
         self.left -= 1;
-        self.at.lba = core.rng.below(core.scenario.machines[self.at.machine].blocks.into()) as u32;
+        let blocks = core.scenario.machines[self.at.machine].blocks;
+        self.at.lba = core.rng.range(LABEL_BLOCKS.into(), u64::from(blocks) - 1) as u32;
         self.free = false;
         if core.rng.one_in(3) {
             self.send(Doing::Read, core);

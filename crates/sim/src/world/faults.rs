@@ -4,6 +4,7 @@ use super::{Doom, Stop, World};
 use crate::client::Client;
 use crate::client::intruder::Intruder;
 use crate::core::{Ev, US};
+use crate::drive::LABEL_BLOCKS;
 use crate::log_store::SetAside;
 use crate::network::{ClientEnd, Role, Way};
 use crate::oracle::Where;
@@ -140,7 +141,8 @@ impl World {
             }
             What::Intruder { machine, drive, lba, more } => {
                 let content = self.core.oracle.next_number();
-                let at = Where { machine, drive, lba };
+                // A host that overwrites labels is not to be helped.
+                let at = Where { machine, drive, lba: lba.max(LABEL_BLOCKS) };
                 let mut intruder = Intruder::new(self.intruders.len(), at, content, more);
                 intruder.start(&mut self.core);
                 self.intruders.push(intruder);
