@@ -90,7 +90,10 @@ impl Client {
 
     /// A drive has answered.
     pub(super) fn label_done(&mut self, answer: Result<Vec<u8>, Status>, core: &mut Core) {
-        self.labels.out = false;
+        if !core::mem::take(&mut self.labels.out) {
+            // Of an attempt that was given up (T23).
+            return;
+        }
         let read = match answer {
             Ok(read) => read,
             Err(status) => {
@@ -125,6 +128,13 @@ impl Client {
         self.labels = Labels::default();
         self.opening = None;
         self.retry_at = core.now + 2 * MS;
+    }
+
+    /// A target is gone, and what was asked of its drives.
+    pub(super) fn forget_labels(&mut self, core: &mut Core) {
+        if core::mem::take(&mut self.labels).begun {
+            self.retry_at = self.retry_at.max(core.now + 4 * MS);
+        }
     }
 
     /// Whether labels have to be written before the opening goes on.

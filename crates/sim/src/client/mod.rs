@@ -397,10 +397,10 @@ impl Client {
 
     /// An association is gone, and what was under way with it.
     fn lost_target(&mut self, _server: usize, core: &mut Core) {
-        self.labels = Labels::default();
+        self.forget_labels(core);
         if self.opening.take().is_some() {
             // From any point the same prefix is found: begun again once all targets are there.
-            self.retry_at = core.now + MS;
+            self.retry_at = self.retry_at.max(core.now + MS);
         }
         if matches!(self.state, State::Releasing(_)) {
             self.state = State::Over;
