@@ -82,8 +82,8 @@ pub enum ClaimError {
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels say {label}): an older copy was put back, or a power cut took it back, and what \
-         was in flight is unknown. Put the right log back; to accept the loss, open with \
-         --accept-lost-log"
+         was in flight is unknown. Put the right log back; to accept the loss, stop the target, \
+         give it a new log, and open the volume once with --accept-lost-log"
     )]
     LogBehind {
         /// Which target.
