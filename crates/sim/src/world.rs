@@ -382,7 +382,7 @@ impl World {
                 self.core.trace(|| format!("target {at} does not start: {why}"));
                 if self.machines[at].store.kind() == LogStoreKind::File {
                     // Both copies of its header were being written back.
-                    self.core.oracle.log_lost();
+                    self.core.oracle.log_lost(at);
                     self.given_up[at] = true;
                 }
                 self.core.after(MS, Ev::StartMachine(at));
