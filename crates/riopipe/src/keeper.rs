@@ -319,7 +319,13 @@ impl Keeper {
     /// Looks whether the target and its drives are still what the volume has found (T19, T27).
     fn recognise(&self, association: &Association) -> Result<(), Again> {
         let known = &self.server.known;
-        let refused = |changed: Changed| Again::Refused(changed.to_string(), Cause::Changed);
+        let refused = |changed: Changed| {
+            let cause = match changed {
+                Changed::Overtaken(_) => Cause::Status(wire::status::STALE_GENERATION.code()),
+                _ => Cause::Changed,
+            };
+            Again::Refused(changed.to_string(), cause)
+        };
         let later = |error: &dyn std::error::Error| Again::Later(error.to_string());
         known.check(&association.controller).map_err(refused)?;
         let mut drives = Drives::open(association, &self.connect).map_err(|e| later(&e))?;

@@ -303,7 +303,7 @@ fn inner(
             let blocks = DATA_START.saturating_add(label.data_blocks);
             DriveOfVolume { nsid: place.nsid, index: label.index, blocks }
         });
-        let known = KnownTarget::new(set.head.volume, controller, drives);
+        let known = KnownTarget::new(set.head.volume, generation, controller, drives);
         let server = Arc::new(Server {
             name: association.name(),
             addr: association.addr.clone(),

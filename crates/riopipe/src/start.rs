@@ -10,7 +10,7 @@ use riopipe_session::initiator::stream::{CONTROL_COMMANDS, StreamConfig, StreamS
 
 use crate::BLOCK_BYTES;
 use crate::association::open_socket;
-use crate::error::{CallError, StreamError};
+use crate::error::{CallError, RecoverError, StreamError};
 use crate::lanes::{Lanes, Side, Way};
 use crate::shared::{Inner, is_passing, lock};
 use crate::stream::{StreamOptions, nanos};
@@ -25,6 +25,13 @@ pub(crate) fn lanes(
 ) -> Result<Lanes, StreamError> {
     let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
     loop {
+        for server in &volume.servers {
+            // Waiting for it would only hide why (T8, T27).
+            if let Some(absence) = server.desk.absence().filter(|absence| absence.for_good) {
+                let target = server.name.clone();
+                return Err(RecoverError::Away { target, why: absence.why }.into());
+            }
+        }
         match once(volume, stream, qids, options, side, deadline) {
             Err(StreamError::Target { source, .. })
                 if is_passing(&source) && now_ns() < deadline =>

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use riopipe::{OpenOptions, Place, Seq, StreamOptions, Until, Volume, WaitError};
+use riopipe::{
+    CreateOptions, EngineKind, OpenOptions, Place, Seq, StreamOptions, Until, Volume, WaitError,
+};
 
 use crate::crash::{
     Node, Proxy, SOON, holds, impatient, open_soon, put, soon, volume_on, with_loss_timeout,
@@ -198,6 +200,35 @@ fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
     assert_eq!(holds(&mut stream, 1, 1, 3), Some(true));
     stream.close().unwrap();
     second.close().unwrap();
+}
+
+/// A target that keeps no log of a volume has forgotten its owners when it is started again. The
+/// labels have not.
+#[test]
+fn t8_who_was_overtaken_learns_it_from_the_labels_where_no_log_knows() {
+    let mut node = Node::new();
+    let proxy = Proxy::to(node.addr());
+    let direct = [node.member()];
+    let synchronous = CreateOptions { engine: Some(EngineKind::Sync), ..create_options() };
+    Volume::create("v", &direct, &synchronous).unwrap();
+    let (first, _) = open_soon(&[proxy.member()], &open_options());
+    let mut stale = first.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stale, 0, 1, 1, Place::Fresh, true);
+    stale.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    proxy.shut();
+    let options = OpenOptions { take_over: true, ..open_options() };
+    let (second, _) = open_soon(&direct, &options);
+    second.close().unwrap();
+    node.kill();
+    node.start();
+    proxy.open();
+    soon("the stream notices that it was away", || stale.poll().is_err());
+    soon("it is told of the newer owner", || match stale.reopen() {
+        Ok(_) => panic!("an overtaken owner writes again"),
+        Err(error) => error.to_string().contains("newer owner"),
+    });
+    let (third, _) = open_soon(&direct, &open_options());
+    third.close().unwrap();
 }
 
 /// A drive that comes back empty is not taken for the one that went away.

@@ -16,6 +16,8 @@ use crate::label::{Label, LabelError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownTarget {
     volume: VolumeId,
+    /// The owner's generation.
+    generation: u32,
     /// Its log region, if the extension tells of one.
     region: Option<[u8; 16]>,
     /// It said of its drives that they have a volatile cache; it says it of all or none.
@@ -100,6 +102,12 @@ pub enum Changed {
          Open the volume again: what is durable is then flushed first"
     )]
     Unprotected(u32),
+    /// Its label has the generation of a newer owner (T8).
+    #[error(
+        "a newer owner has taken the volume over: the label of namespace {0} says so. Close the \
+         volume; what this owner still holds is not written any more"
+    )]
+    Overtaken(u32),
     /// Its label is not the volume's.
     #[error(
         "namespace {0} came back as a drive that does not hold the volume any more (its label is \
@@ -110,11 +118,13 @@ pub enum Changed {
 }
 
 impl KnownTarget {
-    /// What is to be found again of a target that serves these drives of a volume. A drive that
-    /// the controller doesn't have is left out: whoever opens a volume has refused that.
+    /// What is to be found again of a target that serves these drives of a volume, by the owner
+    /// with this generation. A drive that the controller doesn't have is left out: whoever opens a
+    /// volume has refused that.
     #[must_use]
     pub fn new(
         volume: VolumeId,
+        generation: u32,
         controller: &Controller,
         drives: impl IntoIterator<Item = DriveOfVolume>,
     ) -> Self {
@@ -131,6 +141,7 @@ impl KnownTarget {
         });
         Self {
             volume,
+            generation,
             region: controller.extension.map(|extension| extension.region),
             volatile: controller.vwc,
             drives: drives.collect(),
@@ -173,17 +184,22 @@ impl KnownTarget {
         Ok(())
     }
 
-    /// Whether the label found on a drive is still the volume's.
+    /// Whether the label found on a drive is still the volume's, and of no newer owner. A target
+    /// that keeps no log of the volume has forgotten its owners when it is started again: then only
+    /// the labels know who was the last (T8).
     ///
     /// # Errors
-    /// [`Changed::Label`].
+    /// [`Changed::Label`], [`Changed::Overtaken`].
     pub fn check_label(&self, nsid: u32, found: &Result<Label, LabelError>) -> Result<(), Changed> {
         let ours = |label: &Label, drive: &KnownDrive| {
             label.volume == self.volume && label.index == drive.index
         };
         let drive = self.drives.iter().find(|drive| drive.nsid == nsid);
         match (found, drive) {
-            (Ok(label), Some(drive)) if ours(label, drive) => Ok(()),
+            (Ok(label), Some(drive)) if ours(label, drive) => {
+                let overtaken = label.generation > self.generation;
+                if overtaken { Err(Changed::Overtaken(nsid)) } else { Ok(()) }
+            }
             _ => Err(Changed::Label(nsid)),
         }
     }

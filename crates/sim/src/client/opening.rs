@@ -222,11 +222,14 @@ impl Client {
                     let members = core.scenario.volume.members.iter().zip(0..);
                     let members = members.filter(|((at, _), _)| *at == machine);
                     let blocks = u64::from(core.scenario.machines[machine].blocks);
-                    server.is_known(members.map(|((_, drive), index)| DriveOfVolume {
-                        nsid: *drive as u32 + 1,
-                        index,
-                        blocks,
-                    }));
+                    server.is_known(
+                        generation,
+                        members.map(|((_, drive), index)| DriveOfVolume {
+                            nsid: *drive as u32 + 1,
+                            index,
+                            blocks,
+                        }),
+                    );
                     server.claimed = true;
                     server.close_undo(core);
                 }

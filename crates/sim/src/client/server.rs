@@ -123,8 +123,13 @@ impl Server {
     }
 
     /// The volume has been opened: it is this target that is to be found again.
-    pub(super) fn is_known(&mut self, drives: impl Iterator<Item = DriveOfVolume>) {
-        self.known = self.controller.as_ref().map(|now| KnownTarget::new(VOLUME, now, drives));
+    pub(super) fn is_known(
+        &mut self,
+        generation: u32,
+        drives: impl Iterator<Item = DriveOfVolume>,
+    ) {
+        let now = self.controller.as_ref();
+        self.known = now.map(|now| KnownTarget::new(VOLUME, generation, now, drives));
     }
 
     /// What is not as it was when the volume was opened, in an association made since (T27).

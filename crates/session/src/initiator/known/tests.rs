@@ -50,7 +50,7 @@ fn controller(vwc: bool) -> Controller {
 /// The volume has namespaces 2 and 3.
 fn known(vwc: bool) -> KnownTarget {
     let drives = [2, 3].map(|nsid| DriveOfVolume { nsid, index: nsid as u16 + 5, blocks: 900 });
-    KnownTarget::new(VOLUME, &controller(vwc), drives)
+    KnownTarget::new(VOLUME, 7, &controller(vwc), drives)
 }
 
 fn check(change: impl FnOnce(&mut Controller)) -> Result<(), Changed> {
@@ -122,6 +122,8 @@ fn t27_labels_are_looked_at_again() {
     assert_eq!(known.check_label(3, &Ok(label.clone())), Ok(()));
     let later = Label { generation: 7, sequence: 9, ..label.clone() };
     assert_eq!(known.check_label(3, &Ok(later)), Ok(()), "rewritten by its owner");
+    let newer = Label { generation: 8, ..label.clone() };
+    assert_eq!(known.check_label(3, &Ok(newer)), Err(Changed::Overtaken(3)), "by another");
     assert_eq!(known.check_label(2, &Ok(label.clone())), Err(Changed::Label(2)), "another member");
     let other = Label { volume: VolumeId([8; 16]), ..label };
     assert_eq!(known.check_label(3, &Ok(other)), Err(Changed::Label(3)));
