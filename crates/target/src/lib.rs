@@ -15,6 +15,7 @@
 
 mod check;
 mod config;
+mod control;
 mod counters;
 mod crc;
 mod devices;
@@ -26,6 +27,7 @@ mod mail;
 mod nvmetcli;
 mod reactor;
 mod stat;
+mod sync;
 mod target;
 
 pub use check::{Problem, Promise, Report, check};

@@ -1,12 +1,9 @@
 //! What crosses from one reactor to another: connections to take over, and wake-ups.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use riopipe_net::Waker;
 use riopipe_session::target::ConnId;
 
 use crate::link::Link;
+use crate::sync::{AtomicUsize, Mutex, Ordering, PoisonError, Waker};
 
 /// One message to a reactor.
 pub(crate) enum Mail {
@@ -14,6 +11,14 @@ pub(crate) enum Mail {
     Adopt(Box<Link>),
     /// A connection, if this reactor has it, should look at what was left for it.
     Notice(ConnId),
+}
+
+/// A reactor, as its mail knows it.
+pub(crate) trait Reader {
+    /// Takes a connection over.
+    fn adopt(&mut self, link: Box<Link>) -> ConnId;
+    /// Has a connection, if it is here, look at what was left for it.
+    fn notice(&mut self, id: ConnId);
 }
 
 /// The mailboxes of all reactors.
@@ -31,7 +36,7 @@ struct Mailbox {
 impl Mailboxes {
     pub(crate) fn new(wakers: Vec<Waker>) -> Self {
         let boxes = wakers.into_iter().map(|waker| Mailbox {
-            mail: Mutex::default(),
+            mail: Mutex::new(Vec::new()),
             waker,
             queues: AtomicUsize::new(0),
         });
@@ -51,9 +56,22 @@ impl Mailboxes {
         }
     }
 
-    pub(crate) fn take(&self, reactor: usize) -> Vec<Mail> {
+    /// Hands a reactor its mail.
+    pub(crate) fn read(&self, reactor: usize, reader: &mut impl Reader) {
         let mailbox = &self.boxes[reactor];
-        std::mem::take(&mut *mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner))
+        let mail =
+            std::mem::take(&mut *mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner));
+        for mail in mail {
+            match mail {
+                Mail::Adopt(link) => {
+                    let id = reader.adopt(link);
+                    // A notice that was posted while the connection was on its way found it on
+                    // neither reactor.
+                    reader.notice(id);
+                }
+                Mail::Notice(id) => reader.notice(id),
+            }
+        }
     }
 
     /// How many reactors there are.

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use riopipe_media::Queue;
@@ -12,11 +12,12 @@ use riopipe_net::{
 use riopipe_session::stages::Stages;
 use riopipe_session::target::ConnId;
 
+use crate::control::{Control, Order};
 use crate::counters::Counters;
 use crate::devices::{Devices, SharedState};
 use crate::link::Link;
 use crate::log::Log;
-use crate::mail::{Mail, Mailboxes};
+use crate::mail::{Mail, Mailboxes, Reader};
 
 /// Tokens of the poller: connections count from 0.
 const LISTENER: u64 = 1 << 62;
@@ -37,45 +38,6 @@ const TICK_NS: u64 = 100_000_000;
 const WATCH_NS: u64 = 100_000_000;
 /// When accepting fails for want of descriptors.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
-
-/// What all reactors are told to do, and how many have begun to.
-#[derive(Debug)]
-pub(crate) struct Control {
-    order: AtomicU8,
-    winding_up: AtomicUsize,
-}
-
-/// Go on; finish what is under way and end; end as if killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
-#[repr(u8)]
-pub(crate) enum Order {
-    Run = 0,
-    Finish = 1,
-    Die = 2,
-}
-
-impl Control {
-    pub(crate) const fn new() -> Self {
-        Self { order: AtomicU8::new(Order::Run as u8), winding_up: AtomicUsize::new(0) }
-    }
-
-    pub(crate) fn give(&self, order: Order) {
-        self.order.fetch_max(order as u8, Ordering::Release);
-    }
-
-    /// One more reactor moves no connection to another any more.
-    pub(crate) fn winds_up(&self) {
-        self.winding_up.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn order(&self) -> Order {
-        match self.order.load(Ordering::Acquire) {
-            0 => Order::Run,
-            1 => Order::Finish,
-            _ => Order::Die,
-        }
-    }
-}
 
 /// What a reactor is made of.
 pub(crate) struct Parts {
@@ -299,10 +261,10 @@ impl Reactor {
         }
         let id = ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed));
         tracing::debug!(%peer, conn = id.0, "accepted");
-        self.adopt(Box::new(Link::new(socket, id, 0, self.devices.now)));
+        self.take_in(Box::new(Link::new(socket, id, 0, self.devices.now)));
     }
 
-    fn adopt(&mut self, mut link: Box<Link>) {
+    fn take_in(&mut self, mut link: Box<Link>) {
         let at = self.free.pop().unwrap_or_else(|| {
             self.links.push(None);
             self.links.len() - 1
@@ -338,35 +300,8 @@ impl Reactor {
     }
 
     fn read_mail(&mut self) {
-        for mail in self.mail.take(self.index) {
-            match mail {
-                Mail::Adopt(link) => {
-                    let id = link.conn.id();
-                    self.adopt(link);
-                    // A notice that was posted while the connection was on its way found it on
-                    // neither reactor.
-                    self.notice(id);
-                }
-                Mail::Notice(id) => self.notice(id),
-            }
-        }
-    }
-
-    /// Has a connection, if it is here, look at what was left for it.
-    fn notice(&mut self, id: ConnId) {
-        let at = self
-            .links
-            .iter()
-            .position(|link| link.as_ref().is_some_and(|link| link.conn.id() == id));
-        if let Some(at) = at
-            && let Some(link) = &mut self.links[at]
-        {
-            if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output) {
-                link.end(&closed.to_string(), &mut self.devices);
-            }
-            link.send(&mut self.devices);
-            self.touched.push(at);
-        }
+        let mail = Arc::clone(&self.mail);
+        mail.read(self.index, self);
     }
 
     fn poll_drives(&mut self) -> bool {
@@ -490,11 +425,10 @@ impl Reactor {
             self.watch_listeners(false);
             self.listeners.clear();
             // From now on this reactor moves no connection to another.
-            self.control.winds_up();
-            self.mail.wake_all();
+            self.control.winds_up(&self.mail);
         }
         // Read before the mail: once all are winding up, no connection is on its way.
-        let all = self.control.winding_up.load(Ordering::Acquire) == self.mail.reactors();
+        let all = self.control.all_wind_up(&self.mail);
         self.read_mail();
         let cut_off = self.stop_at.is_some_and(|at| at <= self.devices.now);
         for at in 0..self.links.len() {
@@ -515,12 +449,35 @@ impl Reactor {
     }
 }
 
+impl Reader for Reactor {
+    fn adopt(&mut self, link: Box<Link>) -> ConnId {
+        let id = link.conn.id();
+        self.take_in(link);
+        id
+    }
+
+    fn notice(&mut self, id: ConnId) {
+        let at = self
+            .links
+            .iter()
+            .position(|link| link.as_ref().is_some_and(|link| link.conn.id() == id));
+        if let Some(at) = at
+            && let Some(link) = &mut self.links[at]
+        {
+            if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output) {
+                link.end(&closed.to_string(), &mut self.devices);
+            }
+            link.send(&mut self.devices);
+            self.touched.push(at);
+        }
+    }
+}
+
 impl Drop for Reactor {
     /// However a reactor ends, the others must not wait for it.
     fn drop(&mut self) {
         if self.stop_at.is_none() {
-            self.control.winds_up();
-            self.mail.wake_all();
+            self.control.winds_up(&self.mail);
         }
     }
 }

@@ -17,11 +17,12 @@ use riopipe_session::target::{
 
 use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
+use crate::control::{Control, Order};
 use crate::counters::Counters;
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
 use crate::mail::Mailboxes;
-use crate::reactor::{Control, Order, Parts, Reactor};
+use crate::reactor::{Parts, Reactor};
 use crate::stat::{Figures, Stat};
 
 /// Why a target did not start.
@@ -280,12 +281,12 @@ fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
         tracing::warn!(%error, "reactor not pinned");
     }
     riopipe_net::fine_timers();
-    let control = Arc::clone(&parts.control);
+    let (control, mail) = (Arc::clone(&parts.control), Arc::clone(&parts.mail));
     match Reactor::new(parts) {
         Ok(reactor) => reactor.run(),
         Err(error) => {
             tracing::error!(%error, "a reactor can't start");
-            control.winds_up();
+            control.winds_up(&mail);
             Err(error)
         }
     }
@@ -427,10 +428,9 @@ impl Running {
         self.ended = true;
         // Reactors that were never started: the start failed on the way.
         for _ in self.threads.len()..self.mail.reactors() {
-            self.control.winds_up();
+            self.control.winds_up(&self.mail);
         }
-        self.control.give(order);
-        self.mail.wake_all();
+        self.control.give(order, &self.mail);
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
             match thread.join() {
