@@ -190,6 +190,12 @@ impl Client {
                     let index = self.index;
                     if opening.phase() == Phase::Claim {
                         core.oracle.claims(opening.generation(), self.take_over);
+                        let gone = |(on, status): &(usize, rio::VolumeStatus)| {
+                            *on == at && (!status.known || status.unlogged || status.damaged)
+                        };
+                        if self.accept_lost && opening.statuses().iter().any(gone) {
+                            core.oracle.log_given_up(at);
+                        }
                     }
                     core.trace(|| {
                         format!("initiator {index}: target {at}: {}", words::call(&call))

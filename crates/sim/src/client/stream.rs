@@ -278,7 +278,9 @@ impl Stream {
         core: &mut Core,
     ) {
         self.acting = false;
-        if self.failed || self.closing {
+        // It may be the turn of the stream that this one has come after; nobody has this one before
+        // it is bound everywhere.
+        if !self.started || self.failed || self.closing {
             return;
         }
         let index = usize::from(self.id);

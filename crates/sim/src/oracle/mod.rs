@@ -314,6 +314,14 @@ impl Oracle {
         self.lost.insert(machine);
     }
 
+    /// An owner who was told to accept the loss of one log claims the volume from a machine whose
+    /// log is gone, too. That is another loss accepted, if the log can be gone at all.
+    pub fn log_given_up(&mut self, machine: usize) {
+        if self.logless[machine] {
+            self.lost.insert(machine);
+        }
+    }
+
     /// Whether a log was lost since the volume was last recovered.
     #[must_use]
     pub fn has_lost_log(&self) -> bool {
