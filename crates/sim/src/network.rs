@@ -80,6 +80,8 @@ struct Pipe {
 /// One connection.
 #[derive(Debug)]
 pub struct Conn {
+    /// Whoever opened it: what was sent may arrive when its end is gone.
+    pub from: usize,
     /// The initiator's end, until it is told of the connection's end.
     pub client: Option<ClientEnd>,
     /// The target's end, once accepted and until it is told.
@@ -140,6 +142,7 @@ impl Network {
         let until = self.parted.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
         let pipe = || Pipe { stalled_until: until, ..Pipe::default() };
         self.conns.push(Conn {
+            from: client.client,
             client: Some(client),
             server: None,
             machine,

@@ -248,7 +248,7 @@ impl World {
                 self.core.net.conn_mut(conn).server = Some(ServerEnd { machine: at, link });
             }
             (Chunk::Bytes(bytes), Some(link)) => {
-                let client = self.core.net.conn(conn).client.map_or(0, |end| end.client);
+                let client = self.core.net.conn(conn).from;
                 let Core { oracle, now, .. } = &mut self.core;
                 if client < intruder::FIRST {
                     oracle.heard(client, at, *now);
