@@ -3,6 +3,7 @@
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Cause;
 use riopipe_order::probe::{self, Rare};
+use riopipe_session::initiator::known::Changed;
 use riopipe_session::initiator::opening::Mode;
 use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
@@ -24,7 +25,7 @@ impl Client {
             return;
         }
         let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
-        self.resume_targets(core);
+        self.resume_targets(drives, core);
         for stream in self.streams.iter_mut().flatten() {
             // To reopen it would be in vain: another owner has the volume.
             self.fenced |= stream.fenced;
@@ -110,20 +111,26 @@ impl Client {
     }
 
     /// Claims the volume again from targets that have come back (P7).
-    pub(super) fn resume_targets(&mut self, core: &mut Core) {
+    pub(super) fn resume_targets(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let Some(volume) = &self.volume else { return };
         let config = self.config(core);
         for (at, server) in self.servers.iter_mut().enumerate() {
             if !server.is_up() || server.claimed || server.claiming || self.fenced || self.broken {
                 continue;
             }
-            if let Some(changed) = server.changed() {
-                probe::hit(Rare::Changed);
+            if let Some(changed) = server.changed(drives) {
                 core.trace(|| format!("initiator: target {at} is not what it was: {changed}"));
-                // As a program does that is told so: the volume is opened again.
-                self.broken = true;
+                let cause = if matches!(changed, Changed::Overtaken(_)) {
+                    self.fenced = true;
+                    Cause::Status(rio::status::STALE_GENERATION.code())
+                } else {
+                    probe::hit(Rare::Changed);
+                    // As a program does that is told so: the volume is opened again.
+                    self.broken = true;
+                    Cause::Changed
+                };
                 for stream in self.streams.iter_mut().flatten() {
-                    stream.give_up(at as u16, Cause::Changed, core);
+                    stream.give_up(at as u16, cause, core);
                 }
                 continue;
             }

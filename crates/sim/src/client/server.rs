@@ -8,14 +8,16 @@ use riopipe_session::initiator::attach::{Attach, Controller};
 use riopipe_session::initiator::known::{Changed, DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Call, Ticket};
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
-use riopipe_session::label::LABEL_LEN;
+use riopipe_session::label::{LABEL_LEN, Label};
 use riopipe_session::label_work::LabelIo;
 use riopipe_session::outbox::Outbox;
 
 use super::wire::Wire;
 use crate::core::{Core, MS};
+use crate::crc::crc32c;
 use crate::machine::VOLUME;
 use crate::network::{ClientEnd, Role};
+use crate::oracle::Drives;
 use crate::payload::Payload;
 
 /// A target is asked for a sign of life this often, ns.
@@ -132,11 +134,19 @@ impl Server {
         self.known = now.map(|now| KnownTarget::new(VOLUME, generation, now, drives));
     }
 
-    /// What is not as it was when the volume was opened, in an association made since (T27).
+    /// What is not as it was when the volume was opened, in an association made since: the target,
+    /// its drives, or their labels, which a newer owner may have rewritten (T8, T27).
     #[must_use]
-    pub(super) fn changed(&self) -> Option<Changed> {
+    pub(super) fn changed(&self, drives: &Drives<'_>) -> Option<Changed> {
         let (known, now) = (self.known.as_ref()?, self.controller.as_ref()?);
-        known.check(now).err()
+        let machine = usize::from(self.index);
+        let label = |nsid: u32| {
+            let copies = drives.labels(machine, nsid as usize - 1);
+            let (older, newer) = copies.split_at(LABEL_LEN);
+            Label::newest([older, newer], crc32c)
+        };
+        let of_labels = || known.namespaces().find_map(|n| known.check_label(n, &label(n)).err());
+        known.check(now).err().or_else(of_labels)
     }
 
     /// Whether its association is there.

@@ -583,6 +583,13 @@ pub const PATIENT_MS: u32 = 600_000;
 pub struct Drives<'a>(pub &'a [crate::machine::Machine]);
 
 impl Drives<'_> {
+    /// Both copies of a drive's label, as they would be read now.
+    #[must_use]
+    pub fn labels(&self, machine: usize, drive: usize) -> Vec<u8> {
+        let drive = &self.0[machine].host.drives[drive];
+        drive.bytes(&[drive.block(0), drive.block(1)])
+    }
+
     fn of(&self, at: Where) -> &crate::drive::Drive {
         let host: &SimHost = &self.0[at.machine].host;
         &host.drives[at.drive]
