@@ -5,11 +5,12 @@
 
 #[path = "../src/control.rs"]
 mod control;
+#[allow(dead_code, reason = "the rest is the reactor's")]
 #[path = "../src/mail.rs"]
 mod mail;
 #[path = "../../session/tests/peer/mod.rs"]
 mod peer;
-#[allow(unreachable_pub)]
+#[allow(dead_code, unreachable_pub, reason = "the rest is for listeners that poll")]
 #[path = "../../net/src/wake.rs"]
 mod wake;
 
@@ -115,7 +116,7 @@ fn reactors(count: usize) -> Reactors {
 /// A reactor with connections that end when they have seen what was left for them.
 struct Desk {
     index: usize,
-    links: Vec<Box<Link>>,
+    links: Vec<Link>,
     left: Arc<Mutex<Vec<ConnId>>>,
     ended: usize,
 }
@@ -123,7 +124,7 @@ struct Desk {
 impl Reader for Desk {
     fn adopt(&mut self, link: Box<Link>) -> ConnId {
         let id = link.id;
-        self.links.push(link);
+        self.links.push(*link);
         id
     }
 
@@ -155,7 +156,7 @@ impl Desk {
                     && let Some(link) = self.links.pop()
                 {
                     assert_eq!(mail.place_queue(), other, "it has fewer queues");
-                    mail.send(other, Mail::Adopt(link));
+                    mail.send(other, Mail::Adopt(Box::new(link)));
                 }
             } else {
                 if !winds_up {
@@ -185,8 +186,7 @@ fn t8_a_connection_that_moves_hears_what_is_left_for_it_and_all_come_to_an_end()
         assert_eq!(mail.place_queue(), 0);
         let desks: Vec<_> = (0..2)
             .map(|index| {
-                let links =
-                    if index == 0 { vec![Box::new(Link { id: ConnId(7) })] } else { vec![] };
+                let links = if index == 0 { vec![Link { id: ConnId(7) }] } else { vec![] };
                 let desk = Desk { index, links, left: Arc::clone(&left), ended: 0 };
                 let (mail, control) = (Arc::clone(&mail), Arc::clone(&control));
                 let waker = wakers[index].clone();
