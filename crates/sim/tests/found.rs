@@ -7,8 +7,9 @@
 //! one in which nobody is there and is asked without a pause (7700131578: P8), and those in which an owner
 //! goes on after its streams were fenced (four seeds that begin with 1010827032, P8); those in which one
 //! acceptance covers two lost logs (6004165, P1), a stream gets a group before it is bound everywhere
-//! (265238472716414, P8), what a plain host wrote comes when it has left (771000014798, P5), and an
-//! overtaken owner does not look at the labels, as the program does (881000041571, P2).
+//! (265238472716414, P8), what a plain host wrote comes when it has left (771000014798, P5), an
+//! overtaken owner does not look at the labels, as the program does (881000041571, P2), and one asks a
+//! target that does not answer until its queue is full (90909000061320).
 
 use std::path::Path;
 

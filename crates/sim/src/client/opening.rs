@@ -73,7 +73,9 @@ impl Client {
     pub(super) fn lose_patience(&mut self, core: &mut Core) {
         let patience = u64::from(core.scenario.client.patience_us) * US;
         let waits = self.opening.is_some() && matches!(self.state, State::Running);
-        if waits && patience > 0 && core.now > self.answered_at + patience {
+        // Whose answers are all missing is lost soon, and has no room for many more questions.
+        let asked = self.servers.iter().any(Server::owes_much);
+        if waits && !asked && patience > 0 && core.now > self.answered_at + patience {
             core.trace(|| "initiator: no answer comes; the attempt is given up".into());
             self.opening = None;
             self.retry_at = core.now;

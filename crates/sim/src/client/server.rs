@@ -229,6 +229,12 @@ impl Server {
         true
     }
 
+    /// Whether so many admin commands wait for an answer that there is no room for many more.
+    #[must_use]
+    pub(super) fn owes_much(&self) -> bool {
+        self.calls.len() >= usize::from(self.config.sqsize) / 2
+    }
+
     /// Sends an admin command.
     pub(super) fn call(
         &mut self,
