@@ -161,7 +161,11 @@ impl World {
             None => {
                 let trying =
                     |client: &Client| client.is_up() && !client.is_fenced() && !client.is_over();
-                if !self.clients.iter().any(|client| trying(client) && client.era().is_none()) {
+                let opens = |client: &Client| trying(client) && client.era().is_none();
+                if self.clients.iter().all(opens) {
+                    // Each might take the volume from the other, again and again.
+                    self.crash_client(1, true);
+                } else if !self.clients.iter().any(opens) {
                     self.crash_client(0, true);
                     self.clients[0].may_take_over(true);
                     self.core.after(MS, Ev::StartClient(0));
