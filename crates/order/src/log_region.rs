@@ -111,6 +111,8 @@ pub struct VolumeRecord {
     /// The generation of the owner that has last given up what was in the log (T26); 0 for none.
     /// Whatever of a stream is older than this is in doubt, until the stream is started again.
     pub given_up: u32,
+    /// How long the volume stays that owner's when the target loses it, milliseconds (T25).
+    pub lease_ms: u32,
     /// How many streams, each with a partition of its own.
     pub streams: u16,
     /// Slots per partition.
@@ -378,6 +380,7 @@ impl<R: Region> LogRegion<R> {
         id: VolumeId,
         generation: u32,
         owner: [u8; 16],
+        lease_ms: u32,
     ) -> Result<(), ChangeError> {
         let at = self.position(id)?;
         let current = self.header.volumes[at].generation;
@@ -387,6 +390,25 @@ impl<R: Region> LogRegion<R> {
         let mut header = self.header.clone();
         header.volumes[at].generation = generation;
         header.volumes[at].owner = owner;
+        header.volumes[at].lease_ms = lease_ms;
+        header.volumes[at].state = VolumeState::Owned;
+        Ok(self.change(header)?)
+    }
+
+    /// Notes that a volume's owner has come back, and its lease from now on, durable before it
+    /// returns (T25).
+    ///
+    /// # Errors
+    ///
+    /// There is no such volume, or the region failed.
+    pub fn renew(&mut self, id: VolumeId, lease_ms: u32) -> Result<(), ChangeError> {
+        let at = self.position(id)?;
+        let record = &self.header.volumes[at];
+        if (record.state, record.lease_ms) == (VolumeState::Owned, lease_ms) {
+            return Ok(());
+        }
+        let mut header = self.header.clone();
+        header.volumes[at].lease_ms = lease_ms;
         header.volumes[at].state = VolumeState::Owned;
         Ok(self.change(header)?)
     }
@@ -468,6 +490,7 @@ impl<R: Region> LogRegion<R> {
             state: VolumeState::Closed,
             owner: [0; 16],
             given_up: 0,
+            lease_ms: 0,
             streams,
             slots,
             offset: offset as u64,

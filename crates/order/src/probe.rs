@@ -155,6 +155,10 @@ named! {
         T24StampEarly = "T24-stamp-early",
         /// A mapped log keeps its stamp while it is served.
         T24StampKept = "T24-stamp-kept",
+        /// An owner's lease ends with its connection.
+        T25LeaseWithConnection = "T25-lease-with-connection",
+        /// The guard against plain writers falls with the owner's connection.
+        T25GuardWithConnection = "T25-guard-with-connection",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.
@@ -265,6 +269,8 @@ named! {
         MemberMissing = "member-missing",
         /// A plain writer was kept from a guarded drive.
         Guarded = "guarded",
+        /// A volume was given free because its owner's lease had run out.
+        LeaseOver = "lease-over",
         /// An initiator gave a target up for good.
         GivenUp = "given-up",
         /// A log was given up.

@@ -148,7 +148,7 @@ fn a_header_is_laid_out_as_documented() {
         let volume = NewVolume { id, streams: 2, slots: 100, members: members.into() };
         log.add_volume(volume, |_, _| Ok(())).unwrap();
     }
-    log.set_generation(VolumeId([9; 16]), 0x0102_0304, [5; 16]).unwrap();
+    log.set_generation(VolumeId([9; 16]), 0x0102_0304, [5; 16], 0x0506_0708).unwrap();
     let found = log.into_region().bytes().to_vec();
 
     let record = |id: u8, offset: u64| {
@@ -160,7 +160,8 @@ fn a_header_is_laid_out_as_documented() {
             .at(64, &[3, 0, 0, 0, 0x0d, 0x0c, 0x0b, 0x0a])
             .at(72, &[0, 0, 0, 0, 1])
     };
-    let owned = record(9, 8192 + 2 * 8192).at(16, &[4, 3, 2, 1, 2]).at(40, &[5; 16]);
+    let owned =
+        record(9, 8192 + 2 * 8192).at(16, &[4, 3, 2, 1, 2]).at(28, &[8, 7, 6, 5]).at(40, &[5; 16]);
     let copy = Bytes(vec![0; HEADER_COPY_BYTES])
         .at(0, b"RIO LOG\0")
         .at(12, &[1, 0, 0, 0]) // version

@@ -20,6 +20,7 @@ const LEN: usize = 1 << 20;
 const UUID: [u8; 16] = [1; 16];
 const BOOT: [u8; 16] = [2; 16];
 const OWNER: [u8; 16] = [3; 16];
+const LEASE_MS: u32 = 45_000;
 
 fn create(kind: LogKind) -> LogRegion<MemRegion> {
     let header = MemRegion::forgetful(HEADER_BYTES);
@@ -59,7 +60,7 @@ fn a_region_is_what_it_was_made() {
     assert_eq!(record.extent(), 8192..8192 + 3 * 8192);
     assert_eq!(formatted.len(), 3);
     assert!(formatted.iter().all(|(s, r)| record.partition(*s).as_ref() == Some(r)));
-    log.set_generation(record.id, 4, OWNER).unwrap();
+    log.set_generation(record.id, 4, OWNER, LEASE_MS).unwrap();
     let log = open(log.into_region().crash(1)).unwrap();
     let found = log.volume(record.id).unwrap();
     assert_eq!((found.generation, found.state, found.owner), (4, VolumeState::Owned, OWNER));
@@ -67,6 +68,29 @@ fn a_region_is_what_it_was_made() {
     assert_eq!((found.streams, found.slots, found.offset), (3, 100, 8192));
     assert_eq!(log.incarnation(), 2, "every start is a life of its own (T4)");
     assert_eq!((log.header().uuid, log.header().kind), (UUID, LogKind::Dax));
+}
+
+#[test]
+fn t25_the_owners_lease_is_kept_with_the_volume() {
+    let mut log = create(LogKind::Dax);
+    add(&mut log, volume(9, 1, 4)).unwrap();
+    let id = VolumeId([9; 16]);
+    let kept = |log: LogRegion<MemRegion>| {
+        let log = open(log.into_region().crash(1)).unwrap();
+        let record = log.volume(id).unwrap();
+        let kept = (record.state, record.generation, record.lease_ms);
+        (log, kept)
+    };
+    log.set_generation(id, 4, OWNER, LEASE_MS).unwrap();
+    let (mut log, found) = kept(log);
+    assert_eq!(found, (VolumeState::Owned, 4, LEASE_MS));
+    log.set_state(id, VolumeState::Closed).unwrap();
+    log.renew(id, 0).unwrap();
+    let (mut log, found) = kept(log);
+    assert_eq!(found, (VolumeState::Owned, 4, 0));
+    let number = log.header().number;
+    log.renew(id, 0).unwrap();
+    assert_eq!(log.header().number, number, "nothing to be written");
 }
 
 #[test]
@@ -167,19 +191,20 @@ fn t8_generations_only_rise_and_survive() {
     let mut log = create(LogKind::Dax);
     add(&mut log, volume(1, 1, 4)).unwrap();
     let id = VolumeId([1; 16]);
-    log.set_generation(id, 7, OWNER).unwrap();
+    log.set_generation(id, 7, OWNER, LEASE_MS).unwrap();
     for given in [6, 7] {
         let current = 7;
         let error = ChangeError::Generation { volume: id, given, current };
-        assert_eq!(log.set_generation(id, given, OWNER), Err(error));
+        assert_eq!(log.set_generation(id, given, OWNER, LEASE_MS), Err(error));
     }
     let mut log = open(log.into_region().crash(5)).unwrap();
     assert_eq!(log.volume(id).unwrap().generation, 7);
     let stranger = VolumeId([5; 16]);
     let missing = Err(ChangeError::NoSuchVolume { volume: stranger });
-    assert_eq!(log.set_generation(stranger, 1, OWNER), missing);
+    assert_eq!(log.set_generation(stranger, 1, OWNER, LEASE_MS), missing);
     assert_eq!(log.remove_volume(stranger), missing);
     assert_eq!(log.set_state(stranger, VolumeState::Closed), missing);
+    assert_eq!(log.renew(stranger, 1), missing);
 }
 
 #[test]
@@ -300,7 +325,7 @@ fn t24_a_file_log_of_another_boot_is_refused_unless_it_was_synced() {
     let mut log = create(LogKind::File);
     add(&mut log, volume(1, 1, 4)).unwrap();
     let id = VolumeId([1; 16]);
-    log.set_generation(id, 1, OWNER).unwrap();
+    log.set_generation(id, 1, OWNER, LEASE_MS).unwrap();
     let region = log.into_region();
     let error = in_next_boot(&region).unwrap_err();
     assert_eq!(error, OpenError::StaleBoot { volume: id });
@@ -314,7 +339,7 @@ fn t24_a_file_log_of_another_boot_is_refused_unless_it_was_synced() {
     assert_eq!(error, OpenError::StaleBoot { volume: id }, "its partitions may be older");
 
     let mut log = open(closed).unwrap();
-    log.set_generation(id, 2, OWNER).unwrap();
+    log.set_generation(id, 2, OWNER, LEASE_MS).unwrap();
     log.close(|| Ok(())).unwrap();
     assert!(log.header().synced);
     assert!(log.set_state(id, VolumeState::Closed).is_err(), "nothing is stored after the stamp");
@@ -394,7 +419,7 @@ fn t24_the_stamp_is_cleared_first_and_set_last_on_the_disk() {
         let opened = LogRegion::open(region, LEN, BOOT, crc32c);
         let served = opened.is_ok();
         if let Ok(mut log) = opened {
-            log.set_generation(id, 7, OWNER).unwrap();
+            log.set_generation(id, 7, OWNER, LEASE_MS).unwrap();
             if close {
                 let mut rest = 1;
                 let found = log.close(|| {
@@ -433,7 +458,7 @@ fn t24_what_cannot_be_written_back_gets_no_stamp() {
 fn t19_no_flipped_bit_of_one_copy_loses_anything() {
     let mut log = create(LogKind::Dax);
     add(&mut log, volume(1, 2, 4)).unwrap();
-    log.set_generation(VolumeId([1; 16]), 3, OWNER).unwrap();
+    log.set_generation(VolumeId([1; 16]), 3, OWNER, LEASE_MS).unwrap();
     let truth = log.header().volumes.clone();
     let region = log.into_region();
     for bit in (0..HEADER_BYTES * 8).step_by(13) {
@@ -521,7 +546,10 @@ proptest! {
                     let done = match choices.below(3) {
                         0 => add(&mut log, volume(id, 1 + u16::from(id), 8)).is_ok(),
                         1 => log.remove_volume(VolumeId([id; 16])).is_ok(),
-                        _ => log.set_generation(VolumeId([id; 16]), generation + 1, OWNER).is_ok(),
+                        _ => {
+                            let id = VolumeId([id; 16]);
+                            log.set_generation(id, generation + 1, OWNER, LEASE_MS).is_ok()
+                        }
                     };
                     if done {
                         truth = log.header().volumes.clone();

@@ -225,6 +225,7 @@ impl Creation {
                 resume: false,
                 streams: options.streams,
                 slots: options.slots,
+                lease_ms: 0,
                 members: members_on(&self.targets, &self.namespaces, at),
             };
             let association = &mut self.targets.associations[at];

@@ -29,9 +29,11 @@
 //!
 //! # What happens when things fail
 //!
-//! - **This process dies.** Whoever opens the volume next recovers it: [`Volume::open`] returns
-//!   how far each stream reaches and with which tag, what was undone, and which in-place updates
-//!   are in doubt. [`Volume::recover`] does the same by hand, or only looks.
+//! - **This process dies.** Its targets keep the volume for it for a while
+//!   ([`OpenOptions::wait_for_lease`], [`OpenOptions::take_over`]). Whoever opens it next recovers
+//!   it: [`Volume::open`] returns how far each stream reaches and with which tag, what was undone,
+//!   and which in-place updates are in doubt. [`Volume::recover`] does the same by hand, or only
+//!   looks.
 //! - **A target dies or a connection breaks.** Streams wait for it, up to
 //!   [`ConnectOptions::loss_timeout`]; when it is back it gets again what it has lost. Then the
 //!   streams that need it fail.

@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use riopipe_metrics::Start;
 use riopipe_net::{Poller, PollerError};
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
-use riopipe_session::claim::Intent;
+use riopipe_session::claim::{ClaimError, Intent, lease_ms};
 use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
@@ -21,7 +21,7 @@ use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Assembled, members_on};
-use crate::association::{Association, CallData};
+use crate::association::{Association, CallData, KATO_MS};
 use crate::drive_io::DRIVES_QUEUE;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{CallError, OpenError, RecoverError};
@@ -34,11 +34,16 @@ use crate::shared::{Inner, SharedLedger, Streams};
 
 /// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
+/// How often an owned volume is asked for again, and how often somebody is told of it.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// How a volume is to be taken, or looked at.
 pub(crate) struct Way<'a> {
     pub(crate) engine: Option<EngineKind>,
     pub(crate) take_over: bool,
+    /// How long to wait for an owner that may still come back.
+    pub(crate) wait_for_lease: Duration,
     pub(crate) accept_lost_log: bool,
     pub(crate) check_handover: bool,
     pub(crate) connect: &'a ConnectOptions,
@@ -89,11 +94,73 @@ fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {
         accept_lost_log: way.accept_lost_log,
         label_generation: assembled.set.label_generation(),
         streams: assembled.set.head.streams,
+        lease_ms: lease_of(engine, way.connect),
     }
 }
 
-/// Takes the volume, and recovers every stream that needs it.
+/// For how long the targets keep the volume for an owner that they have lost (T25).
+fn lease_of(engine: EngineKind, connect: &ConnectOptions) -> u32 {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    // After that long at most, the keeper knows of a loss that the target has noticed.
+    let noticed = u64::from(KATO_MS / 3).saturating_add(millis(connect.timeout));
+    let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(KATO_MS);
+    lease_ms(engine, millis(connect.loss_timeout), noticed)
+}
+
+/// Takes the volume, and recovers every stream that needs it; waits for a while if it is owned.
 pub(crate) fn open(
+    name: &str,
+    members: &[MemberAddr],
+    way: &mut Way<'_>,
+) -> Result<(Arc<Inner>, Recovery), OpenError> {
+    patiently(name, way, |way| open_now(name, members, way))
+}
+
+/// Tells what opening would find, after a while if the volume is owned. Nothing is changed.
+pub(crate) fn dry_run(
+    name: &str,
+    members: &[MemberAddr],
+    way: &mut Way<'_>,
+) -> Result<Recovery, OpenError> {
+    patiently(name, way, |way| dry_run_now(name, members, way))
+}
+
+/// Tries again while the volume is owned, for as long as the caller wants to wait (T25).
+fn patiently<T>(
+    name: &str,
+    way: &mut Way<'_>,
+    mut attempt: impl FnMut(&mut Way<'_>) -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    let began = Instant::now();
+    let mut told = None;
+    loop {
+        let result = attempt(way);
+        let left = way.wait_for_lease.saturating_sub(began.elapsed());
+        let Err(OpenError::Claim {
+            target,
+            error: ClaimError::Owned { owner, lease_left_ms, .. },
+            ..
+        }) = &result
+        else {
+            return result;
+        };
+        if left.is_zero() {
+            return result;
+        }
+        if told.is_none_or(|told: Instant| told.elapsed() >= TELL_EVERY) {
+            told = Some(Instant::now());
+            let lease_left_s = lease_left_ms.div_ceil(1000);
+            let give_up_in_s = left.as_secs();
+            tracing::warn!(
+                volume = %name, %target, %owner, lease_left_s, give_up_in_s,
+                "the volume is owned; waiting for its owner to go, or for its lease to run out"
+            );
+        }
+        std::thread::sleep(ASK_AGAIN.min(left));
+    }
+}
+
+fn open_now(
     name: &str,
     members: &[MemberAddr],
     way: &mut Way<'_>,
@@ -123,8 +190,7 @@ pub(crate) fn open(
     }
 }
 
-/// Tells what opening would find. Nothing is changed.
-pub(crate) fn dry_run(
+fn dry_run_now(
     name: &str,
     members: &[MemberAddr],
     way: &mut Way<'_>,
@@ -296,6 +362,7 @@ fn inner(
             resume: true,
             streams: set.head.streams,
             slots: 0,
+            lease_ms: lease_of(engine, way.connect),
             members: members[index].clone(),
         });
         let drives = members[index].iter().map(|place| {

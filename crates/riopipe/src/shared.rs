@@ -15,6 +15,7 @@ use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::stages::Stages;
 use riopipe_session::wire;
 
+use crate::association::CallData;
 use crate::error::{CallError, StreamError};
 use crate::housekeeper::Housekeeper;
 use crate::identity::ConnectOptions;
@@ -53,10 +54,16 @@ impl Drop for Inner {
     fn drop(&mut self) {
         for server in &self.servers {
             server.desk.stop();
-            // The target learns at once that the owner is gone. If the keeper is busy with the
-            // association, it will drop it when it has noticed.
+            // The target learns at once that the owner is gone, and for good: it needs no lease
+            // (T25). If the keeper is busy with the association, it will drop it when it has
+            // noticed.
             if let Ok(mut association) = server.association.try_lock() {
-                association.admin.hang_up();
+                let admin = &mut association.admin;
+                let release = wire::release_command(self.id, false);
+                if server.claim.is_some() && admin.send(0, release, CallData::None).is_ok() {
+                    let _ = admin.push();
+                }
+                admin.hang_up();
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use riopipe_metrics::{Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource};
 use riopipe_order::attribute::StreamId;
@@ -58,8 +59,12 @@ impl Default for CreateOptions {
 pub struct OpenOptions {
     /// The engine; `None`: what the volume was made for.
     pub engine: Option<EngineKind>,
-    /// Fence an owner that is alive (T8).
+    /// Fence an owner that is alive, or that may still come back (T8, T25).
     pub take_over: bool,
+    /// How long to wait for a volume that is owned. When an owner's connection is lost, its volume
+    /// stays its own for its [`loss_timeout`](ConnectOptions::loss_timeout) and a little longer,
+    /// 45 s unless told otherwise; then it is free. Zero: an owned volume is refused at once.
+    pub wait_for_lease: Duration,
     /// Give up an ordering log that is not there any more, is damaged, or does not fit the others,
     /// and with it the knowledge of what was under way last (T19). Nothing is undone then, on any
     /// target, and what is in doubt is listed (T26).
@@ -80,8 +85,11 @@ pub struct RecoverOptions {
     pub save_undone: Option<PathBuf>,
     /// Drop the lists of in-place updates that the recovery returns: somebody looks at them.
     pub acknowledge: bool,
-    /// Fence an owner that is alive (T8).
+    /// Fence an owner that is alive, or that may still come back (T8, T25). With
+    /// [`dry_run`](Self::dry_run), look at the volume of an owner that is away.
     pub take_over: bool,
+    /// How long to wait for a volume that is owned, as [`OpenOptions::wait_for_lease`].
+    pub wait_for_lease: Duration,
     /// Give up an ordering log that is lost or damaged (T19, T26).
     pub accept_lost_log: bool,
     /// How to connect.
@@ -175,6 +183,7 @@ impl Volume {
         let mut way = Way {
             engine: options.engine,
             take_over: options.take_over,
+            wait_for_lease: options.wait_for_lease,
             accept_lost_log: options.accept_lost_log,
             check_handover: options.check_handover,
             connect: &options.connect,
@@ -199,6 +208,7 @@ impl Volume {
         let mut way = Way {
             engine: None,
             take_over: options.take_over,
+            wait_for_lease: options.wait_for_lease,
             accept_lost_log: options.accept_lost_log,
             check_handover: false,
             connect: &options.connect,

@@ -14,7 +14,7 @@ use crate::wire::{self, VolumeStatus};
 pub struct Intent {
     /// The engine that will run.
     pub engine: EngineKind,
-    /// Whether a living owner is to be fenced (T8).
+    /// Whether an owner that is there, or may still come back, is to be fenced (T8, T25).
     pub take_over: bool,
     /// Whether a log that is not there any more is given up (T19).
     pub accept_lost_log: bool,
@@ -23,6 +23,21 @@ pub struct Intent {
     pub label_generation: u32,
     /// Streams of the volume.
     pub streams: u16,
+    /// How long the volume is to stay its owner's when a target loses it, milliseconds: see
+    /// [`lease_ms`] (T25).
+    pub lease_ms: u32,
+}
+
+/// The lease of an owner that waits `loss_ms` milliseconds for a lost target and tells a target
+/// every so often, at least each `keep_alive_ms`, that it lives. So long after the target has
+/// noticed the loss, the owner has noticed it, too, and has given the target up. An owner that
+/// can't go on after a loss (`loss_ms` is 0, or its engine has no replay) needs none (T25).
+#[must_use]
+pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
+    if engine != EngineKind::Rio || loss_ms == 0 {
+        return 0;
+    }
+    u32::try_from(loss_ms.saturating_add(u64::from(keep_alive_ms))).unwrap_or(u32::MAX)
 }
 
 /// What taking the volume means.
@@ -33,20 +48,23 @@ pub struct Plan {
     /// The largest mark of each stream among the targets (T1).
     pub released: Vec<Seq>,
     /// The first target whose log is not at rest, and its live entries: recovery comes before
-    /// any stream. Of a living owner's log nothing is known before he is fenced.
+    /// any stream. Of the log of an owner that is there nothing is known before it is fenced.
     pub unrecovered: Option<(usize, u32)>,
 }
 
 /// Why a volume can't be taken. `target` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// It has a living owner (T8).
-    #[error("owned by {owner}; if that owner is gone for good, open with --take-over")]
+    /// It has an owner that is there (T8), or whose lease runs (T25).
+    #[error("owned by {owner}{}", Advice(*.lease_left_ms))]
     Owned {
         /// Which target says so.
         target: usize,
         /// The owner's host NQN.
         owner: String,
+        /// For how long yet it stays the owner's, whose connection is lost, milliseconds; 0 if
+        /// the owner is there.
+        lease_left_ms: u32,
     },
     /// The log is of another boot and lost with it (T19).
     #[error(
@@ -114,6 +132,23 @@ pub enum ClaimError {
     Generations,
 }
 
+/// What to do about an owner, by what is left of its lease.
+struct Advice(u32);
+
+impl core::fmt::Display for Advice {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            0 => f.write_str("; if that owner is gone for good, open with --take-over"),
+            left => write!(
+                f,
+                ", whose connection is lost and which may come back for another {} s; wait for \
+                 that with --wait, or, if that owner is gone for good, open with --take-over",
+                left.div_ceil(1000)
+            ),
+        }
+    }
+}
+
 impl ClaimError {
     /// Which of the volume's targets it is about.
     #[must_use]
@@ -158,7 +193,8 @@ pub fn plan(
         let target = *target;
         generation = generation.max(status.generation);
         if status.owned && !status.own && !intent.take_over {
-            return Err(ClaimError::Owned { target, owner: status.owner.clone() });
+            let lease_left_ms = status.lease_left_ms;
+            return Err(ClaimError::Owned { target, owner: status.owner.clone(), lease_left_ms });
         }
         if !logged(target) {
             continue;
@@ -182,9 +218,10 @@ pub fn plan(
             let (have, label) = (status.generation, intent.label_generation);
             return Err(ClaimError::LogBehind { target, have, label });
         }
-        // A living owner's log is not at rest; whether it holds anything is known once he is
-        // fenced.
-        if status.unrecovered && (!status.owned || status.own) {
+        // The log of an owner that is there is not at rest; whether it holds anything is known once
+        // that owner is fenced.
+        let at_rest = !status.owned || status.own || status.lease_left_ms > 0;
+        if status.unrecovered && at_rest {
             unrecovered = unrecovered.or(Some((target, status.live_entries)));
         }
         if status.streams != intent.streams {
@@ -213,6 +250,7 @@ mod tests {
             accept_lost_log: false,
             label_generation: 1,
             streams: 2,
+            lease_ms: 45_000,
         }
     }
 
@@ -254,6 +292,30 @@ mod tests {
         ));
         let take = Intent { take_over: true, ..intent() };
         assert!(plan(&take, &statuses, |_| true).is_ok());
+    }
+
+    #[test]
+    fn t25_an_owner_that_is_away_is_told_of_with_its_lease() {
+        let mut away = status(7, [0, 0]);
+        (away.owned, away.lease_left_ms, away.owner) = (true, 31_001, "nqn.x".into());
+        (away.unrecovered, away.live_entries) = (true, 3);
+        let statuses = [(0, away)];
+        let error = plan(&intent(), &statuses, |_| true).unwrap_err();
+        let text = alloc::string::ToString::to_string(&error);
+        for word in ["owned by nqn.x", "another 32 s", "--wait", "--take-over"] {
+            assert!(text.contains(word), "{text}");
+        }
+        let take = Intent { take_over: true, ..intent() };
+        assert_eq!(plan(&take, &statuses, |_| true).unwrap().unrecovered, Some((0, 3)));
+    }
+
+    #[test]
+    fn t25_a_lease_covers_the_time_for_which_an_owner_waits() {
+        assert_eq!(lease_ms(EngineKind::Rio, 30_000, 15_000), 45_000);
+        assert_eq!(lease_ms(EngineKind::Rio, u64::MAX, 15_000), u32::MAX);
+        assert_eq!(lease_ms(EngineKind::Rio, 0, 15_000), 0, "who does not wait needs no lease");
+        assert_eq!(lease_ms(EngineKind::Sync, 30_000, 15_000), 0, "without replay");
+        assert_eq!(lease_ms(EngineKind::None, 30_000, 15_000), 0);
     }
 
     #[test]

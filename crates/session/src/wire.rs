@@ -72,7 +72,7 @@ pub const DTYPE_ORDERED: u32 = 0xf;
 pub mod status {
     use super::Status;
 
-    /// The volume has a living owner (T8).
+    /// The volume has an owner that is there, or whose lease runs (T8, T25).
     pub const OWNED: Status = Status(0x701);
     /// A generation not higher than the one on record, or an owner that has been fenced (T8).
     pub const STALE_GENERATION: Status = Status(0x702);
@@ -111,12 +111,15 @@ pub mod status {
     pub const IN_PLACE_PENDING: Status = Status(0x712);
     /// The partition was settled at another group.
     pub const SETTLED: Status = Status(0x713);
+    /// An owner that comes back when its lease has run out and the volume was free for others
+    /// (T25).
+    pub const LEASE_OVER: Status = Status(0x714);
 
     /// What a vendor status means, for error messages.
     #[must_use]
     pub fn meaning(status: Status) -> Option<&'static str> {
         Some(match Status(status.0 & 0x7ff) {
-            OWNED => "the volume has an owner that is alive",
+            OWNED => "the volume has an owner that is there, or may still come back",
             STALE_GENERATION => "a newer owner has taken the volume over",
             NOT_OWNER => "this initiator does not own the volume",
             UNRECOVERED => "the volume's log has not been recovered",
@@ -138,6 +141,7 @@ pub mod status {
             LOG_FAILED => "the target's log store failed",
             IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",
             SETTLED => "an earlier recovery has settled the stream at another group",
+            LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
             _ => return None,
         })
     }
@@ -363,6 +367,7 @@ pub enum BadAttribute {
 /// | 21 | number of namespaces |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream (create; 0 = what fits) |
+/// | 28–31 | lease, ms |
 /// | 32– | for each namespace: its id (4 bytes), its member number in the volume (1), 0 (3) |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -386,6 +391,9 @@ pub struct Claim {
     pub streams: u16,
     /// Log slots per stream when creating; 0 lets the target choose.
     pub slots: u32,
+    /// How long the volume stays the owner's, and guarded, when the target loses its association,
+    /// milliseconds (T25).
+    pub lease_ms: u32,
     /// The member namespaces on this target, with the volume's numbers for them.
     pub members: Vec<MemberNamespace>,
 }
@@ -420,6 +428,7 @@ impl Claim {
         d[21] = self.members.len() as u8;
         d[22..24].copy_from_slice(&self.streams.to_le_bytes());
         d[24..28].copy_from_slice(&self.slots.to_le_bytes());
+        d[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
         for (i, place) in self.members.iter().enumerate() {
             let at = 32 + 8 * i;
             d[at..at + 4].copy_from_slice(&place.nsid.to_le_bytes());
@@ -448,6 +457,7 @@ impl Claim {
             resume: d[20] & 8 != 0,
             streams,
             slots: u32_at(d, 24),
+            lease_ms: u32_at(d, 28),
             members: (0..usize::from(d[21]))
                 .map(|i| MemberNamespace {
                     nsid: u32_at(d, 32 + 8 * i),
@@ -469,7 +479,8 @@ impl Claim {
 /// | 24–27 | log slots per stream |
 /// | 28–31 | log entries that wait for recovery |
 /// | 32–255 | host NQN of the owner, NUL padded |
-/// | 256– | released mark of each stream, 8 bytes each |
+/// | 256–8447 | released mark of each stream, 8 bytes each |
+/// | 8448–8451 | ms for which the volume stays its owner's, whose connection is lost |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// The volume asked for.
@@ -478,8 +489,11 @@ pub struct VolumeStatus {
     pub generation: u32,
     /// Whether the target knows the volume at all.
     pub known: bool,
-    /// Whether it has a living owner.
+    /// Whether it has an owner that is there, or whose lease runs.
     pub owned: bool,
+    /// For how long yet the volume stays its owner's although its connection is lost,
+    /// milliseconds; 0 if the owner is there (T25).
+    pub lease_left_ms: u32,
     /// Whether the owner is the association that asks.
     pub own: bool,
     /// Whether the log holds entries beyond the released marks that no recovery has settled.
@@ -506,7 +520,9 @@ pub struct VolumeStatus {
 }
 
 /// Length of a [`VolumeStatus`] on the wire, bytes.
-pub const STATUS_LEN: usize = 256 + 8 * STREAMS_MAX as usize;
+pub const STATUS_LEN: usize = LEASE_AT + 16;
+/// Where the marks of a [`VolumeStatus`] end and what is left of the lease begins.
+const LEASE_AT: usize = 256 + 8 * STREAMS_MAX as usize;
 
 impl VolumeStatus {
     /// The status as it travels.
@@ -531,6 +547,7 @@ impl VolumeStatus {
         for (i, seq) in self.released.iter().take(usize::from(STREAMS_MAX)).enumerate() {
             d[256 + 8 * i..264 + 8 * i].copy_from_slice(&seq.0.to_le_bytes());
         }
+        d[LEASE_AT..LEASE_AT + 4].copy_from_slice(&self.lease_left_ms.to_le_bytes());
         d
     }
 
@@ -542,6 +559,11 @@ impl VolumeStatus {
         }
         let streams = u16::from_le_bytes([d[22], d[23]]);
         if streams > STREAMS_MAX {
+            return None;
+        }
+        // Only an owner that is away, and so not the asker, has a lease that runs.
+        let lease_left_ms = u32_at(d, LEASE_AT);
+        if lease_left_ms > 0 && (d[20] & 2 == 0 || d[20] & 32 != 0) {
             return None;
         }
         let owner = &d[32..256];
@@ -560,6 +582,7 @@ impl VolumeStatus {
             streams,
             slots: u32_at(d, 24),
             live_entries: u32_at(d, 28),
+            lease_left_ms,
             owner: String::from_utf8_lossy(&owner[..end]).into_owned(),
             released: (0..usize::from(streams)).map(|i| Seq(u64_at(d, 256 + 8 * i))).collect(),
         })
@@ -780,13 +803,13 @@ mod tests {
 
     #[test]
     fn every_vendor_status_means_something_else() {
-        let meanings: Vec<_> = (0x701..=0x713).map(|s| status::meaning(Status(s))).collect();
+        let meanings: Vec<_> = (0x701..=0x714).map(|s| status::meaning(Status(s))).collect();
         for (i, meaning) in meanings.iter().enumerate() {
             assert!(meaning.is_some() && !meanings[..i].contains(meaning), "{meaning:?}");
         }
         let found = status::meaning(status::OWNED.with_dnr());
         assert_eq!(found, meanings[0], "whether to try again or not");
-        for other in [0x700, 0x714, 0x001, 0x280] {
+        for other in [0x700, 0x715, 0x001, 0x280] {
             assert_eq!(status::meaning(Status(other)), None);
         }
     }
@@ -833,6 +856,7 @@ mod tests {
             resume: true,
             streams: 24,
             slots: 512,
+            lease_ms: 45_000,
             members: alloc::vec![
                 MemberNamespace { member: Member(0), nsid: 1 },
                 MemberNamespace { member: Member(5), nsid: 9 },
@@ -844,6 +868,7 @@ mod tests {
             generation: 3,
             known: true,
             owned: true,
+            lease_left_ms: 44_999,
             streams: 2,
             slots: 512,
             owner: "nqn.2014-08.org.nvmexpress:uuid:x".into(),
@@ -867,10 +892,12 @@ mod tests {
             resume: false,
             streams: STREAMS_MAX,
             slots: 0x8877_6655,
+            lease_ms: 0x9796_9594,
             members: in_order((0..CLAIM_NAMESPACES_MAX as u32).map(|i| 0x8070_6000 + i)),
         };
         let good = claim.encode();
         assert_eq!(good[16..28], [0xb4, 0xa3, 0x92, 0x81, 0, 255, 0, 4, 0x55, 0x66, 0x77, 0x88]);
+        assert_eq!(good[28..32], [0x94, 0x95, 0x96, 0x97]);
         assert_eq!(good[32 + 8..32 + 16], [1, 0x60, 0x70, 0x80, 1, 0, 0, 0]);
         let flags: [fn(&mut Claim); 5] = [
             |c| c.create = true,

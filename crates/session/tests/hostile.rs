@@ -111,6 +111,7 @@ fn t18_damaged_structures_of_the_extension() {
         resume: true,
         streams: 2,
         slots: 64,
+        lease_ms: 45_000,
         members: in_order([1, 2]),
     };
     let honest = [page.encode(256), settle.encode(), claim.encode()];

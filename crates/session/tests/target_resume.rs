@@ -334,6 +334,7 @@ fn t9_a_recovery_that_a_restart_cut_off_is_not_taken_for_done() {
 #[test]
 fn t21_a_restarted_target_keeps_a_volume_for_its_owner() {
     let mut w = World::new(&[false]);
+    w.lease_ms = 45_000;
     let Owner { io, .. } = w.owner();
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
     let mark = riopipe_bytes(&wire::mark_command(Seq(1), true)).cid(5);
@@ -342,7 +343,7 @@ fn t21_a_restarted_target_keeps_a_volume_for_its_owner() {
     let mut w = w.restart(3);
     let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let s = w.status(rival);
-    assert!(!s.owned && !s.unrecovered);
+    assert!(s.owned && !s.unrecovered);
     let plain = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0x70a);
     let other = Claim { volume: VolumeId([8; 16]), ..w.first_claim() };
@@ -363,12 +364,12 @@ fn t21_a_restarted_target_keeps_a_volume_for_its_owner() {
 }
 
 #[test]
-fn an_owner_that_comes_back_to_a_closed_volume_opens_it_again() {
+fn t25_an_owner_that_comes_back_finds_its_volume_open() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = w.owner();
     assert_eq!(state(&w), (VolumeState::Owned, 1, HOSTID));
     w.hang_up(admin);
-    assert_eq!(state(&w), (VolumeState::Closed, 1, HOSTID), "there was nothing in its log");
+    assert_eq!(state(&w), (VolumeState::Owned, 1, HOSTID), "though there is nothing in its log");
     let (_, io) = come_back(&mut w, 1);
     assert_eq!(state(&w), (VolumeState::Owned, 1, HOSTID), "before anything is done");
     assert_eq!(w.bind_again(io, 0, 1, 0).status, 0);

@@ -125,7 +125,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
     let ns =
         NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
-    let shared = Shared::new(world::identity(), namespaces, volumes);
+    let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
     let mut host = Sink { shared, holds: false, pending: Vec::with_capacity(1024) };
     let claim = wire::Claim {
         volume: VOLUME,
@@ -137,6 +137,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         resume: false,
         streams: 1,
         slots: 4096,
+        lease_ms: 0,
         members: wire::in_order([1]),
     };
     let mut admin = connect(&mut host, 1, 0, 0xffff);

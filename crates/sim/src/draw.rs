@@ -21,7 +21,7 @@ const LATE_ANSWERS: u64 = 10;
 const PLAIN_HOSTS: u64 = 6;
 
 /// What a run is about: one thing (some of these have a name), or a bit of everything.
-const THEMES: u64 = 17;
+const THEMES: u64 = 18;
 /// Power cuts in the middle of mending what the last one left.
 const TWICE: u64 = 11;
 /// A target dies just after a take-over.
@@ -34,6 +34,8 @@ const OVER: u64 = 14;
 const UNPROTECTED: u64 = 15;
 /// FLUSHes fail beside others.
 const FLUSHES: u64 = 16;
+/// The owner is away for a moment.
+const AWAY: u64 = 17;
 
 /// The scenario of a seed.
 #[must_use]
@@ -279,6 +281,20 @@ fn faults(
             let what = What::Lag { machine: machine(machines, rng), by_us, for_us };
             faults.push(Fault { when, what });
         }
+    }
+    if theme == AWAY {
+        // The owner is away for a moment, at work or when it is idle; somebody stands by, and a plain
+        // host writes beside it.
+        let at = if rng.one_in(2) { u32::MAX } else { rng.range(60, last) as u32 };
+        let for_us = *rng.pick(&[2_000, 40_000, 200_000]);
+        let standby = rng.one_in(2).then_some(What::Standby);
+        let machine = machine(machines, rng);
+        let drive = rng.index(machines[machine].drives.len());
+        let data = u64::from(machines[machine].blocks - volume.first);
+        let lba = volume.first + rng.below(data) as u32;
+        let intruder = What::Intruder { machine, drive, lba, more: 0 };
+        let whats = standby.into_iter().chain([What::Away { for_us }, intruder]);
+        faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
     }
     if theme == PLAIN_HOSTS {
         // The volume is given back, and plain hosts are about.

@@ -160,7 +160,7 @@ impl Machine {
         });
         added.expect("the region was made for the volume");
         region
-            .set_generation(VOLUME, FIRST_GENERATION, [0; 16])
+            .set_generation(VOLUME, FIRST_GENERATION, [0; 16], 0)
             .and_then(|()| region.set_state(VOLUME, VolumeState::Closed))
             .expect("a store that works takes a claim");
     }
@@ -241,7 +241,8 @@ impl Machine {
             volatile: !drive.spec().plp,
         });
         let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
-        self.host.shared = Some(Shared::new(identity(self.index), namespaces, volumes));
+        self.host.shared =
+            Some(Shared::new(identity(self.index), namespaces, volumes, self.host.now));
         self.up = true;
     }
 
@@ -277,7 +278,7 @@ impl Machine {
         self.host.drives.iter_mut().for_each(Drive::sync);
         let store = self.store.clone();
         if let Some(shared) = &mut self.host.shared {
-            shared.volumes_mut().end_service(|| store.sync())?;
+            shared.end_service(self.host.now, || store.sync())?;
         }
         self.rested = !self.has_stopped();
         Ok(())

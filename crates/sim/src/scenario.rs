@@ -253,6 +253,11 @@ pub enum What {
     /// Another initiator waits for the volume: it asks for it again and again, and may not take it
     /// over while somebody has it.
     Standby,
+    /// All connections of the owner break, and it reaches no machine for a while.
+    Away {
+        /// For how long, µs.
+        for_us: u32,
+    },
     /// The initiator is cut off from one machine for a while.
     Partition {
         /// Which machine.

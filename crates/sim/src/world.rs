@@ -251,7 +251,10 @@ impl World {
                 let client = self.core.net.conn(conn).from;
                 let Core { oracle, now, .. } = &mut self.core;
                 if client < intruder::FIRST {
-                    oracle.heard(client, at, *now);
+                    // The next life of its process has no lease before it has the volume.
+                    if self.clients[client].era() == Some(oracle.current()) {
+                        oracle.heard(client, at, *now);
+                    }
                 } else if !oracle.is_in_use(at, *now) && !machine.is_guarded() {
                     let intruder = &mut self.intruders[client - intruder::FIRST];
                     intruder.free = true;

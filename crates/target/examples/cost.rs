@@ -133,6 +133,7 @@ fn target() -> Sink {
         },
         namespaces,
         volumes,
+        0,
     ))
 }
 
@@ -172,6 +173,7 @@ fn main() {
         resume: false,
         streams: 1,
         slots: SLOTS,
+        lease_ms: 0,
         members: wire::in_order([1]),
     };
     queue.submit(wire::claim_command(), 1, Data::Bytes(&claim.encode()), &mut out).expect("room");

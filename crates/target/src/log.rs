@@ -176,7 +176,7 @@ const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
 /// is under way when the time is over goes on by itself.
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
-    within(WRITE_BACK_MAX, move || lock(&shared).volumes_mut().end_service(|| log.sync()))
+    within(WRITE_BACK_MAX, move || lock(&shared).end_service(riopipe_media::now(), || log.sync()))
 }
 
 /// Ends the service of a log that nobody was let near: the target does not start after all.

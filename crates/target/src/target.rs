@@ -201,7 +201,8 @@ impl Target {
             ports: ports(&addresses),
             io_queues: config.io_queues,
         };
-        let shared = Arc::new(Mutex::new(Shared::new(identity, namespaces, volumes)));
+        let shared = Shared::new(identity, namespaces, volumes, riopipe_media::now());
+        let shared = Arc::new(Mutex::new(shared));
         let reactors = settled.reactors;
         let pollers: Vec<Poller> =
             (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
@@ -378,8 +379,9 @@ impl Running {
     }
 
     /// Stops in good order: commands under way finish, connections end, drives are flushed,
-    /// volumes without anything to recover are marked as closed, a `file:` log is written back so
-    /// that it outlives this boot (T24; for 60 s at most), locks are released.
+    /// volumes without anything to recover are marked as closed if nobody owns them any more
+    /// (T25), a `file:` log is written back so that it outlives this boot (T24; for 60 s at most),
+    /// locks are released.
     ///
     /// # Errors
     /// What did not go well; the target has stopped all the same.

@@ -539,6 +539,7 @@ fn claim(generation: u32, create: bool) -> wire::Claim {
         resume: false,
         streams: 2,
         slots: 64,
+        lease_ms: 0,
         members: wire::in_order([1]),
     }
 }

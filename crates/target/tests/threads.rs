@@ -359,7 +359,7 @@ fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
     };
     let drive = NamespaceConfig { nsid: 1, blocks: 100, nguid: [1; 16], uuid: [2; 16], volatile };
     let volumes = Volumes::without_log(riopipe_target::crc32c);
-    Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes)))
+    Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes, 0)))
 }
 
 /// An enabled controller's admin connection, and two of its queues.
@@ -410,6 +410,7 @@ fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
             resume: false,
             streams: 1,
             slots: 0,
+            lease_ms: 0,
             members: wire::in_order(1..=1),
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);

@@ -45,10 +45,15 @@ pub struct Open {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Take the volume from an owner that is still there. The other one fails; what it had not
-    /// finished is undone
+    /// Take the volume from an owner that is still there, or may still come back. The other one
+    /// fails; what it had not finished is undone
     #[arg(long)]
     pub take_over: bool,
+    /// Seconds to wait for a volume that is owned. When an owner's connection is lost, it keeps its
+    /// volume for its --loss-timeout and 15 s more
+    #[arg(long, value_name = "SECONDS", default_value = "0", hide_default_value = true)]
+    #[arg(value_parser = values::seconds_or_none)]
+    pub wait: Duration,
     /// Give up an ordering log that is not there any more, and with it the knowledge of what was
     /// under way last
     #[arg(long)]

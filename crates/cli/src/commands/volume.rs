@@ -61,6 +61,7 @@ fn with_store<R>(
     let connect = connect_options(&args.members.connect);
     let options = OpenOptions {
         take_over: args.take_over,
+        wait_for_lease: args.wait,
         accept_lost_log: args.accept_lost_log,
         connect,
         ..OpenOptions::default()

@@ -61,7 +61,7 @@ fn region() -> Vec<u8> {
         })
         .unwrap();
     }
-    log.set_generation(VOLUMES[0], 5, [0x44; 16]).unwrap();
+    log.set_generation(VOLUMES[0], 5, [0x44; 16], 45_000).unwrap();
     log.set_state(VOLUMES[0], VolumeState::Owned).unwrap();
     let mut bytes = log.into_region();
     for (range, part) in parts {

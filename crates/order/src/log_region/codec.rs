@@ -57,6 +57,7 @@ pub(super) fn encode(header: &RegionHeader, crc: Crc32c) -> [u8; HEADER_COPY_BYT
         record[21] = volume.members.len() as u8;
         record[22..24].copy_from_slice(&volume.streams.to_le_bytes());
         record[24..28].copy_from_slice(&volume.slots.to_le_bytes());
+        record[28..32].copy_from_slice(&volume.lease_ms.to_le_bytes());
         record[32..40].copy_from_slice(&volume.offset.to_le_bytes());
         record[40..56].copy_from_slice(&volume.owner);
         record[56..60].copy_from_slice(&volume.given_up.to_le_bytes());
@@ -149,6 +150,7 @@ fn volume(record: &[u8]) -> Option<VolumeRecord> {
         state: VolumeState::from_code(record[20])?,
         owner: record[40..56].try_into().ok()?,
         given_up: u32_at(record, 56),
+        lease_ms: u32_at(record, 28),
         streams,
         slots,
         offset,

@@ -3,6 +3,7 @@
 mod crash;
 mod given_up;
 mod late;
+mod lease;
 mod lives;
 mod lost_log;
 mod metrics;

@@ -15,11 +15,12 @@ use riopipe_order::log_region::{
     AddError, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeState,
 };
 use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
-use riopipe_order::probe::{self, Rare};
+use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
 use super::listing::Listing;
 use super::namespace::Namespaces;
+use super::tenure::Tenure;
 use super::volume::{Log, Partition, Volume, fitting_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
@@ -147,10 +148,10 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// The owner of a volume.
+    /// The owner of a volume, if it is there.
     #[must_use]
     pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
-        self.list.iter().find(|v| v.id == volume)?.owner.as_ref()
+        self.find(volume)?.tenure.owner()
     }
 
     /// Entries of a volume's log at rest that wait for recovery; `None` if the volume is not known.
@@ -159,17 +160,35 @@ impl<R: Region> Volumes<R> {
         self.find(volume).map(Volume::unsettled)
     }
 
+    /// The leases of the volumes that were found owned begin now (T25), and whatever is to be
+    /// guarded is.
+    pub(super) fn begin(&mut self, namespaces: &Namespaces, now: u64) {
+        let header = match &self.log {
+            Log::None => None,
+            Log::Live { region, .. } => Some(region.header()),
+            Log::Lost(header) => Some(header),
+        };
+        for record in header.iter().flat_map(|header| &header.volumes) {
+            if let Some(volume) = self.list.iter_mut().find(|v| v.id == record.id) {
+                volume.tenure = Tenure::found(record, now);
+            }
+        }
+        self.reguard(namespaces);
+    }
+
     /// What the status command answers association `assoc`.
-    pub(super) fn status(&self, volume: VolumeId, assoc: u64) -> VolumeStatus {
+    pub(super) fn status(&self, volume: VolumeId, assoc: u64, now: u64) -> VolumeStatus {
         let Some(v) = self.find(volume) else {
             return VolumeStatus { volume, ..VolumeStatus::default() };
         };
+        let keeper = v.tenure.keeper(now);
         VolumeStatus {
             volume,
             generation: v.generation,
             known: true,
-            owned: v.owner.is_some(),
-            own: v.owner.as_ref().is_some_and(|o| o.assoc == assoc),
+            owned: keeper.is_some(),
+            own: v.is_owned_by(assoc),
+            lease_left_ms: keeper.map_or(0, |(_, left)| left),
             unrecovered: v.unsettled() > 0,
             kept: v.kept() > 0,
             log_lost: v.lost,
@@ -178,13 +197,12 @@ impl<R: Region> Volumes<R> {
             streams: v.streams,
             slots: v.slots,
             live_entries: v.unsettled(),
-            owner: v.owner.as_ref().map_or_else(String::new, |o| o.hostnqn.clone()),
+            owner: keeper.map_or_else(String::new, |(name, _)| name.into()),
             released: v.partitions.iter().map(Partition::released).collect(),
         }
     }
 
-    /// Gives a volume to `who`: the generation is durable before this returns (T8). `living` says
-    /// whether an association is alive.
+    /// Gives a volume to `who`: the generation is durable before this returns (T8).
     ///
     /// Nothing may be bound, listed or settled before what was under way has come back, and
     /// [`enter`](Self::enter) has been called.
@@ -193,8 +211,12 @@ impl<R: Region> Volumes<R> {
         claim: &Claim,
         who: Owner,
         namespaces: &Namespaces,
-        living: impl Fn(u64) -> bool,
+        now: u64,
     ) -> Result<Claimed, Refusal> {
+        let wanted = |v: &Volume<R>| {
+            v.id != claim.volume && claim.members.iter().any(|member| v.has(member.nsid))
+        };
+        self.free(wanted, namespaces, now);
         self.check_members(claim, namespaces)?;
         if claim.generation == 0 {
             return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
@@ -210,7 +232,7 @@ impl<R: Region> Volumes<R> {
                 at
             }
             Some(at) => {
-                self.check_known(&self.list[at], claim, &who, living)?;
+                self.check_known(&self.list[at], claim, &who, now)?;
                 if claim.give_up && !(claim.create && self.list[at].partitions.is_empty()) {
                     self.give_up(at, claim)?;
                 } else if claim.create {
@@ -248,9 +270,10 @@ impl<R: Region> Volumes<R> {
             && !volume.partitions.is_empty()
         {
             let noted = if claim.resume {
-                region.set_state(claim.volume, VolumeState::Owned)
+                region.renew(claim.volume, claim.lease_ms)
             } else {
-                region.set_generation(claim.volume, claim.generation, who.hostid)
+                let Claim { generation, lease_ms, .. } = *claim;
+                region.set_generation(claim.volume, generation, who.hostid, lease_ms)
             };
             noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
@@ -292,18 +315,14 @@ impl<R: Region> Volumes<R> {
         v: &Volume<R>,
         claim: &Claim,
         who: &Owner,
-        living: impl Fn(u64) -> bool,
+        now: u64,
     ) -> Result<(), Refusal> {
         let logged = !v.partitions.is_empty();
         if v.lost && !(claim.give_up && matches!(self.log, Log::Live { .. })) {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
-        if let Some(owner) = &v.owner
-            && owner.assoc != who.assoc
-            && living(owner.assoc)
-            && !claim.take_over
-        {
+        if v.tenure.is_kept(now) && !v.is_owned_by(who.assoc) && !claim.take_over {
             return Err((wire::status::OWNED, v.generation.into()));
         }
         if claim.generation <= v.generation {
@@ -340,6 +359,10 @@ impl<R: Region> Volumes<R> {
         }
         if v.last_owner != who.hostid {
             return Err((wire::status::NOT_OWNER.with_dnr(), 0));
+        }
+        // Others may have written since (T25).
+        if v.tenure.is_vacant() {
+            return Err((wire::status::LEASE_OVER.with_dnr(), 0));
         }
         match (claim.unlogged, v.partitions.is_empty()) {
             (false, true) => Err((wire::status::NO_LOG.with_dnr(), 0)),
@@ -441,8 +464,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Whether `assoc` may give the volume back: it owns it, or nobody does and it is to be
-    /// forgotten with all it holds.
+    /// Whether `assoc` may give the volume back: it owns it. A volume whose log is lost can't be
+    /// claimed; nobody owns it, and anybody may have it forgotten (T19).
     pub(super) fn may_release(
         &self,
         volume: VolumeId,
@@ -450,10 +473,10 @@ impl<R: Region> Volumes<R> {
         forget: bool,
     ) -> Result<(), Refusal> {
         let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
-        match &v.owner {
-            Some(owner) if owner.assoc == assoc => Ok(()),
-            None if forget => Ok(()),
-            _ => Err((wire::status::NOT_OWNER.with_dnr(), 0)),
+        if v.is_owned_by(assoc) || forget && v.lost {
+            Ok(())
+        } else {
+            Err((wire::status::NOT_OWNER.with_dnr(), 0))
         }
     }
 
@@ -468,7 +491,7 @@ impl<R: Region> Volumes<R> {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
         self.listing = None;
-        self.list[at].owner = None;
+        self.list[at].tenure = Tenure::Vacant;
         let result = if forget { self.forget(at) } else { self.close(at) };
         self.reguard(namespaces);
         result
@@ -537,22 +560,66 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// An association has ended, and all its writes have come back.
-    pub(super) fn vacate(&mut self, assoc: u64, namespaces: &Namespaces) {
-        for at in 0..self.list.len() {
-            let volume = &mut self.list[at];
-            if volume.owner.as_ref().is_some_and(|o| o.assoc == assoc) {
-                volume.owner = None;
-                // A log that fails here stays marked as owned: recovery will look at it.
-                let _ = self.close(at);
-            }
+    /// The owner was about to give the volume back when it was lost: it will not come back.
+    pub(super) fn waive(&mut self, volume: VolumeId, assoc: u64) {
+        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
+        {
+            volume.lease_ms = 0;
         }
-        self.reguard(namespaces);
     }
 
-    /// Guards the members of volumes that nobody owns but that need recovery.
-    pub(super) fn guard_unrecovered(&self, namespaces: &Namespaces) {
-        self.reguard(namespaces);
+    /// An association is lost: the leases of its volumes begin to run (T25).
+    pub(super) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
+        let mut any = false;
+        for volume in &mut self.list {
+            any |= volume.tenure.lose(assoc, volume.lease_ms, now);
+        }
+        if any {
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Everything of a lost association has come back.
+    pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+        let mut any = false;
+        for volume in &mut self.list {
+            any |= volume.tenure.drained(assoc);
+        }
+        if any {
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Gives free what somebody has a use for, as far as its lease has run out and nothing of it
+    /// needs recovery: noted as closed, and plain writers are welcome.
+    fn free(&mut self, wanted: impl Fn(&Volume<R>) -> bool, namespaces: &Namespaces, now: u64) {
+        let mut any = false;
+        for at in 0..self.list.len() {
+            let volume = &self.list[at];
+            if !wanted(volume) || volume.free_from().is_none_or(|from| now < from) {
+                continue;
+            }
+            // A log that fails here stays marked as owned, and guarded.
+            if self.close(at).is_ok() {
+                probe::hit(Rare::LeaseOver);
+                self.list[at].tenure = Tenure::Vacant;
+                any = true;
+            }
+        }
+        if any {
+            self.listing = None;
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Somebody wants to write a namespace that is guarded for a lease.
+    pub(super) fn free_namespace(&mut self, nsid: u32, namespaces: &Namespaces, now: u64) {
+        self.free(|volume| volume.has(nsid), namespaces, now);
+    }
+
+    /// The target stops in good order: whatever may be given free is.
+    pub(super) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
+        self.free(|_| true, namespaces, now);
     }
 
     /// Sets every namespace's guard from the volumes it belongs to (T21).
@@ -561,9 +628,16 @@ impl<R: Region> Volumes<R> {
             let nsid = namespace.config.nsid;
             let mut guarded = self.list.iter().filter(|v| v.has(nsid) && v.is_guarded());
             match guarded.next() {
+                Some(volume)
+                    if probe::planted(Plant::T25GuardWithConnection)
+                        && volume.free_from().is_some() =>
+                {
+                    namespace.state.open_to_all();
+                }
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
-                    namespace.state.guard_for(volume.owner.as_ref().map(|o| o.assoc));
+                    let owner = volume.tenure.owner().map(|owner| owner.assoc);
+                    namespace.state.guard_for(owner, volume.free_from());
                 }
             }
         }

@@ -397,8 +397,14 @@ impl<H: Host> TargetConn<H> {
             self.held -= charged;
         }
         if self.queue.is_some() {
-            let id = self.id;
-            shared(host, |s| s.detach_begin(id));
+            let (id, now) = (self.id, host.now());
+            let waived = self.releasing();
+            shared(host, |s| {
+                for (volume, assoc) in waived {
+                    s.volumes.waive(volume, assoc);
+                }
+                s.detach_begin(id, now);
+            });
         }
         self.finish_if_idle(host);
     }

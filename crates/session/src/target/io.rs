@@ -90,13 +90,27 @@ impl<H: Host> TargetConn<H> {
 
     /// Whether plain writes of this association to the namespace are welcome (T21).
     #[inline]
-    pub(super) fn guard(&self, ns: usize) -> Result<(), Status> {
+    pub(super) fn guard(&self, ns: usize, host: &mut H) -> Result<(), Status> {
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
         if self.namespaces.at(ns).state.may_write(assoc)
             || probe::planted(Plant::T21NoGuard)
             || probe::planted(Plant::T8StaleOwner) && self.was_fenced
         {
             return Ok(());
+        }
+        self.guarded(ns, assoc, host)
+    }
+
+    /// The namespace is guarded, unless it is for a lease that has run out (T25).
+    #[cold]
+    fn guarded(&self, ns: usize, assoc: u64, host: &mut H) -> Result<(), Status> {
+        let (namespace, now) = (self.namespaces.at(ns), host.now());
+        if namespace.state.lease_is_over(now) {
+            let nsid = namespace.config.nsid;
+            host.with_shared(|s| s.free_namespace(nsid, now));
+            if namespace.state.may_write(assoc) {
+                return Ok(());
+            }
         }
         probe::hit(Rare::Guarded);
         Err(wire::status::GUARDED.with_dnr())
@@ -123,9 +137,14 @@ impl<H: Host> TargetConn<H> {
     }
 
     #[inline]
-    fn check_write(&self, sqe: &Sqe, data: &[u8]) -> Result<(usize, u32, bool), Status> {
+    fn check_write(
+        &self,
+        sqe: &Sqe,
+        data: &[u8],
+        host: &mut H,
+    ) -> Result<(usize, u32, bool), Status> {
         let ns = self.extent(sqe)?;
-        self.guard(ns)?;
+        self.guard(ns, host)?;
         // No directives but Rio's own are supported.
         if sqe.dword(12) >> 20 & 0xf != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
@@ -145,7 +164,7 @@ impl<H: Host> TargetConn<H> {
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) -> Result<(), Closed> {
-        let (ns, want, inline) = match self.check_write(sqe, data) {
+        let (ns, want, inline) = match self.check_write(sqe, data, host) {
             Ok(checked) => checked,
             Err(status) => {
                 self.respond(sqe.cid(), status, 0, out);
@@ -178,7 +197,7 @@ impl<H: Host> TargetConn<H> {
         let slot = &self.slots[index];
         let (ns, lba) = (usize::from(slot.ns), slot.sqe.slba());
         // The volume may have found an owner while the data was under way (T21).
-        if let Err(status) = self.guard(ns) {
+        if let Err(status) = self.guard(ns, host) {
             return self.answer(index, status, 0, out);
         }
         let slot = &mut self.slots[index];
@@ -304,7 +323,7 @@ impl<H: Host> TargetConn<H> {
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) -> Result<(), Closed> {
-        let checked = self.extent(sqe).and_then(|ns| self.guard(ns).map(|()| ns));
+        let checked = self.extent(sqe).and_then(|ns| self.guard(ns, host).map(|()| ns));
         let ns = match checked {
             Ok(ns) => ns,
             Err(status) => {
@@ -382,7 +401,7 @@ impl<H: Host> TargetConn<H> {
         if !inside {
             return self.answer(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, out);
         }
-        if let Err(status) = self.guard(ns) {
+        if let Err(status) = self.guard(ns, host) {
             return self.answer(index, status, 0, out);
         }
         self.slots[index].step = 0;
@@ -411,7 +430,7 @@ impl<H: Host> TargetConn<H> {
                 continue;
             }
             // The volume may have found an owner since the last range (T21).
-            if let Err(status) = self.guard(ns) {
+            if let Err(status) = self.guard(ns, host) {
                 return self.answer(index, status, 0, out);
             }
             self.note_plain_write(ns);

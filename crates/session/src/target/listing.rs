@@ -118,7 +118,7 @@ pub(super) fn is_volatile(
 }
 
 impl<R: Region> Volumes<R> {
-    /// A page of a partition that is at rest: for the owner, or for anyone while there is none.
+    /// A page of a partition that is at rest: for the owner, or for anyone while none is there.
     pub(super) fn list(
         &mut self,
         id: PartitionId,
@@ -132,7 +132,8 @@ impl<R: Region> Volumes<R> {
         let Some(volume) = list.iter().find(|v| v.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        if volume.owner.is_some() && !volume.is_owned_by(assoc) {
+        let owner = volume.tenure.owner();
+        if owner.is_some() && !volume.is_owned_by(assoc) {
             return refuse(wire::status::NOT_OWNER);
         }
         if volume.lost {
@@ -145,7 +146,7 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
         // No list is read before what was under way at the claim has come back (T8).
-        if volume.owner.is_some() && !volume.entered {
+        if owner.is_some() && !volume.entered {
             return Err((wire::status::STREAM_BUSY, 0));
         }
         match partition {

@@ -27,6 +27,7 @@ mod shared;
 mod slots;
 mod stream;
 mod sync;
+mod tenure;
 mod tracer;
 mod transfer;
 mod volume;

@@ -33,21 +33,24 @@ pub struct Namespace {
     pub state: Arc<NamespaceState>,
 }
 
-/// Words that all cores share: the guard is read on the hot path and written by claims and releases
-/// only; the rest is for FLUSHes.
+/// Words that all cores share: the first two are read on the hot path and written by claims and
+/// releases only; the rest is for FLUSHes.
 #[derive(Debug)]
 pub struct NamespaceState {
     guard: AtomicU64,
+    /// When a lease runs out for which the namespace is guarded, ns of the host's clock (T25).
+    until: AtomicU64,
     pub(super) flushes: FlushBoard,
 }
 
 impl Default for NamespaceState {
     fn default() -> Self {
-        Self { guard: AtomicU64::new(0), flushes: FlushBoard::new() }
+        let (guard, until) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        Self { guard, until, flushes: FlushBoard::new() }
     }
 }
 
-/// Guard value of a namespace that belongs to a volume with an unrecovered log and no owner.
+/// Guard value of a namespace whose volume's owner is away, or whose log is unrecovered.
 const GUARDED_FOR_NOBODY: u64 = u64::MAX;
 
 impl NamespaceState {
@@ -59,11 +62,21 @@ impl NamespaceState {
         guard == 0 || guard == assoc
     }
 
-    pub(super) fn guard_for(&self, owner: Option<u64>) {
+    /// Whether the namespace is guarded for a lease that has run out: somebody who wants to write
+    /// has [`Shared`](super::Shared) look again.
+    pub(super) fn lease_is_over(&self, now: u64) -> bool {
+        self.until.load(Ordering::Acquire) <= now
+    }
+
+    /// Keeps everybody out but the owner's association, until the next call or, if it is for a
+    /// lease, until that has run out.
+    pub(super) fn guard_for(&self, owner: Option<u64>, until: Option<u64>) {
+        self.until.store(until.unwrap_or(u64::MAX), Ordering::SeqCst);
         self.guard.store(owner.unwrap_or(GUARDED_FOR_NOBODY), Ordering::SeqCst);
     }
 
     pub(super) fn open_to_all(&self) {
+        self.until.store(u64::MAX, Ordering::SeqCst);
         self.guard.store(0, Ordering::SeqCst);
     }
 

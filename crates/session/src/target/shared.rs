@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::probe::{self, Plant};
-use riopipe_order::region::Region;
+use riopipe_order::region::{Region, RegionError};
 
 use super::binding::{Binding, Bound};
 use super::claims::{Owner, Refusal, Volumes};
@@ -172,11 +172,18 @@ pub enum AttachError {
 }
 
 impl<R: Region> Shared<R> {
-    /// A target without connections.
+    /// A target without connections, that begins to serve `now` (ns of the clock of its
+    /// [`Host`](super::Host)s): the leases of volumes that were owned when it last stopped begin
+    /// (T25).
     #[must_use]
-    pub fn new(identity: Identity, namespaces: Namespaces, volumes: Volumes<R>) -> Self {
+    pub fn new(
+        identity: Identity,
+        namespaces: Namespaces,
+        mut volumes: Volumes<R>,
+        now: u64,
+    ) -> Self {
         let namespaces = Arc::new(namespaces);
-        volumes.guard_unrecovered(&namespaces);
+        volumes.begin(&namespaces, now);
         Self {
             identity: Arc::new(identity),
             namespaces,
@@ -225,9 +232,24 @@ impl<R: Region> Shared<R> {
         &self.volumes
     }
 
-    /// The volumes and their logs, to end their service in good order.
-    pub fn volumes_mut(&mut self) -> &mut Volumes<R> {
-        &mut self.volumes
+    /// Ends service in good order: volumes whose owners' leases have run out are noted as closed,
+    /// as far as they need no recovery (T25); then [`Volumes::end_service`]. Everything has come
+    /// back.
+    ///
+    /// # Errors
+    /// The log could not be written back: it is good for this boot only.
+    pub fn end_service(
+        &mut self,
+        now: u64,
+        write_back: impl FnOnce() -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
+        self.volumes.free_all(&self.namespaces, now);
+        self.volumes.end_service(write_back)
+    }
+
+    /// Somebody wants to write to a namespace that is guarded for a lease (T25).
+    pub(super) fn free_namespace(&mut self, nsid: u32, now: u64) {
+        self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
 
     /// Live controllers by id.
@@ -339,13 +361,19 @@ impl<R: Region> Shared<R> {
         Ok(result)
     }
 
-    /// A connection will do nothing more. If it was an admin queue, its association ends with it.
-    pub(super) fn detach_begin(&mut self, conn: ConnId) {
+    /// A connection will do nothing more. If it was an admin queue, its association ends with it,
+    /// and the lease of what it owns begins to run.
+    pub(super) fn detach_begin(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
-        if entry.qid == 0 {
-            self.end_queues(entry.cntlid);
+        if entry.qid != 0 {
+            return;
+        }
+        let cntlid = entry.cntlid;
+        self.end_queues(cntlid);
+        if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
+            self.volumes.lose(assoc, &self.namespaces, now);
         }
     }
 
@@ -381,15 +409,13 @@ impl<R: Region> Shared<R> {
         if admin_gone && controller.queues.is_empty() {
             let assoc = controller.assoc;
             self.controllers.remove(&cntlid);
-            self.volumes.vacate(assoc, &self.namespaces);
+            self.volumes.drained(assoc, &self.namespaces);
         }
     }
 
     /// Gives a volume to `who`; see [`Volumes`]. Returns which claim of the volume it was.
-    pub(super) fn claim(&mut self, claim: &Claim, who: Owner) -> Result<u64, Refusal> {
-        let Self { volumes, namespaces, controllers, .. } = self;
-        let living = |assoc| controllers.values().any(|c| c.assoc == assoc && !c.dying);
-        let claimed = volumes.claim(claim, who, namespaces, living)?;
+    pub(super) fn claim(&mut self, claim: &Claim, who: Owner, now: u64) -> Result<u64, Refusal> {
+        let claimed = self.volumes.claim(claim, who, &self.namespaces, now)?;
         if let Some(assoc) = claimed.replaced {
             let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
             if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {

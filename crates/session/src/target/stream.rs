@@ -108,13 +108,13 @@ impl<H: Host> TargetConn<H> {
         let Some(queue) = &self.queue else {
             return;
         };
-        let conn = self.id;
+        let (conn, now) = (self.id, host.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
         let granted = shared(host, |s| {
             let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
-            let number = s.claim(&claim, who)?;
+            let number = s.claim(&claim, who, now)?;
             // From here on the guard keeps plain writers out, and old bindings are refused. What
             // of either is under way must come back before the owner may read a list or write
             // anything: a ghost must not land over newer data (T8, T21).
@@ -146,8 +146,8 @@ impl<H: Host> TargetConn<H> {
     /// Status: what the target knows of a volume.
     pub(super) fn volume_status(&mut self, sqe: &Sqe, host: &mut H) -> alloc::vec::Vec<u8> {
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        let volume = wire::volume_of(sqe);
-        host.with_shared(|s| s.volumes.status(volume, assoc)).encode()
+        let (volume, now) = (wire::volume_of(sqe), host.now());
+        host.with_shared(|s| s.volumes.status(volume, assoc, now)).encode()
     }
 
     /// Release: gives a volume back.
@@ -203,6 +203,17 @@ impl<H: Host> TargetConn<H> {
                 self.finish(slot, then, host, out);
             }
         }
+    }
+
+    /// The volumes that the host was giving back, and its association.
+    pub(super) fn releasing(&self) -> alloc::vec::Vec<(VolumeId, u64)> {
+        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let waiting = self.admin.iter().flat_map(|admin| &admin.waiting);
+        let released = waiting.filter_map(|waiting| match waiting.then {
+            Then::Release { volume, .. } => Some((volume, assoc)),
+            Then::Claimed { .. } => None,
+        });
+        released.collect()
     }
 
     fn finish(&mut self, slot: u16, then: Then, host: &mut H, out: &mut Outbox<H::Buf>) {

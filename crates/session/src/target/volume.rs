@@ -5,13 +5,13 @@ use alloc::vec::Vec;
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::log_region::{
     HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader, VolumeRecord,
-    VolumeState,
 };
 use riopipe_order::ordering_log::{SLOTS_MIN, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::Region;
 
 use super::claims::{Claimed, Owner, Refusal, Split};
 use super::shared::ConnId;
+use super::tenure::Tenure;
 use crate::wire::{self, Claim};
 
 /// Slots per stream that are given when the claim leaves the choice to the target, if they fit:
@@ -48,7 +48,9 @@ pub(super) struct Volume<R> {
     pub(super) slots: u32,
     /// Its namespaces here, with its numbers for them.
     pub(super) members: Vec<MemberNamespace>,
-    pub(super) owner: Option<Owner>,
+    pub(super) tenure: Tenure,
+    /// How long it stays its owner's when the target loses it, milliseconds (T25).
+    pub(super) lease_ms: u32,
     /// The host that has claimed it last, also in an earlier life of the target; 0 for none.
     pub(super) last_owner: [u8; 16],
     /// One for each stream; none if the volume has no log here.
@@ -57,8 +59,6 @@ pub(super) struct Volume<R> {
     pub(super) lost: bool,
     /// With which generation what the log knew was last given up; 0 for never (T26).
     pub(super) given_up: u32,
-    /// The target has been restarted under its owner, which has not come back yet (P7).
-    pub(super) waiting: bool,
     /// Claims in this life of the target.
     pub(super) claims: u64,
     /// Everything that was under way at the last claim has come back (T8).
@@ -76,19 +76,21 @@ impl<R: Region> Volume<R> {
             streams: claim.streams,
             slots,
             members: claim.members.clone(),
-            owner: None,
+            tenure: Tenure::Vacant,
+            lease_ms: 0,
             last_owner: [0; 16],
             partitions,
             lost: false,
             given_up: 0,
-            waiting: false,
             claims: 0,
             entered: false,
             recovered: false,
         }
     }
 
-    /// A volume that the log's directory knows, still without its partitions.
+    /// A volume that the log's directory knows, still without its partitions. Whoever owned it is
+    /// away, with a lease that begins when the target does
+    /// ([`Volumes::begin`](super::claims::Volumes::begin)).
     pub(super) fn known(record: &VolumeRecord, lost: bool) -> Self {
         Self {
             id: record.id,
@@ -96,12 +98,12 @@ impl<R: Region> Volume<R> {
             streams: record.streams,
             slots: record.slots,
             members: record.members.clone(),
-            owner: None,
+            tenure: Tenure::found(record, 0),
+            lease_ms: record.lease_ms,
             last_owner: record.owner,
             partitions: Vec::new(),
             lost,
             given_up: record.given_up,
-            waiting: record.state == VolumeState::Owned,
             claims: 0,
             entered: false,
             recovered: false,
@@ -134,21 +136,29 @@ impl<R: Region> Volume<R> {
     }
 
     pub(super) fn is_guarded(&self) -> bool {
-        self.owner.is_some() || self.lost || self.waiting || self.entries() > 0
+        !self.tenure.is_vacant() || self.lost || self.entries() > 0
+    }
+
+    /// When the volume may be given free, though its owner has not: its lease runs out, and there
+    /// is nothing to recover. What is bound, or was not read, is taken for something.
+    pub(super) fn free_from(&self) -> Option<u64> {
+        let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
+        let clean = !self.lost && self.partitions.iter().all(at_rest);
+        self.tenure.free_from().filter(|_| clean)
     }
 
     pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.assoc == assoc)
+        self.tenure.is_of(assoc)
     }
 
     /// Gives it to the owner of a claim that has been granted.
     pub(super) fn change_hands(&mut self, claim: &Claim, who: Owner) -> Claimed {
-        let before = self.owner.as_ref().map(|owner| owner.assoc);
+        let before = self.tenure.owner().map(|owner| owner.assoc);
         let replaced = before.filter(|assoc| claim.resume && *assoc != who.assoc);
         self.generation = claim.generation;
         self.last_owner = who.hostid;
-        self.owner = Some(who);
-        self.waiting = false;
+        self.lease_ms = claim.lease_ms;
+        self.tenure = Tenure::Held(who);
         self.claims += 1;
         self.entered = false;
         self.recovered &= claim.resume;

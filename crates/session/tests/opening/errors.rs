@@ -125,7 +125,10 @@ fn t8_a_living_owner_is_not_displaced_by_accident() {
     open(&mut world, 1).unwrap();
     let error = open(&mut world, 2).unwrap_err();
     let owner = "nqn.other".into();
-    assert_eq!(error, OpeningError::Claim(ClaimError::Owned { target: 0, owner }));
+    assert_eq!(
+        error,
+        OpeningError::Claim(ClaimError::Owned { target: 0, owner, lease_left_ms: 0 })
+    );
     assert_eq!(error.server(), Some(0));
     assert!(error.to_string().contains("--take-over"));
     let take = Intent { take_over: true, ..world.intent() };

@@ -408,6 +408,7 @@ impl World {
             take_over: false,
             accept_lost_log: false,
             label_generation: 2,
+            lease_ms: 45_000,
             streams: self.targets[0].partitions.len() as u16,
         }
     }

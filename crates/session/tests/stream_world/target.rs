@@ -79,7 +79,7 @@ fn start(volatile: &[bool], parts: &Parts, drives: Vec<Drive>) -> Media {
         volatile: *volatile,
     });
     let namespaces = Namespaces::new(namespaces.collect()).unwrap();
-    let shared = Shared::new(identity(), namespaces, volumes);
+    let shared = Shared::new(identity(), namespaces, volumes, 1 << 40);
     Media { shared, drives, notices: vec![], now: 1 << 40 }
 }
 
@@ -252,6 +252,7 @@ impl Target {
             resume,
             streams: self.streams,
             slots: self.slots,
+            lease_ms: 45_000,
             members: self.members.clone(),
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).byte(2, 50).inline(4096);

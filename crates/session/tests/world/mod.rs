@@ -30,6 +30,8 @@ pub(crate) const BOOT: [u8; 16] = [9; 16];
 /// Blocks of every drive.
 pub(crate) const BLOCKS: u64 = 10_000;
 pub(crate) const LOG_LEN: usize = 1 << 20;
+/// When every target begins, ns.
+pub(crate) const NOW: u64 = 1_000_000_000;
 
 pub(crate) fn crc(crc: u32, data: &[u8]) -> u32 {
     riopipe_nvme::digest::soft(crc, data)
@@ -276,6 +278,8 @@ pub(crate) struct World {
     pub(crate) links: Vec<Link>,
     /// What connections leave for one another stays where it is.
     pub(crate) hold_mail: bool,
+    /// The lease that owners ask for, ms.
+    pub(crate) lease_ms: u32,
 }
 
 pub(crate) fn identity() -> Identity {
@@ -332,9 +336,9 @@ impl World {
         });
         let namespaces = Namespaces::new(namespaces.collect()).unwrap();
         let host = TestHost {
-            shared: Shared::new(identity, namespaces, volumes),
+            shared: Shared::new(identity, namespaces, volumes, NOW),
             drives: volatile.iter().map(|_| Drive::default()).collect(),
-            now: 1_000_000_000,
+            now: NOW,
             notices: VecDeque::new(),
             log: Vec::new(),
             parts,
@@ -345,7 +349,7 @@ impl World {
             traced: Vec::new(),
             stopped: Vec::new(),
         };
-        Self { host, links: Vec::new(), hold_mail: false }
+        Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
     }
 
     /// A new connection, nothing said yet.
@@ -554,6 +558,7 @@ impl World {
             resume: false,
             streams: 2,
             slots: 64,
+            lease_ms: self.lease_ms,
             members: wire::in_order(1..=self.host.drives.len() as u32),
         }
     }

@@ -96,13 +96,14 @@ impl World {
     /// The target's process dies and another begins: connections and what was under way are gone,
     /// drives and what of the log was fenced are as they were.
     pub(crate) fn restart(self, seed: u64) -> Self {
-        let Self { host, .. } = self;
+        let Self { host, lease_ms, .. } = self;
         let volatile: Vec<bool> =
             host.shared.namespaces().iter().map(|ns| ns.config.volatile).collect();
         let mut w = Self::with(&volatile, identity(), host.parts.crash(seed));
         for (new, old) in w.host.drives.iter_mut().zip(host.drives) {
             new.blocks = old.blocks;
         }
+        w.lease_ms = lease_ms;
         w
     }
 

@@ -92,6 +92,12 @@ impl Intruder {
         ClientEnd { client: self.index, life: 0, role }
     }
 
+    /// Whether it has been answered all it asked, or never will be.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.over
+    }
+
     /// Begins.
     pub fn start(&mut self, core: &mut Core) {
         let end = self.end(Role::Admin(0));

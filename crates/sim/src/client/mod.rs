@@ -468,5 +468,6 @@ impl Client {
 
 /// Whether a status says that another owner has the volume.
 fn is_fenced(status: Status) -> bool {
-    status.is(rio::status::STALE_GENERATION) || status.is(rio::status::NOT_OWNER)
+    use rio::status::{LEASE_OVER, NOT_OWNER, STALE_GENERATION};
+    [STALE_GENERATION, NOT_OWNER, LEASE_OVER].iter().any(|one| status.is(*one))
 }

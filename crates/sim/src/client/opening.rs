@@ -26,6 +26,9 @@ use crate::oracle::{Drives, Era, Recovered, Where};
 
 /// How long an initiator waits for a missing target before it tries without, ns.
 const PATIENCE_NS: u64 = 15 * MS;
+/// A loss that a target has noticed, its initiator notices within this time: it is asked for a
+/// sign of life and given up.
+const NOTICED_MS: u32 = 100;
 
 impl Client {
     pub(super) fn opening_done(
@@ -108,6 +111,7 @@ impl Client {
             accept_lost_log: self.accept_lost,
             label_generation: self.labels.generation,
             streams: core.scenario.volume.streams,
+            lease_ms: lease_ms(core),
         };
         self.begin(Mode::Open(intent), Errand::Open, core);
         self.open(drives, core);
@@ -301,6 +305,13 @@ impl Client {
             ledger: Ledger::new(core.map.len(), released),
         })
     }
+}
+
+/// For how long the targets keep the volume for an initiator that they have lost.
+pub(super) fn lease_ms(core: &Core) -> u32 {
+    let spec = core.scenario.client;
+    let keep_alive_ms = spec.keep_alive_ms.max(NOTICED_MS);
+    riopipe_session::claim::lease_ms(EngineKind::Rio, spec.loss_ms.into(), keep_alive_ms)
 }
 
 /// What the oracle has to know of a recovery.

@@ -144,6 +144,7 @@ impl Client {
                 resume: true,
                 streams: core.scenario.volume.streams,
                 slots: 0,
+                lease_ms: super::opening::lease_ms(core),
                 members: config.servers[at].members.iter().map(|m| m.place).collect(),
             };
             server.claiming = true;

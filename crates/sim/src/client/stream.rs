@@ -252,7 +252,11 @@ impl Stream {
             {
                 Poison::Lost
             }
-            Cause::Status(code) if is(code, status::STALE_GENERATION) => Poison::Fenced,
+            Cause::Status(code)
+                if is(code, status::STALE_GENERATION) || is(code, status::LEASE_OVER) =>
+            {
+                Poison::Fenced
+            }
             _ => Poison::Failed,
         };
         self.fenced = cause == Poison::Fenced;

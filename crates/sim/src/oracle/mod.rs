@@ -470,7 +470,10 @@ impl Oracle {
             self.eras.push(stale);
             return self.eras.len() - 1;
         }
-        if let Some(what) = self.ownership.robs(took, now) {
+        // With a log goes what it knew of an owner.
+        if self.lost.is_empty()
+            && let Some(what) = self.ownership.robs(took, now)
+        {
             self.broken(Promise::P7, what);
         }
         self.ownership.has_it(client, generation);

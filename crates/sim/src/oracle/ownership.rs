@@ -3,6 +3,7 @@
 use super::blocks::Block;
 use super::{Oracle, Promise, Where};
 use crate::block::Content;
+use crate::core::MS;
 use crate::scenario::Scenario;
 
 /// Who has the volume.
@@ -29,8 +30,8 @@ impl Ownership {
             claimed: 0,
             claimed_over: 0,
             heard: [never(), never()],
-            // TODO(T25): `loss_ms + keep_alive_ms` as soon as targets keep to it.
-            lease: 0,
+            // At least; targets add what it takes to notice a loss.
+            lease: u64::from(scenario.client.loss_ms) * MS,
         }
     }
 

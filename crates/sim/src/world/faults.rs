@@ -87,6 +87,14 @@ impl World {
             }
             What::TakeOver { for_us } => self.take_over(for_us),
             What::Standby => self.stand_by(),
+            What::Away { for_us } => {
+                let client = self.owner().unwrap_or(0);
+                self.part(client, None, for_us);
+                let net = &self.core.net;
+                let its = |end: &ClientEnd| end.client == client;
+                let there: Vec<usize> = net.find(|c| c.client.as_ref().is_some_and(its)).collect();
+                there.into_iter().for_each(|conn| self.cut(conn, Ends::Both));
+            }
             What::Partition { machine, for_us } => {
                 let client = self.owner().unwrap_or(0);
                 self.part(client, Some(machine), for_us);

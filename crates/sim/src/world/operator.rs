@@ -70,7 +70,8 @@ impl World {
 
     /// Whether the workload has come to its end.
     pub(super) fn is_idle(&self) -> bool {
-        self.owner().is_some_and(|owner| !self.clients[owner].has_work(&self.core))
+        let writes = self.intruders.iter().any(|intruder| !intruder.is_over());
+        self.owner().is_some_and(|owner| !writes && !self.clients[owner].has_work(&self.core))
     }
 
     /// Who has the volume.

@@ -21,6 +21,7 @@ pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
         save_undone: args.save_undone.clone(),
         acknowledge: args.acknowledge,
         take_over: args.open.take_over,
+        wait_for_lease: args.open.wait,
         accept_lost_log: args.open.accept_lost_log,
         connect: connect_options(&args.open.members.connect),
     };

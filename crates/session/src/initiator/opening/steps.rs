@@ -248,8 +248,11 @@ impl Opening {
         let Some(intent) = self.intent() else {
             return Ok(Plan::default());
         };
-        // A dry run fences nobody, and what a living owner is writing can't be judged.
-        let take_over = intent.take_over && !matches!(self.mode, Mode::DryRun(_));
+        // A dry run fences nobody, and what an owner is writing can't be judged while it is there.
+        let is_dry = matches!(self.mode, Mode::DryRun(_));
+        let there = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
+        let take_over =
+            intent.take_over && !(is_dry && self.statuses.iter().any(|(_, s)| there(s)));
         let logged = |server: usize| self.config.servers[server].logged;
         plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
     }
@@ -315,6 +318,7 @@ impl Opening {
             resume: false,
             streams: intent.map_or(0, |i| i.streams),
             slots: 0,
+            lease_ms: intent.map_or(0, |i| i.lease_ms),
             members: server.members.iter().map(|m| m.place).collect(),
         }
     }
@@ -345,7 +349,10 @@ impl Opening {
                 if let Err(status) = answer {
                     if status.is(wire::status::OWNED) {
                         let owner = "another host".into();
-                        return Err(ClaimError::Owned { target: server, owner }.into());
+                        let lease_left_ms = 0;
+                        return Err(
+                            ClaimError::Owned { target: server, owner, lease_left_ms }.into()
+                        );
                     }
                     return Err(refused("claiming the volume", None)(status));
                 }

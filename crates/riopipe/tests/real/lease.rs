@@ -1,0 +1,122 @@
+//! Ownership is a lease: an owner that is away for a moment keeps its volume (T25).
+
+use std::time::Duration;
+
+use riopipe::{ClaimError, OpenError, OpenOptions, Place, RecoverOptions, StreamOptions, Until};
+use riopipe::{MemberAddr, Volume};
+
+use crate::crash::{
+    Node, Proxy, SOON, holds, impatient, open_soon, put, soon, volume_on, with_loss_timeout,
+};
+use crate::site::{connect, open_options};
+
+/// Somebody who opens the volume without taking it over is refused, and is told what to do.
+fn is_refused(members: &[MemberAddr], away: bool) {
+    match Volume::open("v", members, &impatient()) {
+        Err(error @ OpenError::Claim { error: ClaimError::Owned { lease_left_ms, .. }, .. }) => {
+            let text = error.to_string();
+            assert!(text.contains("--take-over"), "{text}");
+            assert_eq!((lease_left_ms > 0, text.contains("--wait")), (away, away), "{text}");
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a living owner was displaced without a take-over"),
+    }
+}
+
+/// Whether the target knows that its owner is away.
+fn is_away(members: &[MemberAddr]) -> bool {
+    let opened = Volume::open("v", members, &impatient()).map(|_| ());
+    matches!(
+        opened,
+        Err(OpenError::Claim { error: ClaimError::Owned { lease_left_ms: 1.., .. }, .. })
+    )
+}
+
+#[test]
+fn t25_a_living_owner_keeps_its_volume_while_its_target_restarts() {
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &with_loss_timeout(Duration::from_secs(30)));
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    is_refused(&members, false);
+    nodes[0].kill();
+    nodes[0].start();
+    // The rival is there before the owner, or after it.
+    assert!(Volume::open("v", &members, &impatient()).is_err());
+    let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut stream, 0, 1, 1), Some(true));
+    stream.close().unwrap();
+    volume.close().unwrap();
+    let (volume, _) = Volume::open("v", &members, &impatient()).expect("closed in good order");
+    volume.close().unwrap();
+}
+
+#[test]
+fn t25_a_living_owner_keeps_its_volume_while_its_connections_are_away() {
+    let nodes = [Node::new(), Node::new()];
+    let direct = volume_on(&nodes);
+    let proxy = Proxy::to(nodes[1].addr());
+    let members = [direct[0].clone(), proxy.member()];
+    let (volume, _) = open_soon(&members, &with_loss_timeout(Duration::from_secs(30)));
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    // A block on each target, durable: the owner is idle.
+    let seq = put(&mut stream, 0, 8, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    is_refused(&direct, false);
+    proxy.shut();
+    // The first target has its owner, the second has lost it: neither lets anybody in.
+    for _ in 0..20 {
+        is_refused(&direct, false);
+    }
+    proxy.open();
+    let seq = put(&mut stream, 0, 8, 2, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut stream, 0, 8, 2), Some(true));
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+#[test]
+fn t25_an_owner_that_is_gone_is_waited_for_or_taken_over_from() {
+    let nodes = [Node::new()];
+    let direct = volume_on(&nodes);
+    let proxy = Proxy::to(nodes[0].addr());
+    let members = [proxy.member()];
+    let (volume, _) = open_soon(&members, &with_loss_timeout(Duration::from_secs(30)));
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    proxy.shut();
+    soon("the target notices", || is_away(&direct));
+    is_refused(&direct, true);
+    let wait = OpenOptions { wait_for_lease: Duration::from_millis(50), ..open_options() };
+    assert!(Volume::open("v", &direct, &wait).is_err(), "the lease is longer than that");
+    // What is there can be looked at; nothing changes by that.
+    let look = RecoverOptions { dry_run: true, connect: connect(), ..RecoverOptions::default() };
+    assert!(Volume::recover("v", &direct, &look, &mut |_| ()).is_err());
+    let look = RecoverOptions { take_over: true, ..look };
+    assert!(Volume::recover("v", &direct, &look, &mut |_| ()).is_ok());
+    is_refused(&direct, true);
+    let take = OpenOptions { take_over: true, ..open_options() };
+    let (next, recovery) = Volume::open("v", &direct, &take).unwrap();
+    assert_eq!(recovery.stream(0).unwrap().last, seq);
+    next.close().unwrap();
+}
+
+#[test]
+fn t25_whoever_waits_gets_the_volume_when_its_owner_closes_it() {
+    let nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let wait = OpenOptions { wait_for_lease: SOON, ..open_options() };
+            Volume::open("v", &members, &wait).map(|(volume, _)| volume.close())
+        });
+        volume.close().unwrap();
+        waiting.join().unwrap().unwrap().unwrap();
+    });
+}

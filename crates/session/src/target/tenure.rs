@@ -1,0 +1,167 @@
+//! Who has a volume, and for how long: ownership is a lease (T8, T25).
+//!
+//! An owner that is there has its volume until it gives it back. When the target loses its
+//! association, or is started again under it, the volume stays the owner's until its lease has run
+//! out, by the target's clock. Even then nothing changes before somebody else wants the volume or
+//! one of its drives: until that happens, the owner may still come back.
+
+use alloc::format;
+use alloc::string::String;
+
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::log_region::{VolumeRecord, VolumeState};
+use riopipe_order::probe::{self, Plant};
+
+use super::claims::Owner;
+
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
+
+/// Who has a volume.
+#[derive(Debug)]
+pub(super) enum Tenure {
+    /// Nobody.
+    Vacant,
+    /// An association that is there.
+    Held(Owner),
+    /// An owner whose association is lost.
+    Away(Away),
+}
+
+/// An owner whose association is lost, or that had the volume in an earlier life of the target.
+#[derive(Debug)]
+pub(super) struct Away {
+    /// Its name.
+    name: String,
+    /// The association that was lost, until all of its operations have come back.
+    draining: Option<u64>,
+    /// When its lease runs out, ns of the host's clock.
+    until: u64,
+}
+
+impl Tenure {
+    /// Who had the volume in an earlier life of the target, which begins to serve `now`.
+    pub(super) fn found(record: &VolumeRecord, now: u64) -> Self {
+        match record.state {
+            VolumeState::Closed => Self::Vacant,
+            VolumeState::Owned => Self::Away(Away {
+                // Of an owner the log keeps the identifier only.
+                name: format!("the host with id {}", VolumeId(record.owner)),
+                draining: None,
+                until: end(now, record.lease_ms),
+            }),
+        }
+    }
+
+    /// The target has lost association `assoc`; whether that was the owner's.
+    pub(super) fn lose(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
+        match self {
+            Self::Held(owner) if owner.assoc == assoc => {
+                let name = core::mem::take(&mut owner.hostnqn);
+                let until = end(now, lease_ms);
+                *self = Self::Away(Away { name, draining: Some(assoc), until });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Everything of association `assoc` has come back; whether that was a lost owner's.
+    pub(super) fn drained(&mut self, assoc: u64) -> bool {
+        match self {
+            Self::Away(away) if away.draining == Some(assoc) => {
+                away.draining = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The owner that is there.
+    pub(super) const fn owner(&self) -> Option<&Owner> {
+        match self {
+            Self::Held(owner) => Some(owner),
+            Self::Vacant | Self::Away(_) => None,
+        }
+    }
+
+    /// Whether association `assoc` has the volume.
+    pub(super) fn is_of(&self, assoc: u64) -> bool {
+        self.owner().is_some_and(|owner| owner.assoc == assoc)
+    }
+
+    /// Whether nobody has it, not even an owner whose lease is over.
+    pub(super) const fn is_vacant(&self) -> bool {
+        matches!(self, Self::Vacant)
+    }
+
+    /// Whether only an explicit take-over gets the volume.
+    pub(super) fn is_kept(&self, now: u64) -> bool {
+        match self {
+            Self::Vacant => false,
+            Self::Held(_) => true,
+            Self::Away(away) => now < away.until && !probe::planted(Plant::T25LeaseWithConnection),
+        }
+    }
+
+    /// When a lease runs out, or has, with nothing of its owner under way any more: the volume may
+    /// be given free then.
+    pub(super) const fn free_from(&self) -> Option<u64> {
+        match self {
+            Self::Away(Away { draining: None, until, .. }) => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// The name of who keeps the volume, and for how many milliseconds yet if it is away.
+    pub(super) fn keeper(&self, now: u64) -> Option<(&str, u32)> {
+        match self {
+            Self::Held(owner) => Some((&owner.hostnqn, 0)),
+            Self::Away(away) if self.is_kept(now) => {
+                let left = (away.until - now).div_ceil(MS);
+                Some((&away.name, u32::try_from(left).unwrap_or(u32::MAX)))
+            }
+            Self::Vacant | Self::Away(_) => None,
+        }
+    }
+}
+
+/// When a lease ends that begins `now`.
+fn end(now: u64, lease_ms: u32) -> u64 {
+    now.saturating_add(u64::from(lease_ms) * MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held() -> Tenure {
+        Tenure::Held(Owner { assoc: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+    }
+
+    #[test]
+    fn t25_a_lost_owner_keeps_its_volume_until_the_lease_is_over() {
+        let mut tenure = held();
+        assert_eq!(tenure.keeper(0), Some(("nqn.x", 0)));
+        assert!(!tenure.lose(8, 2, 100), "another's association");
+        assert!(tenure.lose(7, 2, 100));
+        assert!(tenure.owner().is_none() && !tenure.is_of(7) && !tenure.is_vacant());
+        assert_eq!(tenure.keeper(100), Some(("nqn.x", 2)));
+        assert_eq!(tenure.keeper(100 + 2 * MS - 1), Some(("nqn.x", 1)));
+        assert!(tenure.is_kept(100 + 2 * MS - 1));
+        assert!(!tenure.is_kept(100 + 2 * MS));
+        assert_eq!(tenure.keeper(100 + 2 * MS), None);
+        assert_eq!(tenure.free_from(), None, "a write of it may still be under way");
+        assert!(tenure.drained(7) && !tenure.drained(7));
+        assert_eq!(tenure.free_from(), Some(100 + 2 * MS));
+    }
+
+    #[test]
+    fn t25_leases_of_any_length_end_some_time() {
+        for (now, lease_ms) in [(0, 0), (u64::MAX, u32::MAX), (1, u32::MAX)] {
+            let mut tenure = held();
+            assert!(tenure.lose(7, lease_ms, now));
+            assert!(!tenure.is_kept(now.saturating_add(u64::from(u32::MAX) * MS)));
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Ownership is a lease: an owner that is away for a moment keeps its volume, and its drives are
+//! kept from others, until the lease has run out (T25).
+
+mod peer;
+mod world;
+
+use peer::HOSTNQN;
+use riopipe_order::attribute::{Attribute, Seq};
+use riopipe_order::log_region::{HEADER_BYTES, LogRegion, VolumeState};
+use riopipe_session::target::Volumes;
+use riopipe_session::wire::{self, Claim};
+use world::recovery::{RIVAL, RIVAL_ID};
+use world::{
+    BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
+};
+
+const LEASE_MS: u32 = 45_000;
+const LEASE_NS: u64 = 45_000_000_000;
+const OWNED: u16 = 0x701;
+const STALE: u16 = 0x702;
+const NOT_OWNER: u16 = 0x703;
+const GUARDED: u16 = 0x70a;
+const LEASE_OVER: u16 = 0x714;
+
+fn leased(w: &World, generation: u32) -> Claim {
+    Claim { lease_ms: LEASE_MS, ..w.next_claim(generation) }
+}
+
+/// An owner with a lease whose first group, in block 1, is written and released: its log is at
+/// rest and empty.
+fn idle_owner(w: &mut World) -> Owner {
+    let (admin, cntlid) = w.admin();
+    let claim = Claim { lease_ms: LEASE_MS, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let mark = riopipe_bytes(&wire::mark_command(Seq(1), true)).cid(5);
+    assert_eq!(w.call(io, mark, &[]).status, 0);
+    Owner { admin, cntlid, io }
+}
+
+/// Another host: its admin connection and an I/O queue.
+fn rival(w: &mut World) -> (usize, usize) {
+    let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    (admin, w.io_as(RIVAL, RIVAL_ID, cntlid, 1))
+}
+
+fn plain_write(w: &mut World, io: usize) -> u16 {
+    w.call(io, peer::write(77, 1, 1, 1), &block(9)).status
+}
+
+fn claim(w: &mut World, admin: usize, generation: u32) -> u16 {
+    let claim = leased(w, generation);
+    w.claim(admin, &claim).unwrap().status
+}
+
+/// The owner's new association claims with generation 1 to go on.
+fn resume(w: &mut World) -> (u16, u16) {
+    let (admin, cntlid) = w.admin();
+    let claim = Claim { resume: true, ..leased(w, 1) };
+    (w.claim(admin, &claim).unwrap().status, cntlid)
+}
+
+fn state(w: &World) -> VolumeState {
+    let header = w.host.parts.crash(5).part(0..HEADER_BYTES);
+    LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap().volume(VOLUME).unwrap().state
+}
+
+#[test]
+fn t25_an_idle_owner_that_is_away_keeps_its_volume_and_its_guard() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, plain) = rival(&mut w);
+    assert_eq!(w.status(theirs).lease_left_ms, 0, "it is there");
+    w.hang_up(admin);
+    for passed in [0, LEASE_NS / 2, LEASE_NS - 1] {
+        w.host.now = world::NOW + passed;
+        let s = w.status(theirs);
+        let left = (LEASE_NS - passed).div_ceil(1_000_000) as u32;
+        assert_eq!((s.owned, s.own, &s.owner[..]), (true, false, HOSTNQN));
+        assert_eq!(s.lease_left_ms, left);
+        assert_eq!(claim(&mut w, theirs, 2), OWNED, "T8");
+        assert_eq!(plain_write(&mut w, plain), GUARDED, "T21");
+        assert_eq!(state(&w), VolumeState::Owned);
+    }
+    let (status, cntlid) = resume(&mut w);
+    assert_eq!(status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind_again(io, 0, 1, 1).status, 0);
+    let second = Attribute { ordinal: 1, ..attribute(2, 2) };
+    assert_eq!(w.call(io, ordered(1, &second, 1), &block(2)).status, 0);
+    assert_eq!(w.host.drives[0].block(1), block(1), "P5");
+    // The lease begins anew with the next loss only.
+    w.host.now += 2 * LEASE_NS;
+    assert_eq!(claim(&mut w, theirs, 2), OWNED);
+    assert_eq!(w.status(theirs).lease_left_ms, 0);
+}
+
+#[test]
+fn t25_after_the_lease_a_plain_claim_wins() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, _) = rival(&mut w);
+    w.hang_up(admin);
+    w.host.now += LEASE_NS;
+    let s = w.status(theirs);
+    assert!(!s.owned && s.lease_left_ms == 0);
+    assert_eq!(claim(&mut w, theirs, 2), 0);
+    assert_eq!(resume(&mut w).0, STALE);
+    assert!(w.status(theirs).own);
+}
+
+#[test]
+fn t25_after_the_lease_a_plain_writer_is_welcome_and_the_old_owner_is_not() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, plain) = rival(&mut w);
+    w.hang_up(admin);
+    w.host.now += LEASE_NS;
+    assert_eq!(state(&w), VolumeState::Owned, "until somebody has a use for it");
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert_eq!(state(&w), VolumeState::Closed);
+    assert_eq!(resume(&mut w).0, LEASE_OVER, "its blocks are not as it left them");
+    let mut w = w.restart(3);
+    assert_eq!(resume(&mut w).0, LEASE_OVER);
+    let _ = theirs;
+}
+
+#[test]
+fn t25_an_owner_may_come_back_late_if_nobody_was_there_before() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, plain) = rival(&mut w);
+    w.hang_up(admin);
+    w.host.now += 2 * LEASE_NS;
+    assert!(!w.status(theirs).owned, "looking changes nothing");
+    assert_eq!(resume(&mut w).0, 0);
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    assert_eq!(claim(&mut w, theirs, 2), OWNED);
+}
+
+#[test]
+fn t25_a_restarted_target_counts_the_lease_from_its_start() {
+    let mut w = World::new(&[false]);
+    idle_owner(&mut w);
+    let mut w = w.restart(3);
+    let (theirs, plain) = rival(&mut w);
+    let s = w.status(theirs);
+    assert!(s.owned && s.owner.starts_with("the host with id "), "{}", s.owner);
+    assert_eq!(s.lease_left_ms, LEASE_MS);
+    w.host.now += LEASE_NS - 1;
+    assert_eq!(claim(&mut w, theirs, 2), OWNED, "with an empty log, too");
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    // Another restart: it counts anew.
+    let mut w = w.restart(4);
+    let (theirs, plain) = rival(&mut w);
+    w.host.now += LEASE_NS - 1;
+    assert_eq!(claim(&mut w, theirs, 2), OWNED);
+    assert_eq!(resume(&mut w).0, 0);
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    let mut w = w.restart(5);
+    let (theirs, plain) = rival(&mut w);
+    w.host.now += LEASE_NS;
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert_eq!(claim(&mut w, theirs, 2), 0);
+}
+
+#[test]
+fn t25_what_waits_for_recovery_is_guarded_beyond_the_lease() {
+    let mut w = World::new(&[true]);
+    let Owner { admin, io, .. } = idle_owner(&mut w);
+    assert_eq!(w.call(io, ordered(1, &attribute(2, 2), 1), &block(2)).status, 0);
+    let (theirs, plain) = rival(&mut w);
+    w.hang_up(admin);
+    w.host.now += 2 * LEASE_NS;
+    let s = w.status(theirs);
+    assert!(!s.owned && s.unrecovered);
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    assert_eq!(claim(&mut w, theirs, 2), 0, "no take-over is needed");
+    assert_eq!(plain_write(&mut w, plain), 0, "its own");
+    assert_eq!(resume(&mut w).0, STALE);
+}
+
+#[test]
+fn t25_within_the_lease_a_take_over_is_explicit() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, _) = rival(&mut w);
+    w.hang_up(admin);
+    let take = Claim { take_over: true, ..leased(&w, 2) };
+    assert_eq!(w.claim(theirs, &take).unwrap().status, 0);
+    assert_eq!(resume(&mut w).0, STALE);
+}
+
+#[test]
+fn t25_the_guard_stays_while_a_write_of_the_lost_owner_is_under_way() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, cntlid, .. } = idle_owner(&mut w);
+    let label = w.io(cntlid, 2);
+    let (theirs, plain) = rival(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(label, peer::write(1, 1, 1, 1), &block(3));
+    w.hang_up(admin);
+    w.host.now += 2 * LEASE_NS;
+    assert_eq!(plain_write(&mut w, plain), GUARDED, "it could land over what is written now");
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert_eq!(w.host.drives[0].block(1), block(9));
+    let _ = theirs;
+}
+
+#[test]
+fn t25_a_silent_owner_is_lost_when_its_keep_alive_runs_out() {
+    let mut w = World::new(&[false]);
+    let (admin, _) = w.admin_as(HOSTNQN, peer::HOSTID, 15_000);
+    let first = Claim { lease_ms: LEASE_MS, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &first).unwrap().status, 0);
+    w.host.now += 14_999_000_000;
+    w.tick();
+    let (theirs, plain) = rival(&mut w);
+    assert_eq!(w.status(theirs).lease_left_ms, 0);
+    w.host.now += 1_000_000;
+    w.tick();
+    assert!(w.links[admin].closed.is_some());
+    assert_eq!(w.status(theirs).lease_left_ms, LEASE_MS);
+    assert_eq!(claim(&mut w, theirs, 2), OWNED);
+    w.host.now += LEASE_NS;
+    assert_eq!(plain_write(&mut w, plain), 0);
+}
+
+#[test]
+fn t25_a_release_ends_the_lease_at_once_even_if_its_answer_gets_lost() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = idle_owner(&mut w);
+    let (theirs, plain) = rival(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(io, peer::write(1, 1, 1, 1), &block(3));
+    let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
+    w.command(admin, release, &[]);
+    assert_eq!(w.next(admin), None, "its writes come back first");
+    w.hang_up(admin);
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert!(!w.status(theirs).owned);
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert_eq!(claim(&mut w, theirs, 2), 0);
+}
+
+#[test]
+fn t25_who_closed_the_volume_does_not_go_on_with_it() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
+    assert_eq!(w.call(admin, release, &[]).status, 0);
+    assert_eq!(resume(&mut w).0, LEASE_OVER);
+    let (theirs, _) = rival(&mut w);
+    let back = Claim { resume: true, ..leased(&w, 1) };
+    assert_eq!(w.claim(theirs, &back).unwrap().status, NOT_OWNER);
+}
+
+#[test]
+fn t25_another_volume_gets_a_drive_only_when_the_lease_is_over() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = idle_owner(&mut w);
+    let (theirs, _) = rival(&mut w);
+    w.hang_up(admin);
+    let other = riopipe_order::attribute::VolumeId([8; 16]);
+    let other = Claim { volume: other, lease_ms: LEASE_MS, ..w.first_claim() };
+    assert_eq!(w.claim(theirs, &other).unwrap().status, GUARDED);
+    w.host.now += LEASE_NS;
+    assert_eq!(w.claim(theirs, &other).unwrap().status, 0);
+    assert_eq!(resume(&mut w).0, GUARDED);
+}
+
+#[test]
+fn t25_a_stop_in_good_order_closes_what_nobody_keeps() {
+    for (passed, expected) in [(LEASE_NS - 1, VolumeState::Owned), (LEASE_NS, VolumeState::Closed)]
+    {
+        let mut w = World::new(&[false]);
+        let Owner { admin, .. } = idle_owner(&mut w);
+        w.hang_up(admin);
+        let now = w.host.now + passed;
+        w.host.shared.end_service(now, || Ok(())).unwrap();
+        assert_eq!(state(&w), expected);
+    }
+}
+
+#[test]
+fn t25_an_owner_without_replay_asks_for_no_lease() {
+    let mut w =
+        World::over(&[false], identity(), world::Parts::default(), Volumes::without_log(crc));
+    let (admin, _) = w.admin();
+    let unlogged = Claim { unlogged: true, create: false, lease_ms: 0, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0);
+    let (theirs, plain) = rival(&mut w);
+    w.hang_up(admin);
+    assert!(!w.status(theirs).owned);
+    // Nobody has been there yet: the owner may have it back, to open its streams anew.
+    let back = Claim { resume: true, ..unlogged.clone() };
+    let (admin, _) = w.admin();
+    assert_eq!(w.claim(admin, &back).unwrap().status, 0);
+    w.hang_up(admin);
+    assert_eq!(plain_write(&mut w, plain), 0);
+    let (admin, _) = w.admin();
+    assert_eq!(w.claim(admin, &back).unwrap().status, LEASE_OVER);
+}
