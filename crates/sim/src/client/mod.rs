@@ -416,6 +416,9 @@ impl Client {
                 match ended.answer {
                     Ok(_) => {
                         self.servers[server].claimed = true;
+                        if self.era() == Some(core.oracle.current()) {
+                            core.oracle.resumed(self.index, server, core.now);
+                        }
                         let association = self.servers[server].association;
                         for stream in self.streams.iter_mut().flatten() {
                             stream.has_association(server as u16, association, core);

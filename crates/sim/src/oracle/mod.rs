@@ -476,7 +476,7 @@ impl Oracle {
         {
             self.broken(Promise::P7, what);
         }
-        self.ownership.has_it(client, generation);
+        self.ownership.has_it(client, generation, now);
         if self.lost.is_empty() {
             for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);

@@ -40,7 +40,8 @@ impl Ownership {
     }
 
     /// It has it now.
-    pub(super) fn has_it(&mut self, client: usize, generation: u32) {
+    pub(super) fn has_it(&mut self, client: usize, generation: u32, now: u64) {
+        self.heard[client].fill(now);
         self.owner = Some(client);
         self.generation = generation;
     }
@@ -85,6 +86,16 @@ impl Oracle {
 
     /// A machine's target has heard of an initiator.
     pub fn heard(&mut self, client: usize, machine: usize, now: u64) {
+        let Ownership { heard, lease, .. } = &mut self.ownership;
+        let heard = &mut heard[client][machine];
+        // Once its lease may be over there, it has to be let back in.
+        if now < *heard + *lease {
+            *heard = now;
+        }
+    }
+
+    /// A machine's target has let the owner back in.
+    pub fn resumed(&mut self, client: usize, machine: usize, now: u64) {
         self.ownership.heard[client][machine] = now;
     }
 
