@@ -238,7 +238,7 @@ fn t9_a_log_that_failed_while_settling_decides_nothing_until_the_target_starts_a
     assert_eq!(w.settle(admin, 2, &[(0, 2, false)]), 0x711);
     // In memory it looks settled, but whoever reads the log next may find it as it was.
     assert_eq!(w.list(admin, 0), Err(0x711));
-    assert_eq!(w.bind(io, 0, 2, 2).status, 0x704, "not recovered");
+    assert_eq!(w.bind(io, 0, 2, 2).status, 0x711, "not recovered, and that is why");
     assert!(w.list(admin, 1).is_ok(), "the other stream's is fine");
     let mut w = w.restart(3);
     let (admin, io) = w.successor(3);
