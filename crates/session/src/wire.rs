@@ -24,6 +24,7 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Plant};
 
 pub mod list;
+pub mod status;
 
 /// Bytes of a block: Rio's volumes are made of 4 KiB blocks (assumption M1).
 pub const BLOCK_BYTES: usize = 4096;
@@ -67,85 +68,6 @@ const BIND_RESUME: u32 = 1 << 31;
 
 /// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
 pub const DTYPE_ORDERED: u32 = 0xf;
-
-/// Vendor specific status codes (status code type 7h).
-pub mod status {
-    use super::Status;
-
-    /// The volume has an owner that is there, or whose lease runs (T8, T25).
-    pub const OWNED: Status = Status(0x701);
-    /// A generation not higher than the one on record, or an owner that has been fenced (T8).
-    pub const STALE_GENERATION: Status = Status(0x702);
-    /// The command needs the claim of this volume, and this association does not hold it.
-    pub const NOT_OWNER: Status = Status(0x703);
-    /// The volume's log holds what has not been recovered (T19).
-    pub const UNRECOVERED: Status = Status(0x704);
-    /// The stream's log partition is full: the initiator overran its credits (T13).
-    pub const LOG_FULL: Status = Status(0x705);
-    /// The target has no ordering log, or none for this volume.
-    pub const NO_LOG: Status = Status(0x706);
-    /// The stream has failed earlier; nothing later is done (P6, T22).
-    pub const POISONED: Status = Status(0x707);
-    /// An ordered request whose attribute makes no sense (T18).
-    pub const BAD_ATTRIBUTE: Status = Status(0x708);
-    /// The stream is bound to another connection.
-    pub const STREAM_BUSY: Status = Status(0x709);
-    /// A plain write to a member of a Rio volume that has an owner or an unrecovered log (T21).
-    pub const GUARDED: Status = Status(0x70a);
-    /// The log region has no room for the volume's partitions; the completion's dword 0 has the
-    /// bytes needed, dword 1 the bytes free.
-    pub const LOG_TOO_SMALL: Status = Status(0x70b);
-    /// The target does not know this volume.
-    pub const UNKNOWN_VOLUME: Status = Status(0x70c);
-    /// The volume exists already.
-    pub const VOLUME_EXISTS: Status = Status(0x70d);
-    /// No such stream in the volume.
-    pub const NO_SUCH_STREAM: Status = Status(0x70e);
-    /// An ordered request on a queue that is bound to no stream.
-    pub const NOT_BOUND: Status = Status(0x70f);
-    /// The log belongs to another boot of the target and cannot be trusted (T19).
-    pub const LOG_LOST: Status = Status(0x710);
-    /// The log store itself failed.
-    pub const LOG_FAILED: Status = Status(0x711);
-    /// The stream's in-place list has not been acknowledged (T9).
-    pub const IN_PLACE_PENDING: Status = Status(0x712);
-    /// The partition was settled at another group.
-    pub const SETTLED: Status = Status(0x713);
-    /// An owner that comes back when its lease has run out and the volume was free for others
-    /// (T25).
-    pub const LEASE_OVER: Status = Status(0x714);
-
-    /// What a vendor status means, for error messages.
-    #[must_use]
-    pub fn meaning(status: Status) -> Option<&'static str> {
-        Some(match Status(status.0 & 0x7ff) {
-            OWNED => "the volume has an owner that is there, or may still come back",
-            STALE_GENERATION => "a newer owner has taken the volume over",
-            NOT_OWNER => "this initiator does not own the volume",
-            UNRECOVERED => "the volume's log has not been recovered",
-            LOG_FULL => "the stream's ordering log is full",
-            NO_LOG => "the target has no ordering log for this volume",
-            POISONED => "the stream has failed earlier",
-            BAD_ATTRIBUTE => "the ordering attribute makes no sense",
-            STREAM_BUSY => "the stream is bound to another connection",
-            GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
-            LOG_TOO_SMALL => "the target's log region has no room for this volume",
-            UNKNOWN_VOLUME => "the target does not know this volume",
-            VOLUME_EXISTS => "the volume exists already on this target",
-            NO_SUCH_STREAM => "the volume has no such stream",
-            NOT_BOUND => "the queue is bound to no stream",
-            LOG_LOST => {
-                "the log is from another boot of the target, or older than it was, and cannot be \
-                 trusted"
-            }
-            LOG_FAILED => "the target's log store failed",
-            IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",
-            SETTLED => "an earlier recovery has settled the stream at another group",
-            LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
-            _ => return None,
-        })
-    }
-}
 
 /// What a log region survives, as the target states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
