@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim lint bench guest mutants build setup
+.PHONY: help demo test sim sim-build sim-seeds sim-plants sim-worlds lint bench guest mutants build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -57,13 +57,22 @@ mutants: setup ## Small wrong changes in the pure rooms: does a test notice each
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
 
-sim: build ## Crashes of a simulated cluster, planted bugs, small worlds: SIM_MINUTES=10, and as much again
-	@# Apart from rio: its planted bugs must not get into the program.
+sim: sim-seeds sim-plants sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, small worlds
+
+# Apart from rio: its planted bugs must not get into the program.
+sim-build: build
 	@$(BOUNDED_BUILD) $(CARGO) build --profile sim --locked --package riopipe-sim --bin rio-sim
+
+sim-seeds: sim-build
 	@echo "sim: new seeds for $(SIM_MINUTES) minutes"
 	@timeout $(FOREGROUND) --kill-after=30 $$(( $(SIM_MINUTES) * 60 + $(SIM_LIMIT) )) $(RIO) sim --for $(SIM_MINUTES)m $(ARGS)
+
+sim-plants: sim-build
 	@echo "sim: planted bugs"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --plant all $(ARGS)
+
+sim-worlds: setup
+	@echo "sim: small worlds, all of them"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --release --locked --quiet \
 	  --package riopipe-order --test small_worlds -- full
 
