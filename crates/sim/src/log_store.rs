@@ -25,6 +25,9 @@ use crate::block::BLOCK;
 use crate::fuse::Fuse;
 use crate::rng::Rng;
 
+/// Words of a cache line.
+const LINE: u32 = 8;
+
 /// What kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -90,6 +93,9 @@ struct Part {
     /// Of a mapped file: what was written back last.
     disk: Vec<u8>,
     undo: Vec<Undo>,
+    /// The same of what processes that have died stored in persistent memory. A fence waits for what
+    /// its own process has begun to write back, and for nothing else.
+    left: Vec<Undo>,
     /// The same of what a drive's volatile cache has taken in and no FLUSH has covered.
     cached: Vec<Undo>,
     /// Fences to succeed before one fails, plus one; 0: none fails.
@@ -107,9 +113,18 @@ impl Part {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
+    /// A fence has covered what this process has stored: whole cache lines of it.
+    fn fenced(&mut self) {
+        let undo = core::mem::take(&mut self.undo);
+        if !self.left.is_empty() {
+            self.left.retain(|old| undo.iter().all(|new| new.word / LINE != old.word / LINE));
+        }
+        self.cached.clear();
+    }
+
     /// Each word that no fence has covered becomes what it was, is, or was in between.
     fn tear_words(&mut self, rng: &mut Rng) {
-        let undo = core::mem::take(&mut self.undo);
+        let undo = self.left.drain(..).chain(self.undo.drain(..));
         let mut values: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for Undo { word, old } in undo {
             values.entry(word).or_default().push(old);
@@ -117,15 +132,15 @@ impl Part {
         // A cache line's words tend to go the same way.
         let (mut line, mut fate) = (u32::MAX, Fate::Any);
         for (word, older) in values {
-            if word / 8 != line {
-                (line, fate) = (word / 8, Fate::draw(rng));
+            if word / LINE != line {
+                (line, fate) = (word / LINE, Fate::draw(rng));
             }
             let lost = match fate {
                 Fate::Any => rng.one_in(2),
                 Fate::Kept => false,
                 Fate::Lost => true,
-                Fate::LostBut(one) => word % 8 != one,
-                Fate::KeptBut(one) => word % 8 == one,
+                Fate::LostBut(one) => word % LINE != one,
+                Fate::KeptBut(one) => word % LINE == one,
             };
             if lost {
                 self.put(word, *rng.pick(&older));
@@ -239,6 +254,11 @@ impl LogStore {
     pub fn process_died(&self, rng: &mut Rng) {
         let mut all = self.lock();
         let fencing = all.fencing.take();
+        if self.kind == LogStoreKind::Dax {
+            for part in all.parts.values_mut() {
+                part.left.append(&mut part.undo);
+            }
+        }
         if matches!(self.kind, LogStoreKind::Block | LogStoreKind::Cached) {
             for (at, part) in &mut all.parts {
                 part.tear_blocks(fencing == Some(*at), rng);
@@ -309,6 +329,7 @@ impl LogStore {
         if self.kind != LogStoreKind::File && !probe::planted(Plant::T7TrustUnfenced) {
             for part in self.lock().parts.values_mut() {
                 part.undo.clear();
+                part.left.clear();
                 part.cached.clear();
             }
         }
@@ -415,8 +436,7 @@ impl Region for LogPart {
             1 => return Err(RegionError::new("the store reported an error")),
             _ => part.fences_left -= 1,
         }
-        part.undo.clear();
-        part.cached.clear();
+        part.fenced();
         Ok(())
     }
 
@@ -472,6 +492,28 @@ mod tests {
             assert_eq!((word(&part, 8), word(&part, BLOCK)), (2, 3));
         }
         assert_eq!(words.len(), 8, "each word on its own: {words:?}");
+    }
+
+    #[test]
+    fn a_fence_covers_what_its_own_process_has_stored() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..64 {
+            let (store, mut part) = written(LogStoreKind::Dax);
+            store.process_died(&mut Rng::new(seed));
+            match seed % 3 {
+                // In the next life: elsewhere, in one of the two lines, or all of it.
+                0 => part.write(BLOCK + 512, &[4; 8]),
+                1 => part.write(32, &[4; 8]),
+                _ => store.open(),
+            }
+            part.fence().unwrap();
+            store.power_cut(&mut Rng::new(seed));
+            let left = (word(&part, 8), word(&part, BLOCK));
+            assert!(seed % 3 != 1 || left.0 == 2, "its line has been written back");
+            assert!(seed % 3 != 2 || left == (2, 3), "all of it has been written back");
+            *seen.entry((seed % 3, left)).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 4 + 2 + 1, "{seen:?}");
     }
 
     #[test]
