@@ -6,6 +6,7 @@ mod world;
 use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, NewVolume, inspect};
+use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
 use world::{
@@ -303,6 +304,44 @@ fn t8_data_that_arrives_after_the_take_over_goes_nowhere() {
     let statuses: Vec<u16> = w.completions(io).iter().map(|c| c.status).collect();
     assert_eq!(statuses, [0x702, 0x70a]);
     assert!(w.host.drives[0].history.is_empty(), "{:?}", w.host.drives[0].history.len());
+}
+
+#[test]
+fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = w.owner();
+    // What the budget has room for is asked for, and two wait for their turn. Of each pair on the
+    // same blocks the first may go to the drive, the second waits at the gate.
+    let (blocks, room) = (TRANSFER_BYTES_MAX / 4096, TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
+    for n in 1..=room as u64 + 2 {
+        let lba = n / 2 * u64::from(blocks);
+        let large = riopipe_order::attribute::Attribute { blocks, ..attribute(n, lba) };
+        w.command(io, ordered(n as u16, &large, 0).transport(TRANSFER_BYTES_MAX), &[]);
+    }
+    let tags: Vec<u16> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.u16(10)).collect();
+    assert_eq!(tags.len(), room);
+    assert_eq!(w.claim(admin, &next_claim(&w, 2)).unwrap().status, 0);
+    // Who waited at the gate, and had not been asked for its data.
+    let mut answers = w.completions(io);
+    assert_eq!(w.settle(admin, 2, &[(0, 0, false), (1, 0, false)]), 0);
+    assert_eq!(w.bind(io, 0, 2, 0).status, 0, "the same connection, the new generation");
+    let data = pattern(1, blocks as usize);
+    for (cid, ttag) in (1..).zip(tags) {
+        for (i, piece) in data.chunks(H2C_DATA_BYTES_MAX as usize).enumerate() {
+            let offset = i as u32 * H2C_DATA_BYTES_MAX;
+            let last = offset + H2C_DATA_BYTES_MAX == TRANSFER_BYTES_MAX;
+            w.send(io, &peer::h2c_data(Digests::default(), cid, ttag, offset, piece, last));
+        }
+    }
+    answers.extend(w.completions(io));
+    let mut answers: Vec<_> = answers.iter().map(|c| (c.cid, c.status)).collect();
+    answers.sort();
+    let all: Vec<_> = (1..=room as u16 + 2).map(|cid| (cid, 0x702)).collect();
+    assert_eq!(answers, all);
+    // The new stream is not touched, and nothing reached the drive.
+    assert!(w.host.drives[0].history.is_empty());
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    assert_eq!(w.host.drives[0].history, [(1, What::Write(block(1)))]);
 }
 
 #[test]

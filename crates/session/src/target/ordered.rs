@@ -173,18 +173,35 @@ impl<H: Host> TargetConn<H> {
 
     /// All data of an ordered request has come in by R2T.
     pub(super) fn ordered_gathered(&mut self, index: u16, out: &mut Outbox<H::Buf>) {
-        self.slots[index].stage = Stage::Gate;
-        let Some(mut stream) = self.stream.take() else {
-            // Fenced and given back while the data was under way.
-            return self.answer(index, overtaken(), 0, out);
-        };
-        if self.slots[index].refused {
-            let status = self.slots[index].verdict.unwrap_or(wire::status::POISONED.with_dnr());
-            self.answer(index, status, 0, out);
-        } else {
-            self.data_ready(&mut stream, index);
+        let slot = &mut self.slots[index];
+        slot.stage = Stage::Gate;
+        if slot.refused {
+            let status = slot.verdict.unwrap_or_else(overtaken);
+            return self.answer(index, status, 0, out);
         }
-        self.stream = Some(stream);
+        match self.stream.take() {
+            Some(mut stream) => {
+                self.data_ready(&mut stream, index);
+                self.stream = Some(stream);
+            }
+            None => {
+                debug_assert!(false, "a stream was given back and its request not refused");
+                self.answer(index, overtaken(), 0, out);
+            }
+        }
+    }
+
+    /// The stream is given back. The requests that it still waits for the data of are refused: when
+    /// that has come, this connection may carry another stream, whose gate knows nothing of them
+    /// (T8).
+    pub(super) fn refuse_unfinished(&mut self) {
+        for (_, slot) in self.slots.iter_mut() {
+            let waits = matches!(slot.stage, Stage::Budget | Stage::Receiving);
+            if slot.ordered && waits && !slot.refused {
+                slot.refused = true;
+                slot.verdict = Some(overtaken());
+            }
+        }
     }
 
     /// There is no memory for the data of an ordered request.

@@ -291,6 +291,7 @@ impl<H: Host> TargetConn<H> {
             return;
         };
         self.doubts_orphaned();
+        self.refuse_unfinished();
         self.was_fenced = stream.fenced;
         let mut log = stream.log;
         // Persist words of operations that came back last. If this fails, they are not durable,

@@ -8,6 +8,7 @@ use super::conn::{Closed, TargetConn};
 use super::host::Host;
 use super::limits::TRANSFER_BUDGET;
 use super::slots::Stage;
+use super::stream::overtaken;
 use crate::outbox::Outbox;
 
 impl<H: Host> TargetConn<H> {
@@ -60,6 +61,11 @@ impl<H: Host> TargetConn<H> {
 
     fn start_transfer(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
         let slot = &mut self.slots[index];
+        if slot.refused {
+            // Its stream was given back while it waited; no R2T has been sent.
+            let status = slot.verdict.unwrap_or_else(overtaken);
+            return self.answer(index, status, 0, out);
+        }
         let want = slot.want;
         slot.charged = want as usize;
         self.held += want as usize;
