@@ -13,7 +13,7 @@ use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
 
-use crate::config::Config;
+use crate::config::{CONNECTIONS_MAX, Config};
 use crate::identity;
 use crate::log::check_kind;
 
@@ -367,6 +367,10 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
         let advice = format!("give 1 to {IO_QUEUES_MAX}");
         wrong("io_queues", config.io_queues.to_string(), &advice);
     }
+    if !(1..=CONNECTIONS_MAX).contains(&config.connections) {
+        let advice = format!("give 1 to {CONNECTIONS_MAX}");
+        wrong("connections", config.connections.to_string(), &advice);
+    }
     if let Some(Err(error)) = config.metrics.as_deref().map(check_address) {
         wrong("metrics", error.to_string(), error.advice());
     }
@@ -440,6 +444,7 @@ mod tests {
             reactors: Some(0),
             cores: vec![100_000],
             io_queues: 0,
+            connections: 0,
             log: Some("tape:/dev/st0".into()),
             metrics: Some("0.0.0.0:9420".into()),
             namespaces: vec![
@@ -460,6 +465,7 @@ mod tests {
             "reactors",
             "cores",
             "io_queues",
+            "connections",
             "log",
             "metrics",
             "namespaces[1]",

@@ -55,6 +55,8 @@ pub struct Config {
     pub require_data_digest: bool,
     /// I/O queues per controller.
     pub io_queues: u16,
+    /// Connections of all hosts together; more wait until one ends (T28).
+    pub connections: usize,
     /// Milliseconds that commands under way may take to finish when the target stops.
     pub grace_ms: u64,
     /// Loopback address and port where `GET /metrics` gives Prometheus's text and `GET /stat` the
@@ -85,6 +87,10 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 pub const DEFAULT_LOCK_WAIT_MS: u64 = 10_000;
 /// How long to look for work before sleeping, microseconds, unless told otherwise.
 pub const DEFAULT_SPIN_US: u64 = 200;
+/// The most connections that a configuration may allow.
+pub(crate) const CONNECTIONS_MAX: usize = 1 << 16;
+/// How many connections may be open at once unless told otherwise.
+pub(crate) const DEFAULT_CONNECTIONS: usize = 4096;
 
 impl Default for Config {
     fn default() -> Self {
@@ -105,6 +111,7 @@ impl Default for Config {
             require_header_digest: false,
             require_data_digest: false,
             io_queues: IO_QUEUES_MAX,
+            connections: DEFAULT_CONNECTIONS,
             grace_ms: 1000,
             metrics: None,
         }

@@ -25,6 +25,7 @@ mod link;
 mod log;
 mod mail;
 mod nvmetcli;
+mod places;
 mod reactor;
 mod stat;
 mod sync;

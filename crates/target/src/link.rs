@@ -6,6 +6,7 @@ use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{ConnId, LocalAddress, TargetConn};
 
 use crate::devices::{Buf, Devices};
+use crate::places::Place;
 
 /// The longest PDU that a host may send, with room for headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
@@ -32,10 +33,12 @@ pub(crate) struct Link {
     pub(crate) placed: Option<usize>,
     /// When it last received something.
     pub(crate) active: u64,
+    /// Wherever it goes, it counts as one of all connections until it is dropped (T28).
+    _place: Place,
 }
 
 impl Link {
-    pub(crate) fn new(socket: Socket, id: ConnId, key: u64, now: u64) -> Self {
+    pub(crate) fn new(socket: Socket, id: ConnId, key: u64, place: Place, now: u64) -> Self {
         let local = socket.local_addr().ok().map(|address| LocalAddress {
             traddr: address.ip().to_string(),
             ipv6: address.is_ipv6(),
@@ -51,6 +54,7 @@ impl Link {
             dead: false,
             placed: None,
             active: now,
+            _place: place,
         }
     }
 

@@ -18,13 +18,12 @@ use crate::devices::{Devices, SharedState};
 use crate::link::Link;
 use crate::log::Log;
 use crate::mail::{Mail, Mailboxes, Reader};
+use crate::places::{Place, Places};
 
 /// Tokens of the poller: connections count from 0.
 const LISTENER: u64 = 1 << 62;
 const DRIVE: u64 = 1 << 61;
 
-/// Connections beyond this one are refused: their buffers are what a connection costs.
-const CONNECTIONS_MAX: usize = 4096;
 /// Sockets that were active so recently are looked at directly while spinning: an `epoll_wait`
 /// would only add a system call.
 const HOT_NS: u64 = 500_000;
@@ -36,7 +35,7 @@ const ROUNDS_PER_LOOK: u32 = 16;
 const TICK_NS: u64 = 100_000_000;
 /// How old the last look at the log's file may be when something is done that relies on it.
 const WATCH_NS: u64 = 100_000_000;
-/// When accepting fails for want of descriptors.
+/// How long nothing is accepted for want of descriptors, or of places for connections.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
 /// What a reactor is made of.
@@ -51,6 +50,8 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<Control>,
     pub(crate) spin: SpinPolicy,
     pub(crate) next_conn: Arc<AtomicU64>,
+    /// Of all reactors.
+    pub(crate) places: Arc<Places>,
     pub(crate) log: Option<Arc<Log>>,
     /// Commands may take so long to finish once the target stops.
     pub(crate) grace_ns: u64,
@@ -65,6 +66,9 @@ pub(crate) struct Reactor {
     devices: Devices,
     listeners: Vec<Listener>,
     accept_after: Option<u64>,
+    /// All places for connections were taken when it last asked for one.
+    is_full: bool,
+    places: Arc<Places>,
     links: Vec<Option<Box<Link>>>,
     /// Free places in `links`.
     free: Vec<usize>,
@@ -103,6 +107,8 @@ impl Reactor {
             devices,
             listeners: parts.listeners,
             accept_after: None,
+            is_full: false,
+            places: parts.places,
             links: Vec::new(),
             free: Vec::new(),
             touched: Vec::new(),
@@ -222,22 +228,46 @@ impl Reactor {
             let Some(listener) = self.listeners.get(listener) else {
                 return any;
             };
+            let Some(place) = self.places.take() else {
+                self.full();
+                return any;
+            };
             match listener.accept() {
                 Ok(Some(socket)) => {
                     any = true;
-                    self.add(socket);
+                    self.is_full = false;
+                    self.add(socket, place);
                 }
                 Ok(None) => return any,
                 Err(error) => {
                     tracing::error!(%error, "accept failed");
                     if matches!(error, AcceptError::Exhausted { .. }) {
-                        self.accept_after = Some(self.devices.now + ACCEPT_PAUSE_NS);
-                        self.watch_listeners(false);
+                        self.pause_accepting();
                         return any;
                     }
                 }
             }
         }
+    }
+
+    /// There is no place for another connection. Whoever knocks waits in the kernel's queue, which
+    /// has a bound of its own. Places come free on any reactor, and none tells this one: it looks
+    /// again after a while.
+    fn full(&mut self) {
+        if !self.is_full {
+            self.is_full = true;
+            let max = self.places.max();
+            tracing::warn!(
+                "{max} connections are open, no more are accepted until one ends: raise \
+                 `connections` in the configuration, or find out who opens so many"
+            );
+        }
+        self.pause_accepting();
+    }
+
+    fn pause_accepting(&mut self) {
+        self.accept_after = Some(self.devices.now + ACCEPT_PAUSE_NS);
+        self.watch_listeners(false);
     }
 
     fn watch_listeners(&mut self, on: bool) {
@@ -253,15 +283,11 @@ impl Reactor {
         }
     }
 
-    fn add(&mut self, socket: riopipe_net::Socket) {
+    fn add(&mut self, socket: riopipe_net::Socket, place: Place) {
         let peer = socket.peer();
-        if self.links.len() - self.free.len() >= CONNECTIONS_MAX {
-            tracing::warn!(%peer, "connection refused: {CONNECTIONS_MAX} connections are open");
-            return;
-        }
         let id = ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed));
         tracing::debug!(%peer, conn = id.0, "accepted");
-        self.take_in(Box::new(Link::new(socket, id, 0, self.devices.now)));
+        self.take_in(Box::new(Link::new(socket, id, 0, place, self.devices.now)));
     }
 
     fn take_in(&mut self, mut link: Box<Link>) {
@@ -422,7 +448,9 @@ impl Reactor {
     fn wind_up(&mut self) -> bool {
         if self.stop_at.is_none() {
             self.stop_at = Some(self.devices.now + self.grace_ns);
-            self.watch_listeners(false);
+            if self.accept_after.take().is_none() {
+                self.watch_listeners(false);
+            }
             self.listeners.clear();
             // From now on this reactor moves no connection to another.
             self.control.winds_up(&self.mail);

@@ -22,6 +22,7 @@ use crate::counters::Counters;
 use crate::devices::{QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
 use crate::mail::Mailboxes;
+use crate::places::Places;
 use crate::reactor::{Parts, Reactor};
 use crate::stat::{Figures, Stat};
 
@@ -209,6 +210,7 @@ impl Target {
         let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
         let control = Arc::new(Control::new());
         let next_conn = Arc::new(AtomicU64::new(1));
+        let places = Places::new(config.connections);
         let figures = Arc::new(Figures {
             subnqn: settled.subnqn.clone(),
             start: Start::now(),
@@ -252,6 +254,7 @@ impl Target {
                 control: Arc::clone(&running.control),
                 spin: spin(config.spin_us),
                 next_conn: Arc::clone(&next_conn),
+                places: Arc::clone(&places),
                 log: running.log.clone(),
                 grace_ns: config.grace_ms.saturating_mul(1_000_000),
                 counters: Arc::clone(&running.figures.counters[index]),

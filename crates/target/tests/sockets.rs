@@ -334,6 +334,37 @@ fn p7_the_owner_of_a_killed_target_comes_back() {
     target.stop().unwrap();
 }
 
+/// Connections count wherever they are; one that ends on any reactor makes room for another.
+#[test]
+fn t28_connections_are_counted_over_all_reactors() {
+    let config = Config { reactors: Some(2), connections: 5, ..Config::on_loopback(&["mem:1M"]) };
+    let target = Target::start(&config).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    // Half of them are the second reactor's.
+    let mut queues: Vec<Queue> =
+        (1..=4).map(|qid| Queue::io(&target, Digests::default(), cntlid, qid)).collect();
+    for qid in 1..=4 {
+        let mut stream = TcpStream::connect(target.addresses()[0]).unwrap();
+        stream.write_all(&peer::icreq(Digests::default(), 0)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let waits = stream.read(&mut [0; 128]).unwrap_err();
+        assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock, "{qid}");
+        assert_eq!(target.connections(), 5);
+        let gone = queues.remove(0);
+        drop(gone);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut icresp = [0; 128];
+        stream.read_exact(&mut icresp).unwrap();
+        assert_eq!(icresp[0], 0x01);
+        drop(stream);
+        let mut again = Queue::open(target.addresses()[0], Digests::default());
+        let data = peer::connect_data(target.subnqn(), HOSTNQN, HOSTID, cntlid);
+        assert_eq!(again.call(peer::connect(0, qid, 31, 0), &data).status, 0);
+        queues.push(again);
+    }
+    target.stop().unwrap();
+}
+
 #[test]
 fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,9 +18,11 @@ use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
+use super::limits::LEASE_MS_MAX;
 use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::tenure::Tenure;
+use super::unlogged::Taken;
 use super::volume::{Log, Partition, Volume, fitting_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
@@ -50,6 +52,7 @@ pub struct Volumes<R> {
     pub(super) log: Log<R>,
     /// The list of which somebody has had a page, but not the last.
     pub(super) listing: Option<Listing>,
+    pub(super) taken: Taken,
     crc: Crc32c,
 }
 
@@ -66,7 +69,8 @@ impl<R: Region> Volumes<R> {
     /// A target without an ordering log.
     #[must_use]
     pub fn without_log(crc: Crc32c) -> Self {
-        Self { list: Vec::new(), log: Log::None, listing: None, crc }
+        let taken = Taken::default();
+        Self { list: Vec::new(), log: Log::None, listing: None, taken, crc }
     }
 
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
@@ -114,7 +118,8 @@ impl<R: Region> Volumes<R> {
                 Volume { partitions, ..Volume::known(&record, lost) }
             })
             .collect();
-        (Self { list, log: Log::Live { region, split }, listing: None, crc }, problems)
+        let log = Log::Live { region, split };
+        (Self { list, log, listing: None, taken: Taken::default(), crc }, problems)
     }
 
     /// A target whose log region is of another boot: the volumes in it are known, guarded, and
@@ -122,7 +127,8 @@ impl<R: Region> Volumes<R> {
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::known(record, true));
-        Self { list: list.collect(), log: Log::Lost(header), listing: None, crc }
+        let (list, log) = (list.collect(), Log::Lost(header));
+        Self { list, log, listing: None, taken: Taken::default(), crc }
     }
 
     /// What Identify Controller says of Rio's extension.
@@ -221,6 +227,10 @@ impl<R: Region> Volumes<R> {
         if claim.generation == 0 {
             return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
         }
+        // Granting less than was asked for would end the lease while its owner still waits (T25).
+        if claim.lease_ms > LEASE_MS_MAX {
+            return Err((wire::status::LEASE_TOO_LONG.with_dnr(), LEASE_MS_MAX.into()));
+        }
         // Who comes back makes nothing new, and has nobody to fence but itself.
         if claim.resume && (claim.create || claim.take_over || claim.give_up) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
@@ -244,6 +254,9 @@ impl<R: Region> Volumes<R> {
                 at
             }
             None if claim.create || claim.unlogged => {
+                if claim.resume {
+                    self.check_unknown_resume(claim)?;
+                }
                 let (partitions, slots) =
                     if claim.unlogged { (Vec::new(), 0) } else { self.add_partitions(claim)? };
                 self.list.push(Volume::new(claim, partitions, slots));
@@ -279,6 +292,7 @@ impl<R: Region> Volumes<R> {
         }
         let claimed = volume.change_hands(claim, who);
         self.listing = None;
+        self.forget_predecessors(claim);
         self.reguard(namespaces);
         Ok(claimed)
     }

@@ -1,4 +1,5 @@
-//! What one connection may cost (T18): every bound in one place.
+//! What one connection may cost (T18), and what all of them together may (T28): every bound in one
+//! place.
 
 /// Bytes of a logical block. Nothing smaller is served: media assumption 1 is about 4096 bytes.
 pub const BLOCK_SIZE: u32 = 4096;
@@ -34,6 +35,9 @@ pub const STALL_NS: u64 = 10_000_000_000;
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// Keep-alive granularity in milliseconds (KAS counts 100 ms).
 pub const KEEP_ALIVE_STEP_MS: u32 = 100;
+/// The longest lease that is granted, milliseconds: a day. For so long a host that claims and goes
+/// away keeps a volume's namespaces from everybody who does not take over (T25).
+pub const LEASE_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// The highest group number that a host may start from or release: far beyond what a stream
 /// reaches, far below where numbers would wrap.
 pub const SEQ_MAX: u64 = 1 << 62;

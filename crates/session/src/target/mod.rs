@@ -30,6 +30,7 @@ mod sync;
 mod tenure;
 mod tracer;
 mod transfer;
+mod unlogged;
 mod volume;
 
 pub use claims::{Owner, Split, Volumes};

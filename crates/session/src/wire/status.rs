@@ -44,6 +44,9 @@ pub const SETTLED: Status = Status(0x713);
 /// An owner that comes back when its lease has run out and the volume was free for others
 /// (T25).
 pub const LEASE_OVER: Status = Status(0x714);
+/// A claim asks for a longer lease than the target grants; the completion's dword 0 has the longest,
+/// milliseconds (T28).
+pub const LEASE_TOO_LONG: Status = Status(0x715);
 
 /// What a vendor status means, for error messages.
 #[must_use]
@@ -72,6 +75,10 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",
         SETTLED => "an earlier recovery has settled the stream at another group",
         LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
+        LEASE_TOO_LONG => {
+            "the lease that goes with the loss timeout is longer than the target grants: choose a \
+             loss timeout of less than a day"
+        }
         _ => return None,
     })
 }

@@ -1,0 +1,139 @@
+//! What peers may cost a target has bounds, whatever they send or leave open (T28).
+
+mod peer;
+mod world;
+
+use riopipe_order::attribute::VolumeId;
+use riopipe_session::target::Volumes;
+use riopipe_session::target::limits::LEASE_MS_MAX;
+use riopipe_session::wire::{self, Claim};
+use world::recovery::{RIVAL, RIVAL_ID};
+use world::{Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
+
+const OWNED: u16 = 0x701;
+const STALE: u16 = 0x702;
+const GUARDED: u16 = 0x70a;
+const LEASE_OVER: u16 = 0x714;
+const LEASE_TOO_LONG: u16 = 0x715;
+
+fn without_log(drives: usize) -> World {
+    World::over(&vec![false; drives], identity(), Parts::default(), Volumes::without_log(crc))
+}
+
+fn volume(i: u32) -> VolumeId {
+    let mut id = [0; 16];
+    id[..4].copy_from_slice(&(i + 1).to_le_bytes());
+    VolumeId(id)
+}
+
+/// A claim of a volume without a log, with namespace `nsid` alone.
+fn unlogged(w: &World, volume: VolumeId, nsid: u32) -> Claim {
+    let members = wire::in_order([nsid]);
+    Claim { volume, members, create: false, unlogged: true, slots: 0, ..w.first_claim() }
+}
+
+fn release(w: &mut World, admin: usize, volume: VolumeId) -> u16 {
+    w.call(admin, riopipe_bytes(&wire::release_command(volume, false)).cid(52), &[]).status
+}
+
+fn claim(w: &mut World, admin: usize, claim: &Claim) -> u16 {
+    w.claim(admin, claim).unwrap().status
+}
+
+#[test]
+fn t28_volumes_without_a_log_are_not_remembered_without_bound() {
+    for mut w in [without_log(2), World::new(&[false, false])] {
+        let (admin, _) = w.admin();
+        for i in 0..1000 {
+            let nsid = i % 2 + 1;
+            let one = unlogged(&w, volume(i), nsid);
+            assert_eq!(claim(&mut w, admin, &one), 0);
+            assert!(w.host.shared.volumes().remembered() <= 2, "after {i}");
+            assert_eq!(release(&mut w, admin, volume(i)), 0);
+        }
+        assert!(w.host.shared.volumes().live_entries(volume(0)).is_none());
+        assert!(w.host.shared.volumes().live_entries(volume(999)).is_some());
+    }
+}
+
+#[test]
+fn t28_volumes_without_a_log_that_are_left_behind_have_the_same_bound() {
+    let mut w = without_log(3);
+    for i in 0..300 {
+        let (admin, _) = w.admin();
+        // With and without a lease that is over when the next one comes.
+        let lease_ms = if i % 2 == 0 { 0 } else { 1000 };
+        let one = Claim { lease_ms, ..unlogged(&w, volume(i), i % 3 + 1) };
+        assert_eq!(claim(&mut w, admin, &one), 0);
+        w.hang_up(admin);
+        assert!(w.host.shared.volumes().remembered() <= 3, "after {i}");
+        w.host.now += 1_000_000_000;
+    }
+}
+
+#[test]
+fn t28_what_is_owned_leased_or_logged_is_not_forgotten() {
+    let mut w = World::new(&[false, false]);
+    let (admin, _) = w.admin();
+    let logged = Claim { members: wire::in_order([2]), ..w.first_claim() };
+    assert_eq!(claim(&mut w, admin, &logged), 0);
+    assert_eq!(release(&mut w, admin, VOLUME), 0);
+    let first = Claim { lease_ms: 1000, ..unlogged(&w, volume(1), 1) };
+    assert_eq!(claim(&mut w, admin, &first), 0);
+    let (theirs, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    for nsid in [1, 2] {
+        let other = unlogged(&w, volume(2 + nsid), nsid);
+        assert_eq!(claim(&mut w, theirs, &other), if nsid == 1 { GUARDED } else { 0 });
+    }
+    w.hang_up(admin);
+    let other = unlogged(&w, volume(5), 1);
+    assert_eq!(claim(&mut w, theirs, &other), GUARDED, "its lease runs (T25)");
+    assert!(w.host.shared.volumes().live_entries(volume(1)).is_some());
+    assert!(w.host.shared.volumes().live_entries(VOLUME).is_some(), "the log knows it");
+}
+
+#[test]
+fn t28_who_was_forgotten_does_not_come_back_unaware() {
+    let mut w = without_log(1);
+    let (admin, _) = w.admin();
+    let first = Claim { generation: 3, ..unlogged(&w, volume(1), 1) };
+    assert_eq!(claim(&mut w, admin, &first), 0);
+    w.hang_up(admin);
+    let (theirs, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let second = unlogged(&w, volume(2), 1);
+    assert_eq!(claim(&mut w, theirs, &second), 0);
+    assert!(w.host.shared.volumes().live_entries(volume(1)).is_none());
+    let (admin, _) = w.admin();
+    let back = Claim { resume: true, ..first };
+    assert_eq!(claim(&mut w, admin, &back), GUARDED, "while the other has it");
+    assert_eq!(release(&mut w, theirs, volume(2)), 0);
+    assert_eq!(claim(&mut w, admin, &back), LEASE_OVER, "and after that (T25)");
+    let forget = riopipe_bytes(&wire::release_command(volume(2), true)).cid(52);
+    let again = Claim { generation: 2, ..second };
+    assert_eq!(claim(&mut w, theirs, &again), 0);
+    assert_eq!(w.call(theirs, forget, &[]).status, 0);
+    assert_eq!(w.host.shared.volumes().remembered(), 0);
+    assert_eq!(claim(&mut w, admin, &back), LEASE_OVER);
+    let anew = Claim { resume: false, generation: 4, ..back };
+    assert_eq!(claim(&mut w, admin, &anew), 0, "opened anew");
+    assert_eq!(claim(&mut w, theirs, &Claim { generation: 4, ..anew.clone() }), OWNED);
+    assert_eq!(release(&mut w, admin, volume(1)), 0);
+    assert_eq!(claim(&mut w, theirs, &Claim { generation: 4, ..anew }), STALE, "T8");
+}
+
+#[test]
+fn t28_a_lease_has_a_longest_length() {
+    let mut w = World::new(&[false]);
+    let (admin, _) = w.admin();
+    let long = Claim { lease_ms: LEASE_MS_MAX + 1, ..w.first_claim() };
+    let refused = w.claim(admin, &long).unwrap();
+    assert_eq!((refused.status, refused.result), (LEASE_TOO_LONG, LEASE_MS_MAX.into()));
+    assert!(w.host.shared.volumes().live_entries(VOLUME).is_none(), "nothing was made");
+    let longest = Claim { lease_ms: LEASE_MS_MAX, ..long };
+    assert_eq!(claim(&mut w, admin, &longest), 0);
+    w.hang_up(admin);
+    w.host.now += u64::from(LEASE_MS_MAX) * 1_000_000;
+    let (_, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let plain = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
+    assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0);
+}
