@@ -359,6 +359,12 @@ impl LogStore {
         }
     }
 
+    /// Whether no fence has failed, or is to fail.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.lock().parts.values().all(|part| part.fences_left == 0)
+    }
+
     /// No fence fails any more.
     pub fn heal(&self) {
         self.lock().parts.values_mut().for_each(|part| part.fences_left = 0);

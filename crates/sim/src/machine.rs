@@ -300,6 +300,12 @@ impl Machine {
         }
     }
 
+    /// Whether the log in its place is the right one, and takes what is written.
+    #[must_use]
+    pub fn has_its_log(&self) -> bool {
+        self.set_aside.is_none() && self.store.works()
+    }
+
     /// The target's process ends where it is.
     pub fn kill(&mut self) {
         self.up = false;
@@ -497,15 +503,6 @@ impl Machine {
         if self.links[at].as_ref().is_some_and(|link| link.ending && link.conn.is_drained()) {
             self.links[at] = None;
         }
-    }
-
-    /// Whether somebody has the volume here, or its log may still be needed (T21).
-    #[must_use]
-    pub fn is_guarded(&self) -> bool {
-        self.host.shared.as_ref().is_some_and(|shared| {
-            let volumes = shared.volumes();
-            volumes.owner(VOLUME).is_some() || volumes.live_entries(VOLUME).is_some_and(|n| n > 0)
-        })
     }
 }
 

@@ -255,10 +255,13 @@ impl World {
                     if self.clients[client].era() == Some(oracle.current()) {
                         oracle.heard(client, at, *now);
                     }
-                } else if !oracle.is_in_use(at, *now) && !machine.is_guarded() {
+                } else {
                     let intruder = &mut self.intruders[client - intruder::FIRST];
-                    intruder.free = true;
-                    oracle.may_intrude(intruder.at, intruder.content);
+                    intruder.welcome = oracle.is_welcome(at);
+                    if !oracle.is_in_use(at, *now) {
+                        intruder.free = true;
+                        oracle.may_intrude(intruder.at, intruder.content);
+                    }
                 }
                 machine.receive(link.link, &bytes);
             }
@@ -288,12 +291,14 @@ impl World {
                 Chunk::Bytes(bytes) => {
                     let told = intruder.receive(end.role, conn, &bytes, &mut self.core);
                     let (at, content, free) = (intruder.at, intruder.content, intruder.free);
+                    let welcome = intruder.welcome;
                     let oracle = &mut self.core.oracle;
                     match told {
                         None => {}
                         Some(Told::Written) => oracle.intruded(at, content, free),
                         Some(Told::Flushed) => oracle.intruded_durably(at, content),
                         Some(Told::Read(found)) => oracle.looked_at(at, found, free),
+                        Some(Told::TurnedAway) => oracle.turned_away(at, welcome),
                     }
                 }
                 _ => intruder.close(&mut self.core),
@@ -328,8 +333,8 @@ impl World {
         for (time, number) in machine.to_hear.drain(..) {
             core.at(time, Ev::Hear { machine: at, number });
         }
-        for (_, told) in machine.host.told.drain(..) {
-            core.oracle.told(at, &told);
+        for (drive, told) in machine.host.told.drain(..) {
+            core.oracle.told(at, drive, &told, core.now);
         }
         for drive in &mut machine.host.drives {
             for _ in 0..drive.take_late() {
@@ -375,6 +380,9 @@ impl World {
         match machine.start(&self.volumes[at], core::mem::take(&mut self.given_up[at])) {
             Ok(problems) => {
                 self.core.trace(|| format!("target {at} starts"));
+                if machine.log_generation(&self.volumes[at]).is_some() && machine.has_its_log() {
+                    self.core.oracle.log_works(at);
+                }
                 if let Some(problem) = problems.first() {
                     let what =
                         format!("target {at}: a crash alone makes its log unreadable: {problem}");
@@ -413,7 +421,7 @@ impl World {
         let machine = &mut self.machines[at];
         if doom.power {
             if machine.store.kind() == LogStoreKind::File && !machine.has_rested() {
-                self.core.oracle.machine_failed(at);
+                self.core.oracle.log_fails(at, self.core.now);
             }
             machine.power_cut();
         } else {

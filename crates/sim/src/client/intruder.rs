@@ -6,6 +6,7 @@ use std::sync::Arc;
 use riopipe_nvme::command::Sqe;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
 use riopipe_session::outbox::Outbox;
+use riopipe_session::wire::status::GUARDED;
 
 use super::server::Server;
 use super::wire::Wire;
@@ -38,6 +39,8 @@ pub enum Told {
     Flushed,
     /// Its block holds this.
     Read(Content),
+    /// It may not write there.
+    TurnedAway,
 }
 
 /// What it waits for.
@@ -60,6 +63,8 @@ pub struct Intruder {
     pub content: Content,
     /// The volume had nobody to refuse it when its command came.
     pub free: bool,
+    /// Nobody had it: there was no reason to refuse its command.
+    pub welcome: bool,
     doing: Doing,
     bytes: Vec<u8>,
     /// Operations to come.
@@ -81,6 +86,7 @@ impl Intruder {
             at,
             content,
             free: false,
+            welcome: false,
             doing: Doing::Nothing,
             bytes: vec![0; BLOCK],
             left: more,
@@ -112,7 +118,7 @@ impl Intruder {
         self.left -= 1;
         let blocks = core.scenario.machines[self.at.machine].blocks;
         self.at.lba = core.rng.range(LABEL_BLOCKS.into(), u64::from(blocks) - 1) as u32;
-        self.free = false;
+        (self.free, self.welcome) = (false, false);
         if core.rng.one_in(3) {
             self.send(Doing::Read, core);
         } else {
@@ -164,7 +170,7 @@ impl Intruder {
                     let at = offset as usize;
                     into[at..at + bytes.len()].copy_from_slice(bytes);
                 }
-                Event::Done { cqe, .. } => done = Some(cqe.status().is_ok()),
+                Event::Done { cqe, .. } => done = Some(cqe.status()),
             })
         });
         wire.send(out, core);
@@ -174,10 +180,12 @@ impl Intruder {
             self.send(Doing::Write, core);
         }
         let told = match (done?, self.doing) {
-            (false, _) | (_, Doing::Nothing) => None,
-            (true, Doing::Write) => Some(Told::Written),
-            (true, Doing::Flush) => Some(Told::Flushed),
-            (true, Doing::Read) => Some(Told::Read(block::name(&self.bytes))),
+            (_, Doing::Nothing) => None,
+            (status, Doing::Write) if status.is(GUARDED) => Some(Told::TurnedAway),
+            (status, _) if !status.is_ok() => None,
+            (_, Doing::Write) => Some(Told::Written),
+            (_, Doing::Flush) => Some(Told::Flushed),
+            (_, Doing::Read) => Some(Told::Read(block::name(&self.bytes))),
         };
         if told == Some(Told::Written) {
             self.send(Doing::Flush, core);

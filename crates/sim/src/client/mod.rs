@@ -78,8 +78,9 @@ enum State {
     Attaching { since: u64, tried: bool },
     /// Running.
     Running,
-    /// Giving the volume back; so many targets have not answered.
-    Releasing(usize),
+    /// Giving the volume back; so many targets have not answered, and whether the others have it
+    /// back.
+    Releasing(usize, bool),
     /// The volume is closed, or another owner has it.
     Over,
 }
@@ -88,6 +89,8 @@ enum State {
 pub struct Client {
     index: usize,
     life: u32,
+    /// When this life began, ns.
+    began: u64,
     up: bool,
     take_over: bool,
     accept_lost: bool,
@@ -95,8 +98,9 @@ pub struct Client {
     state: State,
     opening: Option<(Opening, Errand)>,
     labels: Labels,
-    /// Openings begun, and when the last one was last answered (or began).
+    /// Openings begun, when the last one was, and when it was last answered (or began).
     attempts: u32,
+    asked_at: u64,
     answered_at: u64,
     retry_at: u64,
     found: Vec<Recovered>,
@@ -116,6 +120,7 @@ impl Client {
         Self {
             index,
             life: 0,
+            began: 0,
             up: false,
             take_over: false,
             accept_lost: false,
@@ -124,6 +129,7 @@ impl Client {
             opening: None,
             labels: Labels::default(),
             attempts: 0,
+            asked_at: 0,
             answered_at: 0,
             retry_at: 0,
             found: Vec::new(),
@@ -165,7 +171,7 @@ impl Client {
             (_, Some((opening, _))) => format!("opening ({})", opening.phase().name()),
             (State::Attaching { .. }, None) => "attaching".into(),
             (State::Running, None) => "running".into(),
-            (State::Releasing(_), None) => "releasing".into(),
+            (State::Releasing(..), None) => "releasing".into(),
             (State::Over, None) => "over".into(),
         };
         let streams: Vec<String> =
@@ -242,6 +248,7 @@ impl Client {
     /// Starts the process.
     pub fn start(&mut self, core: &mut Core) {
         self.life += 1;
+        self.began = core.now;
         self.up = true;
         let spec = core.scenario.client;
         self.servers = (0..core.scenario.machines.len())
@@ -402,7 +409,7 @@ impl Client {
             // From any point the same prefix is found: begun again once all targets are there.
             self.retry_at = self.retry_at.max(core.now + MS);
         }
-        if matches!(self.state, State::Releasing(_)) {
+        if matches!(self.state, State::Releasing(..)) {
             self.state = State::Over;
         }
     }
@@ -428,10 +435,15 @@ impl Client {
                 }
             }
             Purpose::Release => {
-                if let State::Releasing(left) = &mut self.state {
+                let given = ended.answer.is_ok();
+                if let State::Releasing(left, all) = &mut self.state {
                     *left -= 1;
+                    *all &= given;
+                    if given {
+                        core.oracle.given_back(server);
+                    }
                     if *left == 0 {
-                        self.released = true;
+                        self.released = *all;
                         self.state = State::Over;
                     }
                 }
@@ -455,7 +467,7 @@ impl Client {
         match self.state {
             State::Attaching { since, tried } => self.attach(since, tried, drives, core),
             State::Running => self.run(drives, core),
-            State::Releasing(_) | State::Over => {}
+            State::Releasing(..) | State::Over => {}
         }
         self.work(drives, core);
     }

@@ -22,7 +22,7 @@ use super::server::Server;
 use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
 use crate::core::{Core, MS, US};
 use crate::machine::VOLUME;
-use crate::oracle::{Drives, Era, Recovered, Where};
+use crate::oracle::{Drives, Era, Opened, Recovered, Where};
 
 /// How long an initiator waits for a missing target before it tries without, ns.
 const PATIENCE_NS: u64 = 15 * MS;
@@ -125,7 +125,7 @@ impl Client {
             }
         }
         self.attempts += 1;
-        self.answered_at = core.now;
+        (self.asked_at, self.answered_at) = (core.now, core.now);
         match Opening::new(self.config(core), mode, self.attempts) {
             Ok(opening) => {
                 if !matches!(errand, Errand::Acknowledge(_)) {
@@ -227,8 +227,13 @@ impl Client {
             Errand::Open => {
                 self.found = found(&outcome, core);
                 core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let client = (self.index, self.take_over, core.now);
-                let era = core.oracle.recovered(client, generation, &self.found, drives);
+                let opened = Opened {
+                    client: self.index,
+                    took: self.take_over,
+                    began: self.began,
+                    now: core.now,
+                };
+                let era = core.oracle.recovered(opened, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
                 for (machine, server) in self.servers.iter_mut().enumerate() {
                     let members = core.scenario.volume.members.iter().zip(0..);
@@ -258,7 +263,7 @@ impl Client {
                     server.close_undo(core);
                 }
                 if let (Some(volume), Some(found)) = (&mut self.volume, found.first()) {
-                    core.oracle.reopened(volume.era, found, drives);
+                    core.oracle.reopened((volume.era, self.asked_at), found, drives);
                     volume.ledger.forget(stream, found.last);
                     self.found.retain(|other| other.stream != stream);
                     self.found.push(found.clone());

@@ -187,6 +187,6 @@ impl Client {
             let release = rio::release_command(VOLUME, false);
             server.call(Purpose::Release, release, &[], 0, core);
         }
-        self.state = State::Releasing(self.servers.len());
+        self.state = State::Releasing(self.servers.len(), true);
     }
 }

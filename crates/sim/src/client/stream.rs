@@ -375,7 +375,8 @@ impl Stream {
                     let durable = if durable { ", durable" } else { "" };
                     format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
                 });
-                core.oracle.submitted(self.era, self.id, seq, tag, &submitted);
+                let of = (self.era, self.id, core.now);
+                core.oracle.submitted(of, seq, tag, &submitted);
                 Wait::No
             }
             Err(Refusal::Full(_) | Refusal::Poisoned(_)) => Wait::Progress,

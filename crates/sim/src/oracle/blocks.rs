@@ -59,12 +59,15 @@ pub(super) struct Block {
     past: Vec<Wr>,
     /// Which recovery, by number, was the last that reopened a stream with writes here.
     pub(super) reopened: u64,
+    /// A write of it failed, or a FLUSH that was to make it durable: since then it may have lost
+    /// what it held.
+    pub(super) shaken: bool,
 }
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
         let (alien, writes, past) = (Vec::new(), Vec::new(), Vec::new());
-        Self { at, base: vec![ZERO], alien, writes, past, reopened: 0 }
+        Self { at, base: vec![ZERO], alien, writes, past, reopened: 0, shaken: false }
     }
 
     pub(super) fn adopt(&mut self, drives: &Drives<'_>) {
@@ -75,6 +78,7 @@ impl Block {
         self.base.dedup();
         self.alien.clear();
         self.past.append(&mut self.writes);
+        self.shaken = false;
     }
 
     /// It holds this, durably, whatever was before.
@@ -82,6 +86,7 @@ impl Block {
         self.base = vec![content];
         self.alien.clear();
         self.past.append(&mut self.writes);
+        self.shaken = false;
     }
 
     /// Whether it may hold this, all writes being done.

@@ -2,6 +2,7 @@
 
 use riopipe_order::attribute::Seq;
 
+use super::blocks::Block;
 use super::{Drives, Era, Named, Oracle, Promise, Recovered, Where};
 
 impl Oracle {
@@ -43,12 +44,9 @@ impl Oracle {
             group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
         });
         if let Some((seq, block)) = missing {
-            let at = self.blocks[block as usize].at;
-            let (promise, why) = if self.faulty[at.machine] {
-                (Promise::P6, "after a failure there")
-            } else {
-                (Promise::P2, "")
-            };
+            let Block { at, shaken, .. } = self.blocks[block as usize];
+            let (promise, why) =
+                if shaken { (Promise::P6, "after a failure there") } else { (Promise::P2, "") };
             let what = format!(
                 "stream {stream}: groups up to {to} were reported durable, but block {block} of \
                  group {seq} is not durable on {at} {why}"

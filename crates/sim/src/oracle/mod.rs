@@ -6,6 +6,7 @@
 
 mod blocks;
 mod checks;
+mod failures;
 mod ownership;
 
 use core::fmt;
@@ -14,11 +15,11 @@ use std::collections::BTreeSet;
 use riopipe_order::attribute::Seq;
 
 use crate::block::{Content, ZERO};
-use crate::drive::Told;
 use crate::host::SimHost;
 use crate::scenario::{Place, Scenario};
 pub use blocks::Where;
 use blocks::{Block, Wr};
+use failures::Failures;
 use ownership::Ownership;
 
 /// The promises (`docs/ordering-contract.md`).
@@ -92,6 +93,8 @@ struct StreamHistory {
     failed: bool,
     /// Once somebody has recovered the stream: groups up to here count, for ever.
     settled: Option<Seq>,
+    /// The machines whose faults it may die of.
+    harmed: Vec<usize>,
 }
 
 impl StreamHistory {
@@ -145,6 +148,19 @@ struct Due {
     past: usize,
 }
 
+/// How an owner came to the volume.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    /// Which initiator it is.
+    pub client: usize,
+    /// Whether it might have taken the volume over from another.
+    pub took: bool,
+    /// When its process began, ns.
+    pub began: u64,
+    /// The time, ns.
+    pub now: u64,
+}
+
 /// Why a stream says that it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poison {
@@ -190,8 +206,7 @@ pub struct Oracle {
     /// Whether the drive has completed the write with this number.
     completed: Vec<bool>,
     violation: Option<Violation>,
-    /// Whether something went wrong on a machine that may poison a stream there.
-    faulty: Vec<bool>,
+    failures: Failures,
     /// Whether the log of a machine was lost, mislaid or failing at some time: without it a target
     /// can't know whom to refuse (T21).
     logless: Vec<bool>,
@@ -220,7 +235,7 @@ impl Oracle {
             current: 0,
             completed: vec![false; 1],
             violation: None,
-            faulty: vec![false; scenario.machines.len()],
+            failures: Failures::default(),
             logless: vec![false; scenario.machines.len()],
             unacknowledged: vec![Vec::new(); streams],
             lost: BTreeSet::new(),
@@ -268,7 +283,13 @@ impl Oracle {
     }
 
     /// A group was admitted.
-    pub fn submitted(&mut self, era: Era, stream: u16, seq: Seq, tag: u64, writes: &[Submitted]) {
+    pub fn submitted(
+        &mut self,
+        (era, stream, now): (Era, u16, u64),
+        seq: Seq,
+        tag: u64,
+        writes: &[Submitted],
+    ) {
         let last = self.eras[era][usize::from(stream)].last();
         if seq <= last {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
@@ -285,28 +306,9 @@ impl Oracle {
                 });
             }
         }
-        let writes = writes.iter().map(|w| (w.block, w.number)).collect();
+        let writes: Vec<(u32, u64)> = writes.iter().map(|w| (w.block, w.number)).collect();
+        self.may_be_harmed(era, stream, &writes, now);
         self.eras[era][usize::from(stream)].groups.push(Group { seq, tag, writes });
-    }
-
-    /// What a drive has to tell.
-    pub fn told(&mut self, machine: usize, told: &Told) {
-        match told {
-            Told::Completed(contents) => {
-                for content in contents {
-                    if let Some(done) = self.completed.get_mut(*content as usize) {
-                        *done = true;
-                    }
-                }
-            }
-            Told::WriteFailed(_) | Told::FlushFailed(_) => self.faulty[machine] = true,
-        }
-    }
-
-    /// A machine's log is lost, mislaid or failing, which may poison streams.
-    pub fn machine_failed(&mut self, machine: usize) {
-        self.logless[machine] = true;
-        self.faulty[machine] = true;
     }
 
     /// A machine's log is given up.
@@ -378,8 +380,9 @@ impl Oracle {
     pub fn poisoned(&mut self, era: Era, stream: u16, of: &Poisoned, now: u64) {
         let Poisoned { machine, cause, why } = of;
         let (machine, cause) = (*machine, *cause);
-        self.eras[era][usize::from(stream)].failed = true;
-        if self.is_stale(era) || self.faulty[machine] {
+        let history = &mut self.eras[era][usize::from(stream)];
+        history.failed = true;
+        if history.harmed.contains(&machine) || self.is_stale(era) {
             return;
         }
         // To be fenced is no failure of anything else: a claim breaks connections and bindings (T8).
@@ -427,7 +430,7 @@ impl Oracle {
                 continue;
             }
             // What a drive loses when its FLUSH fails, readers miss (T22).
-            if !self.faulty[b.at.machine] && !b.may_read(read.era, due, *found) {
+            if !b.shaken && !b.may_read(read.era, due, *found) {
                 let over =
                     if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };
                 let what = format!(
@@ -442,15 +445,15 @@ impl Oracle {
         }
     }
 
-    /// The volume has been recovered by a new owner, `client`, which may have taken it over from
-    /// another; the era that begins.
+    /// The volume has been recovered by a new owner; the era that begins.
     pub fn recovered(
         &mut self,
-        (client, took, now): (usize, bool, u64),
+        of: Opened,
         generation: u32,
         found: &[Recovered],
         drives: &Drives<'_>,
     ) -> Era {
+        let Opened { client, took, began, now } = of;
         self.recoveries += 1;
         self.check_outside(drives);
         let current = self.current;
@@ -486,7 +489,9 @@ impl Oracle {
         } else {
             self.check_given_up(&prefix, found, drives);
         }
-        let mut next = self.close_era(&prefix);
+        // Whoever has been through with its log has found one that works.
+        self.failures.logs_that_work(|machine| drives.0[machine].has_its_log());
+        let mut next = self.close_era(&prefix, began);
         if !core::mem::take(&mut self.lost).is_empty() {
             // Tags were lost with the log.
             for r in found {
@@ -504,8 +509,8 @@ impl Oracle {
         self.current
     }
 
-    /// One stream was reopened by its owner.
-    pub fn reopened(&mut self, era: Era, found: &Recovered, drives: &Drives<'_>) {
+    /// One stream was reopened by its owner, who began that at a time.
+    pub fn reopened(&mut self, (era, began): (Era, u64), found: &Recovered, drives: &Drives<'_>) {
         self.recoveries += 1;
         self.check_outside(drives);
         let stream = usize::from(found.stream);
@@ -532,13 +537,15 @@ impl Oracle {
             start_tag: tag,
             complete: last,
             durable: last,
+            harmed: self.failures.since(began),
             ..StreamHistory::default()
         };
         self.unacknowledged[stream].clone_from(&found.in_place);
     }
 
-    fn close_era(&mut self, prefix: &[Seq]) -> Vec<StreamHistory> {
+    fn close_era(&mut self, prefix: &[Seq], began: u64) -> Vec<StreamHistory> {
         let (current, lost) = (self.current, !self.lost.is_empty());
+        let harmed = self.failures.since(began);
         self.eras[current]
             .iter_mut()
             .zip(prefix)
@@ -550,6 +557,7 @@ impl Oracle {
                     start_tag: history.tag_at(*last),
                     complete: *last,
                     durable: *last,
+                    harmed: harmed.clone(),
                     ..StreamHistory::default()
                 }
             })

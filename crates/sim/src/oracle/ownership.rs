@@ -19,6 +19,8 @@ pub(super) struct Ownership {
     heard: [Vec<u64>; 2],
     /// How long an owner keeps the volume after it was heard last, ns.
     lease: u64,
+    /// Which machines have said that they have the volume back.
+    given_back: Vec<bool>,
 }
 
 impl Ownership {
@@ -32,6 +34,7 @@ impl Ownership {
             heard: [never(), never()],
             // At least; targets add what it takes to notice a loss.
             lease: u64::from(scenario.client.loss_ms) * MS,
+            given_back: vec![false; scenario.machines.len()],
         }
     }
 
@@ -43,6 +46,7 @@ impl Ownership {
     pub(super) fn has_it(&mut self, client: usize, generation: u32, now: u64) {
         self.heard[client].fill(now);
         self.owner = Some(client);
+        self.given_back.fill(false);
         self.generation = generation;
     }
 
@@ -99,9 +103,34 @@ impl Oracle {
         self.ownership.heard[client][machine] = now;
     }
 
-    /// The owner gives the volume back.
+    /// The owner gives the volume back. From now on each machine may have it back.
     pub fn gives_back(&mut self) {
         self.ownership.owner = None;
+    }
+
+    /// A machine has said that it has the volume back.
+    pub fn given_back(&mut self, machine: usize) {
+        self.ownership.given_back[machine] = true;
+    }
+
+    /// Whether plain writes of the volume's drives on a machine must be taken: it has said that it
+    /// has the volume back, nobody has claimed it since, and nothing waits there for anybody (T21).
+    #[must_use]
+    pub fn is_welcome(&self, machine: usize) -> bool {
+        let Ownership { owner, generation, claimed, ref given_back, .. } = self.ownership;
+        owner.is_none()
+            && claimed <= generation
+            && given_back[machine]
+            && !self.logless[machine]
+            && self.unacknowledged.iter().all(Vec::is_empty)
+    }
+
+    /// A plain writer was refused because the drive is somebody's.
+    pub fn turned_away(&mut self, at: Where, welcome: bool) {
+        if welcome {
+            let what = format!("a plain writer may not write {at}, though nobody has its volume");
+            self.broken(Promise::P8, what);
+        }
     }
 
     /// Whether plain writes of the volume's drives on a machine must be refused: its owner is there

@@ -103,7 +103,7 @@ impl World {
                 self.machines[machine].host.drives[drive].plan_fault(fault);
             }
             What::Log { machine, fences } => {
-                self.core.oracle.machine_failed(machine);
+                self.core.oracle.log_fails(machine, self.core.now);
                 self.machines[machine].store.fail_fence_after(fences);
             }
             What::BlankLog { machine } => {
@@ -135,7 +135,7 @@ impl World {
                 }
             }
             What::Unprotect { machine, drive, down_us } => {
-                self.core.oracle.machine_failed(machine);
+                self.core.oracle.drive_changes(machine, self.core.now);
                 if self.machines[machine].is_up() {
                     self.crash_machine(machine, Doom { power: false, down_us });
                 }
@@ -165,7 +165,7 @@ impl World {
 
     /// Another log is where this one was.
     fn mislay(&mut self, machine: usize, log: SetAside) {
-        self.core.oracle.machine_failed(machine);
+        self.core.oracle.log_fails(machine, self.core.now);
         if self.machines[machine].is_up() {
             self.crash_machine(machine, Doom { power: false, down_us: 200 });
         }
