@@ -2,6 +2,7 @@
 
 mod duration;
 mod report;
+mod say;
 
 use std::{
     collections::hash_map::RandomState,
@@ -59,7 +60,8 @@ everybody runs don't. With --plant the defence of a trap is removed first, and t
 begins with seed 1, so that it comes to the same everywhere.
 
 Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken or
-a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken.
+a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken, 141 nobody
+reads what it prints.
 
 Examples:
   rio sim --for 10m
@@ -122,7 +124,7 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
         (None, Some(seed), _) if args.draw => {
-            println!("{}", draw(seed).to_text());
+            say::line(format_args!("{}", draw(seed).to_text()));
             CLEAN
         }
         (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
@@ -140,7 +142,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn fail(what: &str) -> u8 {
-    eprintln!("rio sim: {what}");
+    say::note(format_args!("rio sim: {what}\n"));
     FAILED
 }
 
@@ -185,7 +187,7 @@ impl<'a> Ticker<'a> {
         let now = self.begun.elapsed().as_millis() as u64 / 250;
         if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
             let of = if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
-            eprint!("\r\x1b[K{}{done}{of} seeds", self.what);
+            say::note(format_args!("\r\x1b[K{}{done}{of} seeds", self.what));
         }
     }
 }
@@ -193,7 +195,7 @@ impl<'a> Ticker<'a> {
 impl Drop for Ticker<'_> {
     fn drop(&mut self) {
         if self.shown {
-            eprint!("\r\x1b[K");
+            say::note(format_args!("\r\x1b[K"));
         }
     }
 }
@@ -208,7 +210,7 @@ fn many(args: &Args) -> u8 {
     let plan = args.plan(if args.time.is_some() { u64::MAX } else { 1000 }, any_seed());
     if args.output == Format::Normal {
         // At once: whoever stops the run, or its machine, has seen it.
-        println!("the first seed is {}", plan.first);
+        say::line(format_args!("the first seed is {}", plan.first));
     }
     let ticker = Ticker::new(args, "", plan.seeds);
     let summary = run_seeds(&plan, &|done| ticker.tell(done));
@@ -235,10 +237,10 @@ fn many(args: &Args) -> u8 {
 
 /// Makes a failure small and tells it.
 fn tell_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
-    eprintln!("making {name} small …");
+    say::note(format_args!("making {name} small …\n"));
     match explain(scenario, fault, args.run_limit()) {
         Some(small) => report::explained(&small, name),
-        None => eprintln!("{name} did not fail again"),
+        None => say::note(format_args!("{name} did not fail again\n")),
     }
 }
 
@@ -247,16 +249,16 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
     let mut bounded = Bounded::new(args.run_limit());
     let (outcome, fault) = bounded.run(scenario, args.trace.then_some(&trace));
     for line in trace.take() {
-        println!("{line}");
+        say::line(format_args!("{line}"));
     }
     let Some(fault) = fault else {
-        println!(
+        say::line(format_args!(
             "{name}: clean; {} events, {} crashes, {} recoveries",
             outcome.events, outcome.crashes, outcome.recoveries
-        );
+        ));
         return CLEAN;
     };
-    println!("{name}: {fault}");
+    say::line(format_args!("{name}: {fault}"));
     if !args.trace {
         tell_failure(args, scenario, &fault, name);
     }
@@ -274,7 +276,10 @@ fn plants(args: &Args, name: &str) -> u8 {
         .collect();
     if chosen.is_empty() {
         let known: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
-        eprintln!("rio sim: no planted bug {name:?}; there are all, and {}", known.join(", "));
+        say::note(format_args!(
+            "rio sim: no planted bug {name:?}; there are all, and {}\n",
+            known.join(", ")
+        ));
         return 2;
     }
     let plan = args.plan(PLANT_SEEDS, 1);

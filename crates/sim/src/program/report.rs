@@ -9,12 +9,14 @@ use riopipe_sim::{
 };
 use serde_json::{Value, json};
 
+use super::say;
+
 pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
     for failure in &summary.failures {
-        println!("seed {}: {}", failure.seed, failure.fault);
-        println!("  to see all of it: rio sim --seed {} --trace", failure.seed);
+        say::line(format_args!("seed {}: {}", failure.seed, failure.fault));
+        say::line(format_args!("  to see all of it: rio sim --seed {} --trace", failure.seed));
     }
-    println!(
+    say::line(format_args!(
         "{} seeds from {} on, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
         summary.seeds,
         plan.first,
@@ -24,10 +26,10 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
         summary.recoveries,
         summary.seeds_per_s(),
         summary.elapsed.as_secs_f64(),
-    );
+    ));
     let never = summary.never_taken();
     if enough && !never.is_empty() {
-        println!("never taken: {}", never.join(", "));
+        say::line(format_args!("never taken: {}", never.join(", ")));
     }
 }
 
@@ -67,25 +69,28 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
 
 pub(super) fn explained(small: &Explained, name: &str) {
     for line in &small.trace {
-        println!("{line}");
+        say::line(format_args!("{line}"));
     }
-    println!("{}", small.fault);
+    say::line(format_args!("{}", small.fault));
     let which = if name.starts_with("seed ") { "" } else { "scenario " };
-    println!("to see all of it: rio sim --{which}{name} --trace");
-    println!("the small scenario, for rio sim --scenario FILE:\n{}", small.scenario.to_text());
+    say::line(format_args!("to see all of it: rio sim --{which}{name} --trace"));
+    say::line(format_args!(
+        "the small scenario, for rio sim --scenario FILE:\n{}",
+        small.scenario.to_text()
+    ));
 }
 
 pub(super) fn hunt(hunt: &Hunt) {
     let name = hunt.plant.name();
     match (&hunt.failure, hunt.caught_after) {
-        (Some((seed, violation)), Some(after)) => println!(
+        (Some((seed, violation)), Some(after)) => say::line(format_args!(
             "{name:<28} caught after {after:>5} seeds: seed {seed}, {}",
             violation.promise.name()
-        ),
-        _ => println!(
+        )),
+        _ => say::line(format_args!(
             "{name:<28} NOT CAUGHT in {} seeds ({} panicked or never ended)",
             hunt.seeds, hunt.other
-        ),
+        )),
     }
 }
 
@@ -128,5 +133,5 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
 }
 
 fn print(value: &Value) {
-    println!("{value:#}");
+    say::line(format_args!("{value:#}"));
 }
