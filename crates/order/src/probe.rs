@@ -91,6 +91,8 @@ named! {
         T8GhostReplay = "T8-ghost-replay",
         /// A recovery that is begun anew does not wait for what the last attempt was zeroing.
         T8UndoGhosts = "T8-undo-ghosts",
+        /// The association of an owner without a log stays when its volume is taken over.
+        T8UnloggedStays = "T8-unlogged-stays",
         /// A restarted target serves a drive while writes of its former life are under way.
         T8ServeGhosts = "T8-serve-ghosts",
         /// Logs are shortened before undo is done everywhere.
@@ -171,6 +173,12 @@ named! {
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.
         P9ReadsRaceReplay = "P9-reads-race-replay",
+        /// Engine `sync` sends the next group without having flushed the one before.
+        SyncNoFlush = "sync-no-flush",
+        /// Engine `sync` sends the next group before the one before is complete.
+        SyncNextEarly = "sync-next-early",
+        /// Engine `none` calls durable what is only complete.
+        NoneNoFlush = "none-no-flush",
     }
 }
 

@@ -234,6 +234,38 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
 }
 
 #[test]
+fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
+    let mut w = World::new(&[false]);
+    let (old, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let unlogged = |w: &World, generation| wire::Claim {
+        unlogged: true,
+        slots: 0,
+        ..next_claim(w, generation)
+    };
+    let first = unlogged(&w, 1);
+    assert_eq!(w.claim(old, &first).unwrap().status, 0);
+    assert_eq!(w.call(io, peer::write(1, 1, 3, 1), &block(1)).status, 0);
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let second = unlogged(&w, 2);
+    assert_eq!(w.claim(rival, &second).unwrap().status, 0x701, "it is owned");
+    w.host.drives[0].holds = true;
+    w.command(io, peer::write(2, 1, 3, 1), &block(2));
+    let take = wire::Claim { take_over: true, ..second };
+    assert_eq!(w.claim(rival, &take), None, "a write is under way");
+    assert!([old, io].iter().all(|at| w.links[*at].closed.is_some()));
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert!([old, io].iter().all(|at| w.links[*at].conn.is_drained()));
+    // Once the volume is given back, any plain host may write; who was overtaken is none, and learns
+    // that it was.
+    assert_eq!(release(&mut w, rival, false), 0);
+    let (again, _) = w.admin();
+    let resume = wire::Claim { resume: true, ..unlogged(&w, 1) };
+    assert_eq!(w.claim(again, &resume).unwrap().status, 0x702);
+}
+
+#[test]
 fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
     let mut w = World::new(&[false, false]);
     let Owner { io, cntlid, .. } = w.owner();

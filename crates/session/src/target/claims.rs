@@ -61,7 +61,8 @@ pub struct Volumes<R> {
 pub(super) struct Claimed {
     /// Which claim of the volume it was, for [`Volumes::enter`].
     pub(super) claim: u64,
-    /// The owner's earlier association, which it replaces (P7).
+    /// The association that ends with the claim: an earlier one of the same owner (P7), or of a
+    /// volume without a log, that of the owner before (T8).
     pub(super) replaced: Option<u64>,
 }
 

@@ -420,7 +420,11 @@ impl<R: Region> Shared<R> {
             let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
             if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {
                 self.end_queues(cntlid);
-                self.leave(admin, Notice::Close("its host has come back with another association"));
+                let why = match claim.resume {
+                    true => "its host has come back with another association",
+                    false => "another owner has taken its volume over",
+                };
+                self.leave(admin, Notice::Close(why));
             }
         }
         Ok(claimed.claim)
