@@ -5,6 +5,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use riopipe_order::engine::EngineKind;
+
 use crate::machine::FIRST_GENERATION;
 use crate::network::{Chunk, ClientEnd, Network, Way};
 use crate::oracle::{Oracle, Where};
@@ -162,6 +164,18 @@ impl Core {
             tags: 0,
             spare: Vec::new(),
         }
+    }
+
+    /// The engine of the volume's streams.
+    #[must_use]
+    pub const fn engine(&self) -> EngineKind {
+        self.scenario.volume.engine.kind()
+    }
+
+    /// Whether the targets keep a log of the volume.
+    #[must_use]
+    pub const fn is_logged(&self) -> bool {
+        self.scenario.volume.engine.is_logged()
     }
 
     /// Something is to come at a time.

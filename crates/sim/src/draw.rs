@@ -9,9 +9,11 @@ use crate::network::NetSpec;
 use crate::oracle::PATIENT_MS;
 use crate::rng::Rng;
 use crate::scenario::{
-    ClientSpec, Ends, Fault, MachineSpec, Op, Place, Scenario, Step, VolumeSpec, What, When,
-    WriteOp,
+    ClientSpec, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, Step, VolumeSpec, What,
+    When, WriteOp,
 };
+
+mod engines;
 
 /// The theme of a run about logs that go back in time.
 const BACK_IN_TIME: u64 = 7;
@@ -36,6 +38,9 @@ const UNPROTECTED: u64 = 15;
 const FLUSHES: u64 = 16;
 /// The owner is away for a moment.
 const AWAY: u64 = 17;
+
+/// Makes the chance by which an engine is drawn another one than the seed's.
+const ENGINES: u64 = 0x656e_6769_6e65_7300;
 
 /// The scenario of a seed.
 #[must_use]
@@ -64,7 +69,11 @@ pub fn draw(seed: u64) -> Scenario {
         }
     }
     let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
-    Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults }
+    let mut scenario =
+        Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults };
+    // By a chance of its own: what else a seed draws does not depend on the engine.
+    engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
+    scenario
 }
 
 /// Makes the machines what a theme needs.
@@ -117,7 +126,7 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         .map(|_| {
             let drives = *rng.pick(&[1, 1, 2]);
             let drives = (0..drives).map(|_| spec(rng)).collect();
-            MachineSpec { log, drives, blocks, cores: *rng.pick(&[1, 1, 2, 3]) }
+            MachineSpec { log, drives, blocks, cores: *rng.pick(&[1, 1, 2, 3]), logless: false }
         })
         .collect()
 }
@@ -144,6 +153,7 @@ fn volume(machines: &[MachineSpec], rng: &mut Rng) -> VolumeSpec {
         request_blocks: *rng.pick(&[1, 2, 4, 8, 8, 12]),
         members,
         start,
+        engine: Engine::Rio,
     }
 }
 

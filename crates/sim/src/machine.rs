@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, VolumeId};
-use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -138,7 +137,8 @@ impl Machine {
         machine
     }
 
-    /// Makes the log region with the volume in it, as `rio volume create` leaves it.
+    /// Makes the log region with the volume in it, as `rio volume create` leaves it; without, if
+    /// the volume needs no log.
     fn format(&mut self, volume: NewVolume, start: Seq) {
         let (len, boot) = (log_len(&volume), self.boot_id());
         let header = self.store.part(0..HEADER_BYTES);
@@ -146,6 +146,9 @@ impl Machine {
         let kind = self.store.kind().log_kind();
         let mut region = LogRegion::create(header, len, uuid, boot, kind, crc32c)
             .expect("a store that works takes a region");
+        if volume.streams == 0 {
+            return;
+        }
         let store = self.store.clone();
         let added = region.add_volume(volume, |stream, range| {
             let id = PartitionId { volume: VOLUME, stream };
@@ -210,6 +213,10 @@ impl Machine {
         self.store.open();
         let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
+        if self.spec.logless {
+            self.serve(Volumes::without_log(crc32c));
+            return Ok(Vec::new());
+        }
         let region = match inspect(&header, len, boot, crc32c) {
             class @ (Class::StaleBoot(_) | Class::Damaged { .. } | Class::Blank)
                 if given_up || class == Class::Blank =>
@@ -515,7 +522,7 @@ fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
 /// Bytes of a log region with just this volume in it.
 fn log_len(volume: &NewVolume) -> usize {
     let stride = partition_bytes(volume.slots).next_multiple_of(PARTITION_ALIGN);
-    HEADER_BYTES + usize::from(volume.streams) * stride
+    HEADER_BYTES + usize::from(volume.streams.max(1)) * stride
 }
 
 /// The NGUID of a machine's drive, counted from 0.
@@ -533,7 +540,7 @@ const fn first_region(machine: usize) -> [u8; 16] {
 pub fn label(machines: &mut [Machine], volume: &VolumeSpec) {
     let members = volume.members.iter().map(|(machine, drive)| MemberId {
         nguid: nguid(*machine, *drive),
-        region: first_region(*machine),
+        region: if volume.engine.is_logged() { first_region(*machine) } else { [0; 16] },
     });
     let members: Vec<MemberId> = members.collect();
     for (index, (machine, drive)) in volume.members.iter().enumerate() {
@@ -547,7 +554,7 @@ pub fn label(machines: &mut [Machine], volume: &VolumeSpec) {
                 unit_blocks: volume.unit,
                 data_blocks: u64::from(blocks - volume.first),
                 streams: volume.streams,
-                engine: EngineKind::Rio,
+                engine: volume.engine.kind(),
                 index: index as u16,
                 generation: FIRST_GENERATION,
                 sequence,
@@ -579,7 +586,7 @@ fn identity(machine: usize) -> Identity {
     }
 }
 
-/// The volume's partitions on a machine.
+/// The volume's partitions on a machine; with no streams, it has no log there.
 #[must_use]
 pub fn new_volume(streams: u16, slots: u32, members: Vec<MemberNamespace>) -> NewVolume {
     NewVolume { id: VOLUME, streams, slots, members }

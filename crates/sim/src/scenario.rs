@@ -1,6 +1,7 @@
 //! A scenario: everything that a run is made of. A seed draws one ([`crate::draw`]); it can also be
 //! written down and read back, so that a failure stays what it was when the drawing changes.
 
+use riopipe_order::engine::EngineKind;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::{DriveFault, DriveSpec};
@@ -20,6 +21,46 @@ pub struct MachineSpec {
     /// and of what connections leave for one another.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub cores: u8,
+    /// Its target is started without a log. Only a volume that needs none can be there.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub logless: bool,
+}
+
+/// How the volume's streams keep order. Without an ordering log each keeps a promise of its own
+/// (`docs/ordering-contract.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// By the targets' ordering logs.
+    #[default]
+    Rio,
+    /// By waiting for the transfer and the FLUSH of a group before the next.
+    Sync,
+    /// Not at all.
+    None,
+}
+
+impl Engine {
+    /// The engine that is run.
+    #[must_use]
+    pub const fn kind(self) -> EngineKind {
+        match self {
+            Self::Rio => EngineKind::Rio,
+            Self::Sync => EngineKind::Sync,
+            Self::None => EngineKind::None,
+        }
+    }
+
+    /// Whether the targets keep a log of the volume.
+    #[must_use]
+    pub const fn is_logged(self) -> bool {
+        matches!(self, Self::Rio)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde takes")]
+const fn is_rio(engine: &Engine) -> bool {
+    engine.is_logged()
 }
 
 const fn one() -> u8 {
@@ -48,6 +89,9 @@ pub struct VolumeSpec {
     pub members: Vec<(usize, usize)>,
     /// The group from which every stream begins to count.
     pub start: u64,
+    /// How its streams keep order.
+    #[serde(default, skip_serializing_if = "is_rio")]
+    pub engine: Engine,
 }
 
 /// How an initiator uses its streams.

@@ -21,6 +21,7 @@ use crate::oracle::{Drives, Promise, Violation, Where};
 use crate::rng::Rng;
 use crate::scenario::{Fault, Scenario};
 
+mod engines;
 mod faults;
 mod operator;
 
@@ -134,7 +135,8 @@ impl World {
                     member: Member(member as u8),
                     nsid: *drive as u32 + 1,
                 });
-                new_volume(volume.streams, volume.slots, members.collect())
+                let streams = if volume.engine.is_logged() { volume.streams } else { 0 };
+                new_volume(streams, volume.slots, members.collect())
             })
             .collect();
         let machines = scenario.machines.iter().zip(&volumes).enumerate();
@@ -173,6 +175,7 @@ impl World {
         while !self.over && self.core.oracle.violation().is_none() {
             self.strike_due();
             let Some(ev) = self.core.next_event() else { break };
+            self.note_holders();
             self.happen(ev);
             if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
                 self.supervise();
@@ -393,7 +396,9 @@ impl World {
                 self.core.trace(|| format!("target {at} does not start: {why}"));
                 if self.machines[at].store.kind() == LogStoreKind::File {
                     // Both copies of its header were being written back.
-                    self.core.oracle.log_lost(at);
+                    if self.core.is_logged() {
+                        self.core.oracle.log_lost(at);
+                    }
                     self.given_up[at] = true;
                 }
                 self.core.after(MS, Ev::StartMachine(at));
@@ -420,7 +425,10 @@ impl World {
         }
         let machine = &mut self.machines[at];
         if doom.power {
-            if machine.store.kind() == LogStoreKind::File && !machine.has_rested() {
+            if machine.store.kind() == LogStoreKind::File
+                && !machine.has_rested()
+                && self.core.is_logged()
+            {
                 self.core.oracle.log_fails(at, self.core.now);
             }
             machine.power_cut();

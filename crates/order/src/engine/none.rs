@@ -7,6 +7,7 @@ use super::{
     Write,
 };
 use crate::attribute::{Member, Seq};
+use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
 /// The `none` engine of one stream.
@@ -92,7 +93,8 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
         base.number()?;
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;
-        base.window.open(requests, !base.any_volatile, bytes);
+        let durable_at_once = !base.any_volatile || probe::planted(Plant::NoneNoFlush);
+        base.window.open(requests, durable_at_once, bytes);
         if !base.merge_into_tail() {
             base.enqueue();
         }

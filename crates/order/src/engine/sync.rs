@@ -9,6 +9,7 @@ use super::{
     Write,
 };
 use crate::attribute::{Kind, Member, Seq};
+use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
 /// The `sync` engine of one stream.
@@ -40,11 +41,13 @@ impl<P: Payload> Sync<P> {
 
     /// Sends the next group if none is under way.
     fn start_next(&mut self) {
-        while self.current.is_none() && self.base.failure.is_none() {
+        while (self.current.is_none() || probe::planted(Plant::SyncNextEarly))
+            && self.base.failure.is_none()
+        {
             let Some((seq, mut ids)) = self.waiting.pop_front() else { return };
             self.current = Some(seq);
             self.flushing = false;
-            self.outstanding = ids.len() as u32;
+            self.outstanding += ids.len() as u32;
             self.base.shaped.append(&mut ids);
             self.spare.push(ids);
             self.base.note_dirty(seq);
@@ -59,7 +62,7 @@ impl<P: Payload> Sync<P> {
     /// The group's transfer is complete: FLUSH what it dirtied, or go on.
     fn transferred(&mut self, seq: Seq) {
         for index in 0..self.base.dirty.len() {
-            if self.base.dirty[index].take().is_some() {
+            if self.base.dirty[index].take().is_some() && !probe::planted(Plant::SyncNoFlush) {
                 self.base.add_flush(Member(index as u8), seq, 0);
             }
         }

@@ -11,9 +11,11 @@ mod opening;
 mod running;
 mod server;
 mod stream;
+mod unlogged;
 mod wire;
 mod words;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use riopipe_nvme::command::Status;
@@ -106,6 +108,10 @@ pub struct Client {
     found: Vec<Recovered>,
     volume: Option<Volume>,
     streams: Vec<Option<Stream>>,
+    /// Streams without a log that have had a life already.
+    anew: BTreeSet<u16>,
+    /// How often in a row one of them was kept out from the volume's drives.
+    guarded: u32,
     refused: Option<Refused>,
     fenced: bool,
     broken: bool,
@@ -135,6 +141,8 @@ impl Client {
             found: Vec::new(),
             volume: None,
             streams: Vec::new(),
+            anew: BTreeSet::new(),
+            guarded: 0,
             refused: None,
             fenced: false,
             broken: false,
@@ -204,6 +212,14 @@ impl Client {
         self.streams.iter().flatten().any(Stream::is_replaying)
     }
 
+    /// Whether it has the volume on a machine, as far as it knows, and over which connection.
+    #[must_use]
+    pub fn holds(&self, machine: usize) -> Option<usize> {
+        let running = matches!(self.state, State::Running) && !self.fenced;
+        let server = self.servers.get(machine).filter(|server| running && server.claimed)?;
+        server.admin_conn()
+    }
+
     /// Which life it is in.
     #[must_use]
     pub const fn life(&self) -> u32 {
@@ -271,6 +287,8 @@ impl Client {
         self.found.clear();
         self.volume = None;
         self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
+        self.anew.clear();
+        self.guarded = 0;
         self.refused = None;
         self.fenced = false;
         self.broken = false;

@@ -3,7 +3,6 @@
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Member;
-use riopipe_order::engine::EngineKind;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
@@ -106,7 +105,7 @@ impl Client {
             return;
         }
         let intent = Intent {
-            engine: EngineKind::Rio,
+            engine: core.engine(),
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
             label_generation: self.labels.generation,
@@ -146,7 +145,7 @@ impl Client {
             OpeningServer {
                 present: controller.is_some(),
                 speaks: true,
-                logged: true,
+                logged: core.is_logged(),
                 transfer_bytes_max: controller.map_or(1 << 20, |c| c.mdts_bytes as usize),
                 members: members
                     .map(|(member, (_, drive))| OpeningMember {
@@ -316,7 +315,7 @@ impl Client {
 pub(super) fn lease_ms(core: &Core) -> u32 {
     let spec = core.scenario.client;
     let keep_alive_ms = spec.keep_alive_ms.max(NOTICED_MS);
-    riopipe_session::claim::lease_ms(EngineKind::Rio, spec.loss_ms.into(), keep_alive_ms)
+    riopipe_session::claim::lease_ms(core.engine(), spec.loss_ms.into(), keep_alive_ms)
 }
 
 /// What the oracle has to know of a recovery.

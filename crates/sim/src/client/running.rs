@@ -104,6 +104,7 @@ impl Client {
                 board: &volume.board,
             };
             let mut stream = Stream::new(&setup, queues, core);
+            stream.anew = self.anew.contains(&id);
             let associations: Vec<u32> = self.servers.iter().map(|s| s.association).collect();
             stream.start(&associations, end, core);
             self.streams[usize::from(id)] = Some(stream);
@@ -140,7 +141,7 @@ impl Client {
                 create: false,
                 give_up: false,
                 take_over: false,
-                unlogged: false,
+                unlogged: !core.is_logged(),
                 resume: true,
                 streams: core.scenario.volume.streams,
                 slots: 0,
@@ -161,6 +162,9 @@ impl Client {
     }
 
     pub(super) fn reopen(&mut self, id: u16, core: &mut Core) {
+        if !core.is_logged() {
+            return self.begin_anew(id, core);
+        }
         let Some(volume) = &self.volume else { return };
         let generation = volume.generation;
         if let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) {

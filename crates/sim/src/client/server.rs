@@ -155,6 +155,15 @@ impl Server {
         matches!(self.state, State::Up(..))
     }
 
+    /// The admin connection of the association that is there.
+    #[must_use]
+    pub(super) const fn admin_conn(&self) -> Option<usize> {
+        match &self.state {
+            State::Up(_, wire) => Some(wire.conn),
+            _ => None,
+        }
+    }
+
     /// The controller, as last attached.
     #[must_use]
     pub(super) const fn controller(&self) -> Option<&Controller> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{
-    self, Cause, EngineKind, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
+    self, Cause, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
 };
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::queue_pair::QueuePair;
@@ -79,6 +79,12 @@ pub(super) struct Stream {
     tried: u64,
     pub(super) reading: Reading,
     pub(super) started: bool,
+    /// It had a life before that no recovery has ended.
+    pub(super) anew: bool,
+    /// When it was made, ns.
+    pub(super) made_at: u64,
+    /// It failed because plain writes are refused to it.
+    pub(super) guarded: bool,
     pub(super) acting: bool,
     pub(super) failed: bool,
     /// It failed because another owner has the volume.
@@ -97,12 +103,12 @@ impl Stream {
         let kept_max = u64::from(spec.kept_blocks) * BLOCK as u64;
         let (merge, start) = (spec.merge, setup.start);
         let limits = Limits { kept_bytes_max: kept_max, merge, start, ..Limits::default() };
-        let engine = engine::engine(EngineKind::Rio, setup.topology.clone(), limits);
+        let engine = engine::engine(core.engine(), setup.topology.clone(), limits);
         let config = StreamConfig {
             volume: VOLUME,
             stream: StreamId(setup.id),
             generation: setup.generation,
-            engine: EngineKind::Rio,
+            engine: core.engine(),
             start: setup.start,
             nsids: setup.nsids.to_vec(),
             queue_depth: spec.depth,
@@ -124,6 +130,9 @@ impl Stream {
             tried: 0,
             reading: Reading::default(),
             started: false,
+            anew: false,
+            made_at: core.now,
+            guarded: false,
             acting: false,
             failed: false,
             fenced: false,
@@ -192,7 +201,10 @@ impl Stream {
         }
         if !self.started {
             match self.session.is_ready() {
-                Ok(true) => self.started = true,
+                Ok(true) => {
+                    self.started = true;
+                    self.has_begun(ledger, drives, core);
+                }
                 Ok(false) => {}
                 Err(refused) => {
                     let id = self.id;
@@ -207,10 +219,15 @@ impl Stream {
         self.look_at_links(core);
         let polled = self.session.poll();
         let marks = self.session.marks();
-        core.oracle.marks(self.era, self.id, marks.complete, marks.durable, drives);
-        ledger.released(self.id, self.released());
+        if self.started || !self.anew {
+            core.oracle.marks(self.era, self.id, marks.complete, marks.durable, drives);
+            ledger.released(self.id, self.released());
+        }
         self.check_memory(core);
         if let Err(failure) = polled {
+            if !core.is_logged() && !self.started {
+                return self.could_not_begin(&failure, core);
+            }
             self.failed = true;
             return self.has_poison(failure, core);
         }
@@ -257,9 +274,12 @@ impl Stream {
             {
                 Poison::Fenced
             }
+            // Plain writes are for the owner alone (T21).
+            Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
             _ => Poison::Failed,
         };
-        self.fenced = cause == Poison::Fenced;
+        self.guarded = failure.cause == Cause::Status(status::GUARDED.code());
+        self.fenced = cause == Poison::Fenced && !self.guarded;
         core.oracle.poisoned(self.era, id, &Poisoned { machine, cause, why }, core.now);
     }
 

@@ -32,12 +32,22 @@ pub(super) struct Wr {
     pub(super) era: Era,
     pub(super) stream: u16,
     pub(super) seq: Seq,
+    /// Earlier groups of the stream up to this one are surely before it: engines without an
+    /// ordering log send writes side by side, and of two to one block either may stay.
+    pub(super) knows: Seq,
     pub(super) place: Place,
 }
 
 impl Wr {
+    /// Whether the other one, to the same block, surely comes after it. A block passes from one
+    /// stream to another only when released (T15).
+    pub(super) fn precedes(&self, other: &Self) -> bool {
+        let same = self.era == other.era && self.stream == other.stream;
+        self.number < other.number && (!same || self.seq <= other.knows)
+    }
+
     /// Whether the block may hold this because of the write.
-    fn is(&self, content: Content) -> bool {
+    pub(super) fn is(&self, content: Content) -> bool {
         match self.place {
             Place::Discard => content == ZERO || content == GARBAGE,
             Place::Fresh | Place::InPlace => content == self.number,
@@ -92,7 +102,7 @@ impl Block {
     /// Whether it may hold this, all writes being done.
     pub(super) fn may_hold_last(&self, content: Content) -> bool {
         let last = match self.writes.last() {
-            Some(wr) => wr.is(content),
+            Some(last) => self.writes.iter().any(|wr| !wr.precedes(last) && wr.is(content)),
             None => self.base.contains(&content),
         };
         last || self.alien.contains(&content)
@@ -110,10 +120,9 @@ impl Block {
     /// or that of a later write.
     pub(super) fn survives(&self, number: u64, content: Content) -> bool {
         // An earlier recovery has adopted it: nothing is owed any more.
-        let known = self.writes.iter().any(|wr| wr.number == number);
-        !known
-            || self.alien.contains(&content)
-            || self.writes.iter().any(|wr| wr.number >= number && wr.is(content))
+        let Some(known) = self.writes.iter().find(|wr| wr.number == number) else { return true };
+        self.alien.contains(&content)
+            || self.writes.iter().any(|wr| !wr.precedes(known) && wr.is(content))
     }
 
     /// Whether this content is what is left of write `number`, which was durable: as
@@ -144,9 +153,12 @@ impl Block {
 
     /// Whether a reader of this era, to whom that was due when it began, may find this.
     pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
+        let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
+        let over =
+            |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
         due.newest == 0 && due.base.contains(&content)
             || self.alien.contains(&content)
-            || self.of_era(era, due.past).any(|wr| wr.number >= due.newest && wr.is(content))
+            || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
     }
 
     /// What the block may hold, given how far each stream's prefix reaches.
@@ -204,7 +216,7 @@ impl Block {
         self.describe_with(&[])
     }
 
-    fn describe_with(&self, prefix: &[Seq]) -> String {
+    pub(super) fn describe_with(&self, prefix: &[Seq]) -> String {
         let mut text = format!("at first {}", Named(self.base[0]));
         for wr in &self.writes {
             let kind = match wr.place {

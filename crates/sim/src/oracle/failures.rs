@@ -56,6 +56,7 @@ impl Oracle {
     pub fn told(&mut self, machine: usize, drive: usize, told: &Told, now: u64) {
         match told {
             Told::Completed(contents) => {
+                self.check_turn(contents);
                 for content in contents {
                     if let Some(done) = self.completed.get_mut(*content as usize) {
                         *done = true;

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod checks;
+mod engines;
 mod failures;
 mod ownership;
 
@@ -19,6 +20,7 @@ use crate::host::SimHost;
 use crate::scenario::{Place, Scenario};
 pub use blocks::Where;
 use blocks::{Block, Wr};
+use engines::Promised;
 use failures::Failures;
 use ownership::Ownership;
 
@@ -218,6 +220,7 @@ pub struct Oracle {
     patient: bool,
     recoveries: u64,
     ownership: Ownership,
+    promised: Promised,
 }
 
 impl Oracle {
@@ -225,7 +228,8 @@ impl Oracle {
     #[must_use]
     pub fn new(scenario: &Scenario, map: &[Where]) -> Self {
         let streams = usize::from(scenario.volume.streams);
-        let start = Seq(scenario.volume.start);
+        let logged = scenario.volume.engine.is_logged();
+        let start = if logged { Seq(scenario.volume.start) } else { Seq::ZERO };
         let history =
             StreamHistory { start, complete: start, durable: start, ..StreamHistory::default() };
         Self {
@@ -242,6 +246,7 @@ impl Oracle {
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
             ownership: Ownership::new(scenario),
+            promised: Promised::new(scenario),
         }
     }
 
@@ -295,6 +300,8 @@ impl Oracle {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
             self.broken(Promise::P3, what);
         }
+        let knows = self.orders_behind(era, stream, seq);
+        self.note_seqs(era, stream, seq, writes);
         if !self.is_stale(era) {
             for write in writes {
                 self.blocks[write.block as usize].writes.push(Wr {
@@ -302,6 +309,7 @@ impl Oracle {
                     era,
                     stream,
                     seq,
+                    knows,
                     place: write.place,
                 });
             }
@@ -382,7 +390,10 @@ impl Oracle {
         let (machine, cause) = (*machine, *cause);
         let history = &mut self.eras[era][usize::from(stream)];
         history.failed = true;
-        if history.harmed.contains(&machine) || self.is_stale(era) {
+        if history.harmed.contains(&machine)
+            || self.is_stale(era)
+            || self.may_fail(machine, cause, now)
+        {
             return;
         }
         // To be fenced is no failure of anything else: a claim breaks connections and bindings (T8).
@@ -405,7 +416,7 @@ impl Oracle {
     #[must_use]
     pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Read {
         let delivered = |wr: &Wr| {
-            wr.stream == stream || wr.seq <= self.eras[era][usize::from(wr.stream)].complete
+            wr.stream == stream || wr.seq <= self.delivered(&self.eras[era][usize::from(wr.stream)])
         };
         let stale = self.is_stale(era);
         let due = (block..block + blocks).map(|block| {
@@ -456,6 +467,9 @@ impl Oracle {
         let Opened { client, took, began, now } = of;
         self.recoveries += 1;
         self.check_outside(drives);
+        if !self.promised.is_logged() {
+            return self.taken(of, generation, found, drives);
+        }
         let current = self.current;
         let mut prefix = Vec::new();
         for (stream, history) in self.eras[current].iter().enumerate() {
@@ -515,6 +529,9 @@ impl Oracle {
         self.check_outside(drives);
         let stream = usize::from(found.stream);
         let last = found.last;
+        if !self.promised.is_logged() {
+            return self.begun_anew((era, began), stream, last, drives);
+        }
         if self.is_stale(era) {
             // Binding it again will be refused.
             let history = &mut self.eras[era][stream];
@@ -573,6 +590,9 @@ impl Oracle {
     pub fn check_end(&mut self, drives: &Drives<'_>) {
         self.check_outside(drives);
         let all = vec![Seq(u64::MAX); self.eras[0].len()];
+        if !self.promised.is_logged() {
+            return self.check_kept(&all, drives);
+        }
         if self.lost.is_empty() {
             self.check_blocks(&all, &[], None, drives);
         }

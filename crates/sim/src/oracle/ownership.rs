@@ -32,8 +32,11 @@ impl Ownership {
             claimed: 0,
             claimed_over: 0,
             heard: [never(), never()],
-            // At least; targets add what it takes to notice a loss.
-            lease: u64::from(scenario.client.loss_ms) * MS,
+            // At least; targets add what it takes to notice a loss. Who can't go on has none.
+            lease: match scenario.volume.engine.is_logged() {
+                true => u64::from(scenario.client.loss_ms) * MS,
+                false => 0,
+            },
             given_back: vec![false; scenario.machines.len()],
         }
     }
@@ -55,6 +58,11 @@ impl Ownership {
         let Some(heard) = self.owner.map(|owner| &self.heard[owner]) else { return false };
         let mut of = heard.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
         of.any(|(_, heard)| now < heard + self.lease)
+    }
+
+    /// Whether somebody has it.
+    pub(super) const fn is_owned(&self) -> bool {
+        self.owner.is_some()
     }
 
     /// What is wrong with somebody's having the volume now, taken over or not.
@@ -140,13 +148,15 @@ impl Oracle {
     pub fn is_in_use(&self, machine: usize, now: u64) -> bool {
         !self.ownership.is_challenged(now)
             && !self.logless[machine]
-            && (self.ownership.is_leased(Some(machine), now) || self.is_unrecovered(machine))
+            && (self.promised.is_held(machine)
+                || self.ownership.is_leased(Some(machine), now)
+                || self.is_unrecovered(machine))
     }
 
     /// Whether a write of a group is done on a machine, and some other of it or of an earlier one is
     /// not: the group can't have been released.
     fn is_unrecovered(&self, machine: usize) -> bool {
-        if !self.lost.is_empty() {
+        if !self.lost.is_empty() || !self.promised.is_logged() {
             return false;
         }
         let done = |number: u64| self.completed[number as usize];
@@ -170,6 +180,7 @@ impl Oracle {
 
     /// A plain writer's write of a block has come to a machine that has no reason to refuse it.
     pub fn may_intrude(&mut self, at: Where, content: Content) {
+        self.promised.frees();
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
             && block.alien.last() != Some(&content)
         {

@@ -1,0 +1,35 @@
+//! Which engine a run is about, and what its faults are without an ordering log.
+
+use crate::rng::Rng;
+use crate::scenario::{Engine, Fault, Scenario, What};
+
+/// Of 100 runs, how many have engine `sync`, and how many have `none`.
+const SYNC: u64 = 12;
+const NONE: u64 = 8;
+
+/// Draws the engine of a scenario that was drawn for `rio`, and makes the rest fit.
+pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
+    let engine = match rng.below(100) {
+        x if x < SYNC => Engine::Sync,
+        x if x < SYNC + NONE => Engine::None,
+        _ => return,
+    };
+    scenario.volume.engine = engine;
+    let logless = *rng.pick(&[0, 50, 100]);
+    for machine in &mut scenario.machines {
+        machine.logless = rng.percent(logless);
+    }
+    scenario.faults.retain_mut(fits);
+}
+
+/// Whether a fault is one where no log is written; makes those so that strike in a fence.
+fn fits(fault: &mut Fault) -> bool {
+    match &mut fault.what {
+        What::Kill { fences, .. } | What::PowerCut { fences, .. } => *fences = false,
+        What::CopyLog { .. } | What::OldLog { .. } | What::BlankLog { .. } | What::Log { .. } => {
+            return false;
+        }
+        _ => {}
+    }
+    true
+}
