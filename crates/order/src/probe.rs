@@ -51,6 +51,8 @@ named! {
         T1ReuseBeforeMark = "T1-reuse-before-mark",
         /// Recovery starts at the smallest released mark among the servers, not the largest.
         T1SmallestMark = "T1-smallest-mark",
+        /// A volume is closed without having told the targets how far its streams are.
+        T1CloseUntold = "T1-close-untold",
         /// A FLUSH is issued without waiting for the stream's earlier writes there.
         T2FlushEarly = "T2-flush-early",
         /// A joint FLUSH reaches only the drives that its own group writes.
@@ -73,6 +75,8 @@ named! {
         T7NoChecksum = "T7-no-checksum",
         /// Any persist word that is not zero vouches, also one of an older lap.
         T7AnyPersistWord = "T7-any-persist-word",
+        /// A resumed log keeps persist words of older laps.
+        T7AlienKept = "T7-alien-kept",
         /// A resumed log is not cut at its first hole.
         T7NoCut = "T7-no-cut",
         /// The completion is sent before the persist word is durable.
@@ -101,6 +105,8 @@ named! {
         T9UndoNotFlushed = "T9-undo-not-flushed",
         /// A stream restarts before all logs are shortened.
         T9RestartEarly = "T9-restart-early",
+        /// A mark that is only in a target's memory counts as recovered.
+        T9MarkInMemory = "T9-mark-in-memory",
         /// In-place lists are dropped without having been acknowledged.
         T9ForgetInPlace = "T9-forget-in-place",
         /// Undo deallocates, whatever deallocated blocks read as.
@@ -111,6 +117,8 @@ named! {
         T11NotListed = "T11-not-listed",
         /// A write does not wait for an earlier one to the same block.
         T12NoOverlap = "T12-no-overlap",
+        /// A durable write does not vouch for an earlier one to the same block.
+        T12NoOverlapVouch = "T12-no-overlap-vouch",
         /// Groups are admitted without looking at the log's free slots.
         T13NoCredits = "T13-no-credits",
         /// No slots are kept for the flush that makes room.
@@ -125,6 +133,14 @@ named! {
         T16MergeGaps = "T16-merge-gaps",
         /// Fresh and in-place writes are merged.
         T16MergePlaces = "T16-merge-places",
+        /// Whoever has not claimed a volume may have its log forgotten.
+        T18AnyoneForgets = "T18-anyone-forgets",
+        /// A log region's header is believed without its checksum.
+        T19HeaderUnchecked = "T19-header-unchecked",
+        /// A partition's marks are believed without their checksums.
+        T19MarkUnchecked = "T19-mark-unchecked",
+        /// Another stream's partition is believed.
+        T19ForeignPartition = "T19-foreign-partition",
         /// A blank log where one is due is taken for nothing to undo.
         T19BlankLog = "T19-blank-log",
         /// Recovery goes on without the lists of one server.
@@ -179,6 +195,8 @@ named! {
         SyncNextEarly = "sync-next-early",
         /// Engine `none` calls durable what is only complete.
         NoneNoFlush = "none-no-flush",
+        /// Replays do not wait for reads.
+        P9ReplayRacesReads = "P9-replay-races-reads",
     }
 }
 

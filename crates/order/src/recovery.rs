@@ -41,7 +41,8 @@ pub fn validate(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> V
         let vouched = flushed.contains(&a.member)
             || probe::planted(Plant::T4VouchOtherDrive) && !flushed.is_empty();
         let keeps = !volatile(a.member);
-        let overlapped = keeps && overlaps(&covered, a);
+        let overlapped =
+            keeps && overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapVouch);
         durable[i] = *persisted || vouched || overlapped;
         if !persisted && vouched {
             probe::hit(Rare::Vouched);

@@ -13,6 +13,7 @@ use crate::scenario::{
     When, WriteOp,
 };
 
+mod coincidence;
 mod engines;
 
 /// The theme of a run about logs that go back in time.
@@ -45,6 +46,9 @@ const ENGINES: u64 = 0x656e_6769_6e65_7300;
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
+    if let Some(scenario) = coincidence::draw(seed) {
+        return scenario;
+    }
     let mut rng = Rng::new(seed);
     let theme = rng.below(THEMES);
     let mut machines = machines(&mut rng);
@@ -302,7 +306,7 @@ fn faults(
         let drive = rng.index(machines[machine].drives.len());
         let data = u64::from(machines[machine].blocks - volume.first);
         let lba = volume.first + rng.below(data) as u32;
-        let intruder = What::Intruder { machine, drive, lba, more: 0 };
+        let intruder = What::Intruder { machine, drive, lba, more: 0, forgets: false };
         let whats = standby.into_iter().chain([What::Away { for_us }, intruder]);
         faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
     }
@@ -312,7 +316,8 @@ fn faults(
             let machine = machine(machines, rng);
             let drive = rng.index(machines[machine].drives.len());
             let lba = rng.below(u64::from(machines[machine].blocks)) as u32;
-            let what = What::Intruder { machine, drive, lba, more: rng.range(2, 12) as u32 };
+            let (more, forgets) = (rng.range(2, 12) as u32, false);
+            let what = What::Intruder { machine, drive, lba, more, forgets };
             faults.push(Fault { when: When::Event(rng.range(60, last) as u32), what });
         }
         let for_us = *rng.pick(&[0, 1_000, 5_000, 20_000]);
@@ -520,7 +525,7 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
             let drive = rng.index(machines[machine].drives.len());
             let data = u64::from(machines[machine].blocks - volume.first);
             let lba = volume.first + rng.below(data) as u32;
-            What::Intruder { machine, drive, lba, more: *rng.pick(&[0, 0, 4]) }
+            What::Intruder { machine, drive, lba, more: *rng.pick(&[0, 0, 4]), forgets: false }
         }
         2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
         // Longer than an initiator is patient: a member is missing (T20).

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::block::BLOCK;
 use crate::fuse::Fuse;
 use crate::rng::Rng;
+use crate::scenario::Spoil;
 
 /// Words of a cache line.
 const LINE: u32 = 8;
@@ -345,6 +346,41 @@ impl LogStore {
     #[must_use]
     pub fn replace_with(&self, copy: SetAside) -> SetAside {
         SetAside(core::mem::replace(&mut self.lock().parts, copy.0))
+    }
+
+    /// Somebody has spoilt it: the `bit`th bit, of those that say something, is flipped in both
+    /// copies of what `how` names.
+    pub fn spoil(&self, how: Spoil, bit: u32) {
+        let mut all = self.lock();
+        let parts = &mut all.parts;
+        let flip = |part: &mut Part, from: usize, bytes: usize, copies: [usize; 2]| {
+            let bit = bit as usize % (8 * bytes);
+            for copy in copies {
+                part.bytes[copy + from + bit / 8] ^= 1 << (bit % 8);
+            }
+        };
+        match how {
+            Spoil::Header => {
+                // The first volume's generation, state, counts, lease, place, owner and what was
+                // given up.
+                if let Some(header) = parts.values_mut().next() {
+                    flip(header, 128 + 16, 44, [0, BLOCK]);
+                }
+            }
+            Spoil::Marks => {
+                // Everything but the checksum, and what says that it is a mark.
+                let streams = parts.len().saturating_sub(1).max(1);
+                if let Some(part) = parts.values_mut().nth(1 + bit as usize % streams) {
+                    flip(part, 8, 48, [0, 128]);
+                }
+            }
+            Spoil::Swapped => {
+                let mut streams = parts.values_mut().skip(1);
+                if let (Some(a), Some(b)) = (streams.next(), streams.next()) {
+                    core::mem::swap(a, b);
+                }
+            }
+        }
     }
 
     /// Puts the right one back.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -311,6 +311,24 @@ impl Machine {
     #[must_use]
     pub fn has_its_log(&self) -> bool {
         self.set_aside.is_none() && self.store.works()
+    }
+
+    /// What the log would have recovered, were the target started now: the first stream with entries
+    /// that wait for recovery, and how many.
+    #[must_use]
+    pub fn left_to_recover(&self, volume: &NewVolume) -> Option<(u16, usize)> {
+        let header = self.store.part(0..HEADER_BYTES);
+        let Class::Ours(found) = inspect(&header, log_len(volume), self.boot_id(), crc32c) else {
+            return None;
+        };
+        // A log that was made anew may have other partitions.
+        let record = found.volumes.first()?;
+        (0..record.streams).map(StreamId).find_map(|stream| {
+            let part = self.store.part(record.partition(stream)?);
+            let id = PartitionId { volume: VOLUME, stream };
+            let (_, scan) = StreamLog::open(part, id, crc32c).ok()?;
+            (!scan.settled && !scan.entries.is_empty()).then_some((stream.0, scan.entries.len()))
+        })
     }
 
     /// The target's process ends where it is.

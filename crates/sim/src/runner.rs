@@ -25,9 +25,6 @@ pub const RARE_SEEDS: u64 = 5_000;
 const OUT_OF_REACH: &[Rare] = &[
     // TCP delivers a connection's commands in order; the gate's own tests overtake.
     Rare::GateEarly,
-    // A persist word is lost alone while that of a later write to its block is kept: both must be
-    // in one fence, and the power cut in it. Recovery's own tests do that.
-    Rare::VouchedByOverlap,
 ];
 /// Seeds in which a planted bug must be caught, unless told otherwise.
 pub const PLANT_SEEDS: u64 = 3_000;

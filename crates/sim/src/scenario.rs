@@ -331,6 +331,16 @@ pub enum What {
         /// Which machine.
         machine: usize,
     },
+    /// The target's process is killed and comes back with a log that somebody has spoilt; the right
+    /// one is put back after it has been refused.
+    SpoilLog {
+        /// Which machine.
+        machine: usize,
+        /// How.
+        how: Spoil,
+        /// Which bit of what `how` says.
+        bit: u32,
+    },
     /// The target's process is killed and comes back with a drive that has lost its power-loss
     /// protection.
     Unprotect {
@@ -357,7 +367,22 @@ pub enum What {
         /// How many operations more.
         #[serde(default)]
         more: u32,
+        /// Whether it has the volume's log forgotten first, which it has no right to.
+        #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+        forgets: bool,
     },
+}
+
+/// How a log is spoilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spoil {
+    /// A bit of both copies of the region's header is flipped.
+    Header,
+    /// A bit of both copies of a stream's mark is flipped.
+    Marks,
+    /// Two streams' partitions have changed places.
+    Swapped,
 }
 
 /// Which ends of a connection learn that it is broken.

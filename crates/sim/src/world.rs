@@ -386,7 +386,9 @@ impl World {
                 if machine.log_generation(&self.volumes[at]).is_some() && machine.has_its_log() {
                     self.core.oracle.log_works(at);
                 }
-                if let Some(problem) = problems.first() {
+                if let Some(problem) = problems.first()
+                    && self.machines[at].set_aside.is_none()
+                {
                     let what =
                         format!("target {at}: a crash alone makes its log unreadable: {problem}");
                     self.core.oracle.broken(Promise::P8, what);
@@ -394,7 +396,9 @@ impl World {
             }
             Err(why) => {
                 self.core.trace(|| format!("target {at} does not start: {why}"));
-                if self.machines[at].store.kind() == LogStoreKind::File {
+                if self.machines[at].set_aside.is_some() {
+                    self.put_log_back(at);
+                } else if self.machines[at].store.kind() == LogStoreKind::File {
                     // Both copies of its header were being written back.
                     if self.core.is_logged() {
                         self.core.oracle.log_lost(at);

@@ -9,6 +9,7 @@ use super::{
 use crate::attribute::{Member, VolumeId};
 use crate::entry::{u16_at, u32_at, u64_at};
 use crate::ordering_log::{SLOTS_MAX, SLOTS_MIN};
+use crate::probe::{self, Plant};
 use crate::region::Crc32c;
 
 /// In every version: magic at 0, checksum of bytes 12..4096 at 8, version at 12.
@@ -76,7 +77,8 @@ pub(super) fn decode(bytes: &[u8; HEADER_COPY_BYTES], crc: Crc32c) -> Copy {
     if bytes.iter().all(|&byte| byte == 0) {
         return Copy::Blank;
     }
-    let checked = crc(0, &bytes[12..]) == u32_at(bytes, 8);
+    let checked =
+        crc(0, &bytes[12..]) == u32_at(bytes, 8) || probe::planted(Plant::T19HeaderUnchecked);
     if bytes[..8] != MAGIC {
         // Were the magic alone flipped, the checksum would still hold.
         return if checked { Copy::Torn } else { Copy::Foreign };

@@ -162,7 +162,8 @@ impl<R: Region> StreamLog<R> {
         }
         if keep {
             found.entries.retain(|entry| entry.position.0 < self.next);
-            for position in slots.alien.into_iter().filter(|position| position.0 < self.next) {
+            let alien = slots.alien.into_iter().filter(|position| position.0 < self.next);
+            for position in alien.filter(|_| !probe::planted(Plant::T7AlienKept)) {
                 self.region.write_word(offset(self.slot_of(position)), 0);
             }
         }

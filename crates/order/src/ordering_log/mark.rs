@@ -5,6 +5,7 @@
 
 use crate::attribute::{Seq, StreamId, VolumeId};
 use crate::entry::{Life, PartitionId, u16_at, u32_at, u64_at};
+use crate::probe::{self, Plant};
 use crate::region::Crc32c;
 
 /// Size of one copy of the mark in bytes.
@@ -70,7 +71,9 @@ impl Mark {
         if bytes.iter().all(|&byte| byte == 0) {
             return MarkCopy::Blank;
         }
-        if u32_at(bytes, 60) != MAGIC || crc(0, &bytes[4..]) != u32_at(bytes, 0) {
+        let checked =
+            crc(0, &bytes[4..]) == u32_at(bytes, 0) || probe::planted(Plant::T19MarkUnchecked);
+        if u32_at(bytes, 60) != MAGIC || !checked {
             return MarkCopy::Torn;
         }
         let version = u16_at(bytes, 4);

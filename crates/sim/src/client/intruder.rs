@@ -6,15 +6,16 @@ use std::sync::Arc;
 use riopipe_nvme::command::Sqe;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
 use riopipe_session::outbox::Outbox;
+use riopipe_session::wire as rio;
 use riopipe_session::wire::status::GUARDED;
 
-use super::server::Server;
+use super::server::{Purpose, Server};
 use super::wire::Wire;
 use crate::block::{self, BLOCK, Content};
 use crate::core::{Core, Ev, US};
 use crate::crc::crc32c;
 use crate::drive::LABEL_BLOCKS;
-use crate::machine::subnqn;
+use crate::machine::{VOLUME, subnqn};
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Where;
 use crate::payload::Payload;
@@ -69,13 +70,15 @@ pub struct Intruder {
     bytes: Vec<u8>,
     /// Operations to come.
     left: u32,
+    /// It has the volume's log forgotten before it begins.
+    forgets: bool,
     over: bool,
 }
 
 impl Intruder {
     /// An intruder that has not begun, and begins with a write.
     #[must_use]
-    pub fn new(index: usize, at: Where, content: Content, more: u32) -> Self {
+    pub fn new(index: usize, at: Where, content: Content, more: u32, forgets: bool) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
         let config = QpConfig::admin(hostnqn, [0xee; 16], subnqn(at.machine), crc32c);
         let server = Server::new(at.machine as u16, config);
@@ -90,6 +93,7 @@ impl Intruder {
             doing: Doing::Nothing,
             bytes: vec![0; BLOCK],
             left: more,
+            forgets,
             over: false,
         }
     }
@@ -202,6 +206,10 @@ impl Intruder {
             return;
         }
         let Some(mut pair) = self.server.io_queue(1, 4) else { return };
+        if core::mem::take(&mut self.forgets) {
+            let forget = rio::release_command(VOLUME, true);
+            self.server.call(Purpose::Release, forget, &[], 0, core);
+        }
         let wire = Wire::new(core.connect(self.end(Role::Undo(0)), self.at.machine));
         let mut out = Outbox::new();
         pair.start(&mut out);

@@ -141,6 +141,13 @@ impl Oracle {
         }
     }
 
+    /// Whether nobody has the volume since it was given back, and nobody has claimed it.
+    #[must_use]
+    pub const fn is_free(&self) -> bool {
+        let Ownership { owner, generation, claimed, .. } = &self.ownership;
+        owner.is_none() && *claimed <= *generation
+    }
+
     /// Whether plain writes of the volume's drives on a machine must be refused: its owner is there
     /// or may come back within its lease (T25), or it has left something that waits for recovery
     /// (T21). While somebody takes the volume over, this is between the two.

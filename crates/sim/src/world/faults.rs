@@ -147,11 +147,21 @@ impl World {
                     self.giving_back = Some((owner, for_us));
                 }
             }
-            What::Intruder { machine, drive, lba, more } => {
+            What::SpoilLog { machine, how, bit } => {
+                if self.may_mislay(machine) {
+                    if self.machines[machine].is_up() {
+                        self.crash_machine(machine, Doom { power: false, down_us: 200 });
+                    }
+                    let right = self.machines[machine].store.copy();
+                    self.machines[machine].store.spoil(how, bit);
+                    self.mislay(machine, right);
+                }
+            }
+            What::Intruder { machine, drive, lba, more, forgets } => {
                 let content = self.core.oracle.next_number();
                 // A host that overwrites labels is not to be helped.
                 let at = Where { machine, drive, lba: lba.max(LABEL_BLOCKS) };
-                let mut intruder = Intruder::new(self.intruders.len(), at, content, more);
+                let mut intruder = Intruder::new(self.intruders.len(), at, content, more, forgets);
                 intruder.start(&mut self.core);
                 self.intruders.push(intruder);
             }

@@ -57,6 +57,9 @@ impl World {
         if self.clients[client].is_over() {
             let closed = self.clients[client].is_closed();
             self.core.trace(|| format!("the volume is given back: {closed}"));
+            if closed {
+                self.check_closed();
+            }
             self.crash_client(client, true);
             let next = self.core.rng.index(2);
             if !self.clients[1 - client].is_up() {
@@ -65,6 +68,25 @@ impl World {
             self.giving_back = None;
         } else if self.owner() != Some(client) {
             self.giving_back = None;
+        }
+    }
+
+    /// Whoever closes the volume in good order leaves nothing to recover (T1).
+    fn check_closed(&mut self) {
+        if !self.core.oracle.is_free() {
+            return;
+        }
+        for (at, machine) in self.machines.iter().enumerate() {
+            if machine.set_aside.is_some() {
+                continue;
+            }
+            if let Some((stream, entries)) = machine.left_to_recover(&self.volumes[at]) {
+                let what = format!(
+                    "the volume was closed in good order, and target {at} has {entries} entries of \
+                     stream {stream} to recover"
+                );
+                self.core.oracle.broken(Promise::P8, what);
+            }
         }
     }
 
@@ -141,6 +163,7 @@ impl World {
         match self.owner() {
             Some(owner) if self.clients[owner].is_over() => {
                 if self.clients[owner].is_closed() {
+                    self.check_closed();
                     let Self { core, machines, .. } = self;
                     core.oracle.check_end(&Drives(machines));
                     core.trace(|| "the volume is closed".into());

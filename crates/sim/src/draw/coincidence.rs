@@ -1,0 +1,400 @@
+//! Scenarios in which one rare coincidence is likely.
+//!
+//! Some defences matter only when several unlikely things happen within a few microseconds. A seed
+//! that draws a bit of everything meets such a moment once in many thousands, if at all. So some
+//! seeds draw nothing else: a small cluster, and faults at about the right moment.
+
+use crate::drive::{DriveFault, DriveSpec};
+use crate::log_store::LogStoreKind;
+use crate::network::NetSpec;
+use crate::oracle::PATIENT_MS;
+use crate::rng::Rng;
+use crate::scenario::{
+    ClientSpec, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, Spoil, Step, VolumeSpec,
+    What, When, WriteOp,
+};
+
+/// Of 100 seeds, how many are about a coincidence.
+const SHARE: u64 = 40;
+/// Keeps these draws apart from those of [`super::draw`], which stay what they are.
+const SALT: u64 = 0xc01c_1de5_0f7e_e15e;
+/// The first block of the data area on each drive.
+const FIRST: u32 = 8;
+
+/// Draws what a kind of coincidence leaves open.
+type Draw = fn(&mut Rng) -> Scenario;
+
+/// All of them, and how likely each is: more, where even such a scenario seldom hits the moment.
+const ALL: &[(u64, Draw)] = &[
+    (1, flushes_beside_failing_ones),
+    (4, undone_again),
+    (2, replayed_over_newer),
+    (1, words_of_older_laps),
+    (1, overlap_in_one_fence),
+    (1, reads_beside_replays),
+    (1, closed_while_cut_off),
+    (3, overtaken_while_coming_back),
+    (1, stopped_and_cut_off),
+    (1, reads_of_the_overtaken),
+    (1, answers_of_the_last_attempt),
+    (2, spoilt_logs),
+    (1, strangers_who_give_orders),
+];
+
+/// The scenario of a seed that is about a coincidence.
+pub(super) fn draw(seed: u64) -> Option<Scenario> {
+    let mut rng = Rng::new(seed ^ SALT);
+    if !rng.percent(SHARE) {
+        return None;
+    }
+    let mut nth = rng.below(ALL.iter().map(|(weight, _)| weight).sum());
+    let (_, scenario) = ALL.iter().find(|(weight, _)| {
+        let here = nth < *weight;
+        nth = nth.saturating_sub(*weight);
+        here
+    })?;
+    Some(scenario(&mut rng))
+}
+
+/// One stream on one drive without power-loss protection, with nothing to do and no faults.
+fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
+    let drive = DriveSpec { plp: false, garbage: false, at_once: 0, latency_us: 60, slow: 0 };
+    Scenario {
+        seed: rng.u64() >> 1,
+        machines: vec![MachineSpec {
+            log: LogStoreKind::Dax,
+            drives: vec![drive],
+            blocks: FIRST + data_blocks,
+            cores: 1,
+            logless: false,
+        }],
+        volume: VolumeSpec {
+            streams: 1,
+            slots: 16,
+            unit: 4,
+            first: FIRST,
+            request_blocks: 8,
+            members: vec![(0, 0)],
+            start: 0,
+            engine: Engine::Rio,
+        },
+        client: ClientSpec {
+            depth: 16,
+            kept_blocks: 1024,
+            merge: false,
+            loss_ms: PATIENT_MS,
+            keep_alive_ms: 0,
+            digests: false,
+            retry_us: 0,
+            think_ns: 5_000,
+            patience_us: 0,
+        },
+        net: NetSpec { delay_min: 5_000, delay_max: 15_000, split: 0 },
+        steps: Vec::new(),
+        faults: Vec::new(),
+    }
+}
+
+fn drive(scenario: &mut Scenario) -> &mut DriveSpec {
+    &mut scenario.machines[0].drives[0]
+}
+
+fn write(stream: u16, block: u32, blocks: u32, place: Place, durable: bool) -> Step {
+    Step { stream, op: Op::Group { writes: vec![WriteOp(block, blocks, place)], durable } }
+}
+
+fn at(event: u64, what: What) -> Fault {
+    Fault { when: When::Event(event as u32), what }
+}
+
+/// FLUSHes of several streams on one drive fail, and the reactors hear of it late: what another
+/// stream's FLUSH was to cover is gone when that succeeds (T29).
+fn flushes_beside_failing_ones(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(48, rng);
+    scenario.machines[0].cores = *rng.pick(&[2, 3]);
+    scenario.volume.streams = *rng.pick(&[3, 4]);
+    scenario.client.think_ns = *rng.pick(&[0, 20_000]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..rng.range(60, 140) {
+        let stream = rng.below(streams) as u16;
+        let block = u32::from(stream) * 12 + rng.below(12) as u32;
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(70)));
+    }
+    let mut event = 100;
+    for _ in 0..8 {
+        event += rng.range(40, 300);
+        let fault = DriveFault::Flush;
+        scenario.faults.push(at(event, What::Drive { machine: 0, drive: 0, fault }));
+    }
+    scenario
+}
+
+/// A stream fails, its undoing is cut off, and the drive zeroes what it was asked to long after the
+/// stream has begun to write there again (T8).
+fn undone_again(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    scenario.volume.slots = 32;
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, *rng.pick(&[20, 40]));
+    for _ in 0..rng.range(60, 110) {
+        let (block, blocks) = (rng.below(12) as u32, rng.range(1, 6) as u32);
+        scenario.steps.push(write(0, block, blocks, Place::Fresh, rng.percent(10)));
+    }
+    let mut event = 60;
+    for nth in 0..3 {
+        event += rng.range(10, 250);
+        let fault = *rng.pick(&[DriveFault::Write, DriveFault::Full]);
+        scenario.faults.push(at(event, What::Drive { machine: 0, drive: 0, fault }));
+        let when = When::Undo(2 * nth, rng.below(8) as u32);
+        scenario.faults.push(Fault { when, what: What::CutUndo });
+    }
+    scenario
+}
+
+/// The same block is written again and again; answers are lost with a connection, and the power
+/// goes while the stream is brought up to date: a durable write that is sent again stands over a
+/// newer one (P7).
+fn replayed_over_newer(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    drive(&mut scenario).plp = true;
+    drive(&mut scenario).latency_us = *rng.pick(&[10, 60]);
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = 0;
+    scenario.net =
+        NetSpec { delay_min: 20_000, delay_max: *rng.pick(&[60_000, 300_000]), split: 0 };
+    for _ in 0..rng.range(50, 110) {
+        scenario.steps.push(write(0, 0, 1, Place::InPlace, rng.percent(20)));
+    }
+    let mut event = 50;
+    for nth in 0..4 {
+        event += rng.range(40, 160);
+        let (effects, fences, down_us) = (0, false, 10);
+        let lost = match rng.below(3) {
+            0 => What::Kill { machine: 0, effects, fences, down_us },
+            1 => What::PowerCut { machine: 0, effects, fences, down_us },
+            _ => What::Cut { nth: rng.below(4) as u32, ends: Ends::Both },
+        };
+        scenario.faults.push(at(event, lost));
+        let when = When::Replay(nth, rng.below(16) as u32);
+        scenario.faults.push(Fault { when, what: What::BlackOut { down_us: 200 } });
+    }
+    scenario
+}
+
+/// A power cut leaves whole entries with persist words of an older lap, their data is sent again
+/// without being made durable at once, and the target starts once more (T7).
+fn words_of_older_laps(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.volume.slots = *rng.pick(&[6, 8, 12]);
+    scenario.client.think_ns = *rng.pick(&[0, 5_000, 40_000]);
+    for _ in 0..110 {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::InPlace, rng.percent(40)));
+    }
+    let mut event = rng.range(150, 400);
+    for nth in 0..rng.range(6, 10) {
+        let (machine, effects, down_us) = (0, rng.below(6) as u32, 10);
+        let fences = nth % 2 == 0 || rng.one_in(2);
+        scenario.faults.push(at(event, What::PowerCut { machine, effects, fences, down_us }));
+        event += rng.range(40, 160);
+    }
+    scenario
+}
+
+/// A write waits for an earlier one to its block, both are noted durable in one fence, and the
+/// power goes in it: of the two words, the older one is lost (T12).
+fn overlap_in_one_fence(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    let spec = drive(&mut scenario);
+    (spec.plp, spec.at_once) = (true, *rng.pick(&[50, 70, 85]));
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = 0;
+    scenario.net = NetSpec { delay_min: 500, delay_max: *rng.pick(&[500, 20_000]), split: 0 };
+    for _ in 0..rng.range(60, 110) {
+        scenario.steps.push(write(0, 0, 1, Place::InPlace, rng.percent(10)));
+    }
+    let mut event = rng.range(60, 140);
+    for _ in 0..rng.range(3, 6) {
+        let (machine, effects, down_us) = (0, rng.below(12) as u32, 10);
+        scenario.faults.push(at(event, What::PowerCut { machine, effects, fences: true, down_us }));
+        event += rng.range(40, 140);
+    }
+    scenario
+}
+
+/// One stream reads, slowly, what another one writes, whose connection breaks: it is back, and
+/// sends its older writes again, before the read has ended (P9).
+fn reads_beside_replays(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = 64;
+    scenario.net = NetSpec { delay_min: 500, delay_max: 1_500, split: 0 };
+    for _ in 0..12 {
+        for _ in 0..rng.range(2, 5) {
+            scenario.steps.push(write(0, 0, 1, Place::InPlace, rng.percent(3)));
+        }
+        scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
+        scenario.steps.push(Step { stream: 0, op: Op::Pause(2_000) });
+        for _ in 0..8 {
+            scenario.steps.push(Step { stream: 1, op: Op::Read(0, 1) });
+        }
+    }
+    let mut event = 60;
+    for _ in 0..10 {
+        event += rng.range(20, 120);
+        let ends = *rng.pick(&[Ends::Both, Ends::Client]);
+        scenario.faults.push(at(event, What::Cut { nth: rng.below(6) as u32, ends }));
+    }
+    scenario
+}
+
+/// The volume is closed, and a target is away while it is told how far the streams are (T1).
+fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.volume.streams = *rng.pick(&[1, 2]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..rng.range(10, 60) {
+        let (stream, block) = (rng.below(streams) as u16, rng.below(24) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(30)));
+    }
+    let event = rng.range(60, 500);
+    scenario.faults.push(at(event, What::GiveBack { for_us: 1_000 }));
+    let (machine, effects, down_us) = (0, rng.below(6) as u32, 10);
+    for _ in 0..2 {
+        let lost = match rng.below(3) {
+            0 => What::Kill { machine, effects, fences: true, down_us },
+            1 => What::PowerCut { machine, effects, fences: true, down_us },
+            _ => What::Cut { nth: rng.below(4) as u32, ends: Ends::Both },
+        };
+        scenario.faults.push(at(event + rng.range(1, 80), lost));
+    }
+    scenario
+}
+
+/// A target comes back and is told how far the streams are; the volume changes hands before that is
+/// durable, and the target dies before all streams have started (T9).
+fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = true;
+    scenario.volume.streams = 4;
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = 200_000;
+    for _ in 0..110 {
+        let (stream, block) = (rng.below(4) as u16, rng.below(24) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(30)));
+    }
+    let (machine, effects, fences, down_us) = (0, 0, false, 10);
+    scenario.net = NetSpec { delay_min: 10_000, delay_max: *rng.pick(&[20_000, 60_000]), split: 0 };
+    scenario.faults.push(at(rng.range(100, 300), What::Kill { machine, effects, fences, down_us }));
+    let when = When::Replay(0, rng.below(7) as u32);
+    scenario.faults.push(Fault { when, what: What::TakeOver { for_us: 40_000 } });
+    let when = When::Recovery(1, rng.range(50, 76) as u32);
+    let kill = What::Kill { machine, effects, fences, down_us };
+    scenario.faults.push(Fault { when, what: kill });
+    scenario
+}
+
+/// A target with a mapped log is stopped in good order again and again, and its machine loses its
+/// power in the last steps of that (T24).
+fn stopped_and_cut_off(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.machines[0].log = LogStoreKind::File;
+    drive(&mut scenario).plp = rng.one_in(2);
+    for _ in 0..110 {
+        scenario.steps.push(write(0, rng.below(24) as u32, 1, Place::Fresh, rng.percent(60)));
+    }
+    let mut event = 60;
+    for _ in 0..6 {
+        event += rng.range(30, 160);
+        let cut = rng.range(1, 4) as u32;
+        scenario.faults.push(at(event, What::Stop { machine: 0, off: true, cut, down_us: 10 }));
+    }
+    scenario
+}
+
+/// An owner reads, slowly, what it has written and not made durable; the volume is taken over, and
+/// what it reads is undone (T8, P9).
+fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = 64;
+    for _ in 0..25 {
+        let block = rng.below(6) as u32;
+        scenario.steps.push(write(0, block, 2, Place::Fresh, rng.percent(10)));
+        scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
+        for _ in 0..2 {
+            scenario.steps.push(Step { stream: 1, op: Op::Read(rng.below(6) as u32, 2) });
+        }
+    }
+    let mut event = 60;
+    for _ in 0..4 {
+        event += rng.range(40, 300);
+        let for_us = *rng.pick(&[0, 0, 200]);
+        scenario.faults.push(at(event, What::TakeOver { for_us }));
+    }
+    scenario
+}
+
+/// Streams are opened anew while answers come late: those to one attempt during the next (T23).
+fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = rng.one_in(2);
+    scenario.volume.streams = *rng.pick(&[1, 2]);
+    scenario.volume.slots = 32;
+    scenario.client.patience_us = 5_000;
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..110 {
+        let stream = rng.below(streams) as u16;
+        let step = write(stream, rng.below(24) as u32, 1, Place::Fresh, rng.percent(40));
+        let restart = Step { stream, op: Op::Restart };
+        scenario.steps.push(if rng.percent(12) { restart } else { step });
+    }
+    let mut event = 60;
+    for _ in 0..8 {
+        event += rng.range(20, 120);
+        let (by_us, for_us) = (*rng.pick(&[6_000, 8_000, 9_500]), 40_000);
+        scenario.faults.push(at(event, What::Lag { machine: 0, by_us, for_us }));
+    }
+    scenario
+}
+
+/// A target comes back with a log that has been damaged, or with its partitions in the wrong places
+/// (T19).
+fn spoilt_logs(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = rng.one_in(2);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = *rng.pick(&[16, 32]);
+    for _ in 0..100 {
+        let (stream, block) = (rng.below(2) as u16, rng.below(24) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(40)));
+    }
+    let mut event = 60;
+    for _ in 0..4 {
+        event += rng.range(40, 300);
+        let how = *rng.pick(&[Spoil::Header, Spoil::Header, Spoil::Marks, Spoil::Swapped]);
+        let bit = rng.below(1 << 16) as u32;
+        scenario.faults.push(at(event, What::SpoilLog { machine: 0, how, bit }));
+        if rng.percent(70) {
+            scenario.faults.push(at(event, What::KillClient { down_us: 10 }));
+        }
+    }
+    scenario
+}
+
+/// Hosts that have not claimed the volume have its log forgotten, and write (T18, T21).
+fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
+    for _ in 0..rng.range(20, 110) {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(20)));
+    }
+    for _ in 0..rng.range(1, 3) {
+        let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
+        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: true };
+        scenario.faults.push(at(rng.range(60, 500), what));
+    }
+    scenario
+}
