@@ -137,3 +137,47 @@ fn t28_a_lease_has_a_longest_length() {
     let plain = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0);
 }
+
+/// The connections that have been left a notice which they have not seen.
+fn asked(w: &World) -> Vec<usize> {
+    let at = |id| w.links.iter().position(|link| link.conn.id() == id).expect("it is there");
+    w.host.notices.iter().map(|id| at(*id)).collect()
+}
+
+/// A claim costs what those cost that may have writes under way in its namespaces, not what all
+/// connections cost.
+#[test]
+fn t28_a_claim_asks_only_those_who_write_to_its_namespaces() {
+    let mut w = World::new(&[false, false]);
+    let (_, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let queues: Vec<usize> = (1..=6).map(|qid| w.io_as(RIVAL, RIVAL_ID, cntlid, qid)).collect();
+    let [reader, here, there, both, zeroes, discards] = queues[..] else { unreachable!("six") };
+    assert_eq!(w.fetch(reader, peer::read(1, 1, 0, 1)).1.status, 0);
+    assert_eq!(w.call(reader, peer::flush(2, 1), &[]).status, 0);
+    for (queue, nsid) in [(here, 1), (there, 2), (both, 1), (both, 2)] {
+        assert_eq!(w.call(queue, peer::write(3, nsid, 0, 1), &block(1)).status, 0);
+    }
+    assert_eq!(w.call(zeroes, peer::write_zeroes(4, 1, 0, 1, false), &[]).status, 0);
+    let deallocate = peer::Sqe::new(0x09, 5, 1).inline(16).dword(11, 4);
+    assert_eq!(w.call(discards, deallocate, &[0; 16]).status, 0);
+    let (admin, cntlid) = w.admin();
+    let mine = w.io(cntlid, 1);
+    w.hold_mail = true;
+    let first = Claim { members: wire::in_order([1]), ..w.first_claim() };
+    assert!(w.claim(admin, &first).is_none(), "it waits for the answers");
+    assert_eq!(asked(&w), [here, both, zeroes, discards]);
+    w.hold_mail = false;
+    w.deliver();
+    assert_eq!(w.next(admin).unwrap().completion().status, 0);
+    // Who was kept out is not asked the next time, who carries a stream is.
+    assert_eq!(w.call(reader, peer::write(6, 1, 0, 1), &block(2)).status, GUARDED);
+    assert_eq!(w.bind(mine, 0, 1, 0).status, 0);
+    w.hang_up(here);
+    w.hold_mail = true;
+    let again = Claim { generation: 2, create: false, ..first };
+    assert!(w.claim(admin, &again).is_none());
+    assert_eq!(asked(&w), [both, zeroes, discards, mine]);
+    w.hold_mail = false;
+    w.deliver();
+    assert_eq!(w.next(admin).unwrap().completion().status, 0);
+}

@@ -1,5 +1,6 @@
 //! The loop of one core: sockets, drives, mail, time.
 
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,6 +73,8 @@ pub(crate) struct Reactor {
     links: Vec<Option<Box<Link>>>,
     /// Free places in `links`.
     free: Vec<usize>,
+    /// Where each connection is in `links`: a notice must not cost a search (T28).
+    by_id: HashMap<ConnId, usize>,
     /// Links that something was done to in this round.
     touched: Vec<usize>,
     hot: Vec<usize>,
@@ -111,6 +114,7 @@ impl Reactor {
             places: parts.places,
             links: Vec::new(),
             free: Vec::new(),
+            by_id: HashMap::new(),
             touched: Vec::new(),
             hot: Vec::new(),
             mail: parts.mail,
@@ -301,6 +305,7 @@ impl Reactor {
             tracing::error!(%error, "a connection cannot be watched and is dropped");
             link.end("it cannot be watched", &mut self.devices);
         }
+        self.by_id.insert(link.conn.id(), at);
         self.links[at] = Some(link);
         self.warm(at);
         self.touched.push(at);
@@ -388,6 +393,7 @@ impl Reactor {
     fn move_to(&mut self, at: usize, reactor: usize) {
         if let Some(link) = self.links[at].take() {
             self.free.push(at);
+            self.by_id.remove(&link.conn.id());
             if let Err(error) = self.poller.remove(link.socket()) {
                 tracing::error!(%error, "a connection is watched twice");
             }
@@ -401,6 +407,7 @@ impl Reactor {
             if let Some(reactor) = link.placed {
                 self.mail.queue_gone(reactor);
             }
+            self.by_id.remove(&link.conn.id());
             self.free.push(at);
         }
     }
@@ -485,11 +492,7 @@ impl Reader for Reactor {
     }
 
     fn notice(&mut self, id: ConnId) {
-        let at = self
-            .links
-            .iter()
-            .position(|link| link.as_ref().is_some_and(|link| link.conn.id() == id));
-        if let Some(at) = at
+        if let Some(&at) = self.by_id.get(&id)
             && let Some(link) = &mut self.links[at]
         {
             if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output) {

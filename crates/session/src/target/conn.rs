@@ -22,6 +22,7 @@ use super::limits::{
 use super::namespace::Namespaces;
 use super::shared::{ConnId, Notice, Shared, heard};
 use super::slots::{Slots, Stage};
+use super::writers::Noted;
 use crate::outbox::Outbox;
 
 /// Why a connection ends. What is to be told to the host is in the outbox already.
@@ -87,6 +88,8 @@ pub struct TargetConn<H: Host> {
     /// By namespace: how many of its FLUSHes had failed when this connection's first plain write
     /// that no FLUSH of its own has covered was submitted (T22).
     pub(super) plain: alloc::vec::Vec<Option<u64>>,
+    /// Where a claim asks it whether it has writes under way (T8).
+    pub(super) noted: Noted,
     closing: bool,
     drained: bool,
     /// Accepted, or the last whole PDU consumed.
@@ -130,6 +133,7 @@ impl<H: Host> TargetConn<H> {
             fence_left: 0,
             fences: alloc::vec::Vec::new(),
             plain: alloc::vec::Vec::new(),
+            noted: Noted::default(),
             closing: false,
             drained: false,
             progress: now,

@@ -90,25 +90,33 @@ impl<H: Host> TargetConn<H> {
 
     /// Whether plain writes of this association to the namespace are welcome (T21).
     #[inline]
-    pub(super) fn guard(&self, ns: usize, host: &mut H) -> Result<(), Status> {
+    pub(super) fn guard(&mut self, ns: usize, host: &mut H) -> Result<(), Status> {
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        if self.namespaces.at(ns).state.may_write(assoc)
-            || probe::planted(Plant::T21NoGuard)
-            || probe::planted(Plant::T8StaleOwner) && self.was_fenced
-        {
+        if self.may_write(ns, assoc, host) {
             return Ok(());
         }
         self.guarded(ns, assoc, host)
     }
 
+    #[inline]
+    fn may_write(&mut self, ns: usize, assoc: u64, host: &mut H) -> bool {
+        let Self { noted, namespaces, id, was_fenced, .. } = self;
+        let is_welcome = || {
+            namespaces.at(ns).state.may_write(assoc)
+                || probe::planted(Plant::T21NoGuard)
+                || probe::planted(Plant::T8StaleOwner) && *was_fenced
+        };
+        noted.may_write(ns, is_welcome, || host.with_shared(|s| s.note_writer(ns, *id)))
+    }
+
     /// The namespace is guarded, unless it is for a lease that has run out (T25).
     #[cold]
-    fn guarded(&self, ns: usize, assoc: u64, host: &mut H) -> Result<(), Status> {
+    fn guarded(&mut self, ns: usize, assoc: u64, host: &mut H) -> Result<(), Status> {
         let (namespace, now) = (self.namespaces.at(ns), host.now());
         if namespace.state.lease_is_over(now) {
             let nsid = namespace.config.nsid;
             host.with_shared(|s| s.free_namespace(nsid, now));
-            if namespace.state.may_write(assoc) {
+            if self.may_write(ns, assoc, host) {
                 return Ok(());
             }
         }
@@ -138,7 +146,7 @@ impl<H: Host> TargetConn<H> {
 
     #[inline]
     fn check_write(
-        &self,
+        &mut self,
         sqe: &Sqe,
         data: &[u8],
         host: &mut H,

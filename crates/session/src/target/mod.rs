@@ -32,6 +32,7 @@ mod tracer;
 mod transfer;
 mod unlogged;
 mod volume;
+mod writers;
 
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};

@@ -6,7 +6,7 @@
 //! [`Notice`], and the connection is woken ([`Host::notify`](super::Host::notify)), on whichever
 //! core it lives.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,6 +21,7 @@ use super::binding::{Binding, Bound};
 use super::claims::{Owner, Refusal, Volumes};
 use super::limits::CONTROLLERS_MAX;
 use super::namespace::Namespaces;
+use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
 
@@ -122,7 +123,7 @@ struct ConnEntry {
 
 #[derive(Debug)]
 struct Fence {
-    waiting: Vec<ConnId>,
+    waiting: BTreeSet<ConnId>,
     claimant: ConnId,
 }
 
@@ -133,6 +134,7 @@ pub struct Shared<R: Region> {
     controllers: BTreeMap<u16, Controller>,
     conns: BTreeMap<ConnId, ConnEntry>,
     fences: BTreeMap<u64, Fence>,
+    writers: Writers,
     next_cntlid: u16,
     next_assoc: u64,
     next_fence: u64,
@@ -190,6 +192,7 @@ impl<R: Region> Shared<R> {
             controllers: BTreeMap::new(),
             conns: BTreeMap::new(),
             fences: BTreeMap::new(),
+            writers: Writers::default(),
             next_cntlid: 1,
             next_assoc: 1,
             next_fence: 1,
@@ -397,6 +400,7 @@ impl<R: Region> Shared<R> {
             self.acknowledge(id, conn);
         }
         self.fences.retain(|_, fence| fence.claimant != conn);
+        self.writers.gone(conn);
         self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
         let cntlid = entry.cntlid;
         let Some(controller) = self.controllers.get_mut(&cntlid) else {
@@ -430,7 +434,14 @@ impl<R: Region> Shared<R> {
         Ok(claimed.claim)
     }
 
-    /// Hands the log of a stream to a connection.
+    /// `conn` is about to look at the guard of namespace `ns` for the first time (T8).
+    pub(super) fn note_writer(&mut self, ns: usize, conn: ConnId) {
+        if self.conns.contains_key(&conn) {
+            self.writers.note(ns, conn);
+        }
+    }
+
+    /// Hands the log of a stream to a connection, which writes to its namespaces from now on.
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
@@ -439,6 +450,13 @@ impl<R: Region> Shared<R> {
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
         let bound = self.volumes.bind(conn, assoc, id, binding);
+        if let Ok(bound) = &bound {
+            for member in &bound.members {
+                if let Some((ns, _)) = self.namespaces.find(member.nsid) {
+                    self.writers.note(ns, conn);
+                }
+            }
+        }
         self.ask_back(bound, [id])
     }
 
@@ -502,23 +520,27 @@ impl<R: Region> Shared<R> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
-    /// Has every connection of association `of` drained, for `claimant`; of all associations if
-    /// `None`, the claimant's own queues among them: what an earlier attempt of its own to recover
-    /// has begun is a ghost, too (T8). Returns the fence, or `None` if there is nothing to wait
-    /// for.
+    /// Has every connection of association `of` drained that may have writes under way to the
+    /// volume's namespaces, for `claimant`; of all associations if `None`, the claimant's own queues
+    /// among them: what an earlier attempt of its own to recover has begun is a ghost, too (T8).
+    /// Returns the fence, or `None` if there is nothing to wait for.
     pub(super) fn raise_fence(
         &mut self,
         claimant: ConnId,
         volume: VolumeId,
         of: Option<u64>,
     ) -> Option<u64> {
-        let Self { conns, controllers, .. } = self;
-        let is_meant = |entry: &ConnEntry| match of {
-            None => true,
-            Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
-        };
-        let others = conns.iter().filter(|(conn, entry)| **conn != claimant && is_meant(entry));
-        let waiting: Vec<ConnId> = others.map(|(conn, _)| *conn).collect();
+        let Self { conns, controllers, namespaces, volumes, writers, .. } = self;
+        let members = volumes.find(volume).into_iter().flat_map(|v| &v.members);
+        let members = members.filter_map(|m| namespaces.find(m.nsid)).map(|(ns, _)| ns);
+        let mut waiting = writers.of(members);
+        waiting.retain(|conn| {
+            *conn != claimant
+                && conns.get(conn).is_some_and(|entry| match of {
+                    None => true,
+                    Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
+                })
+        });
         if waiting.is_empty() {
             return None;
         }
@@ -539,7 +561,7 @@ impl<R: Region> Shared<R> {
         let Some(fence) = self.fences.get_mut(&id) else {
             return;
         };
-        fence.waiting.retain(|c| *c != conn);
+        fence.waiting.remove(&conn);
         if fence.waiting.is_empty() {
             let claimant = fence.claimant;
             self.fences.remove(&id);

@@ -1,0 +1,95 @@
+//! Who writes while a volume is claimed, under a model checker: every interleaving of a connection
+//! that writes to a namespace for the first time, and a claim that asks only whom it finds noted.
+//! The file under test is compiled as it is.
+
+extern crate alloc;
+
+#[path = "../src/target/writers.rs"]
+mod writers;
+
+mod shared {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(super) struct ConnId(pub(super) u64);
+}
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use shared::ConnId;
+use writers::{Noted, Writers};
+
+const WRITER: ConnId = ConnId(1);
+
+/// What connections share behind the lock.
+#[derive(Default)]
+struct Shared {
+    writers: Writers,
+    asked: bool,
+    acknowledged: bool,
+}
+
+struct Target {
+    shared: Mutex<Shared>,
+    answered: Condvar,
+    /// 0 while everybody may write.
+    guard: AtomicU64,
+    /// The checker sees two who are at it with nothing between that orders them.
+    drive: UnsafeCell<u64>,
+}
+
+impl Target {
+    /// A connection between two commands.
+    fn answer(&self) {
+        let mut shared = self.shared.lock().unwrap();
+        if shared.asked {
+            shared.acknowledged = true;
+            self.answered.notify_one();
+        }
+    }
+}
+
+/// Either the claim finds the connection and waits for its write, or the write finds the guard.
+#[test]
+fn t28_a_first_write_is_waited_for_or_refused() {
+    loom::model(|| {
+        let target = Arc::new(Target {
+            shared: Mutex::default(),
+            answered: Condvar::new(),
+            guard: AtomicU64::new(0),
+            drive: UnsafeCell::new(0),
+        });
+        let writer = {
+            let target = Arc::clone(&target);
+            thread::spawn(move || {
+                let mut noted = Noted::default();
+                for _ in 0..2 {
+                    let is_welcome = || target.guard.load(Ordering::Acquire) == 0;
+                    let note = || target.shared.lock().unwrap().writers.note(0, WRITER);
+                    if noted.may_write(0, is_welcome, note) {
+                        // SAFETY: the checker fails the test if anybody else may be here.
+                        target.drive.with_mut(|drive| unsafe { *drive += 1 });
+                    }
+                    target.answer();
+                }
+                // It is drained: nothing of it is under way any more.
+                let mut shared = target.shared.lock().unwrap();
+                shared.writers.gone(WRITER);
+                shared.acknowledged = true;
+                target.answered.notify_one();
+            })
+        };
+        let mut shared = target.shared.lock().unwrap();
+        target.guard.store(7, Ordering::SeqCst);
+        if !shared.writers.of([0].into_iter()).is_empty() {
+            shared.asked = true;
+            while !shared.acknowledged {
+                shared = target.answered.wait(shared).unwrap();
+            }
+        }
+        drop(shared);
+        // SAFETY: as above.
+        target.drive.with_mut(|drive| unsafe { *drive += 10 });
+        writer.join().unwrap();
+    });
+}
