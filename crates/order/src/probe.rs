@@ -95,8 +95,8 @@ named! {
         T8GhostReplay = "T8-ghost-replay",
         /// A recovery that is begun anew does not wait for what the last attempt was zeroing.
         T8UndoGhosts = "T8-undo-ghosts",
-        /// The association of an owner without a log stays when its volume is taken over.
-        T8UnloggedStays = "T8-unlogged-stays",
+        /// An overtaken owner is a plain host as any other, once nobody has the volume.
+        T8OvertakenPlain = "T8-overtaken-plain",
         /// A restarted target serves a drive while writes of its former life are under way.
         T8ServeGhosts = "T8-serve-ghosts",
         /// Logs are shortened before undo is done everywhere.

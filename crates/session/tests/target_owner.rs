@@ -4,6 +4,7 @@ mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN};
+use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, NewVolume, inspect};
 use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
@@ -263,6 +264,35 @@ fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
     let (again, _) = w.admin();
     let resume = wire::Claim { resume: true, ..unlogged(&w, 1) };
     assert_eq!(w.claim(again, &resume).unwrap().status, 0x702);
+}
+
+#[test]
+fn t8_an_overtaken_owner_is_no_plain_host_when_the_volume_is_given_back() {
+    let mut w = World::new(&[false]);
+    let Owner { io, cntlid, .. } = w.owner();
+    let spare = w.io(cntlid, 2);
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+    assert_eq!(release(&mut w, rival, false), 0);
+    assert!(!w.status(rival).owned);
+    // What its recovery was about to zero, and what an engine without a log would write.
+    let late = w.io(cntlid, 3);
+    for at in [io, spare, late] {
+        assert_eq!(w.call(at, peer::write(3, 1, 9, 1), &block(3)).status, 0x70a);
+        let zero = riopipe_bytes(&Sqe::write_zeroes(1, 9, 1, false)).cid(4);
+        assert_eq!(w.call(at, zero, &[]).status, 0x70a);
+    }
+    let (_, plain) = w.admin_as("nqn.2014-08.org.nvmexpress:uuid:plain", [9; 16], 0);
+    let plain = w.io_as("nqn.2014-08.org.nvmexpress:uuid:plain", [9; 16], plain, 1);
+    assert_eq!(w.call(plain, peer::write(3, 1, 9, 1), &block(4)).status, 0);
+    assert_eq!(w.host.drives[0].block(9), block(4));
+    // As an owner it is welcome again.
+    let (again, cntlid) = w.admin();
+    let claim = next_claim(&w, 3);
+    assert_eq!(w.claim(again, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(3, 1, 9, 1), &block(5)).status, 0);
 }
 
 #[test]

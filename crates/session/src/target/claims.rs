@@ -64,6 +64,8 @@ pub(super) struct Claimed {
     /// The association that ends with the claim: an earlier one of the same owner (P7), or of a
     /// volume without a log, that of the owner before (T8).
     pub(super) replaced: Option<u64>,
+    /// The association of an owner that is there, and has lost the volume to another (T8).
+    pub(super) overtaken: Option<u64>,
 }
 
 impl<R: Region> Volumes<R> {

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use riopipe_nvme::Crc32c;
 use riopipe_nvme::command::{Cqe, Sqe, Status};
@@ -53,6 +53,7 @@ pub(super) struct Queue {
     pub(super) no_sq_flow: bool,
     pub(super) entries: u16,
     pub(super) heard: Arc<AtomicU64>,
+    pub(super) overtaken: Arc<AtomicBool>,
 }
 
 /// One connection, from its ICReq to its last device operation.

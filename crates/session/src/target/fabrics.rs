@@ -13,7 +13,7 @@ use super::admin::Admin;
 use super::conn::{Closed, Queue, TargetConn, shared};
 use super::host::{Event, Host};
 use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
-use super::shared::AttachError;
+use super::shared::{AttachError, Attached};
 use super::slots::Slots;
 use crate::outbox::Outbox;
 
@@ -142,11 +142,8 @@ impl<H: Host> TargetConn<H> {
                 why: "the host is not on the list of allowed hosts".into(),
             });
         }
-        let (cntlid, assoc, heard) = if io {
-            let (assoc, heard) = shared(host, |s| {
-                s.attach_io(id, data.cntlid, fields.qid, &data.hostnqn, data.hostid)
-            })?;
-            (data.cntlid, assoc, heard)
+        let Attached { cntlid, assoc, heard, overtaken } = if io {
+            shared(host, |s| s.attach_io(id, data.cntlid, fields.qid, &data.hostnqn, data.hostid))?
         } else {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
@@ -171,6 +168,7 @@ impl<H: Host> TargetConn<H> {
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
             entries,
             heard,
+            overtaken,
         });
         Ok(cntlid)
     }

@@ -1,12 +1,13 @@
 //! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
 
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, PduError};
 use riopipe_order::probe::{self, Plant, Rare};
 
-use super::conn::{Closed, TargetConn};
+use super::conn::{Closed, Queue, TargetConn};
 use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
@@ -100,9 +101,16 @@ impl<H: Host> TargetConn<H> {
 
     #[inline]
     fn may_write(&mut self, ns: usize, assoc: u64, host: &mut H) -> bool {
-        let Self { noted, namespaces, id, was_fenced, .. } = self;
+        let Self { noted, namespaces, id, was_fenced, queue, .. } = self;
+        // What another owner has taken over is not to be written by the one before, also once nobody
+        // has it any more and any plain host may (T8).
+        let is_overtaken = || {
+            queue.as_ref().is_some_and(|q: &Queue| q.overtaken.load(Ordering::SeqCst))
+                && !namespaces.at(ns).state.is_of(assoc)
+                && !probe::planted(Plant::T8OvertakenPlain)
+        };
         let is_welcome = || {
-            namespaces.at(ns).state.may_write(assoc)
+            namespaces.at(ns).state.may_write(assoc) && !is_overtaken()
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *was_fenced
         };

@@ -62,6 +62,12 @@ impl NamespaceState {
         guard == 0 || guard == assoc
     }
 
+    /// Whether it is guarded for association `assoc`, its owner's.
+    #[inline]
+    pub(super) fn is_of(&self, assoc: u64) -> bool {
+        self.guard.load(Ordering::Acquire) == assoc
+    }
+
     /// Whether the namespace is guarded for a lease that has run out: somebody who wants to write
     /// has [`Shared`](super::Shared) look again.
     pub(super) fn lease_is_over(&self, now: u64) -> bool {

@@ -10,7 +10,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
@@ -110,8 +110,20 @@ pub struct Controller {
     pub admin: ConnId,
     /// When any of its queues last heard from the host, nanoseconds.
     pub heard: Arc<AtomicU64>,
+    /// Another owner has taken over a volume that it had: it is no plain host as any other, but one
+    /// that may not know (T8). Until it claims a volume itself.
+    pub overtaken: Arc<AtomicBool>,
     /// Connected I/O queues.
     pub queues: BTreeMap<u16, ConnId>,
+}
+
+/// The association that a new connection belongs to, and what all of its connections share.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) cntlid: u16,
+    pub(super) assoc: u64,
+    pub(super) heard: Arc<AtomicU64>,
+    pub(super) overtaken: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -290,7 +302,7 @@ impl<R: Region> Shared<R> {
         hostid: [u8; 16],
         discovery: bool,
         now: u64,
-    ) -> Result<(u16, u64, Arc<AtomicU64>), AttachError> {
+    ) -> Result<Attached, AttachError> {
         if self.controllers.len() >= CONTROLLERS_MAX {
             return Err(AttachError::Full);
         }
@@ -304,6 +316,7 @@ impl<R: Region> Shared<R> {
         let assoc = self.next_assoc;
         self.next_assoc += 1;
         let heard = Arc::new(AtomicU64::new(now));
+        let overtaken = Arc::<AtomicBool>::default();
         self.controllers.insert(
             cntlid,
             Controller {
@@ -315,11 +328,12 @@ impl<R: Region> Shared<R> {
                 dying: false,
                 admin: conn,
                 heard: Arc::clone(&heard),
+                overtaken: Arc::clone(&overtaken),
                 queues: BTreeMap::new(),
             },
         );
         self.conns.insert(conn, ConnEntry { cntlid, qid: 0, notices: Vec::new() });
-        Ok((cntlid, assoc, heard))
+        Ok(Attached { cntlid, assoc, heard, overtaken })
     }
 
     /// Adds an I/O queue to a controller; returns the association.
@@ -333,7 +347,7 @@ impl<R: Region> Shared<R> {
         qid: u16,
         hostnqn: &str,
         hostid: [u8; 16],
-    ) -> Result<(u64, Arc<AtomicU64>), AttachError> {
+    ) -> Result<Attached, AttachError> {
         let io_queues = self.identity.io_queues;
         let controller = self
             .controllers
@@ -359,7 +373,12 @@ impl<R: Region> Shared<R> {
             return Err(AttachError::Taken);
         }
         controller.queues.insert(qid, conn);
-        let result = (controller.assoc, Arc::clone(&controller.heard));
+        let result = Attached {
+            cntlid,
+            assoc: controller.assoc,
+            heard: Arc::clone(&controller.heard),
+            overtaken: Arc::clone(&controller.overtaken),
+        };
         self.conns.insert(conn, ConnEntry { cntlid, qid, notices: Vec::new() });
         Ok(result)
     }
@@ -419,7 +438,15 @@ impl<R: Region> Shared<R> {
 
     /// Gives a volume to `who`; see [`Volumes`]. Returns which claim of the volume it was.
     pub(super) fn claim(&mut self, claim: &Claim, who: Owner, now: u64) -> Result<u64, Refusal> {
+        let claimant = who.assoc;
         let claimed = self.volumes.claim(claim, who, &self.namespaces, now)?;
+        for controller in self.controllers.values() {
+            if claimed.overtaken == Some(controller.assoc) {
+                controller.overtaken.store(true, Ordering::SeqCst);
+            } else if claimant == controller.assoc {
+                controller.overtaken.store(false, Ordering::SeqCst);
+            }
+        }
         if let Some(assoc) = claimed.replaced {
             let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
             if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {

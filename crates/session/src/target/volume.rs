@@ -155,11 +155,13 @@ impl<R: Region> Volume<R> {
     /// Gives it to the owner of a claim that has been granted.
     pub(super) fn change_hands(&mut self, claim: &Claim, who: Owner) -> Claimed {
         let before = self.tenure.owner().map(|owner| owner.assoc);
-        // Streams of a log carry a generation and are fenced by it. Without a log they write as any
-        // plain host does, and would again as soon as the new owner is gone: so the association of
-        // the old one ends, and nothing of it is heard any more (T8).
-        let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8UnloggedStays);
-        let replaced = before.filter(|assoc| *assoc != who.assoc && (claim.resume || unfenced));
+        // Streams of a log carry a generation and are fenced by it, also when they read. Without a
+        // log they are plain commands: so the association of the old owner ends, which learns of it
+        // then, and reads nothing of the new one's (T8, P9).
+        let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8OvertakenPlain);
+        let before = before.filter(|assoc| *assoc != who.assoc);
+        let replaced = before.filter(|_| claim.resume || unfenced);
+        let overtaken = before.filter(|_| !claim.resume);
         self.generation = claim.generation;
         self.last_owner = who.hostid;
         self.lease_ms = claim.lease_ms;
@@ -168,7 +170,7 @@ impl<R: Region> Volume<R> {
         self.entered = false;
         self.recovered &= claim.resume;
         self.note_recovered();
-        Claimed { claim: self.claims, replaced }
+        Claimed { claim: self.claims, replaced, overtaken }
     }
 
     /// Looks whether recovery has an end: every partition is at rest, and what is in it is settled
