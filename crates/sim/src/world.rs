@@ -254,8 +254,10 @@ impl World {
                 let client = self.core.net.conn(conn).from;
                 let Core { oracle, now, .. } = &mut self.core;
                 if client < intruder::FIRST {
-                    // The next life of its process has no lease before it has the volume.
-                    if self.clients[client].era() == Some(oracle.current()) {
+                    // The next life of its process has no lease before it has the volume, and one
+                    // that was lost keeps none alive before it is let back in.
+                    let owner = &self.clients[client];
+                    if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
                         oracle.heard(client, at, *now);
                     }
                 } else {
