@@ -5,13 +5,15 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 
-use crate::machine::FIRST_GENERATION;
+use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
 use crate::network::{Chunk, ClientEnd, Network, Way};
 use crate::oracle::{Oracle, Where};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
+use crate::world::neighbour::Side;
 
 /// Nanoseconds of a microsecond.
 pub const US: u64 = 1_000;
@@ -112,6 +114,10 @@ pub struct Core {
     trace: Option<Trace>,
     /// What is simulated.
     pub scenario: Scenario,
+    /// The volume's id.
+    pub id: VolumeId,
+    /// And its name.
+    pub name: &'static str,
     /// Where each block of the volume lies.
     pub map: Vec<Where>,
     /// For each stream, its steps and how many of them have been begun.
@@ -138,13 +144,10 @@ impl Core {
         let mut rng = Rng::new(scenario.seed);
         let net = Network::new(scenario.net, rng.fork(0));
         let oracle = Oracle::new(&scenario, &map);
-        let mut steps = vec![(Vec::new(), 0); usize::from(scenario.volume.streams)];
-        for (at, step) in scenario.steps.iter().enumerate() {
-            if let Some((steps, _)) = steps.get_mut(usize::from(step.stream)) {
-                steps.push(at);
-            }
-        }
+        let steps = Self::steps_of(&scenario);
         Self {
+            id: VOLUME,
+            name: VOLUME_NAME,
             now: MS,
             heap: BinaryHeap::new(),
             order: 0,
@@ -176,6 +179,29 @@ impl Core {
     #[must_use]
     pub const fn is_logged(&self) -> bool {
         self.scenario.volume.engine.is_logged()
+    }
+
+    /// For each stream, its steps, none begun.
+    pub(crate) fn steps_of(scenario: &Scenario) -> Vec<(Vec<usize>, usize)> {
+        let mut steps = vec![(Vec::new(), 0); usize::from(scenario.volume.streams)];
+        for (at, step) in scenario.steps.iter().enumerate() {
+            if let Some((steps, _)) = steps.get_mut(usize::from(step.stream)) {
+                steps.push(at);
+            }
+        }
+        steps
+    }
+
+    /// Puts another volume in this one's place, and this one aside.
+    pub(crate) fn swap(&mut self, side: &mut Side) {
+        core::mem::swap(&mut self.id, &mut side.id);
+        core::mem::swap(&mut self.name, &mut side.name);
+        core::mem::swap(&mut self.oracle, &mut side.oracle);
+        core::mem::swap(&mut self.map, &mut side.map);
+        core::mem::swap(&mut self.steps, &mut side.steps);
+        core::mem::swap(&mut self.scenario.volume, &mut side.volume);
+        core::mem::swap(&mut self.scenario.steps, &mut side.list);
+        core::mem::swap(&mut self.label_generation, &mut side.label_generation);
     }
 
     /// Something is to come at a time.

@@ -9,8 +9,8 @@ use crate::network::NetSpec;
 use crate::oracle::PATIENT_MS;
 use crate::rng::Rng;
 use crate::scenario::{
-    ClientSpec, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, Step, VolumeSpec, What,
-    When, WriteOp,
+    ClientSpec, Ends, Engine, Fault, MachineSpec, NeighbourSpec, Op, Place, Scenario, Step,
+    VolumeSpec, What, When, WriteOp,
 };
 
 mod coincidence;
@@ -22,6 +22,9 @@ const BACK_IN_TIME: u64 = 7;
 const LATE_ANSWERS: u64 = 10;
 /// The theme of a run in which plain hosts write and read beside the owner.
 const PLAIN_HOSTS: u64 = 6;
+
+/// A theme that makes no difference to the steps.
+const OTHER: u64 = 0;
 
 /// What a run is about: one thing (some of these have a name), or a bit of everything.
 const THEMES: u64 = 18;
@@ -73,11 +76,46 @@ pub fn draw(seed: u64) -> Scenario {
         }
     }
     let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
+    let (seed_of_run, neighbour) = (rng.u64() >> 1, None);
     let mut scenario =
-        Scenario { seed: rng.u64() >> 1, machines, volume, client, net, steps, faults };
+        Scenario { seed: seed_of_run, machines, volume, client, net, steps, faults, neighbour };
     // By a chance of its own: what else a seed draws does not depend on the engine.
     engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
+    if scenario.volume.engine.is_logged() {
+        let Scenario { machines, volume, .. } = &mut scenario;
+        scenario.neighbour = second_volume(machines, volume, &mut Rng::new(seed ^ NEIGHBOURS));
+    }
     scenario
+}
+
+/// What else is drawn from a seed without a change of what was drawn before.
+const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
+
+/// A second volume with a drive on each machine, in one of six runs.
+fn second_volume(
+    machines: &mut [MachineSpec],
+    first: &VolumeSpec,
+    rng: &mut Rng,
+) -> Option<NeighbourSpec> {
+    if !rng.one_in(6) {
+        return None;
+    }
+    let drives: Vec<usize> = machines.iter().map(|machine| machine.drives.len()).collect();
+    for machine in machines.iter_mut() {
+        machine.drives.push(machine.drives[0]);
+    }
+    let volume = VolumeSpec {
+        streams: *rng.pick(&[1, 1, 2]),
+        unit: *rng.pick(&[1, 4]),
+        request_blocks: *rng.pick(&[2, 8]),
+        members: drives.into_iter().enumerate().collect(),
+        start: 0,
+        // Partitions of one size: the simulated log has each in a place of its own.
+        ..first.clone()
+    };
+    let mut steps = steps(machines, &volume, OTHER, rng);
+    steps.truncate(rng.range(10, 40) as usize);
+    Some(NeighbourSpec { volume, steps, lives: rng.below(6) as u32 })
 }
 
 /// Makes the machines what a theme needs.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -29,7 +29,7 @@ use crate::scenario::{MachineSpec, VolumeSpec};
 /// A reactor is busy with something else for so long at most, ns.
 const BUSY_NS: u64 = 200_000;
 
-/// The one volume of a simulated cluster.
+/// The first volume of a simulated cluster, and mostly the only one.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
 
 /// Its name.
@@ -97,13 +97,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that is off, with blank drives and a volume in its log.
+    /// A machine that is off, with blank drives and volumes in its log, each with the mark from which
+    /// its streams go on.
     #[must_use]
     pub fn new(
         index: usize,
         spec: &MachineSpec,
-        volume: NewVolume,
-        start: Seq,
+        volumes: &[(NewVolume, Seq)],
         mut rng: Rng,
         traced: bool,
     ) -> Self {
@@ -133,39 +133,43 @@ impl Machine {
             stopping: false,
             rested: false,
         };
-        machine.format(volume, start);
+        machine.format(volumes);
         machine
     }
 
-    /// Makes the log region with the volume in it, as `rio volume create` leaves it; without, if
-    /// the volume needs no log.
-    fn format(&mut self, volume: NewVolume, start: Seq) {
-        let (len, boot) = (log_len(&volume), self.boot_id());
+    /// Makes the log region with volumes in it, as `rio volume create` leaves it; without, if they
+    /// need no log.
+    fn format(&mut self, volumes: &[(NewVolume, Seq)]) {
+        let len = log_len(volumes.iter().map(|(volume, _)| volume));
+        let boot = self.boot_id();
         let header = self.store.part(0..HEADER_BYTES);
         let uuid = first_region(self.index);
         let kind = self.store.kind().log_kind();
         let mut region = LogRegion::create(header, len, uuid, boot, kind, crc32c)
             .expect("a store that works takes a region");
-        if volume.streams == 0 {
+        if volumes.iter().all(|(volume, _)| volume.streams == 0) {
             return;
         }
         let store = self.store.clone();
-        let added = region.add_volume(volume, |stream, range| {
-            let id = PartitionId { volume: VOLUME, stream };
-            let mut log = StreamLog::format(store.part(range), id, 0, crc32c)
-                .map_err(|e| RegionError::new(e.to_string()))?;
-            if start > Seq::ZERO {
-                // As if so many groups had been written and released.
-                let life = Life { generation: 0, incarnation: 1 };
-                log.start(life, start).map_err(|e| RegionError::new(e.to_string()))?;
-            }
-            Ok(())
-        });
-        added.expect("the region was made for the volume");
-        region
-            .set_generation(VOLUME, FIRST_GENERATION, [0; 16], 0)
-            .and_then(|()| region.set_state(VOLUME, VolumeState::Closed))
-            .expect("a store that works takes a claim");
+        for (volume, start) in volumes {
+            let id = volume.id;
+            let added = region.add_volume(volume.clone(), |stream, range| {
+                let id = PartitionId { volume: id, stream };
+                let mut log = StreamLog::format(store.part(range), id, 0, crc32c)
+                    .map_err(|e| RegionError::new(e.to_string()))?;
+                if *start > Seq::ZERO {
+                    // As if so many groups had been written and released.
+                    let life = Life { generation: 0, incarnation: 1 };
+                    log.start(life, *start).map_err(|e| RegionError::new(e.to_string()))?;
+                }
+                Ok(())
+            });
+            added.expect("the region was made for the volumes");
+            region
+                .set_generation(id, FIRST_GENERATION, [0; 16], 0)
+                .and_then(|()| region.set_state(id, VolumeState::Closed))
+                .expect("a store that works takes a claim");
+        }
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -204,12 +208,12 @@ impl Machine {
     ///
     /// # Errors
     /// The log store failed.
-    pub fn start(&mut self, volume: &NewVolume, given_up: bool) -> Result<Vec<String>, String> {
+    pub fn start(&mut self, volumes: &[NewVolume], given_up: bool) -> Result<Vec<String>, String> {
         debug_assert!(!self.up);
         self.fuse.renew();
         self.life += 1;
         self.rested = false;
-        let (len, boot) = (log_len(volume), self.boot_id());
+        let (len, boot) = (log_len(volumes), self.boot_id());
         self.store.open();
         let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
@@ -297,14 +301,15 @@ impl Machine {
         self.rested
     }
 
-    /// The volume's generation in the log that is there, if it can be read.
+    /// Each volume's generation in the log that is there, if that can be read and has all of them.
     #[must_use]
-    pub fn log_generation(&self, volume: &NewVolume) -> Option<u32> {
+    pub fn log_generations(&self, volumes: &[NewVolume]) -> Option<Vec<u32>> {
         let header = self.store.part(0..HEADER_BYTES);
-        match inspect(&header, log_len(volume), self.boot_id(), crc32c) {
-            Class::Ours(found) => found.volumes.first().map(|volume| volume.generation),
-            _ => None,
-        }
+        let Class::Ours(found) = inspect(&header, log_len(volumes), self.boot_id(), crc32c) else {
+            return None;
+        };
+        let of = |volume: &NewVolume| found.volumes.iter().find(|other| other.id == volume.id);
+        volumes.iter().map(|volume| of(volume).map(|found| found.generation)).collect()
     }
 
     /// Whether the log in its place is the right one, and takes what is written.
@@ -316,13 +321,13 @@ impl Machine {
     /// What the log would have recovered, were the target started now: the first stream with entries
     /// that wait for recovery, and how many.
     #[must_use]
-    pub fn left_to_recover(&self, volume: &NewVolume) -> Option<(u16, usize)> {
+    pub fn left_to_recover(&self, volumes: &[NewVolume]) -> Option<(u16, usize)> {
         let header = self.store.part(0..HEADER_BYTES);
-        let Class::Ours(found) = inspect(&header, log_len(volume), self.boot_id(), crc32c) else {
+        let Class::Ours(found) = inspect(&header, log_len(volumes), self.boot_id(), crc32c) else {
             return None;
         };
         // A log that was made anew may have other partitions.
-        let record = found.volumes.first()?;
+        let record = found.volumes.iter().find(|volume| volume.id == VOLUME)?;
         (0..record.streams).map(StreamId).find_map(|stream| {
             let part = self.store.part(record.partition(stream)?);
             let id = PartitionId { volume: VOLUME, stream };
@@ -537,10 +542,21 @@ fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
     }
 }
 
-/// Bytes of a log region with just this volume in it.
-fn log_len(volume: &NewVolume) -> usize {
-    let stride = partition_bytes(volume.slots).next_multiple_of(PARTITION_ALIGN);
-    HEADER_BYTES + usize::from(volume.streams.max(1)) * stride
+/// A volume whose log was given up gets half of the region's room if so many slots fit there for each
+/// of its streams, and else all of it: then nothing is left for another.
+const SLOTS_ENOUGH: u32 = 1 << 10;
+/// Streams of a simulated volume at most.
+const STREAMS_MAX: usize = 4;
+
+/// Bytes of a log region with just this volume in it, or with several and room to make each anew.
+fn log_len<'a>(volumes: impl IntoIterator<Item = &'a NewVolume>) -> usize {
+    let stride = |slots| partition_bytes(slots).next_multiple_of(PARTITION_ALIGN);
+    let mut bytes =
+        volumes.into_iter().map(|volume| usize::from(volume.streams.max(1)) * stride(volume.slots));
+    let first = bytes.next().unwrap_or(0);
+    let rest: usize = bytes.sum();
+    let room = if rest == 0 { 0 } else { 2 * STREAMS_MAX * stride(SLOTS_ENOUGH) };
+    HEADER_BYTES + (first + rest).max(room)
 }
 
 /// The NGUID of a machine's drive, counted from 0.
@@ -554,8 +570,8 @@ const fn first_region(machine: usize) -> [u8; 16] {
     [0x40 + machine as u8; 16]
 }
 
-/// Writes the labels of the volume onto its drives, as `rio volume create` leaves them.
-pub fn label(machines: &mut [Machine], volume: &VolumeSpec) {
+/// Writes the labels of a volume onto its drives, as `rio volume create` leaves them.
+pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &VolumeSpec) {
     let members = volume.members.iter().map(|(machine, drive)| MemberId {
         nguid: nguid(*machine, *drive),
         region: if volume.engine.is_logged() { first_region(*machine) } else { [0; 16] },
@@ -566,8 +582,8 @@ pub fn label(machines: &mut [Machine], volume: &VolumeSpec) {
         let drive = &mut machines[*machine].host.drives[*drive];
         for sequence in [1, 2] {
             let label = Label {
-                volume: VOLUME,
-                name: VOLUME_NAME.into(),
+                volume: id,
+                name: name.into(),
                 block_size: BLOCK as u32,
                 unit_blocks: volume.unit,
                 data_blocks: u64::from(blocks - volume.first),
@@ -604,8 +620,14 @@ fn identity(machine: usize) -> Identity {
     }
 }
 
-/// The volume's partitions on a machine; with no streams, it has no log there.
+/// A volume's partitions on a machine; with no streams, it has no log there.
 #[must_use]
-pub fn new_volume(streams: u16, slots: u32, members: Vec<MemberNamespace>) -> NewVolume {
-    NewVolume { id: VOLUME, streams, slots, members }
+pub fn new_volume(id: VolumeId, volume: &VolumeSpec, machine: usize) -> NewVolume {
+    let members = volume.members.iter().zip(0..).filter(|((at, _), _)| *at == machine);
+    let members = members.map(|((_, drive), member)| MemberNamespace {
+        member: Member(member),
+        nsid: *drive as u32 + 1,
+    });
+    let streams = if volume.engine.is_logged() { volume.streams } else { 0 };
+    NewVolume { id, streams, slots: volume.slots, members: members.collect() }
 }

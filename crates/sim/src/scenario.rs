@@ -423,6 +423,21 @@ pub struct Scenario {
     pub steps: Vec<Step>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
+    /// A second volume in the same logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour: Option<NeighbourSpec>,
+}
+
+/// A second volume: the machines keep its log beside the first one's. Faults are the first one's;
+/// those of machines and logs hit both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NeighbourSpec {
+    /// The volume, on drives that are not the first one's.
+    pub volume: VolumeSpec,
+    /// What its streams do.
+    pub steps: Vec<Step>,
+    /// How often its owner gives it back, or is killed, in between.
+    pub lives: u32,
 }
 
 impl Scenario {

@@ -94,6 +94,9 @@ impl Shrinker<'_> {
             }
             self.take(simpler);
         }
+        let mut alone = self.best.clone();
+        alone.neighbour = None;
+        self.take(alone);
         let mut plain = self.best.clone();
         plain.client.digests = false;
         plain.client.keep_alive_ms = 0;

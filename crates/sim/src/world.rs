@@ -5,13 +5,13 @@
 
 use std::collections::HashSet;
 
-use riopipe_order::attribute::{Member, Seq};
-use riopipe_order::log_region::{MemberNamespace, NewVolume};
+use riopipe_order::attribute::Seq;
+use riopipe_order::log_region::NewVolume;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
-use crate::client::Client;
 use crate::client::intruder::{self, Intruder, Told};
+use crate::client::{Client, NEIGHBOUR};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
 use crate::log_store::{LogStoreKind, SetAside};
@@ -23,7 +23,10 @@ use crate::scenario::{Fault, Scenario};
 
 mod engines;
 mod faults;
+pub(crate) mod neighbour;
 mod operator;
+
+use neighbour::{Neighbour, Side};
 
 /// How often a target's clocks are looked at, ns.
 const MACHINE_TICK_NS: u64 = 5 * MS;
@@ -66,8 +69,10 @@ pub struct Outcome {
 pub struct World {
     core: Core,
     machines: Vec<Machine>,
-    volumes: Vec<NewVolume>,
+    /// On each machine, the places of the volumes in its log.
+    volumes: Vec<Vec<NewVolume>>,
     clients: Vec<Client>,
+    neighbour: Option<Neighbour>,
     intruders: Vec<Intruder>,
     /// Faults to come.
     faults: Vec<Fault>,
@@ -77,8 +82,8 @@ pub struct World {
     giving_back: Option<(usize, u32)>,
     dooms: Vec<Option<Doom>>,
     stops: Vec<Stop>,
-    /// Copies of logs, each with the volume's generation in it.
-    copies: Vec<Option<(u32, SetAside)>>,
+    /// Copies of logs, each with the generations of the volumes in it.
+    copies: Vec<Option<(Vec<u32>, SetAside)>>,
     /// Logs that somebody has decided to give up.
     given_up: Vec<bool>,
     crashes: u64,
@@ -126,27 +131,29 @@ impl World {
         let traced = trace.is_some();
         let mut core = Core::new(scenario.clone(), map(scenario)?, trace);
         let mut rng = Rng::new(scenario.seed ^ 0x5eed);
-        let volume = &scenario.volume;
-        let volumes: Vec<NewVolume> = (0..scenario.machines.len())
-            .map(|machine| {
-                let members = volume.members.iter().enumerate();
-                let members = members.filter(|(_, (at, _))| *at == machine);
-                let members = members.map(|(member, (_, drive))| MemberNamespace {
-                    member: Member(member as u8),
-                    nsid: *drive as u32 + 1,
-                });
-                let streams = if volume.engine.is_logged() { volume.streams } else { 0 };
-                new_volume(streams, volume.slots, members.collect())
-            })
-            .collect();
+        let mut neighbour = Neighbour::of(scenario)?;
+        let second = neighbour.as_ref().map(|second| (second.side.id, &second.side.volume));
+        let all: Vec<_> = [(core.id, &scenario.volume)].into_iter().chain(second).collect();
+        let of = |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
+        let volumes: Vec<Vec<NewVolume>> =
+            (0..scenario.machines.len()).map(|machine| of(machine).collect()).collect();
         let machines = scenario.machines.iter().zip(&volumes).enumerate();
-        let machines = machines.map(|(index, (spec, volume))| {
-            let start = Seq(scenario.volume.start);
-            Machine::new(index, spec, volume.clone(), start, rng.fork(index as u64), traced)
+        let machines = machines.map(|(index, (spec, volumes))| {
+            let starts = all.iter().map(|(_, volume)| Seq(volume.start));
+            let volumes: Vec<_> = volumes.iter().cloned().zip(starts).collect();
+            Machine::new(index, spec, &volumes, rng.fork(index as u64), traced)
         });
         let mut machines: Vec<Machine> = machines.collect();
-        mark_outside(&mut machines, &mut core);
-        machine::label(&mut machines, &scenario.volume);
+        let has = |at, drive| neighbour.as_ref().is_some_and(|second| second.has(at, drive));
+        mark_outside(&mut machines, &mut core, |at, drive| !has(at, drive));
+        machine::label(&mut machines, (core.id, core.name), &scenario.volume);
+        if let Some(Neighbour { side, .. }) = &mut neighbour {
+            let its = side.volume.members.clone();
+            core.swap(side);
+            mark_outside(&mut machines, &mut core, |at, drive| its.contains(&(at, drive)));
+            machine::label(&mut machines, (core.id, core.name), &core.scenario.volume);
+            core.swap(side);
+        }
         Ok(Self {
             standby: None,
             giving_back: None,
@@ -158,6 +165,7 @@ impl World {
             machines,
             volumes,
             clients: (0..2).map(Client::new).collect(),
+            neighbour,
             intruders: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
@@ -172,6 +180,9 @@ impl World {
             self.core.after(MACHINE_TICK_NS, Ev::TickMachine(machine));
         }
         self.core.after(US, Ev::StartClient(0));
+        if self.neighbour.is_some() {
+            self.core.after(US, Ev::StartClient(NEIGHBOUR));
+        }
         while !self.over && self.core.oracle.violation().is_none() {
             self.strike_due();
             let Some(ev) = self.core.next_event() else { break };
@@ -180,6 +191,7 @@ impl World {
             if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
                 self.supervise();
             }
+            self.look_at_neighbour();
         }
         Outcome {
             violation: self.core.oracle.violation().cloned(),
@@ -212,24 +224,14 @@ impl World {
                     self.settle(machine);
                 }
             }
-            Ev::StartClient(client) => {
-                if !self.clients[client].is_up() {
-                    self.clients[client].start(&mut self.core);
-                }
+            Ev::StartClient(NEIGHBOUR)
+            | Ev::TickClient { client: NEIGHBOUR, .. }
+            | Ev::Act { client: NEIGHBOUR, .. } => {
+                self.with_neighbour(|client, drives, core| happen_to(client, ev, drives, core));
             }
-            Ev::TickClient { client, life } => {
+            Ev::StartClient(client) | Ev::TickClient { client, .. } | Ev::Act { client, .. } => {
                 let Self { clients, core, machines, .. } = self;
-                let client = &mut clients[client];
-                if client.is_up() && client.life() == life {
-                    client.tick(&Drives(machines), core);
-                }
-            }
-            Ev::Act { client, life, stream } => {
-                let Self { clients, core, machines, .. } = self;
-                let client = &mut clients[client];
-                if client.is_up() && client.life() == life {
-                    client.act(stream, &Drives(machines), core);
-                }
+                happen_to(&mut clients[client], ev, &Drives(machines), core);
             }
             Ev::Heal => {}
             Ev::Intrude(intruder) => self.intruders[intruder].go_on(&mut self.core),
@@ -252,15 +254,23 @@ impl World {
             }
             (Chunk::Bytes(bytes), Some(link)) => {
                 let client = self.core.net.conn(conn).from;
+                if client == NEIGHBOUR
+                    && let Some(Neighbour { side: Side { oracle, .. }, client: it, .. }) =
+                        &mut self.neighbour
+                    && it.era() == Some(oracle.current())
+                    && it.holds(at).is_some()
+                {
+                    oracle.heard(client, at, self.core.now);
+                }
                 let Core { oracle, now, .. } = &mut self.core;
-                if client < intruder::FIRST {
+                if client < NEIGHBOUR {
                     // The next life of its process has no lease before it has the volume, and one
                     // that was lost keeps none alive before it is let back in.
                     let owner = &self.clients[client];
                     if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
                         oracle.heard(client, at, *now);
                     }
-                } else {
+                } else if client >= intruder::FIRST {
                     let intruder = &mut self.intruders[client - intruder::FIRST];
                     intruder.welcome = oracle.is_welcome(at);
                     if !oracle.is_in_use(at, *now) {
@@ -310,21 +320,27 @@ impl World {
             }
             return;
         }
-        let Self { clients, core, machines, .. } = self;
-        let client = &mut clients[end.client];
-        if !client.is_up() || client.life() != end.life {
-            return;
-        }
-        match chunk {
-            Chunk::Bytes(bytes) => client.receive(end.role, conn, &bytes, &Drives(machines), core),
-            Chunk::End => client.hung_up(end.role, conn, &Drives(machines), core),
-            Chunk::Open => {}
+        let arrives = |client: &mut Client, drives: &Drives<'_>, core: &mut Core| {
+            if !client.is_up() || client.life() != end.life {
+                return;
+            }
+            match chunk {
+                Chunk::Bytes(bytes) => client.receive(end.role, conn, &bytes, drives, core),
+                Chunk::End => client.hung_up(end.role, conn, drives, core),
+                Chunk::Open => {}
+            }
+        };
+        if end.client == NEIGHBOUR {
+            self.with_neighbour(arrives);
+        } else {
+            let Self { clients, core, machines, .. } = self;
+            arrives(&mut clients[end.client], &Drives(machines), core);
         }
     }
 
     /// Sees to what a machine's sessions have left to be done.
     fn settle(&mut self, at: usize) {
-        let Self { core, machines, .. } = self;
+        let Self { core, machines, neighbour, .. } = self;
         let machine = &mut machines[at];
         machine.deliver_notices();
         while let Some(link) = machine.touched.pop() {
@@ -339,7 +355,11 @@ impl World {
             core.at(time, Ev::Hear { machine: at, number });
         }
         for (drive, told) in machine.host.told.drain(..) {
-            core.oracle.told(at, drive, &told, core.now);
+            let oracle = match neighbour {
+                Some(second) if second.has(at, drive) => &mut second.side.oracle,
+                _ => &mut core.oracle,
+            };
+            oracle.told(at, drive, &told, core.now);
         }
         for drive in &mut machine.host.drives {
             for _ in 0..drive.take_late() {
@@ -385,8 +405,8 @@ impl World {
         match machine.start(&self.volumes[at], core::mem::take(&mut self.given_up[at])) {
             Ok(problems) => {
                 self.core.trace(|| format!("target {at} starts"));
-                if machine.log_generation(&self.volumes[at]).is_some() && machine.has_its_log() {
-                    self.core.oracle.log_works(at);
+                if machine.log_generations(&self.volumes[at]).is_some() && machine.has_its_log() {
+                    self.each_oracle(|oracle, _| oracle.log_works(at));
                 }
                 if let Some(problem) = problems.first()
                     && self.machines[at].set_aside.is_none()
@@ -403,7 +423,7 @@ impl World {
                 } else if self.machines[at].store.kind() == LogStoreKind::File {
                     // Both copies of its header were being written back.
                     if self.core.is_logged() {
-                        self.core.oracle.log_lost(at);
+                        self.each_oracle(|oracle, _| oracle.log_lost(at));
                     }
                     self.given_up[at] = true;
                 }
@@ -435,9 +455,9 @@ impl World {
                 && !machine.has_rested()
                 && self.core.is_logged()
             {
-                self.core.oracle.log_fails(at, self.core.now);
+                self.each_oracle(|oracle, now| oracle.log_fails(at, now));
             }
-            machine.power_cut();
+            self.machines[at].power_cut();
         } else {
             machine.kill();
         }
@@ -451,8 +471,13 @@ impl World {
         }
         self.core.trace(|| format!("initiator {at} dies"));
         self.note_crash();
+        self.break_connections(at, told);
+        self.clients[at].kill();
+    }
+
+    fn break_connections(&mut self, client: usize, told: bool) {
         for conn in 0..self.core.net.len() {
-            if self.core.net.conn(conn).client.is_none_or(|end| end.client != at) {
+            if self.core.net.conn(conn).client.is_none_or(|end| end.client != client) {
                 continue;
             }
             self.core.net.conn_mut(conn).client = None;
@@ -462,7 +487,6 @@ impl World {
                 self.core.at(time, Ev::Arrive { conn, up: true });
             }
         }
-        self.clients[at].kill();
     }
 
     fn note_crash(&mut self) {
@@ -476,13 +500,25 @@ impl World {
     }
 }
 
-/// Puts something to recognise into every block of the drives outside of the volume's data area.
-fn mark_outside(machines: &mut [Machine], core: &mut Core) {
+/// What is to happen to an initiator, if it is still there.
+fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
+    let there = |client: &Client, life| client.is_up() && client.life() == life;
+    match ev {
+        Ev::StartClient(_) if !client.is_up() => client.start(core),
+        Ev::TickClient { life, .. } if there(client, life) => client.tick(drives, core),
+        Ev::Act { life, stream, .. } if there(client, life) => client.act(stream, drives, core),
+        _ => {}
+    }
+}
+
+/// Puts something to recognise into every block of these drives outside of the volume's data area.
+fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, usize) -> bool) {
     let inside: HashSet<(usize, usize, u32)> =
         core.map.iter().map(|at| (at.machine, at.drive, at.lba)).collect();
     for (machine, is) in machines.iter_mut().enumerate() {
         let blocks = is.spec().blocks;
-        for (drive, drives) in is.host.drives.iter_mut().enumerate() {
+        let drives = is.host.drives.iter_mut().enumerate();
+        for (drive, drives) in drives.filter(|(drive, _)| of(machine, *drive)) {
             for lba in
                 (LABEL_BLOCKS..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba)))
             {

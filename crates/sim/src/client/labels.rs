@@ -8,7 +8,7 @@ use riopipe_session::label_work::{self, LabelIo, Relabel};
 use super::{Client, Refused};
 use crate::core::{Core, MS};
 use crate::crc::crc32c;
-use crate::machine::{VOLUME_NAME, nguid};
+use crate::machine::nguid;
 
 /// What an attempt to open the volume knows of its labels.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Client {
             self.label_io(&LabelIo::Read { member }, core);
             return false;
         }
-        match label_work::judge(Some(VOLUME_NAME), &self.labels.found, self.accept_lost) {
+        match label_work::judge(Some(core.name), &self.labels.found, self.accept_lost) {
             Ok(head) => {
                 let labels = self.labels.found.iter().filter_map(|f| f.label.clone().ok());
                 self.labels.generation = label_work::generation(&labels.collect::<Vec<_>>());

@@ -37,6 +37,8 @@ use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::{Drives, Era, Recovered};
 
+/// The owner of a second volume, where initiators of the first are counted from 0.
+pub const NEIGHBOUR: usize = 2;
 /// How often an initiator's clocks are looked at, ns.
 const TICK_NS: u64 = MS;
 

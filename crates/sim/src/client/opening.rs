@@ -20,7 +20,6 @@ use super::ledger::Ledger;
 use super::server::Server;
 use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
 use crate::core::{Core, MS, US};
-use crate::machine::VOLUME;
 use crate::oracle::{Drives, Era, Opened, Recovered, Where};
 
 /// How long an initiator waits for a missing target before it tries without, ns.
@@ -59,6 +58,12 @@ impl Client {
             OpeningError::Claim(ClaimError::LogBehind { .. }) => Refused::OldLog,
             OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {
                 Refused::LogFailed(*server)
+            }
+            // Lost once more, since somebody has accepted that.
+            OpeningError::Refused { server, status, .. }
+                if self.accept_lost && status.is(rio::status::LOG_LOST) =>
+            {
+                Refused::Log(*server)
             }
             OpeningError::TakenOver { .. } => Refused::Owned,
             _ => Refused::Other,
@@ -160,7 +165,7 @@ impl Client {
                     .collect(),
             }
         });
-        OpeningConfig { volume: VOLUME, servers: servers.collect() }
+        OpeningConfig { volume: core.id, servers: servers.collect() }
     }
 
     /// Gives out the opening's commands, and takes its results.
@@ -239,6 +244,7 @@ impl Client {
                     let members = members.filter(|((at, _), _)| *at == machine);
                     let blocks = u64::from(core.scenario.machines[machine].blocks);
                     server.is_known(
+                        core.id,
                         generation,
                         members.map(|((_, drive), index)| DriveOfVolume {
                             nsid: *drive as u32 + 1,

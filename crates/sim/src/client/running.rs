@@ -12,7 +12,6 @@ use super::server::Purpose;
 use super::stream::{Setup, Stream};
 use super::{Client, Errand, Refused, State, is_fenced};
 use crate::core::Core;
-use crate::machine::VOLUME;
 use crate::oracle::Drives;
 
 impl Client {
@@ -136,7 +135,7 @@ impl Client {
                 continue;
             }
             let claim = rio::Claim {
-                volume: VOLUME,
+                volume: core.id,
                 generation: volume.generation,
                 create: false,
                 give_up: false,
@@ -188,7 +187,7 @@ impl Client {
         }
         core.oracle.gives_back();
         for server in &mut self.servers {
-            let release = rio::release_command(VOLUME, false);
+            let release = rio::release_command(core.id, false);
             server.call(Purpose::Release, release, &[], 0, core);
         }
         self.state = State::Releasing(self.servers.len(), true);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_nvme::command::{Sqe, Status, admin};
+use riopipe_order::attribute::VolumeId;
 use riopipe_order::probe::{self, Plant};
 use riopipe_session::initiator::attach::{Attach, Controller};
 use riopipe_session::initiator::known::{Changed, DriveOfVolume, KnownTarget};
@@ -15,7 +16,6 @@ use riopipe_session::outbox::Outbox;
 use super::wire::Wire;
 use crate::core::{Core, MS};
 use crate::crc::crc32c;
-use crate::machine::VOLUME;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Drives;
 use crate::payload::Payload;
@@ -127,11 +127,12 @@ impl Server {
     /// The volume has been opened: it is this target that is to be found again.
     pub(super) fn is_known(
         &mut self,
+        volume: VolumeId,
         generation: u32,
         drives: impl Iterator<Item = DriveOfVolume>,
     ) {
         let now = self.controller.as_ref();
-        self.known = now.map(|now| KnownTarget::new(VOLUME, generation, now, drives));
+        self.known = now.map(|now| KnownTarget::new(volume, generation, now, drives));
     }
 
     /// What is not as it was when the volume was opened, in an association made since: the target,

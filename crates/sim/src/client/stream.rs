@@ -18,7 +18,6 @@ use super::ledger::Ledger;
 use super::lines::Line;
 use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, MS, US};
-use crate::machine::VOLUME;
 use crate::network::ClientEnd;
 use crate::oracle::{Drives, Era, Poison, Poisoned, Promise, Read, Submitted};
 use crate::payload::Payload;
@@ -105,7 +104,7 @@ impl Stream {
         let limits = Limits { kept_bytes_max: kept_max, merge, start, ..Limits::default() };
         let engine = engine::engine(core.engine(), setup.topology.clone(), limits);
         let config = StreamConfig {
-            volume: VOLUME,
+            volume: core.id,
             stream: StreamId(setup.id),
             generation: setup.generation,
             engine: core.engine(),

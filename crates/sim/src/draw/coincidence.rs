@@ -92,6 +92,7 @@ fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
         net: NetSpec { delay_min: 5_000, delay_max: 15_000, split: 0 },
         steps: Vec::new(),
         faults: Vec::new(),
+        neighbour: None,
     }
 }
 

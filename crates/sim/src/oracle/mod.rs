@@ -269,6 +269,11 @@ impl Oracle {
         self.completed.len() as u64 - 1
     }
 
+    /// Writes are numbered from here on.
+    pub fn number_from(&mut self, number: usize) {
+        self.completed.resize(number.max(1), false);
+    }
+
     /// A block outside of the volume's data area holds this: nothing that the volume's owners do
     /// may ever change it (P5).
     pub fn outside(&mut self, at: Where, content: Content) {

@@ -16,7 +16,7 @@ pub(super) struct Ownership {
     claimed: u32,
     claimed_over: u32,
     /// When each initiator was heard last by each machine.
-    heard: [Vec<u64>; 2],
+    heard: [Vec<u64>; 3],
     /// How long an owner keeps the volume after it was heard last, ns.
     lease: u64,
     /// Which machines have said that they have the volume back.
@@ -31,7 +31,7 @@ impl Ownership {
             generation: 0,
             claimed: 0,
             claimed_over: 0,
-            heard: [never(), never()],
+            heard: [never(), never(), never()],
             // At least; targets add what it takes to notice a loss. Who can't go on has none.
             lease: match scenario.volume.engine.is_logged() {
                 true => u64::from(scenario.client.loss_ms) * MS,

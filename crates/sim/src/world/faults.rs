@@ -1,8 +1,8 @@
 //! What goes wrong, and when.
 
 use super::{Doom, Stop, World};
-use crate::client::Client;
 use crate::client::intruder::Intruder;
+use crate::client::{Client, NEIGHBOUR};
 use crate::core::{Ev, US};
 use crate::drive::LABEL_BLOCKS;
 use crate::log_store::SetAside;
@@ -103,7 +103,7 @@ impl World {
                 self.machines[machine].host.drives[drive].plan_fault(fault);
             }
             What::Log { machine, fences } => {
-                self.core.oracle.log_fails(machine, self.core.now);
+                self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
                 self.machines[machine].store.fail_fence_after(fences);
             }
             What::BlankLog { machine } => {
@@ -121,12 +121,15 @@ impl World {
             }
             What::CopyLog { machine } => {
                 let at = &self.machines[machine];
-                let generation = at.log_generation(&self.volumes[machine]);
-                self.copies[machine] = generation.map(|it| (it, at.store.copy()));
+                let generations = at.log_generations(&self.volumes[machine]);
+                self.copies[machine] = generations.map(|them| (them, at.store.copy()));
             }
             What::OldLog { machine } => {
-                let older =
-                    |(generation, _): &mut (u32, _)| *generation < self.core.label_generation;
+                let second = self.neighbour.as_ref().map(|it| it.side.label_generation);
+                let now = [self.core.label_generation].into_iter().chain(second);
+                let older = |(them, _): &mut (Vec<u32>, _)| {
+                    them.iter().zip(now).all(|(copied, now)| *copied < now)
+                };
                 if let Some((_, copy)) = self.copies[machine].take_if(older)
                     && self.may_mislay(machine)
                 {
@@ -135,7 +138,7 @@ impl World {
                 }
             }
             What::Unprotect { machine, drive, down_us } => {
-                self.core.oracle.drive_changes(machine, self.core.now);
+                self.each_oracle(|oracle, now| oracle.drive_changes(machine, now));
                 if self.machines[machine].is_up() {
                     self.crash_machine(machine, Doom { power: false, down_us });
                 }
@@ -169,13 +172,14 @@ impl World {
     }
 
     fn may_mislay(&self, machine: usize) -> bool {
-        let giving_up = self.clients.iter().any(Client::accepts_lost);
+        let second = self.neighbour.iter().map(|it| &it.client);
+        let giving_up = self.clients.iter().chain(second).any(Client::accepts_lost);
         self.machines[machine].set_aside.is_none() && !giving_up
     }
 
     /// Another log is where this one was.
     fn mislay(&mut self, machine: usize, log: SetAside) {
-        self.core.oracle.log_fails(machine, self.core.now);
+        self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
             self.crash_machine(machine, Doom { power: false, down_us: 200 });
         }
@@ -183,6 +187,10 @@ impl World {
     }
 
     fn kill_all(&mut self, power: bool, down_us: u32) {
+        if self.neighbour.as_ref().is_some_and(|it| it.client.is_up()) {
+            self.crash_neighbour(!power);
+            self.core.after(u64::from(down_us) * US, Ev::StartClient(NEIGHBOUR));
+        }
         for machine in 0..self.machines.len() {
             if self.machines[machine].is_up() {
                 self.crash_machine(machine, Doom { power, down_us });

@@ -35,6 +35,7 @@ impl World {
             }
         }
         self.see_to_giving_back();
+        self.see_to_neighbour();
         let Some((events, time)) = self.calm_since else {
             if self.core.events > SAFETY_EVENTS || self.faults.is_empty() && self.is_idle() {
                 self.calm();
@@ -111,6 +112,11 @@ impl World {
         self.core.trace(|| format!("the lost log of target {machine} is given up"));
         self.core.oracle.log_lost(machine);
         self.clients[client].may_accept_lost(true);
+        self.give_log_up(machine);
+    }
+
+    /// The target makes its log anew, should it not be the one that is due.
+    pub(super) fn give_log_up(&mut self, machine: usize) {
         self.given_up[machine] = true;
         if self.machines[machine].is_up() {
             self.crash_machine(machine, Doom { power: false, down_us: 100 });
@@ -125,7 +131,7 @@ impl World {
         }
     }
 
-    fn put_logs_back(&mut self) {
+    pub(super) fn put_logs_back(&mut self) {
         (0..self.machines.len()).for_each(|machine| self.put_log_back(machine));
     }
 
@@ -163,6 +169,10 @@ impl World {
         match self.owner() {
             Some(owner) if self.clients[owner].is_over() => {
                 if self.clients[owner].is_closed() {
+                    if !self.neighbour_is_done() {
+                        // For this volume the run is over.
+                        return self.crash_client(1 - owner, true);
+                    }
                     self.check_closed();
                     let Self { core, machines, .. } = self;
                     core.oracle.check_end(&Drives(machines));
@@ -198,7 +208,7 @@ impl World {
         }
     }
 
-    pub(super) fn describe(&self) -> String {
+    pub(super) fn describe(&mut self) -> String {
         let mut text = String::from("faults have stopped, and yet not everything ends:");
         for (at, client) in self.clients.iter().enumerate() {
             text.push_str(&format!(" initiator {at}: {};", client.describe(&self.core)));
@@ -207,6 +217,6 @@ impl World {
             let up = if machine.is_up() { "up" } else { "down" };
             text.push_str(&format!(" target {at}: {up};"));
         }
-        text
+        text + &self.describe_neighbour()
     }
 }

@@ -1,0 +1,218 @@
+//! A second volume in the same logs: its own owner, drives, streams and oracle, which judges it apart.
+//!
+//! The initiators know one volume each: the one that is in [`Core`]. So whatever its owner does, it
+//! does while its volume's side is put there.
+
+use riopipe_order::attribute::VolumeId;
+
+use super::{World, map};
+use crate::client::{Client, NEIGHBOUR, Refused};
+use crate::core::{Core, Ev, MS};
+use crate::machine::FIRST_GENERATION;
+use crate::oracle::{Drives, Oracle, Where};
+use crate::scenario::{Scenario, Step, VolumeSpec};
+
+/// The second volume.
+const VOLUME: VolumeId = VolumeId(*b"second of volume");
+/// Its name.
+const NAME: &str = "second";
+/// Its writes are numbered from here, so that nothing of it is taken for something of the first.
+const NUMBERS: usize = 1 << 16;
+
+/// What [`Core`] has of a volume.
+pub(crate) struct Side {
+    pub(crate) id: VolumeId,
+    pub(crate) name: &'static str,
+    pub(crate) oracle: Oracle,
+    pub(crate) map: Vec<Where>,
+    pub(crate) steps: Vec<(Vec<usize>, usize)>,
+    pub(crate) volume: VolumeSpec,
+    pub(crate) list: Vec<Step>,
+    pub(crate) label_generation: u32,
+}
+
+/// The second volume and its owner.
+pub(super) struct Neighbour {
+    pub(super) side: Side,
+    pub(super) client: Client,
+    /// How often it gives its volume back, or is killed, before its steps are done.
+    lives: u32,
+    done: bool,
+}
+
+impl Neighbour {
+    /// The second volume of a scenario, if it has one.
+    pub(super) fn of(scenario: &Scenario) -> Result<Option<Self>, String> {
+        let Some(spec) = &scenario.neighbour else { return Ok(None) };
+        let (volume, list) = (spec.volume.clone(), spec.steps.clone());
+        let its = Scenario { volume, steps: list, ..scenario.clone() };
+        let map = map(&its)?;
+        let mut oracle = Oracle::new(&its, &map);
+        oracle.number_from(NUMBERS);
+        let side = Side {
+            id: VOLUME,
+            name: NAME,
+            oracle,
+            map,
+            steps: Core::steps_of(&its),
+            volume: its.volume,
+            list: its.steps,
+            label_generation: FIRST_GENERATION,
+        };
+        let client = Client::new(NEIGHBOUR);
+        Ok(Some(Self { side, client, lives: spec.lives, done: false }))
+    }
+
+    /// Whether a drive is one of its volume's.
+    pub(super) fn has(&self, machine: usize, drive: usize) -> bool {
+        self.side.volume.members.contains(&(machine, drive))
+    }
+}
+
+impl World {
+    /// Has somebody do something for the second volume, if there is one.
+    pub(super) fn with_neighbour<T>(
+        &mut self,
+        act: impl FnOnce(&mut Client, &Drives<'_>, &mut Core) -> T,
+    ) -> Option<T> {
+        let Self { core, machines, neighbour, .. } = self;
+        let neighbour = neighbour.as_mut()?;
+        core.swap(&mut neighbour.side);
+        let done = act(&mut neighbour.client, &Drives(machines), core);
+        core.swap(&mut neighbour.side);
+        Some(done)
+    }
+
+    /// What concerns the logs concerns all volumes.
+    pub(super) fn each_oracle(&mut self, mut tell: impl FnMut(&mut Oracle, u64)) {
+        let now = self.core.now;
+        tell(&mut self.core.oracle, now);
+        if let Some(neighbour) = &mut self.neighbour {
+            tell(&mut neighbour.side.oracle, now);
+        }
+    }
+
+    /// What an operator does for the second volume: has its owner started again, decides what
+    /// refusals mean, closes it when all is done.
+    pub(super) fn see_to_neighbour(&mut self) {
+        let Some(neighbour) = self.neighbour.as_mut().filter(|neighbour| !neighbour.done) else {
+            return;
+        };
+        let Neighbour { client, side, lives, done } = neighbour;
+        if !side.oracle.has_lost_log() {
+            client.may_accept_lost(false);
+        }
+        if !client.is_up() {
+            return;
+        }
+        match client.take_refused() {
+            None | Some(Refused::Other) => {}
+            // Nobody but an earlier life of its own has it.
+            Some(Refused::Owned) => client.may_take_over(true),
+            Some(Refused::Log(machine)) => return self.neighbours_log_refused(machine),
+            Some(Refused::OldLog) => return self.put_logs_back(),
+            Some(Refused::LogFailed(machine)) => return self.mend_log(machine),
+        }
+        let calm = self.calm_since.is_some();
+        if client.is_over() {
+            let closed = client.is_closed();
+            if closed
+                && (calm || *lives == 0)
+                && side.steps.iter().all(|(s, begun)| *begun >= s.len())
+            {
+                *done = true;
+                side.oracle.check_end(&Drives(&self.machines));
+                self.core.trace(|| "the second volume is closed".into());
+                return self.crash_neighbour(true);
+            }
+            return self.restart_neighbour();
+        }
+        if client.is_broken() || client.is_fenced() {
+            return self.restart_neighbour();
+        }
+        let (chance, some) = (self.core.rng.below(400), *lives > 0 && !calm);
+        let Some(work) = self.with_neighbour(|client, _, core| client.has_work(core)) else {
+            return;
+        };
+        let Some(neighbour) = &mut self.neighbour else { return };
+        match chance {
+            0..4 if some => {
+                neighbour.lives -= 1;
+                self.restart_neighbour();
+            }
+            4..12 if some => {
+                neighbour.lives -= 1;
+                neighbour.client.close();
+            }
+            _ if !work => neighbour.client.close(),
+            _ => {}
+        }
+    }
+
+    fn neighbours_log_refused(&mut self, machine: usize) {
+        if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
+            return self.put_logs_back();
+        }
+        self.core.trace(|| format!("the second volume's log on target {machine} is given up"));
+        if let Some(neighbour) = &mut self.neighbour {
+            neighbour.side.oracle.log_lost(machine);
+            neighbour.client.may_accept_lost(true);
+        }
+        self.give_log_up(machine);
+    }
+
+    fn restart_neighbour(&mut self) {
+        self.crash_neighbour(true);
+        self.core.after(MS, Ev::StartClient(NEIGHBOUR));
+    }
+
+    /// Its process dies.
+    pub(super) fn crash_neighbour(&mut self, told: bool) {
+        let Some(neighbour) = self.neighbour.as_mut().filter(|it| it.client.is_up()) else {
+            return;
+        };
+        neighbour.client.kill();
+        self.core.trace(|| "the second volume's initiator dies".into());
+        self.break_connections(NEIGHBOUR, told);
+    }
+
+    /// Whether the second volume is closed, or there is none.
+    pub(super) fn neighbour_is_done(&self) -> bool {
+        self.neighbour.as_ref().is_none_or(|neighbour| neighbour.done)
+    }
+
+    /// A broken promise of the second volume is one of the run.
+    pub(super) fn look_at_neighbour(&mut self) {
+        let Some(neighbour) = &self.neighbour else { return };
+        if let Some(violation) = neighbour.side.oracle.violation() {
+            let (promise, what) = (violation.promise, format!("second volume: {}", violation.what));
+            self.core.oracle.broken(promise, what);
+        }
+    }
+
+    /// How far the second volume is, for people.
+    pub(super) fn describe_neighbour(&mut self) -> String {
+        let text = self.with_neighbour(|client, _, core| client.describe(core));
+        text.map_or_else(String::new, |text| format!(" second volume: {text};"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::draw::draw;
+    use crate::oracle::Promise;
+
+    #[test]
+    fn volumes_with_a_log_in_common_are_judged_apart() {
+        let mut second = 0;
+        for seed in 0..200 {
+            let scenario = draw(seed);
+            let Some(spec) = &scenario.neighbour else { continue };
+            second += 1;
+            assert!(spec.volume.members.iter().all(|m| !scenario.volume.members.contains(m)));
+            let outcome = super::super::run(&scenario, None);
+            assert_eq!(outcome.violation.map(|v| v.promise), None::<Promise>, "seed {seed}");
+        }
+        assert!(second > 5, "{second} of 200 have a second volume");
+    }
+}
