@@ -170,8 +170,7 @@ impl World {
             Some(owner) if self.clients[owner].is_over() => {
                 if self.clients[owner].is_closed() {
                     if !self.neighbour_is_done() {
-                        // For this volume the run is over.
-                        return self.crash_client(1 - owner, true);
+                        return;
                     }
                     self.check_closed();
                     let Self { core, machines, .. } = self;
