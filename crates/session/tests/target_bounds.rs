@@ -5,7 +5,7 @@ mod world;
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_session::target::Volumes;
-use riopipe_session::target::limits::LEASE_MS_MAX;
+use riopipe_session::target::limits::{CONNECTION_BYTES, LEASE_MS_MAX, TRANSFER_BYTES_MAX};
 use riopipe_session::wire::{self, Claim};
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
@@ -54,6 +54,16 @@ fn t28_volumes_without_a_log_are_not_remembered_without_bound() {
         assert!(w.host.shared.volumes().live_entries(volume(0)).is_none());
         assert!(w.host.shared.volumes().live_entries(volume(999)).is_some());
     }
+}
+
+#[test]
+fn t28_a_volume_of_no_namespace_is_refused() {
+    const INVALID_FIELD: u16 = 0x002;
+    let mut w = without_log(1);
+    let (admin, _) = w.admin();
+    let none = Claim { members: Vec::new(), ..unlogged(&w, volume(1), 1) };
+    assert_eq!(claim(&mut w, admin, &none), INVALID_FIELD);
+    assert_eq!(w.host.shared.volumes().remembered(), 0);
 }
 
 #[test]
@@ -180,4 +190,113 @@ fn t28_a_claim_asks_only_those_who_write_to_its_namespaces() {
     w.hold_mail = false;
     w.deliver();
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
+}
+
+/// R2Ts that have come for a connection: the slots that they name, and the command ids.
+fn asked_for(w: &mut World, at: usize) -> Vec<(u16, u16)> {
+    let mut asked = Vec::new();
+    while let Some(pdu) = w.next(at) {
+        assert_eq!(pdu.kind, 0x09, "{pdu:?}");
+        asked.push((pdu.u16(8), pdu.u16(10)));
+    }
+    asked
+}
+
+/// The data of the largest write that there is.
+fn send_data(w: &mut World, at: usize, cid: u16, tag: u16) {
+    const PIECE: usize = 128 * 1024;
+    let data = vec![7; TRANSFER_BYTES_MAX as usize];
+    let last = data.len() / PIECE - 1;
+    for (i, piece) in data.chunks(PIECE).enumerate() {
+        let offset = (i * PIECE) as u32;
+        let digests = peer::Digests::default();
+        w.send(at, &peer::h2c_data(digests, cid, tag, offset, piece, i == last));
+    }
+}
+
+/// All connections together hold what the budget lends and one command each; who waits goes on
+/// when something of its own ends, though another keeps the whole budget.
+#[test]
+fn t28_connections_share_one_budget_and_none_is_starved() {
+    const BLOCKS: u32 = TRANSFER_BYTES_MAX / 4096;
+    let mut w = World::new(&[false]);
+    w.host.shared.set_memory(4 << 20);
+    let (_, cntlid) = w.admin();
+    let queues = [w.io(cntlid, 1), w.io(cntlid, 2), w.io(cntlid, 3), w.io(cntlid, 4)];
+    let mut held = Vec::new();
+    for &queue in &queues {
+        for cid in 1..=8 {
+            w.command(queue, peer::write_r2t(cid, 1, 0, BLOCKS), &[]);
+        }
+        held.push(asked_for(&mut w, queue));
+    }
+    let counts: Vec<usize> = held.iter().map(Vec::len).collect();
+    assert_eq!(counts, [5, 1, 1, 1], "four are lent, and each connection has one of its own");
+    // The first never sends what it was asked for; the last does, eight times.
+    let mut open = held[3].clone();
+    let mut done = 0;
+    while let Some((cid, tag)) = open.pop() {
+        send_data(&mut w, queues[3], cid, tag);
+        while let Some(pdu) = w.next(queues[3]) {
+            if pdu.kind == 0x09 {
+                open.push((pdu.u16(8), pdu.u16(10)));
+            } else {
+                assert_eq!(pdu.completion().status, 0);
+                done += 1;
+            }
+        }
+    }
+    assert_eq!(done, 8);
+    // What the first has borrowed is there for others when it is gone.
+    w.hang_up(queues[0]);
+    let (cid, tag) = held[1][0];
+    send_data(&mut w, queues[1], cid, tag);
+    let kinds: Vec<u8> = std::iter::from_fn(|| w.next(queues[1])).map(|pdu| pdu.kind).collect();
+    assert_eq!(kinds.iter().filter(|kind| **kind == 0x05).count(), 1);
+    assert_eq!(kinds.iter().filter(|kind| **kind == 0x09).count(), 5);
+}
+
+/// Answers that nobody takes count, too.
+#[test]
+fn t28_answers_that_are_not_taken_share_the_budget() {
+    let mut w = World::new(&[false]);
+    w.host.shared.set_memory(2 << 20);
+    let hosts: Vec<usize> = (0..4).map(|_| w.admin().0).collect();
+    for &host in &hosts {
+        w.links[host].reading = false;
+        for _ in 0..600 {
+            w.command(host, peer::identify(1, 1, 0), &[]);
+        }
+    }
+    let unsent: Vec<usize> = hosts.iter().map(|host| w.links[*host].out.len_bytes()).collect();
+    let most = 4 * CONNECTION_BYTES + (2 << 20) + 4 * 8192;
+    assert!(unsent.iter().sum::<usize>() <= most, "{unsent:?}");
+    assert!(unsent.iter().all(|bytes| *bytes >= CONNECTION_BYTES), "{unsent:?}");
+    for &host in &hosts {
+        w.resume_reading(host);
+        for _ in 0..20 {
+            w.send(host, &[]);
+        }
+        let pdus = std::iter::from_fn(|| w.next(host));
+        assert_eq!(pdus.filter(|pdu| pdu.kind == 0x05).count(), 600, "all are answered in the end");
+    }
+}
+
+/// Queues whose commands could bring more in their capsules than there is room for are refused.
+#[test]
+fn t28_room_for_capsules_is_set_aside_at_connect() {
+    const BUSY: u16 = 0x181;
+    let mut w = World::new(&[false]);
+    // Four times that for capsules: two queues of 128 entries.
+    w.host.shared.set_memory(2 << 20);
+    let (_, cntlid) = w.admin();
+    let first = w.io(cntlid, 1);
+    let _second = w.io(cntlid, 2);
+    let data = peer::connect_data(world::SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+    let third = w.initialize(peer::Digests::default(), 0);
+    let refused = w.call(third, peer::connect(0, 3, 127, 0), &data);
+    assert_eq!((refused.status, refused.dnr), (BUSY, false), "it may try again");
+    w.hang_up(first);
+    let third = w.initialize(peer::Digests::default(), 0);
+    assert_eq!(w.call(third, peer::connect(0, 3, 127, 0), &data).status, 0);
 }

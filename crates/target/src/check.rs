@@ -13,7 +13,7 @@ use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
 
-use crate::config::{CONNECTIONS_MAX, Config};
+use crate::config::{CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN};
 use crate::identity;
 use crate::log::check_kind;
 
@@ -371,6 +371,10 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
         let advice = format!("give 1 to {CONNECTIONS_MAX}");
         wrong("connections", config.connections.to_string(), &advice);
     }
+    if !(MEMORY_MIB_MIN..=MEMORY_MIB_MAX).contains(&config.memory_mib) {
+        let advice = format!("give {MEMORY_MIB_MIN} to {MEMORY_MIB_MAX}");
+        wrong("memory_mib", config.memory_mib.to_string(), &advice);
+    }
     if let Some(Err(error)) = config.metrics.as_deref().map(check_address) {
         wrong("metrics", error.to_string(), error.advice());
     }
@@ -445,6 +449,7 @@ mod tests {
             cores: vec![100_000],
             io_queues: 0,
             connections: 0,
+            memory_mib: 0,
             log: Some("tape:/dev/st0".into()),
             metrics: Some("0.0.0.0:9420".into()),
             namespaces: vec![
@@ -466,6 +471,7 @@ mod tests {
             "cores",
             "io_queues",
             "connections",
+            "memory_mib",
             "log",
             "metrics",
             "namespaces[1]",

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use riopipe_session::target::limits::IO_QUEUES_MAX;
+use riopipe_session::target::limits::{IO_QUEUES_MAX, MEMORY_BYTES};
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a target, from options or a file.
@@ -57,6 +57,9 @@ pub struct Config {
     pub io_queues: u16,
     /// Connections of all hosts together; more wait until one ends (T28).
     pub connections: usize,
+    /// MiB of data that reads, transfers and unsent answers of all connections may hold, beyond
+    /// 1 MiB for each; commands may bring four times as much in their capsules (T28).
+    pub memory_mib: usize,
     /// Milliseconds that commands under way may take to finish when the target stops.
     pub grace_ms: u64,
     /// Loopback address and port where `GET /metrics` gives Prometheus's text and `GET /stat` the
@@ -89,6 +92,11 @@ pub const DEFAULT_LOCK_WAIT_MS: u64 = 10_000;
 pub const DEFAULT_SPIN_US: u64 = 200;
 /// The most connections that a configuration may allow.
 pub(crate) const CONNECTIONS_MAX: usize = 1 << 16;
+/// The least memory for data that a configuration may allow, MiB: one queue of the largest size
+/// can be connected.
+pub(crate) const MEMORY_MIB_MIN: usize = 2;
+/// The most, MiB: 1 TiB.
+pub(crate) const MEMORY_MIB_MAX: usize = 1 << 20;
 /// How many connections may be open at once unless told otherwise.
 pub(crate) const DEFAULT_CONNECTIONS: usize = 4096;
 
@@ -112,6 +120,7 @@ impl Default for Config {
             require_data_digest: false,
             io_queues: IO_QUEUES_MAX,
             connections: DEFAULT_CONNECTIONS,
+            memory_mib: MEMORY_BYTES >> 20,
             grace_ms: 1000,
             metrics: None,
         }

@@ -202,7 +202,8 @@ impl Target {
             ports: ports(&addresses),
             io_queues: config.io_queues,
         };
-        let shared = Shared::new(identity, namespaces, volumes, riopipe_media::now());
+        let mut shared = Shared::new(identity, namespaces, volumes, riopipe_media::now());
+        shared.set_memory(config.memory_mib << 20);
         let shared = Arc::new(Mutex::new(shared));
         let reactors = settled.reactors;
         let pollers: Vec<Poller> =

@@ -15,9 +15,11 @@ use riopipe_order::probe::{self, Plant};
 
 use super::admin::Admin;
 use super::bound::Stream;
+use super::budget::Loan;
 use super::host::{DeviceError, Event, Host, OpId};
 use super::limits::{
-    ADMIN_CAPSULE_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS, UNSENT_BYTES_MAX,
+    ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
+    UNSENT_BYTES_MAX,
 };
 use super::namespace::Namespaces;
 use super::shared::{ConnId, Notice, Shared, heard};
@@ -79,6 +81,10 @@ pub struct TargetConn<H: Host> {
     pub(super) waiting: VecDeque<u16>,
     /// Bytes of buffers held by commands.
     pub(super) held: usize,
+    /// What it has borrowed for that, and for what waits to be sent (T28).
+    pub(super) loan: Loan,
+    /// Nothing is received for want of memory for the answers.
+    is_starved: bool,
     pub(super) stream: Option<Box<Stream<H>>>,
     pub(super) admin: Option<Box<Admin>>,
     /// It carried a stream that a new owner has fenced.
@@ -128,6 +134,8 @@ impl<H: Host> TargetConn<H> {
             namespaces: Arc::default(),
             waiting: VecDeque::new(),
             held: 0,
+            loan: Loan::default(),
+            is_starved: false,
             stream: None,
             admin: None,
             was_fenced: false,
@@ -172,7 +180,7 @@ impl<H: Host> TargetConn<H> {
         let mut at = 0;
         let mut full = false;
         let end = loop {
-            if out.len_bytes() > UNSENT_BYTES_MAX {
+            if out.len_bytes() > CONNECTION_BYTES && self.must_wait(out) {
                 full = true;
                 break Ok(());
             }
@@ -249,12 +257,23 @@ impl<H: Host> TargetConn<H> {
     /// Whether more may be received: not while too much waits to be sent (T18).
     #[must_use]
     pub fn wants_input(&self, out: &Outbox<H::Buf>) -> bool {
-        !self.closing && out.len_bytes() <= UNSENT_BYTES_MAX
+        !self.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
+    }
+
+    /// Whether no further command may be taken because of what waits to be sent.
+    #[cold]
+    fn must_wait(&mut self, out: &Outbox<H::Buf>) -> bool {
+        let unsent = out.len_bytes();
+        self.is_starved = unsent > CONNECTION_BYTES && !self.loan.grow(self.held + unsent);
+        self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
     /// Something of `out` has been sent: commands that waited for room may go on.
     pub fn sent(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
         self.unsent_since = None;
+        if self.is_starved {
+            self.must_wait(out);
+        }
         if let Some(stream) = &mut self.stream
             && stream.tracer.is_answered()
             && out.is_empty()
@@ -429,6 +448,7 @@ impl<H: Host> TargetConn<H> {
             let id = self.id;
             shared(host, |s| s.detach(id));
         }
+        self.loan = Loan::default();
         self.drained = true;
     }
 

@@ -40,7 +40,7 @@ impl From<AttachError> for Refusal {
         use alloc::string::ToString;
         let invalid = |offset, in_data| ConnectInvalid { offset, in_data, why: "" }.result();
         let (status, result) = match error {
-            AttachError::Full => (Status::CONNECT_BUSY, 0),
+            AttachError::Full | AttachError::Memory => (Status::CONNECT_BUSY, 0),
             AttachError::NoController => (Status::CONNECT_INVALID.with_dnr(), invalid(16, true)),
             AttachError::OtherHost => (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
             AttachError::NotEnabled | AttachError::Taken => (Status::SEQUENCE_ERROR.with_dnr(), 0),
@@ -143,7 +143,9 @@ impl<H: Host> TargetConn<H> {
             });
         }
         let Attached { cntlid, assoc, heard, overtaken } = if io {
-            shared(host, |s| s.attach_io(id, data.cntlid, fields.qid, &data.hostnqn, data.hostid))?
+            shared(host, |s| {
+                s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
+            })?
         } else {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
@@ -156,6 +158,7 @@ impl<H: Host> TargetConn<H> {
             attached
         };
         self.namespaces = host.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
+        self.loan = host.with_shared(|s| s.loan());
         if io {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }

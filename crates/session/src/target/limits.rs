@@ -29,6 +29,15 @@ pub const ASYNC_EVENTS_MAX: usize = 4;
 pub const TRANSFER_BUDGET: usize = 8 << 20;
 /// Unsent bytes at which no further command is taken.
 pub const UNSENT_BYTES_MAX: usize = TRANSFER_BUDGET + (1 << 20);
+/// Bytes of data that each connection may hold whatever the others hold: one command of the largest
+/// size.
+pub const CONNECTION_BYTES: usize = TRANSFER_BYTES_MAX as usize;
+/// Bytes of data that all connections together may hold beyond [`CONNECTION_BYTES`] each, unless
+/// told otherwise.
+pub const MEMORY_BYTES: usize = 1 << 30;
+/// In-capsule data cannot be made to wait, so room for all that a queue may bring is set aside when
+/// it is connected: so many times as much as the rest of the data gets, for all queues together.
+pub const CAPSULES_TO_MEMORY: usize = 4;
 /// From accept to a completed Fabrics Connect, and from the first byte of a PDU to its last.
 pub const STALL_NS: u64 = 10_000_000_000;
 /// For an I/O queue's promised data (R2T) and for a peer that does not take what it is sent.

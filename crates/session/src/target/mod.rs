@@ -10,6 +10,7 @@
 mod admin;
 mod binding;
 mod bound;
+mod budget;
 mod claims;
 mod conn;
 mod fabrics;

@@ -18,8 +18,9 @@ use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
 use super::binding::{Binding, Bound};
+use super::budget::{Budget, Loan};
 use super::claims::{Owner, Refusal, Volumes};
-use super::limits::CONTROLLERS_MAX;
+use super::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES, MEMORY_BYTES};
 use super::namespace::Namespaces;
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
@@ -130,6 +131,8 @@ pub(super) struct Attached {
 struct ConnEntry {
     cntlid: u16,
     qid: u16,
+    /// Bytes set aside for what it brings in capsules (T28).
+    capsules: usize,
     notices: Vec<Notice>,
 }
 
@@ -147,6 +150,9 @@ pub struct Shared<R: Region> {
     conns: BTreeMap<ConnId, ConnEntry>,
     fences: BTreeMap<u64, Fence>,
     writers: Writers,
+    budget: Arc<Budget>,
+    /// Bytes set aside for what I/O queues bring in capsules.
+    capsules: usize,
     next_cntlid: u16,
     next_assoc: u64,
     next_fence: u64,
@@ -165,6 +171,12 @@ pub enum AttachError {
     /// Too many controllers.
     #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
     Full,
+    /// Too many I/O queues, for what their commands may bring in capsules.
+    #[error(
+        "no memory for what another queue of this size may bring in its capsules: ask for fewer or \
+         shorter queues, or raise `memory_mib` in the target's configuration"
+    )]
+    Memory,
     /// No such controller.
     #[error("no controller with this id")]
     NoController,
@@ -205,6 +217,8 @@ impl<R: Region> Shared<R> {
             conns: BTreeMap::new(),
             fences: BTreeMap::new(),
             writers: Writers::default(),
+            budget: Budget::new(MEMORY_BYTES),
+            capsules: 0,
             next_cntlid: 1,
             next_assoc: 1,
             next_fence: 1,
@@ -227,6 +241,16 @@ impl<R: Region> Shared<R> {
         identity.ports = ports;
         self.identity = Arc::new(identity);
         self.discovery_generation += 1;
+    }
+
+    /// How many bytes of data connections may hold together, beyond a share that each has
+    /// ([`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES)). For connections from now on.
+    pub fn set_memory(&mut self, bytes: usize) {
+        self.budget = Budget::new(bytes);
+    }
+
+    pub(super) fn loan(&self) -> Loan {
+        Loan::of(Arc::clone(&self.budget))
     }
 
     /// Changes whenever the discovery log does.
@@ -332,7 +356,7 @@ impl<R: Region> Shared<R> {
                 queues: BTreeMap::new(),
             },
         );
-        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, notices: Vec::new() });
+        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
         Ok(Attached { cntlid, assoc, heard, overtaken })
     }
 
@@ -344,7 +368,7 @@ impl<R: Region> Shared<R> {
         &mut self,
         conn: ConnId,
         cntlid: u16,
-        qid: u16,
+        (qid, entries): (u16, u16),
         hostnqn: &str,
         hostid: [u8; 16],
     ) -> Result<Attached, AttachError> {
@@ -372,6 +396,12 @@ impl<R: Region> Shared<R> {
             self.leave(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
+        let capsules = usize::from(entries) * IN_CAPSULE_BYTES as usize;
+        let max = self.budget.max().saturating_mul(CAPSULES_TO_MEMORY);
+        if self.capsules.saturating_add(capsules) > max {
+            return Err(AttachError::Memory);
+        }
+        self.capsules += capsules;
         controller.queues.insert(qid, conn);
         let result = Attached {
             cntlid,
@@ -379,7 +409,7 @@ impl<R: Region> Shared<R> {
             heard: Arc::clone(&controller.heard),
             overtaken: Arc::clone(&controller.overtaken),
         };
-        self.conns.insert(conn, ConnEntry { cntlid, qid, notices: Vec::new() });
+        self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
         Ok(result)
     }
 
@@ -420,6 +450,7 @@ impl<R: Region> Shared<R> {
         }
         self.fences.retain(|_, fence| fence.claimant != conn);
         self.writers.gone(conn);
+        self.capsules -= entry.capsules;
         self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
         let cntlid = entry.cntlid;
         let Some(controller) = self.controllers.get_mut(&cntlid) else {

@@ -40,6 +40,7 @@ impl<H: Host> TargetConn<H> {
 
     /// Starts commands that waited for the budget, in order.
     pub(super) fn pump(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+        self.loan.shrink(self.held + out.len_bytes());
         while let Some(&index) = self.waiting.front() {
             if !self.affordable(index, out) {
                 break;
@@ -54,9 +55,11 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn affordable(&self, index: u16, out: &Outbox<H::Buf>) -> bool {
+    fn affordable(&mut self, index: u16, out: &Outbox<H::Buf>) -> bool {
         let used = self.held + out.len_bytes();
-        used == 0 || used + self.slots[index].want as usize <= TRANSFER_BUDGET
+        let then = used + self.slots[index].want as usize;
+        // Who holds nothing gets what one command needs: else it might wait for others for ever.
+        used == 0 || then <= TRANSFER_BUDGET && self.loan.grow(then)
     }
 
     fn start_transfer(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
