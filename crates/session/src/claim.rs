@@ -16,7 +16,8 @@ pub struct Intent {
     pub engine: EngineKind,
     /// Whether an owner that is there, or may still come back, is to be fenced (T8, T25).
     pub take_over: bool,
-    /// Whether a log that is not there any more is given up (T19).
+    /// Whether a log that is not there any more, is damaged, or is older than the labels is given up
+    /// (T19, T24, T26).
     pub accept_lost_log: bool,
     /// The largest generation on any of the volume's labels, read over associations that were
     /// there before: a log that is older was in its target's place already when it was read.
@@ -100,8 +101,8 @@ pub enum ClaimError {
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels say {label}): an older copy was put back, or a power cut took it back, and what \
-         was in flight is unknown. Put the right log back; to accept the loss, stop the target, \
-         give it a new log, and open the volume once with --accept-lost-log"
+         was in flight is unknown. Put the right log back; to accept the loss, open the volume once \
+         with --accept-lost-log: then nothing is undone on any target, and what is in doubt is listed"
     )]
     LogBehind {
         /// Which target.
@@ -215,6 +216,8 @@ pub fn plan(
         }
         if is_behind(status, intent.label_generation) {
             probe::hit(Rare::LogBehind);
+        }
+        if is_behind(status, intent.label_generation) && !intent.accept_lost_log {
             let (have, label) = (status.generation, intent.label_generation);
             return Err(ClaimError::LogBehind { target, have, label });
         }
@@ -242,6 +245,7 @@ pub fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     fn intent() -> Intent {
         Intent {
@@ -347,6 +351,14 @@ mod tests {
         assert_eq!(behind.target(), Some(1));
         assert_eq!(of([7, 6], 7, [true; 2]), Err(behind));
         assert_eq!(of([7, 0], 7, [true, false]), Ok(8), "no log is due there");
+    }
+
+    #[test]
+    fn t26_an_older_log_that_is_given_up_still_has_its_marks() {
+        let statuses = [(0, status(7, [4, 0])), (1, status(6, [3, 9]))];
+        let intent = Intent { label_generation: 7, accept_lost_log: true, ..intent() };
+        let plan = plan(&intent, &statuses, |_| true).unwrap();
+        assert_eq!((plan.generation, plan.released), (8, vec![Seq(4), Seq(9)]));
     }
 
     #[test]

@@ -54,8 +54,9 @@ pub struct Open {
     #[arg(long, value_name = "SECONDS", default_value = "0", hide_default_value = true)]
     #[arg(value_parser = values::seconds_or_none)]
     pub wait: Duration,
-    /// Give up an ordering log that is not there any more, and with it the knowledge of what was
-    /// under way last
+    /// Give up an ordering log that is not there any more, is damaged, or is older than the volume's
+    /// labels, and with it the knowledge of what was under way last. Nothing is undone then, and
+    /// what is in doubt is listed
     #[arg(long)]
     pub accept_lost_log: bool,
 }

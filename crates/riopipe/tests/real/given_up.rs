@@ -58,6 +58,38 @@ fn t26_giving_up_one_log_leaves_what_is_durable_on_the_other_target() {
     volume.close().unwrap();
 }
 
+#[test]
+fn t26_an_older_log_is_given_up_without_a_new_one() {
+    let mut nodes = [Node::new(), Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
+    volume.close().unwrap();
+    let older = fs::read(nodes[1].path("log")).unwrap();
+    let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let blocks = [(4, 1), (0, 2), (1, 3)];
+    for (lba, version) in blocks {
+        put(&mut stream, lba, 1, version, Place::Fresh, true);
+    }
+    let last = stream.last();
+    stream.wait(Until::Durable(last), Some(SOON)).unwrap();
+    nodes.iter_mut().for_each(Node::kill);
+    drop(stream);
+    drop(volume);
+    fs::write(nodes[1].path("log"), older).unwrap();
+    nodes.iter_mut().for_each(Node::start);
+
+    let error = Volume::open("v", &members, &impatient()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("older") && text.contains("--accept-lost-log"), "{text}");
+    let (volume, recovery) = Volume::open("v", &members, &accept()).unwrap();
+    assert_eq!(there(&volume, &recovery, &blocks), [Some(true); 3], "{recovery}");
+    volume.close().unwrap();
+    let (volume, recovery) = Volume::open("v", &members, &impatient()).unwrap();
+    assert!(recovery.is_nothing(), "{recovery}");
+    volume.close().unwrap();
+}
+
 /// Flips a bit in an entry of a stream's partition.
 fn damage(node: &Node, partition: u64, entry: u64) {
     let log = fs::OpenOptions::new().read(true).write(true).open(node.path("log")).unwrap();

@@ -7,7 +7,7 @@ use riopipe::{
     Until, Volume, WaitError,
 };
 
-use crate::crash::{Node, Proxy, SOON, holds, open_soon, put};
+use crate::crash::{Node, Proxy, SOON, holds, open_soon, put, soon, volume_on};
 use crate::site::{create_options, open_options};
 
 /// A drive vanishes below one stream; another, on the drive beside it, never notices (P6, T22).
@@ -68,6 +68,35 @@ fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
     let (volume, recovery) = open_soon(&members, &open_options());
     assert!(recovery.is_nothing(), "{recovery}");
     volume.close().unwrap();
+}
+
+#[test]
+fn t8_reopening_after_a_take_over_says_who_has_the_volume() {
+    let nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, false);
+    stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
+    let take = OpenOptions { take_over: true, ..open_options() };
+    let (later, _) = Volume::open("v", &members, &take).unwrap();
+    soon("the stream learns it", || {
+        stream.poll().is_err() || {
+            let mut buf = stream.buf(4096);
+            buf.fill(1);
+            let _ = stream.group().write(1, buf, Place::Fresh).submit();
+            false
+        }
+    });
+    let text = stream.reopen().unwrap_err().to_string();
+    let host = open_options().connect.host_nqn;
+    let by = format!("taken over by {host}");
+    assert!(text.contains(&by) && text.contains("open it again"), "{text}");
+    assert!(!text.contains("zeroing"), "{text}");
+    // The later owner loses its connections: the target would tell the lists to anybody.
+    drop(later);
+    let text = stream.reopen().unwrap_err().to_string();
+    assert!(text.contains("was taken over") && !text.contains("zeroing"), "{text}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! | mode | steps |
 //! |---|---|
 //! | open | Ask → Claim → AskAgain → *Claimed* → List → *Decided* → Undo → Flush → Settle → Over |
-//! | reopen some streams | List → *Decided* → Undo → Flush → Settle → Over |
+//! | reopen some streams | Ask → List → *Decided* → Undo → Flush → Settle → Over |
 //! | dry run | Ask → List → Over |
 //! | acknowledge in-place lists | List → Settle → Over |
 //!

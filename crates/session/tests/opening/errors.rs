@@ -176,8 +176,44 @@ fn t8_who_is_overtaken_while_opening_learns_it() {
     let before = parts(&world);
     world.targets[1].owner = Some((2, true));
     let error = first.go(&mut world).unwrap_err();
-    assert_eq!(error, OpeningError::TakenOver { server: 1 });
+    assert_eq!(error, OpeningError::TakenOver { server: 1, by: Some("nqn.other".into()) });
     assert_eq!(parts(&world), before);
+}
+
+#[test]
+fn t8_who_was_taken_over_reopens_nothing_and_is_told_by_whom() {
+    for lives in [true, false] {
+        let mut world = world();
+        let mut first = driver(&world, 1);
+        first.go(&mut world).unwrap();
+        let generation = first.opening.generation();
+        // The later owner may be away: then the lists can be read by anybody.
+        world.targets[1].owner = Some((2, lives));
+        world.targets[1].generation = generation + 1;
+        let late = Past { stream: 0, attribute: entry(9, 3, 20, 1), durable: true };
+        world.play(&[late], &mut Random(1));
+        let before = parts(&world);
+        let mode = Mode::Reopen { generation, streams: vec![StreamId(0)] };
+        let mut again = Driver::new(&world, 1, mode);
+        let error = again.go(&mut world).unwrap_err();
+        let by = lives.then(|| "nqn.other".into());
+        assert_eq!(error, OpeningError::TakenOver { server: 1, by });
+        let text = error.to_string();
+        let who = if lives { "by nqn.other" } else { "by another initiator" };
+        assert!(text.contains(who) && text.contains("open it again"), "{text}");
+        assert_eq!(parts(&world), before);
+    }
+}
+
+#[test]
+fn t8_who_is_taken_over_while_undoing_learns_that_and_not_of_a_drive() {
+    let mut world = world();
+    let mut first = driver(&world, 1);
+    first.go_to(&mut world, Phase::Undo);
+    let refuses = Some((opcode::WRITE_ZEROES, status::GUARDED.with_dnr()));
+    world.targets.iter_mut().for_each(|target| target.refuses = refuses);
+    let error = first.go(&mut world).unwrap_err();
+    assert!(matches!(error, OpeningError::TakenOver { by: None, .. }), "{error:?}");
 }
 
 #[test]

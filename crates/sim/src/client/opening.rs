@@ -73,6 +73,9 @@ impl Client {
         {
             self.fenced |= is_fenced(*status);
         }
+        if matches!((error, &self.state), (OpeningError::TakenOver { .. }, State::Running)) {
+            self.fenced = true;
+        }
     }
 
     /// A stream's recovery that waits too long for an answer is begun anew. The connections stay,

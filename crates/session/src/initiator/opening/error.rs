@@ -1,5 +1,7 @@
 //! Why an opening ends.
 
+use alloc::string::String;
+
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::recovery::{ADVICE, DecideError};
@@ -27,11 +29,17 @@ pub enum OpeningError {
     /// What the targets say of the volume forbids taking it.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// The volume was taken over while it was being opened (T8).
-    #[error("another initiator has taken the volume over; if it is to be yours, open it again")]
+    /// The volume was taken over, while it was being opened or while it was open (T8).
+    #[error(
+        "the volume was taken over by {}, and nothing is written for this owner any more: drop the \
+         volume; if it is to be yours, open it again (--take-over fences an owner that is there)",
+        .by.as_deref().unwrap_or("another initiator")
+    )]
     TakenOver {
         /// Which target says so.
         server: usize,
+        /// The new owner's host NQN, if the target has told it.
+        by: Option<String>,
     },
     /// A target has refused a command.
     #[error("{doing} was refused: {}", Meaning(*.status))]
@@ -131,7 +139,7 @@ impl OpeningError {
     pub fn server(&self) -> Option<usize> {
         match self {
             Self::Missing { server }
-            | Self::TakenOver { server }
+            | Self::TakenOver { server, .. }
             | Self::Refused { server, .. }
             | Self::Nonsense { server, .. }
             | Self::Outside { server, .. }

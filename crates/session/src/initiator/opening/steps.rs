@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Attribute, Kind, Member, StreamId};
+use riopipe_order::attribute::{Attribute, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::{self, DriveExtent, ListedEntry, StreamList, StreamPlan};
@@ -13,7 +13,7 @@ use super::{
     Call, Mode, Opening, OpeningError, OpeningMember, Outcome, Pending, Phase, StreamOutcome,
     UNDO_BLOCKS_MAX,
 };
-use crate::claim::{ClaimError, Intent, Plan, plan};
+use crate::claim::{ClaimError, Intent, Plan, is_behind, plan};
 use crate::wire::list::{Page, SETTLE_STREAMS_MAX, Settle, SettleStream};
 use crate::wire::{self, Claim, STATUS_LEN, VolumeStatus};
 
@@ -37,8 +37,8 @@ pub(super) enum Job {
 impl Opening {
     pub(super) fn begin(&mut self) -> Result<(), OpeningError> {
         match self.mode {
-            Mode::Open(_) | Mode::DryRun(_) => self.enter(Phase::Ask),
-            Mode::Reopen { .. } | Mode::Acknowledge { .. } => self.enter(Phase::List),
+            Mode::Open(_) | Mode::DryRun(_) | Mode::Reopen { .. } => self.enter(Phase::Ask),
+            Mode::Acknowledge { .. } => self.enter(Phase::List),
         }
     }
 
@@ -113,6 +113,10 @@ impl Opening {
     /// Ends a phase: what was learnt in it is judged, the next one begins.
     pub(super) fn leave(&mut self) -> Result<(), OpeningError> {
         let next = match self.phase {
+            Phase::Ask if matches!(self.mode, Mode::Reopen { .. }) => {
+                self.check_owner()?;
+                Phase::List
+            }
             Phase::Ask => {
                 let Plan { generation, .. } = self.plan()?;
                 if matches!(self.mode, Mode::DryRun(_)) {
@@ -125,8 +129,8 @@ impl Opening {
             Phase::Claim => Phase::AskAgain,
             Phase::AskAgain => {
                 let other = self.statuses.iter().find(|(_, status)| !status.own);
-                if let Some((server, _)) = other {
-                    return Err(OpeningError::TakenOver { server: *server });
+                if let Some((server, status)) = other {
+                    return Err(taken_over(*server, status));
                 }
                 self.plan()?;
                 Phase::Claimed
@@ -163,6 +167,19 @@ impl Opening {
         self.enter(next)
     }
 
+    /// The volume is still this owner's. A later owner that is away at the moment keeps nobody from
+    /// reading the lists, and what they tell is not this owner's any more (T8).
+    fn check_owner(&mut self) -> Result<(), OpeningError> {
+        let later = |(_, status): &&(usize, VolumeStatus)| status.generation > self.generation;
+        if let Some((server, status)) = self.statuses.iter().find(later) {
+            return Err(taken_over(*server, status));
+        }
+        // They tell of all streams, those that run among them, and one that is recovered must not
+        // be judged by them.
+        self.statuses.clear();
+        Ok(())
+    }
+
     /// Whether the logs can be given up that don't fit together, or can't be read (T26).
     fn may_give_up(&self, error: &OpeningError) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
@@ -186,7 +203,12 @@ impl Opening {
     /// Whether what a target's log knows is given up with the claim.
     fn gives_up(&self, server: usize) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
-        let gone = |status: &VolumeStatus| !status.known || status.unlogged || status.damaged;
+        let behind = |status: &VolumeStatus| {
+            self.intent().is_some_and(|intent| is_behind(status, intent.label_generation))
+        };
+        let gone = |status: &VolumeStatus| {
+            !status.known || status.unlogged || status.damaged || behind(status)
+        };
         accepts
             && self.config.servers[server].logged
             && (self.disbelieved || self.status(server).is_some_and(gone))
@@ -330,6 +352,13 @@ impl Opening {
         job: Job,
         answer: Result<&[u8], Status>,
     ) -> Result<(), OpeningError> {
+        if let Err(status) = answer
+            && !matches!(job, Job::Ask | Job::Claim)
+            && !matches!(self.mode, Mode::DryRun(_))
+            && is_of_another_owner(status)
+        {
+            return Err(OpeningError::TakenOver { server, by: None });
+        }
         let refused =
             |doing, stream| move |status| OpeningError::Refused { server, doing, stream, status };
         match job {
@@ -437,10 +466,22 @@ impl Opening {
     /// there, and undo must never reach them (T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
         let mut lists = self.lists.of(stream, servers);
-        // In a dry run nothing has been begun anew.
-        let unread = servers.len() < self.keepers().len();
-        if matches!(self.mode, Mode::DryRun(_)) && (self.disbelieved || unread) {
-            lists.iter_mut().for_each(|list| list.in_doubt = true);
+        // A dry run gives nothing up, and tells what it would mean.
+        if matches!(self.mode, Mode::DryRun(_)) {
+            for server in self.keepers().into_iter().filter(|server| self.gives_up(*server)) {
+                let server = server as u16;
+                match lists.iter_mut().find(|list| list.server == server) {
+                    Some(list) => list.in_doubt = true,
+                    None => lists.push(StreamList {
+                        server,
+                        released: Seq::ZERO,
+                        tag: (Seq::ZERO, 0),
+                        settled: false,
+                        in_doubt: true,
+                        entries: Vec::new(),
+                    }),
+                }
+            }
         }
         let in_doubt = lists.iter().any(|list| list.in_doubt);
         for list in &mut lists {
@@ -544,4 +585,16 @@ impl Opening {
         });
         members.collect()
     }
+}
+
+/// The volume is another's; `status` says whose.
+fn taken_over(server: usize, status: &VolumeStatus) -> OpeningError {
+    let by = (status.owned && !status.own).then(|| status.owner.clone());
+    OpeningError::TakenOver { server, by }
+}
+
+/// Refusals of a volume's owner that mean that it is the owner no more (T8, T21).
+fn is_of_another_owner(status: Status) -> bool {
+    use wire::status::{GUARDED, NOT_OWNER, STALE_GENERATION};
+    [NOT_OWNER, STALE_GENERATION, GUARDED].iter().any(|one| one.is(status))
 }
