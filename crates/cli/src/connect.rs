@@ -66,7 +66,9 @@ pub fn attach_failure(error: &AttachError) -> Failure {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }
         // These say what to do themselves.
-        AttachError::Connect(_) | AttachError::WhichSubsystem { .. } => failure,
+        AttachError::Connect(_) | AttachError::WhichSubsystem { .. } | AttachError::Several(_) => {
+            failure
+        }
     }
 }
 

@@ -14,9 +14,10 @@ use crate::addr::MemberAddr;
 use crate::association::Association;
 use crate::drive_io::{Drives, label_io, read_label};
 use crate::errand::Errand;
-use crate::error::{CallError, OpenError};
+use crate::error::{AttachError, CallError, OpenError};
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, VolumeInfo};
+use crate::vigil::Vigil;
 
 /// Blocks of one request at most, whatever the target would take: beyond 128 KiB nothing is
 /// gained, and a smaller unit shares the connection better.
@@ -25,6 +26,8 @@ const REQUEST_BLOCKS_MAX: u32 = 32;
 /// The targets of a member list, each attached once, and where each member is.
 pub(crate) struct Targets {
     pub(crate) associations: Vec<Association>,
+    /// Keeps them alive.
+    pub(crate) vigil: Vigil,
     /// For each member: its target and namespace.
     pub(crate) places: Vec<(usize, Option<Namespace>)>,
 }
@@ -34,23 +37,26 @@ impl Targets {
         members: &[MemberAddr],
         connect: &ConnectOptions,
     ) -> Result<Self, crate::AttachError> {
-        let mut associations: Vec<Association> = Vec::new();
         let mut firsts: Vec<&MemberAddr> = Vec::new();
-        let mut places = Vec::new();
-        for member in members {
-            let at = match firsts.iter().position(|first| first.same_target(member)) {
-                Some(at) => at,
-                None => {
-                    associations.push(Association::attach(member, connect)?);
-                    firsts.push(member);
-                    associations.len() - 1
-                }
-            };
+        let targets = members.iter().map(|member| {
+            firsts.iter().position(|first| first.same_target(member)).unwrap_or_else(|| {
+                firsts.push(member);
+                firsts.len() - 1
+            })
+        });
+        let targets: Vec<usize> = targets.collect();
+        let vigil = Vigil::begin();
+        let associations = at_once(&firsts, |member| {
+            let association = Association::attach(member, connect)?;
+            vigil.add(association.shared_admin());
+            Ok(association)
+        })?;
+        let places = targets.into_iter().zip(members).map(|(at, member)| {
             let namespaces = &associations[at].controller.namespaces;
-            let namespace = namespaces.iter().find(|n| n.nsid == member.nsid).cloned();
-            places.push((at, namespace));
-        }
-        Ok(Self { associations, places })
+            (at, namespaces.iter().find(|n| n.nsid == member.nsid).cloned())
+        });
+        let places = places.collect();
+        Ok(Self { associations, vigil, places })
     }
 
     /// The namespace ids that a target has, for error messages.
@@ -62,7 +68,41 @@ impl Targets {
         &self,
         connect: &ConnectOptions,
     ) -> Result<Vec<Drives>, crate::AttachError> {
-        self.associations.iter().map(|a| Drives::open(a, connect)).collect()
+        at_once(&self.associations, |association| Drives::open(association, connect))
+    }
+}
+
+/// Does something with every target at once, so that a slow one keeps no other waiting. All are
+/// waited for, and every failure is told.
+pub(crate) fn at_once<I: Sync, T: Send>(
+    targets: &[I],
+    work: impl Fn(&I) -> Result<T, AttachError> + Sync,
+) -> Result<Vec<T>, AttachError> {
+    let work = &work;
+    let results: Vec<Result<T, AttachError>> = std::thread::scope(|scope| {
+        let begin = |target| {
+            let thread = std::thread::Builder::new().name("riopipe-attach".into());
+            // Without a thread for it, it has to wait for its turn.
+            thread.spawn_scoped(scope, move || work(target)).map_err(|_| target)
+        };
+        let threads: Vec<_> = targets.iter().map(begin).collect();
+        let end = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, _>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(target) => work(target),
+        };
+        threads.into_iter().map(end).collect()
+    });
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(one) => done.push(one),
+            Err(error) => failed.push(error),
+        }
+    }
+    match failed.len() {
+        0 => Ok(done),
+        1 => Err(failed.remove(0)),
+        _ => Err(AttachError::Several(failed)),
     }
 }
 
@@ -101,8 +141,9 @@ impl Assembled {
                 return Err(OpenError::NoNamespace { member, have });
             };
             let association = &targets.associations[*target];
-            let label = read_label(drives[*target].queue(), namespace.nsid)
-                .map_err(|e| call(&association.name(), "reading the label", e))?;
+            let label = read_label(drives[*target].queue(), namespace.nsid).map_err(|e| {
+                call(&association.name(), "reading the label", association.blame(e))
+            })?;
             let extension = association.controller.extension;
             let region = extension.filter(|e| e.log_kind != LogKind::None).map(|e| e.region);
             found.push(Found { nguid: namespace.nguid, region, label });
@@ -128,7 +169,7 @@ impl Assembled {
     pub(crate) fn statuses(&mut self) -> Result<Vec<(usize, VolumeStatus)>, OpenError> {
         let volume = self.set.head.volume;
         let mut statuses = Vec::new();
-        for (at, association) in self.targets.associations.iter_mut().enumerate() {
+        for (at, association) in self.targets.associations.iter().enumerate() {
             if association.controller.extension.is_some() {
                 let status = association
                     .volume_status(volume)

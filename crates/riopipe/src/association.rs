@@ -2,6 +2,7 @@
 //! discovery. Nothing here is on the way of a write.
 
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use riopipe_net::{Received, RecvBuf, Socket, SocketOptions, connect, now_ns, wait_readable};
@@ -10,6 +11,7 @@ use riopipe_nvme::discovery::Entry;
 use riopipe_nvme::fabrics::DISCOVERY_NQN;
 use riopipe_session::initiator::attach::{self, Attach, Controller};
 use riopipe_session::initiator::discover::Discover;
+use riopipe_session::initiator::keep_alive::KeepAlive;
 use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair, SubmitError};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::wire::{STATUS_LEN, VolumeStatus, status_command};
@@ -18,10 +20,8 @@ use crate::addr::{MemberAddr, socket};
 use crate::error::{AttachError, CallError};
 use crate::identity::ConnectOptions;
 use crate::piece::{Buf, Piece};
+use crate::shared::lock;
 
-/// Keep Alive Timeout asked of targets, ms: after this long without a word, the target takes the
-/// owner for dead.
-pub(crate) const KATO_MS: u32 = 15_000;
 /// I/O queues asked for: one for labels, the rest for streams.
 const IO_QUEUES: u16 = 128;
 
@@ -86,6 +86,12 @@ pub(crate) enum CallData<'a> {
     Read(u32),
 }
 
+/// An answer: the name of its command, its completion, its data.
+pub(crate) type Answer = (u64, Cqe, Vec<u8>);
+
+/// The name of keep-alives among the commands of an admin queue: no attempt ever has this ticket.
+const KEEP_ALIVE: u64 = u64::MAX;
+
 /// A queue asked one command at a time.
 #[derive(Debug)]
 pub(crate) struct Caller {
@@ -99,11 +105,16 @@ pub(crate) struct Caller {
     out: Vec<(u64, u64, Vec<u8>)>,
     /// What is being written, until it is sent; dropped after the pieces of it.
     bufs: Vec<Buf>,
+    /// Of an admin queue: when its target is told that this host lives.
+    keep: Option<KeepAlive>,
+    /// Answers that came while it was told, for [`collect`](Self::collect).
+    came: Vec<Answer>,
 }
 
 impl Caller {
     fn new(lane: Lane, queue: QueuePair<Piece>, timeout: Duration) -> Self {
-        Self { lane, queue, timeout, asked: 0, out: Vec::new(), bufs: Vec::new() }
+        let (out, bufs, came) = (Vec::new(), Vec::new(), Vec::new());
+        Self { lane, queue, timeout, asked: 0, out, bufs, keep: None, came }
     }
 
     /// Opens an I/O queue.
@@ -134,9 +145,15 @@ impl Caller {
         data: CallData<'_>,
     ) -> Result<(Cqe, Vec<u8>), CallError> {
         let (number, mut page) = self.submit(sqe, data)?;
-        let Self { lane, queue, timeout, out: others, .. } = self;
-        let cqe = lane.run(*timeout, |_, bytes, out| {
+        let Self { lane, queue, timeout, out: others, keep, asked, .. } = self;
+        let answered = lane.run(*timeout, |now, bytes, out| {
             let mut done = None;
+            if let Some(keep) = keep.as_mut().filter(|keep| keep.is_due(now)) {
+                keep.tell(now);
+                *asked += 1;
+                // A queue without room has told the target enough.
+                let _ = queue.submit(Sqe::keep_alive(), *asked, Data::None, out);
+            }
             let used = queue.receive(bytes, out, |event| match event {
                 Event::Data { user, offset, bytes } if user == number => {
                     let at = offset as usize;
@@ -150,8 +167,62 @@ impl Caller {
                 Event::Data { .. } | Event::Ready { .. } => {}
             })?;
             Ok((used, done))
-        })?;
-        Ok((cqe, page))
+        });
+        match answered {
+            Ok(cqe) => Ok((cqe, page)),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// What an error means for the association, if this is its admin queue.
+    fn lost(&self, error: CallError) -> CallError {
+        match (&error, &self.keep) {
+            (CallError::Closed, Some(keep)) => CallError::Lost(keep.lost(now_ns())),
+            (CallError::Link(_), Some(keep)) => {
+                let loss = keep.lost(now_ns());
+                if loss.ran_out() { CallError::Lost(loss) } else { error }
+            }
+            _ => error,
+        }
+    }
+
+    /// Tells the target that this host lives, if that is due. Never waits.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub(crate) fn keep_alive(&mut self) -> Result<(), CallError> {
+        let now = now_ns();
+        let Some(keep) = self.keep.as_mut().filter(|keep| keep.is_due(now)) else { return Ok(()) };
+        keep.tell(now);
+        self.send(KEEP_ALIVE, Sqe::keep_alive(), CallData::None)?;
+        self.push()
+    }
+
+    /// Tells the target that this host lives, and waits for its answer.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn tell(&mut self) -> Result<(), CallError> {
+        if let Some(keep) = &mut self.keep {
+            keep.tell(now_ns());
+        }
+        self.call(Sqe::keep_alive(), CallData::None).map(|_| ())
+    }
+
+    /// When the target is to be told next, ns; `None` if this is no admin queue.
+    pub(crate) fn keep_alive_next(&self) -> Option<u64> {
+        self.keep.as_ref().map(KeepAlive::next)
+    }
+
+    /// Takes in what has come, and keeps it for [`collect`](Self::collect). Never waits.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub(crate) fn look(&mut self) -> Result<(), CallError> {
+        let mut came = std::mem::take(&mut self.came);
+        let looked = self.collect(&mut came);
+        self.came = came;
+        looked
     }
 
     fn submit(&mut self, sqe: Sqe, data: CallData<'_>) -> Result<(u64, Vec<u8>), CallError> {
@@ -195,15 +266,17 @@ impl Caller {
 
     /// Sends what is queued as far as the kernel takes it. Never waits.
     pub(crate) fn push(&mut self) -> Result<(), CallError> {
-        self.lane.flush()
+        self.lane.flush().map_err(|error| self.lost(error))
     }
 
     /// Hands out the answers that are there: completions, whatever their status, with their data.
     /// Never waits.
-    pub(crate) fn collect(
-        &mut self,
-        answers: &mut Vec<(u64, Cqe, Vec<u8>)>,
-    ) -> Result<(), CallError> {
+    pub(crate) fn collect(&mut self, answers: &mut Vec<Answer>) -> Result<(), CallError> {
+        self.receive(answers).map_err(|error| self.lost(error))
+    }
+
+    fn receive(&mut self, answers: &mut Vec<Answer>) -> Result<(), CallError> {
+        answers.append(&mut self.came);
         let Self { lane, queue, out, .. } = self;
         if lane.rx.fill(&lane.socket)? == Received::Closed {
             return Err(CallError::Closed);
@@ -220,7 +293,9 @@ impl Caller {
                 // One that is not there was given up by `ask`.
                 if let Some(at) = out.iter().position(|(number, ..)| *number == user) {
                     let (_, user, page) = out.swap_remove(at);
-                    answers.push((user, cqe, page));
+                    if user != KEEP_ALIVE {
+                        answers.push((user, cqe, page));
+                    }
                 }
             }
             Event::Ready { .. } => {}
@@ -258,7 +333,7 @@ pub(crate) struct Association {
     pub(crate) controller: Controller,
     /// What its queues have in common.
     pub(crate) config: QpConfig,
-    pub(crate) admin: Caller,
+    admin: Arc<Mutex<Caller>>,
 }
 
 impl Association {
@@ -274,7 +349,7 @@ impl Association {
         let socket = open_socket(member, options)?;
         let mut config =
             QpConfig::admin(options.host_nqn.clone(), options.host_id, nqn.clone(), crate::crc32c);
-        config.kato_ms = KATO_MS;
+        config.kato_ms = options.keep_alive_ms();
         config.header_digest = options.header_digest;
         config.data_digest =
             options.data_digest.unwrap_or_else(|| !socket.peer().ip().is_loopback());
@@ -296,18 +371,35 @@ impl Association {
         let (queue, controller) = attach
             .finish()
             .ok_or_else(|| fault(CallError::Nonsense("the bring-up did not end")))?;
-        let admin = Caller::new(lane, queue, options.timeout);
+        let mut admin = Caller::new(lane, queue, options.timeout);
+        admin.keep = Some(KeepAlive::new(config.kato_ms, now_ns()));
         let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
-        Ok(Self { addr, controller, config, admin })
+        Ok(Self { addr, controller, config, admin: Arc::new(Mutex::new(admin)) })
+    }
+
+    /// Its admin queue.
+    pub(crate) fn admin(&self) -> MutexGuard<'_, Caller> {
+        lock(&self.admin)
+    }
+
+    /// Its admin queue, for whoever uses it beside others.
+    pub(crate) fn shared_admin(&self) -> Arc<Mutex<Caller>> {
+        Arc::clone(&self.admin)
+    }
+
+    /// Why the target has dropped the association, if it has: then that is why an I/O queue of it
+    /// fails, too, whatever `error` the queue itself has met.
+    pub(crate) fn blame(&self, error: CallError) -> CallError {
+        blame(&self.admin, error)
     }
 
     /// What the target knows of a volume.
     pub(crate) fn volume_status(
-        &mut self,
+        &self,
         volume: riopipe_order::attribute::VolumeId,
     ) -> Result<VolumeStatus, CallError> {
         let (_, page) =
-            self.admin.call(status_command(volume), CallData::Read(STATUS_LEN as u32))?;
+            self.admin().call(status_command(volume), CallData::Read(STATUS_LEN as u32))?;
         VolumeStatus::decode(&page).ok_or(CallError::Nonsense("a volume status that can't be read"))
     }
 
@@ -323,6 +415,14 @@ impl Association {
     /// The target's address for error messages.
     pub(crate) fn name(&self) -> String {
         self.addr.socket()
+    }
+}
+
+/// [`Association::blame`] of an association with this admin queue.
+pub(crate) fn blame(admin: &Mutex<Caller>, error: CallError) -> CallError {
+    match lock(admin).look() {
+        Err(lost @ CallError::Lost(_)) => lost,
+        _ => error,
     }
 }
 

@@ -230,7 +230,7 @@ impl Creation {
             };
             let association = &mut self.targets.associations[at];
             let asked =
-                association.admin.ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
+                association.admin().ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
             let target = association.name();
             let error = match asked {
                 Ok((cqe, _)) if cqe.status().is_ok() => continue,
@@ -306,7 +306,7 @@ impl Creation {
         for association in &mut self.targets.associations {
             if association.controller.extension.is_some() {
                 association
-                    .admin
+                    .admin()
                     .call(wire::release_command(self.label.volume, false), CallData::None)
                     .map_err(|e| call(association, "giving the volume back", e))?;
             }
@@ -318,7 +318,8 @@ impl Creation {
     fn forget(&mut self, volume: VolumeId) {
         for association in &mut self.targets.associations {
             if association.controller.extension.is_some() {
-                let _ = association.admin.ask(wire::release_command(volume, true), CallData::None);
+                let _ =
+                    association.admin().ask(wire::release_command(volume, true), CallData::None);
             }
         }
     }

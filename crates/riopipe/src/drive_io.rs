@@ -34,13 +34,15 @@ impl Drives {
             match Caller::open(socket, queue, options.timeout) {
                 Ok(caller) => return Ok(Self(caller)),
                 // The last use of the queue has not been seen to end.
-                Err(error) if is_passing(&error) && now_ns() < deadline => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Err(source) => {
-                    let (target, nqn) = (target.name(), target.addr.nqn.clone());
-                    return Err(AttachError::Target { target, nqn, source });
-                }
+                Err(error) => match target.blame(error) {
+                    error if is_passing(&error) && now_ns() < deadline => {
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                    source => {
+                        let (target, nqn) = (target.name(), target.addr.nqn.clone());
+                        return Err(AttachError::Target { target, nqn, source });
+                    }
+                },
             }
         }
     }

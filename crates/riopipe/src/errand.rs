@@ -1,20 +1,21 @@
 //! An [`Opening`] on real connections: all targets at once, many commands at a time, one thread.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use riopipe_net::{Interest, Poller, now_ns};
-use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_session::initiator::opening::{Call, Opening, OpeningError, Phase, Progress, Ticket};
 
-use crate::association::{CallData, Caller, KATO_MS};
+use crate::association::{Answer, CallData, Caller, blame};
 use crate::error::CallError;
 use crate::recovery::Steps;
+use crate::shared::lock;
 use crate::stream::nanos;
 
 /// A target's two queues.
 pub(crate) struct Lines<'a> {
     pub(crate) target: String,
-    pub(crate) admin: &'a mut Caller,
+    pub(crate) admin: Arc<Mutex<Caller>>,
     pub(crate) drives: &'a mut Caller,
 }
 
@@ -30,8 +31,6 @@ pub(crate) enum ErrandError {
 /// How long a command that was put off rests before it is sent again, at first and at most.
 const REST_NS: u64 = 500_000;
 const REST_NS_MAX: u64 = 20_000_000;
-/// The name of keep-alives among the commands of an admin queue: no attempt ever has this ticket.
-const KEEP_ALIVE: u64 = u64::MAX;
 
 /// One errand on its way.
 pub(crate) struct Errand<'a> {
@@ -52,8 +51,6 @@ struct State {
     rests_until: u64,
     /// Since when it has put commands off without doing any, ns.
     put_off_since: Option<u64>,
-    /// When a keep-alive was last sent, ns.
-    kept_alive: u64,
     /// Whether the poller watches for room to send, on the admin queue and the other.
     wants_write: [bool; 2],
 }
@@ -71,13 +68,13 @@ impl<'a> Errand<'a> {
         };
         let poller = Poller::new().map_err(broken)?;
         for (at, line) in lines.iter().enumerate() {
-            for (which, caller) in [&*line.admin, &*line.drives].into_iter().enumerate() {
+            let admin = lock(&line.admin);
+            for (which, caller) in [&*admin, &*line.drives].into_iter().enumerate() {
                 let (socket, _) = caller.waits_for();
                 poller.add(socket, token(at, which), Interest::Read).map_err(broken)?;
             }
         }
-        let state = State { kept_alive: now_ns(), ..State::default() };
-        let states = vec![state; lines.len()];
+        let states = vec![State::default(); lines.len()];
         let (phase_began, steps) = (Instant::now(), Steps::default());
         Ok(Self { opening, lines, poller, timeout, states, phase_began, steps })
     }
@@ -119,16 +116,6 @@ impl<'a> Errand<'a> {
         (&line.target, line.drives)
     }
 
-    /// Between two steps of something long in a pause: the targets hear that the owner lives.
-    pub(crate) fn keep_alive(&mut self) {
-        let mut answers = Vec::new();
-        for at in 0..self.lines.len() {
-            // What is wrong with a connection shows when it is used next.
-            let _ = self.send(at);
-            let _ = self.take(at, &mut answers);
-        }
-    }
-
     /// Books the time since the last phase under `phase`.
     fn ends(&mut self, phase: Phase) {
         self.steps.add(phase, self.phase_began.elapsed());
@@ -142,12 +129,8 @@ impl<'a> Errand<'a> {
             move |source| ErrandError::Call { target, doing, source }
         };
         let now = now_ns();
-        if now.saturating_sub(state.kept_alive) > u64::from(KATO_MS) * 1_000_000 / 3 {
-            state.kept_alive = now;
-            line.admin
-                .send(KEEP_ALIVE, Sqe::keep_alive(), CallData::None)
-                .map_err(fault("keeping the connection alive"))?;
-        }
+        let mut admin = lock(&line.admin);
+        admin.keep_alive().map_err(fault("keeping the connection alive"))?;
         while now >= state.rests_until {
             let idle = self.opening.out(at) == 0;
             let Some((ticket, call)) = self.opening.next(at) else { break };
@@ -163,14 +146,14 @@ impl<'a> Errand<'a> {
                         (true, 0) => CallData::None,
                         (true, len) => CallData::Read(len as u32),
                     };
-                    line.admin.send(ticket, sqe, data).map_err(fault(doing))?;
+                    admin.send(ticket, sqe, data).map_err(fault(doing))?;
                 }
                 Call::Io { sqe } => {
                     line.drives.send(ticket, sqe, CallData::None).map_err(fault(doing))?;
                 }
             }
         }
-        for (which, caller) in [&mut *line.admin, &mut *line.drives].into_iter().enumerate() {
+        for (which, caller) in [&mut *admin, &mut *line.drives].into_iter().enumerate() {
             // What answers came meanwhile stays for `take`.
             caller.push().map_err(fault(doing(self.opening.phase())))?;
             let (socket, wants_write) = caller.waits_for();
@@ -195,11 +178,7 @@ impl<'a> Errand<'a> {
         }
     }
 
-    fn take(
-        &mut self,
-        at: usize,
-        answers: &mut Vec<(u64, Cqe, Vec<u8>)>,
-    ) -> Result<(), ErrandError> {
+    fn take(&mut self, at: usize, answers: &mut Vec<Answer>) -> Result<(), ErrandError> {
         let (line, state) = (&mut self.lines[at], &mut self.states[at]);
         let before = self.opening.phase();
         let fault = |target: &str, source| ErrandError::Call {
@@ -207,11 +186,11 @@ impl<'a> Errand<'a> {
             doing: doing(before),
             source,
         };
-        for caller in [&mut *line.admin, &mut *line.drives] {
-            caller.collect(answers).map_err(|source| fault(&line.target, source))?;
-        }
+        // When the association is lost, so is its other queue, and it knows why.
+        let collected = lock(&line.admin).collect(answers);
+        let collected = collected.and_then(|()| line.drives.collect(answers));
+        collected.map_err(|source| fault(&line.target, blame(&line.admin, source)))?;
         let now = now_ns();
-        answers.retain(|(user, ..)| *user != KEEP_ALIVE);
         if !answers.is_empty() {
             state.progress = now;
         }

@@ -10,6 +10,7 @@ use riopipe_order::engine::{Bound, Cause, EngineKind};
 use riopipe_order::handover::Breach;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
+use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::label::AssembleError;
@@ -44,6 +45,9 @@ pub enum CallError {
     /// The target closed the connection.
     #[error("the target closed the connection")]
     Closed,
+    /// The target dropped the association.
+    #[error("{0}")]
+    Lost(Loss),
     /// No answer in time.
     #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
     TimedOut(Duration),
@@ -86,6 +90,13 @@ pub enum AttachError {
         /// The NQNs it lists.
         found: Vec<String>,
     },
+    /// Several targets of a volume.
+    #[error("{} of the volume's targets can't be used: {}", .0.len(), each(.0))]
+    Several(Vec<AttachError>),
+}
+
+fn each(errors: &[AttachError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn in_brackets(nqn: &Option<String>) -> String {
@@ -303,6 +314,18 @@ pub enum RecoverError {
         /// The target.
         target: String,
         /// What keeps it away.
+        why: String,
+    },
+    /// A target of the open volume is lost to it for good.
+    #[error(
+        "target {target} is lost to this volume ({why}), and nothing more is written for its owner: \
+         drop the volume; if it is to be yours, open it again (--take-over fences an owner that is \
+         there)"
+    )]
+    Lost {
+        /// The target.
+        target: String,
+        /// Why.
         why: String,
     },
     /// A target refused or failed.

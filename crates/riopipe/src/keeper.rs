@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use riopipe_net::{Interest, Poller, Socket, Waker, now_ns};
-use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
 use riopipe_session::initiator::known::{Changed, KnownTarget};
@@ -14,7 +14,7 @@ use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::wire::{self, Claim};
 
 use crate::addr::MemberAddr;
-use crate::association::{Association, CallData, KATO_MS, open_socket};
+use crate::association::{Association, CallData, open_socket};
 use crate::drive_io::{Drives, read_label};
 use crate::error::CallError;
 use crate::housekeeper::Housekeeper;
@@ -24,8 +24,6 @@ use crate::piece::Piece;
 use crate::shared::lock;
 use crate::stream::nanos;
 
-/// How often the target is told that the owner lives, ns.
-const EVERY_NS: u64 = KATO_MS as u64 * 1_000_000 / 3;
 /// How long to wait before trying again, at first and at most, ns.
 const BACK_OFF_NS: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
@@ -141,7 +139,7 @@ impl Keeper {
     fn run(mut self) {
         self.watch();
         let mut events = Vec::new();
-        let mut next = now_ns().saturating_add(EVERY_NS);
+        let mut next = self.next();
         loop {
             let due = self.waiting.iter().map(|(at, _)| *at).min().map_or(next, |at| at.min(next));
             let sleep = Duration::from_nanos(due.saturating_sub(now_ns()));
@@ -159,13 +157,12 @@ impl Keeper {
             if !heard && !served && now < next {
                 continue;
             }
-            next = now.saturating_add(EVERY_NS);
             if let Err(error) = self.ping() {
                 if !self.come_back(&error) {
                     return;
                 }
-                next = now_ns().saturating_add(EVERY_NS);
             }
+            next = self.next();
             self.serve();
         }
     }
@@ -184,15 +181,21 @@ impl Keeper {
 
     fn watch(&self) {
         let association = lock(&self.server.association);
-        let (socket, _) = association.admin.waits_for();
+        let admin = association.admin();
+        let (socket, _) = admin.waits_for();
         if let Err(error) = self.poller.add(socket, ADMIN, Interest::Read) {
             tracing::error!(%error, "cannot watch the admin connection");
         }
     }
 
+    /// When the target is to be told next.
+    fn next(&self) -> u64 {
+        lock(&self.server.association).admin().keep_alive_next().unwrap_or(u64::MAX)
+    }
+
     /// Tells the target that the owner lives.
     fn ping(&self) -> Result<(), CallError> {
-        let told = lock(&self.server.association).admin.call(Sqe::keep_alive(), CallData::None);
+        let told = lock(&self.server.association).admin().tell();
         match told {
             Ok(_) => Ok(()),
             // A target that hangs may come to itself; without replay there is nothing to gain.
@@ -212,7 +215,7 @@ impl Keeper {
         let since = now_ns();
         let absence = Absence { since, why: error.to_string(), for_good: false };
         lock(&self.server.desk.state).absence = Some(absence.clone());
-        lock(&self.server.association).admin.hang_up();
+        lock(&self.server.association).admin().hang_up();
         if self.connect.loss_timeout.is_zero() {
             tracing::warn!(
                 %volume, %target, %error,
@@ -295,7 +298,7 @@ impl Keeper {
 
     fn attach_again(&self) -> Result<Association, Again> {
         let later = |error: &dyn std::error::Error| Again::Later(error.to_string());
-        let mut association =
+        let association =
             Association::attach(&self.server.addr, &self.connect).map_err(|e| later(&e))?;
         self.recognise(&association)?;
         if self.server.desk.is_stopped() {
@@ -303,7 +306,7 @@ impl Keeper {
         }
         if let Some(claim) = &self.server.claim {
             let data = claim.encode();
-            let claimed = association.admin.call(wire::claim_command(), CallData::Bytes(&data));
+            let claimed = association.admin().call(wire::claim_command(), CallData::Bytes(&data));
             if let Err(error) = claimed {
                 return Err(match &error {
                     CallError::Status(status) if is_final(*status) => {

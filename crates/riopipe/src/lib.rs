@@ -77,6 +77,7 @@ mod stat;
 mod stream;
 mod sync;
 pub mod undone;
+mod vigil;
 mod volume;
 mod watched;
 

@@ -21,7 +21,7 @@ use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Assembled, members_on};
-use crate::association::{Association, CallData, KATO_MS};
+use crate::association::{Association, CallData};
 use crate::drive_io::DRIVES_QUEUE;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{CallError, OpenError, RecoverError};
@@ -102,8 +102,9 @@ fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {
 fn lease_of(engine: EngineKind, connect: &ConnectOptions) -> u32 {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     // After that long at most, the keeper knows of a loss that the target has noticed.
-    let noticed = u64::from(KATO_MS / 3).saturating_add(millis(connect.timeout));
-    let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(KATO_MS);
+    let keep_alive = connect.keep_alive_ms();
+    let noticed = u64::from(keep_alive / 3).saturating_add(millis(connect.timeout));
+    let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(keep_alive);
     lease_ms(engine, millis(connect.loss_timeout), noticed)
 }
 
@@ -241,7 +242,7 @@ fn take(
     let Assembled { targets, drives, set } = assembled;
     let lines = targets.associations.iter_mut().zip(drives).map(|(association, drives)| Lines {
         target: association.name(),
-        admin: &mut association.admin,
+        admin: association.shared_admin(),
         drives: drives.queue(),
     });
     let mut errand = Errand::new(opening, lines.collect(), way.connect.timeout).map_err(fault)?;
@@ -392,6 +393,8 @@ fn inner(
         };
         keeper.start();
     }
+    // From here on the keepers tell the targets.
+    drop(targets.vigil);
     Arc::new(Inner {
         name: info.name.clone(),
         id: info.id,
@@ -421,7 +424,7 @@ fn release(assembled: &mut Assembled) {
     for association in &mut assembled.targets.associations {
         if association.controller.extension.is_some() {
             let release: Sqe = wire::release_command(volume, false);
-            let _ = association.admin.ask(release, CallData::None);
+            let _ = association.admin().ask(release, CallData::None);
         }
     }
 }

@@ -9,18 +9,27 @@ use riopipe_order::topology::{Extent, Topology};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase};
 
 use crate::BLOCK_BYTES;
+use crate::assemble::at_once;
 use crate::association::{Association, CallData};
 use crate::drive_io::Drives;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{AcknowledgeError, RecoverError};
+use crate::keeper::Absence;
 use crate::recovery::{BlockRange, Steps, StreamRecovery, streams_of, volume_ranges};
 use crate::shared::{Inner, lock};
 use crate::undone::{SaveError, SavedExtent, Saving};
+use crate::vigil::Vigil;
 
 /// Blocks of one read while saving.
 const SAVE_BLOCKS: u32 = 32;
 
 impl RecoverError {
+    /// A target is away, or will not come back.
+    pub(crate) fn absent(target: &str, absence: Absence) -> Self {
+        let (target, why) = (target.into(), absence.why);
+        if absence.for_good { Self::Lost { target, why } } else { Self::Away { target, why } }
+    }
+
     pub(crate) fn of(volume: &str, error: ErrandError, name: impl Fn(usize) -> String) -> Self {
         match error {
             ErrandError::Call { target, doing, source } => Self::Call { target, doing, source },
@@ -63,17 +72,19 @@ impl Inner {
         let mut attempt = lock(&self.recovering);
         for server in &self.servers {
             if let Some(absence) = server.desk.absence() {
-                return Err(RecoverError::Away { target: server.name.clone(), why: absence.why });
+                return Err(RecoverError::absent(&server.name, absence));
             }
         }
-        let mut associations: Vec<MutexGuard<'_, Association>> =
+        let associations: Vec<MutexGuard<'_, Association>> =
             self.servers.iter().map(|server| lock(&server.association)).collect();
-        let drives: Result<Vec<Drives>, _> =
-            associations.iter().map(|a| Drives::open(a, &self.connect)).collect();
-        let mut drives = drives?;
-        let lines = associations.iter_mut().zip(&mut drives).map(|(association, drives)| Lines {
+        // Their keepers wait until this is over.
+        let vigil = Vigil::begin();
+        let targets: Vec<&Association> = associations.iter().map(|guard| &**guard).collect();
+        targets.iter().for_each(|target| vigil.add(target.shared_admin()));
+        let mut drives = at_once(&targets, |target| Drives::open(target, &self.connect))?;
+        let lines = associations.iter().zip(&mut drives).map(|(association, drives)| Lines {
             target: association.name(),
-            admin: &mut association.admin,
+            admin: association.shared_admin(),
             drives: drives.queue(),
         });
         let fault = |error| RecoverError::of(&self.name, error, |at| self.server_name(at));
@@ -149,6 +160,5 @@ fn read_blocks(
             .map_err(|source| SaveError::Read { target: target.into(), source })?;
         part.copy_from_slice(&page);
     }
-    errand.keep_alive();
     Ok(bytes)
 }

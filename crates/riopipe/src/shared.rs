@@ -57,8 +57,8 @@ impl Drop for Inner {
             // The target learns at once that the owner is gone, and for good: it needs no lease
             // (T25). If the keeper is busy with the association, it will drop it when it has
             // noticed.
-            if let Ok(mut association) = server.association.try_lock() {
-                let admin = &mut association.admin;
+            if let Ok(association) = server.association.try_lock() {
+                let mut admin = association.admin();
                 let release = wire::release_command(self.id, false);
                 if server.claim.is_some() && admin.send(0, release, CallData::None).is_ok() {
                     let _ = admin.push();

@@ -28,8 +28,7 @@ pub(crate) fn lanes(
         for server in &volume.servers {
             // Waiting for it would only hide why (T8, T27).
             if let Some(absence) = server.desk.absence().filter(|absence| absence.for_good) {
-                let target = server.name.clone();
-                return Err(RecoverError::Away { target, why: absence.why }.into());
+                return Err(RecoverError::absent(&server.name, absence).into());
             }
         }
         match once(volume, stream, qids, options, side, deadline) {

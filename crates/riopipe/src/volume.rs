@@ -65,9 +65,9 @@ pub struct OpenOptions {
     /// stays its own for its [`loss_timeout`](ConnectOptions::loss_timeout) and a little longer,
     /// 45 s unless told otherwise; then it is free. Zero: an owned volume is refused at once.
     pub wait_for_lease: Duration,
-    /// Give up an ordering log that is not there any more, is damaged, or does not fit the others,
-    /// and with it the knowledge of what was under way last (T19). Nothing is undone then, on any
-    /// target, and what is in doubt is listed (T26).
+    /// Give up an ordering log that is not there any more, is damaged, is older than the labels
+    /// (T24), or does not fit the others, and with it the knowledge of what was under way last
+    /// (T19). Nothing is undone then, on any target, and what is in doubt is listed (T26).
     pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
     pub check_handover: bool,
@@ -90,7 +90,7 @@ pub struct RecoverOptions {
     pub take_over: bool,
     /// How long to wait for a volume that is owned, as [`OpenOptions::wait_for_lease`].
     pub wait_for_lease: Duration,
-    /// Give up an ordering log that is lost or damaged (T19, T26).
+    /// Give up an ordering log that is lost, damaged or older than the labels (T19, T24, T26).
     pub accept_lost_log: bool,
     /// How to connect.
     pub connect: ConnectOptions,
@@ -392,7 +392,7 @@ impl Volume {
         for server in self.inner.servers.iter().filter(|s| s.claim.is_some()) {
             let release = wire::release_command(self.inner.id, false);
             lock(&server.association)
-                .admin
+                .admin()
                 .call(release, CallData::None)
                 .map_err(|source| CloseError::Call { target: server.name.clone(), source })?;
         }

@@ -11,7 +11,7 @@ use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
 
 /// What stands between an initiator and a target, and can keep back what the target answers on
 /// the connections that are there.
-struct Late {
+pub(crate) struct Late {
     addr: SocketAddr,
     held: Arc<(Mutex<Held>, Condvar)>,
 }
@@ -19,8 +19,11 @@ struct Late {
 #[derive(Default)]
 struct Held {
     connections: usize,
-    /// Connections below this number are held.
+    /// Connections from this number on, and below that one, are held.
+    from: usize,
     below: usize,
+    /// Keep Alive commands that the initiator has sent.
+    keep_alives: usize,
     /// Bytes that the initiator has sent there.
     asked: usize,
     /// Bytes that wait there, and bytes that may go.
@@ -30,8 +33,14 @@ struct Held {
     over: bool,
 }
 
+impl Held {
+    fn holds(&self, number: usize) -> bool {
+        (self.from..self.below).contains(&number)
+    }
+}
+
 impl Late {
-    fn to(to: SocketAddr) -> Self {
+    pub(crate) fn to(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let held = Arc::new((Mutex::new(Held::default()), Condvar::new()));
@@ -52,7 +61,11 @@ impl Late {
         Self { addr, held }
     }
 
-    fn member(&self) -> MemberAddr {
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(crate) fn member(&self) -> MemberAddr {
         self.addr.to_string().parse().unwrap()
     }
 
@@ -66,12 +79,27 @@ impl Late {
         self.change(|held| held.below = held.connections);
     }
 
+    /// Nothing passes that the target says on its connection number `number`, also if that is still
+    /// to come.
+    pub(crate) fn hold_only(&self, number: usize) {
+        self.change(|held| (held.from, held.below) = (number, number + 1));
+    }
+
+    /// Whether the target has said something that is held.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.read(|held| held.waiting > 0)
+    }
+
+    pub(crate) fn keep_alives(&self) -> usize {
+        self.read(|held| held.keep_alives)
+    }
+
     /// What waits now passes, and nothing that comes after.
     fn let_through(&self) {
         self.change(|held| held.free = held.waiting);
     }
 
-    fn open(&self) {
+    pub(crate) fn open(&self) {
         self.change(|held| held.below = 0);
     }
 
@@ -101,7 +129,9 @@ fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>,
                     wait_for_leave(number, count, &held);
                 } else {
                     let mut state = held.0.lock().unwrap();
-                    state.asked += if number < state.below { count } else { 0 };
+                    state.asked += if state.holds(number) { count } else { 0 };
+                    // A command capsule of its own, and the opcode in it.
+                    state.keep_alives += usize::from((bytes[0], bytes[8]) == (0x04, 0x18));
                 }
                 if to.write_all(&bytes[..count]).is_err() {
                     break;
@@ -118,7 +148,7 @@ fn wait_for_leave(number: usize, count: usize, held: &(Mutex<Held>, Condvar)) {
     let (state, changed) = held;
     let mut state = state.lock().unwrap();
     state.waiting += count;
-    while number < state.below && state.free < count {
+    while state.holds(number) && state.free < count {
         state = changed.wait(state).unwrap();
     }
     state.waiting -= count;

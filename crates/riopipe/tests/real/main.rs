@@ -11,4 +11,5 @@ mod reconnect;
 mod recovery;
 mod reopen;
 mod site;
+mod slow;
 mod volume;

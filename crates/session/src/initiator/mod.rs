@@ -3,6 +3,7 @@
 pub mod attach;
 mod bring_up;
 pub mod discover;
+pub mod keep_alive;
 pub mod known;
 pub mod opening;
 pub mod queue_pair;

@@ -1,0 +1,130 @@
+//! When a target is told that its host lives, and what it means when it drops the connection all
+//! the same (Base §3.9).
+
+use core::fmt;
+
+/// The Keep Alive commands of one association. Times are nanoseconds of one monotonic clock.
+///
+/// A command goes out each third of the time after which the target gives up: two may come late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    timeout_ns: u64,
+    /// Since when the association is there.
+    since: u64,
+    /// When the target was told last.
+    told: u64,
+    /// The longest time between two such moments so far.
+    silence: u64,
+}
+
+/// An association that a target has dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// How long it was there, ns.
+    pub after: u64,
+    /// The longest time for which the target was told nothing, ns.
+    pub silence: u64,
+    /// How long the target waits to be told, ns.
+    pub timeout: u64,
+}
+
+impl KeepAlive {
+    /// An association that is there from `now` on, whose target gives up after `timeout_ms`
+    /// milliseconds (KATO).
+    #[must_use]
+    pub fn new(timeout_ms: u32, now: u64) -> Self {
+        let timeout_ns = u64::from(timeout_ms) * 1_000_000;
+        Self { timeout_ns, since: now, told: now, silence: 0 }
+    }
+
+    /// When the target is to be told next.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.told.saturating_add(self.timeout_ns / 3)
+    }
+
+    /// Whether that is now.
+    #[must_use]
+    pub fn is_due(&self, now: u64) -> bool {
+        now >= self.next()
+    }
+
+    /// The target is told at `now`.
+    pub fn tell(&mut self, now: u64) {
+        self.silence = self.silence_until(now);
+        self.told = now;
+    }
+
+    /// The target has dropped the association, which was noticed at `now`.
+    #[must_use]
+    pub fn lost(&self, now: u64) -> Loss {
+        Loss {
+            after: now.saturating_sub(self.since),
+            silence: self.silence_until(now),
+            timeout: self.timeout_ns,
+        }
+    }
+
+    fn silence_until(&self, now: u64) -> u64 {
+        self.silence.max(now.saturating_sub(self.told))
+    }
+}
+
+impl Loss {
+    /// Whether the target has waited in vain to be told that its host lives.
+    #[must_use]
+    pub fn ran_out(&self) -> bool {
+        self.silence >= self.timeout
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = |ns: u64| ns / 1_000_000_000;
+        write!(f, "the target dropped the connection after {} s", s(self.after))?;
+        if self.ran_out() {
+            write!(
+                f,
+                ": its keep-alive ran out, since this program sent nothing for {} s and the target \
+                 waits for {} s; was the program or its machine stopped? Try again",
+                s(self.silence),
+                s(self.timeout)
+            )
+        } else {
+            f.write_str("; its own log may say why: see that it runs, and try again")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn the_target_is_told_three_times_as_often_as_it_needs() {
+        let mut keep = KeepAlive::new(15_000, 100 * S);
+        assert_eq!(keep.next(), 105 * S);
+        assert!(!keep.is_due(105 * S - 1) && keep.is_due(105 * S));
+        keep.tell(106 * S);
+        assert_eq!(keep.next(), 111 * S);
+        assert!(!keep.lost(120 * S).ran_out());
+        assert!(keep.lost(121 * S).ran_out());
+    }
+
+    #[test]
+    fn a_loss_says_whether_the_keep_alive_ran_out() {
+        let mut keep = KeepAlive::new(15_000, 0);
+        keep.tell(5 * S);
+        let text = keep.lost(7 * S).to_string();
+        assert!(text.contains("after 7 s") && !text.contains("keep-alive"), "{text}");
+        // A program that was stopped goes on with telling, and learns of the loss only then.
+        keep.tell(22 * S);
+        let text = keep.lost(23 * S).to_string();
+        for words in ["after 23 s", "keep-alive ran out", "nothing for 17 s", "waits for 15 s"] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+}
