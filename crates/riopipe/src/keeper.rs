@@ -157,10 +157,10 @@ impl Keeper {
             if !heard && !served && now < next {
                 continue;
             }
-            if let Err(error) = self.ping() {
-                if !self.come_back(&error) {
-                    return;
-                }
+            if let Err(error) = self.ping()
+                && !self.come_back(&error)
+            {
+                return;
             }
             next = self.next();
             self.serve();
