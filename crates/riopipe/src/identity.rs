@@ -21,7 +21,7 @@ pub struct ConnectOptions {
     /// How long a target of an open volume may be away. Until then its streams wait for it, and
     /// when it comes back it gets again what it has lost (P7); then they fail (P6). Zero: a lost
     /// connection is a failure at once, and is not tried again. Targets keep a volume for its owner
-    /// for a day at most, and refuse one who asks for more (T28).
+    /// for a day at most (T28): who waits longer may find that another has it.
     pub loss_timeout: Duration,
     /// How long to look for an answer before going to sleep (hybrid waiting); zero: sleep at once.
     pub spin: Duration,

@@ -7,6 +7,7 @@ use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant, Rare};
 
+use crate::target::limits::LEASE_MS_MAX;
 use crate::wire::{self, VolumeStatus};
 
 /// How a volume is to be taken.
@@ -33,12 +34,16 @@ pub struct Intent {
 /// every so often, at least each `keep_alive_ms`, that it lives. So long after the target has
 /// noticed the loss, the owner has noticed it, too, and has given the target up. An owner that
 /// can't go on after a loss (`loss_ms` is 0, or its engine has no replay) needs none (T25).
+///
+/// No target grants more than [`LEASE_MS_MAX`]: who waits longer may find that another has the
+/// volume (T28).
 #[must_use]
 pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     if engine != EngineKind::Rio || loss_ms == 0 {
         return 0;
     }
-    u32::try_from(loss_ms.saturating_add(u64::from(keep_alive_ms))).unwrap_or(u32::MAX)
+    let lease_ms = loss_ms.saturating_add(u64::from(keep_alive_ms));
+    u32::try_from(lease_ms).map_or(LEASE_MS_MAX, |lease_ms| lease_ms.min(LEASE_MS_MAX))
 }
 
 /// What taking the volume means.
@@ -316,7 +321,8 @@ mod tests {
     #[test]
     fn t25_a_lease_covers_the_time_for_which_an_owner_waits() {
         assert_eq!(lease_ms(EngineKind::Rio, 30_000, 15_000), 45_000);
-        assert_eq!(lease_ms(EngineKind::Rio, u64::MAX, 15_000), u32::MAX);
+        assert_eq!(lease_ms(EngineKind::Rio, u64::MAX, 15_000), LEASE_MS_MAX);
+        assert_eq!(lease_ms(EngineKind::Rio, u32::MAX.into(), 0), LEASE_MS_MAX);
         assert_eq!(lease_ms(EngineKind::Rio, 0, 15_000), 0, "who does not wait needs no lease");
         assert_eq!(lease_ms(EngineKind::Sync, 30_000, 15_000), 0, "without replay");
         assert_eq!(lease_ms(EngineKind::None, 30_000, 15_000), 0);

@@ -76,8 +76,7 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         SETTLED => "an earlier recovery has settled the stream at another group",
         LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
         LEASE_TOO_LONG => {
-            "the lease that goes with the loss timeout is longer than the target grants: choose a \
-             loss timeout of less than a day"
+            "the claim asks for a longer lease than the target grants, which is a day"
         }
         _ => return None,
     })
