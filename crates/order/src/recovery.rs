@@ -21,28 +21,31 @@ use crate::probe::{self, Plant, Rare};
 /// - its persist word is set, or
 /// - a persisted flush entry on the same drive comes later in stream order: the gate issued that
 ///   FLUSH after all earlier entries there had completed, without a failure among them, or
-/// - its drive keeps what is completed (`volatile` is false) and a durable entry later in stream
-///   order overlaps it: that one was submitted only after this one had completed (T12).
+/// - a durable entry on the same drive comes later in stream order and overlaps it: that one was
+///   submitted only after this one had completed (T12).
+///
+/// The last rule holds whatever the drive is now. While a drive has a volatile cache, only flush
+/// entries get a persist word there, and they vouch for all earlier ones anyway. So another entry
+/// with a persist word shows that the drive kept what was completed *then*. An owner that came back
+/// in that time counts the overlapped entry as done and does not send it again: it stays durable
+/// when the drive comes back without its protection (T27).
 ///
 /// Vouching crosses neither drives nor generations (live entries of a partition are of one). It
 /// does cross the lives of a target within a generation: there the owner replays everything that
 /// is not durable, in order, before anything new (P7), so that a later flush covers it, too.
 #[must_use]
-pub fn validate(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> Vec<bool> {
+pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|&i| stream_order(&entries[i].attribute));
     let mut durable = vec![false; entries.len()];
     let mut flushed: Vec<Member> = Vec::new();
-    // What a later durable entry on a drive without volatile cache covers, by member: disjoint
-    // runs of blocks, first to end.
+    // What later durable entries cover, by member: disjoint runs of blocks, first to end.
     let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
     for &i in order.iter().rev() {
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
         let vouched = flushed.contains(&a.member)
             || probe::planted(Plant::T4VouchOtherDrive) && !flushed.is_empty();
-        let keeps = !volatile(a.member);
-        let overlapped =
-            keeps && overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapVouch);
+        let overlapped = overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapVouch);
         durable[i] = *persisted || vouched || overlapped;
         if !persisted && vouched {
             probe::hit(Rare::Vouched);
@@ -52,7 +55,7 @@ pub fn validate(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> V
         if *persisted && a.is_flush() && !flushed.contains(&a.member) {
             flushed.push(a.member);
         }
-        if durable[i] && keeps {
+        if durable[i] {
             cover(&mut covered, a);
         }
     }

@@ -61,7 +61,7 @@ fn durable(entries: &[(Attribute, bool)]) -> Vec<bool> {
         persisted,
     };
     let entries: Vec<LoggedEntry> = entries.iter().map(entry).collect();
-    validate(&entries, |member| member.0 == 0)
+    validate(&entries)
 }
 
 fn half(index: u16) -> Attribute {

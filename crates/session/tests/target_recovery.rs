@@ -308,7 +308,11 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
     let page = w.list(admin, 0).unwrap();
     let persisted: Vec<bool> = page.entries.iter().map(|e| e.persisted).collect();
     assert_eq!(persisted, [false, false, false, true]);
-    assert_eq!(durable(&page), [2, 4], "T12 vouches where completed is durable, and only there");
+    assert_eq!(
+        durable(&page),
+        [2, 4],
+        "without a cache each write is persisted, with one only a FLUSH is"
+    );
     // A queue sees the stream that it carries the same way.
     let mut w = w.restart(1);
     let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);

@@ -7,7 +7,9 @@ mod world;
 use peer::{HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Attribute, Flags, Seq, VolumeId};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, VolumeState};
+use riopipe_order::ordering_log::Scan;
 use riopipe_session::target::Volumes;
+use riopipe_session::wire::list::Page;
 use riopipe_session::wire::{self, Claim};
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
@@ -128,6 +130,38 @@ fn p7_an_adopted_entry_is_persisted_where_it_stands() {
     let other = nth(1, attribute(1, 9));
     assert_eq!(w.call(io, ordered(1, &other, 0), &block(9)).status, 0x707);
     assert_eq!(w.host.drives[0].block(9), vec![0; 4096]);
+}
+
+#[test]
+fn t27_what_the_owner_was_told_is_durable_stays_so_when_the_drive_loses_its_protection() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    for seq in 1..=2 {
+        w.command(io, ordered(seq as u16, &attribute(seq, 8), 0), &block(seq as u8));
+    }
+    // Both complete in one turn, the second over the first. The power goes before the fence of
+    // their persist words, and takes only that of the first.
+    let (at, _) = w.partition(0);
+    w.host.parts.fail_fences_after(at, 0);
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    let persisted = |scan: Scan| scan.entries.iter().map(|e| e.persisted).collect::<Vec<_>>();
+    let seed = (0..1000).find(|&seed| persisted(w.scan(0, seed)) == [false, true]);
+    let mut w = w.restart(seed.expect("a crash takes any of the words"));
+    // The owner finds both durable, by the overlap (T12), and sends neither again.
+    let (_, io) = come_back(&mut w, 1);
+    assert_eq!(w.bind_again(io, 0, 1, 0).status, 0);
+    let durable = |page: Page| page.entries.iter().map(|e| e.durable).collect::<Vec<_>>();
+    assert_eq!(durable(w.own_list(io).unwrap()), [true, true]);
+    let third = nth(1, attribute(3, 9));
+    assert_eq!(w.call(io, ordered(1, &third, 0), &block(3)).status, 0);
+    // Now the drive comes back without its protection. What was durable is so for whoever opens
+    // the volume then.
+    let mut w = w.restart_with(&[true], 1);
+    let (admin, _) = w.successor(2);
+    assert_eq!(durable(w.list(admin, 0).unwrap()), [true, true, true]);
+    assert_eq!(w.host.drives[0].block(8), block(2));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Which of a partition's entries are durable (T4, T12).
 
 use proptest::prelude::*;
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
+use riopipe_order::attribute::{Attribute, Flags, Kind};
 use riopipe_order::entry::{Life, Position};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::recovery::validate;
@@ -20,10 +20,10 @@ fn logged(entries: &[(Attribute, bool)]) -> Vec<LoggedEntry> {
     entries.iter().enumerate().map(entry).collect()
 }
 
-/// The seqs of the durable ones, drives 0 and 1 being volatile and the others not.
+/// The seqs of the durable ones.
 fn durable(entries: &[(Attribute, bool)]) -> Vec<u64> {
     let logged = logged(entries);
-    let durable = validate(&logged, |member| member.0 < 2);
+    let durable = validate(&logged);
     assert_eq!(durable.len(), logged.len());
     let kept = logged.iter().zip(durable).filter(|(_, durable)| *durable);
     seqs(kept.map(|(entry, _)| &entry.attribute)).into_iter().map(|seq| seq.0).collect()
@@ -53,21 +53,15 @@ fn t4_a_flushed_write_vouches_as_a_flush_does() {
 }
 
 #[test]
-fn t4_a_flush_vouches_on_a_drive_that_keeps_what_is_completed_too() {
-    let on = |seq, member| (write_at(seq, member, seq, 1), false);
-    assert_eq!(durable(&[on(1, 2), on(2, 3), (flush(3, 2), true)]), [1, 3]);
-}
-
-#[test]
 fn t4_within_a_group_the_index_is_the_order() {
     let part = |index, member| Attribute { num: 3, index, ..write_at(7, member, 9, 1) };
     let last = Attribute { num: 3, index: 2, ..flush(7, 0) };
     let logged = logged(&[(part(1, 0), false), (part(0, 1), false), (last, true)]);
-    assert_eq!(validate(&logged, |_| true), [true, false, true]);
+    assert_eq!(validate(&logged), [true, false, true]);
     let first = Attribute { index: 0, ..last };
     let late = Attribute { index: 2, ..part(1, 0) };
     let logged = self::logged(&[(first, true), (late, false)]);
-    assert_eq!(validate(&logged, |_| true), [true, false]);
+    assert_eq!(validate(&logged), [true, false]);
 }
 
 #[test]
@@ -96,14 +90,15 @@ fn t12_a_later_durable_write_over_it_proves_an_earlier_one_complete() {
 }
 
 #[test]
-fn t12_overlap_proves_nothing_on_a_volatile_drive_or_another() {
+fn t12_overlap_proves_nothing_by_what_is_not_durable_or_on_another_drive() {
     let at = |seq, member, persisted| (write_at(seq, member, 10, 1), persisted);
-    assert_eq!(durable(&[at(1, 0, false), at(2, 0, true)]), [2], "completed, perhaps in the cache");
+    let none: [u64; 0] = [];
+    assert_eq!(durable(&[at(1, 0, false), at(2, 0, false)]), none, "perhaps in the cache, both");
     assert_eq!(durable(&[at(1, 2, false), at(2, 3, true)]), [2]);
 }
 
 /// The rules as they are said, again and again until nothing changes.
-fn oracle(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> Vec<bool> {
+fn oracle(entries: &[LoggedEntry]) -> Vec<bool> {
     let later = |a: &Attribute, b: &Attribute| (b.seq, b.index) > (a.seq, a.index);
     let touch = |a: &Attribute, b: &Attribute| {
         (a.lba..a.lba + u64::from(a.blocks))
@@ -117,7 +112,7 @@ fn oracle(entries: &[LoggedEntry], volatile: impl Fn(Member) -> bool) -> Vec<boo
             let proven = entries.iter().enumerate().any(|(j, other)| {
                 let b = &other.attribute;
                 let flushed = other.persisted && b.flags.has(Flags::FLUSH);
-                let over = durable[j] && !volatile(a.member) && touch(a, b);
+                let over = durable[j] && touch(a, b);
                 a.member == b.member && later(a, b) && (flushed || over)
             });
             changed |= proven && !durable[i];
@@ -165,7 +160,6 @@ proptest! {
     #[test]
     fn t4_durable_is_what_the_rules_say(bytes in prop::collection::vec(any::<u16>(), 0..300)) {
         let entries = logged(&random_partition(&mut Choices::new(bytes)));
-        let volatile = |member: Member| member.0 < 2;
-        prop_assert_eq!(validate(&entries, volatile), oracle(&entries, volatile));
+        prop_assert_eq!(validate(&entries), oracle(&entries));
     }
 }

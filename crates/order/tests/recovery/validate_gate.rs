@@ -13,13 +13,10 @@ use riopipe_order::recovery::validate;
 use crate::common::Choices;
 use crate::{flush, write_at};
 
-/// Drives 0 and 1 are volatile, drive 2 is not.
-fn volatile(member: Member) -> bool {
-    member.0 < 2
-}
-
 /// A target with its log and drives. Entries are known by their seq.
 struct World {
+    /// Which drives are volatile. That may change while the target is down (T27).
+    volatile: [bool; 3],
     gate: Gate,
     tickets: BTreeMap<u32, Attribute>,
     /// The log, in order of position: what was appended, and whether it is persisted.
@@ -31,28 +28,36 @@ struct World {
     written: BTreeSet<u64>,
     /// Writes that no power cut takes away any more.
     safe: BTreeSet<u64>,
+    /// Those whose persist word waits for a fence, and after it they are answered.
+    unfenced: Vec<u64>,
     answered: BTreeSet<u64>,
+    /// Durable by a list that the owner has read: it counts them as done.
+    listed: BTreeSet<u64>,
     failed: bool,
     replayed: usize,
     vouched: usize,
 }
 
-fn gate() -> Gate {
-    let member = |n| MemberCache { member: Member(n), volatile: volatile(Member(n)) };
+fn gate(volatile: [bool; 3]) -> Gate {
+    let member = |n: u8| MemberCache { member: Member(n), volatile: volatile[usize::from(n)] };
     Gate::new(&[0, 1, 2].map(member), 64)
 }
 
 impl World {
     fn new() -> Self {
+        let volatile = [true, false, false];
         Self {
-            gate: gate(),
+            volatile,
+            gate: gate(volatile),
             tickets: BTreeMap::new(),
             log: Vec::new(),
             writing: Vec::new(),
             flushing: Vec::new(),
             written: BTreeSet::new(),
             safe: BTreeSet::new(),
+            unfenced: Vec::new(),
             answered: BTreeSet::new(),
+            listed: BTreeSet::new(),
             failed: false,
             replayed: 0,
             vouched: 0,
@@ -90,7 +95,7 @@ impl World {
                     let seq = attribute.seq;
                     if persist {
                         self.log.iter_mut().find(|(a, _)| a.seq == seq).unwrap().1 = true;
-                        self.answered.insert(seq.0);
+                        self.unfenced.push(seq.0);
                     }
                 }
                 Step::Refuse { ticket, .. } => {
@@ -102,12 +107,16 @@ impl World {
 
     /// A drive finishes something.
     fn finish(&mut self, choices: &mut Choices) {
+        // What finishes together shares a fence.
+        if choices.below(3) > 0 {
+            self.answered.extend(self.unfenced.drain(..));
+        }
         let count = self.writing.len() + self.flushing.len();
         if count == 0 {
             return;
         }
         let at = choices.below(count);
-        let ok = choices.below(40) < 39;
+        let ok = choices.below(200) < 199;
         self.failed |= !ok;
         let mut steps = Vec::new();
         if at < self.writing.len() {
@@ -115,7 +124,7 @@ impl World {
             let Attribute { seq, member, .. } = self.tickets[&ticket];
             if ok {
                 self.written.insert(seq.0);
-                if !volatile(member) {
+                if !self.volatile[usize::from(member.0)] {
                     self.safe.insert(seq.0);
                 }
             }
@@ -139,19 +148,25 @@ impl World {
             persisted,
         };
         let entries: Vec<LoggedEntry> = self.log.iter().enumerate().map(entry).collect();
-        let found = entries.iter().zip(validate(&entries, volatile));
+        let found = entries.iter().zip(validate(&entries));
         self.vouched +=
             found.clone().filter(|(entry, durable)| *durable && !entry.persisted).count();
         found.filter(|(_, durable)| *durable).map(|(entry, _)| entry.attribute.seq.0).collect()
     }
 
-    /// The target dies at this instant and comes back. Persist words that were not answered yet
-    /// may be lost.
+    /// The target dies at this instant and comes back, perhaps with drives that have gained or lost
+    /// their protection. Persist words that were not answered yet may be lost, but for those that
+    /// were read: a log is written back before that.
     fn crash(&mut self, choices: &mut Choices) {
         for (attribute, persisted) in &mut self.log {
-            *persisted &= self.answered.contains(&attribute.seq.0) || choices.below(2) == 0;
+            let told = self.answered.contains(&attribute.seq.0);
+            *persisted &= told || choices.below(2) == 0;
         }
-        self.gate = gate();
+        for volatile in &mut self.volatile {
+            *volatile ^= choices.below(3) == 0;
+        }
+        self.unfenced.clear();
+        self.gate = gate(self.volatile);
         self.tickets.clear();
         self.writing.clear();
         self.flushing.clear();
@@ -181,6 +196,7 @@ fn check(world: &mut World, sent: &[Attribute]) -> Result<BTreeSet<u64>, TestCas
         if a.kind != Kind::Flush {
             prop_assert!(!is || world.safe.contains(&seq), "{seq} may be lost");
         }
+        prop_assert!(is || !world.listed.contains(&seq), "{seq} was listed as durable");
         if world.answered.contains(&seq) {
             prop_assert!(is, "{seq} was answered as durable");
             let before = |b: &&Attribute| b.member == a.member && b.seq < a.seq;
@@ -225,6 +241,9 @@ fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
         if world.failed {
             break;
         }
+        world.listed.extend(&durable);
+        let read = world.log.iter().filter(|(_, persisted)| *persisted);
+        world.answered.extend(read.map(|(a, _)| a.seq.0));
         // The owner comes back: everything that is not durable, in order, before anything new.
         ordinal = 0;
         for a in sent.iter().filter(|a| !durable.contains(&a.seq.0)) {
@@ -238,7 +257,7 @@ fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
     #[test]
     fn t4_durable_is_durable(bytes in prop::collection::vec(any::<u16>(), 0..700)) {

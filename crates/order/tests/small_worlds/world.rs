@@ -239,8 +239,7 @@ impl World {
     /// What target `t` reports of this log.
     pub(crate) fn list(&self, t: usize, region: &Words) -> StreamList {
         let (_, scan) = StreamLog::open(region.clone(), ID, crate::crc32c).unwrap();
-        let volatile = self.targets[t].drive.volatile;
-        let durable = validate(&scan.entries, |_| volatile);
+        let durable = validate(&scan.entries);
         let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
             position: entry.position,
             attribute: entry.attribute,

@@ -255,18 +255,9 @@ impl<H: Host> Stream<H> {
     }
 
     /// A page of its log's live entries.
-    pub(super) fn list(
-        &mut self,
-        from: Position,
-        len: usize,
-        namespaces: &Namespaces,
-    ) -> Result<Page, LogError> {
-        let Self { listing, log, drives, .. } = self;
-        let volatile = |member| {
-            let drive = drives.iter().find(|drive| drive.member == member);
-            drive.is_none_or(|drive| namespaces.at(drive.ns).config.volatile)
-        };
-        listing::page(listing, log, volatile, from, len)
+    pub(super) fn list(&mut self, from: Position, len: usize) -> Result<Page, LogError> {
+        let Self { listing, log, .. } = self;
+        listing::page(listing, log, from, len)
     }
 
     /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.

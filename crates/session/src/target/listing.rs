@@ -3,9 +3,8 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Member, Seq};
+use riopipe_order::attribute::Seq;
 use riopipe_order::entry::{PartitionId, Position};
-use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::recovery::{ListedEntry, validate};
 use riopipe_order::region::Region;
@@ -13,7 +12,6 @@ use riopipe_order::region::Region;
 use super::claims::{Refusal, Volumes};
 use super::conn::{TargetConn, shared};
 use super::host::Host;
-use super::namespace::Namespaces;
 use super::stream::overtaken;
 use super::volume::Partition;
 use crate::outbox::Outbox;
@@ -33,13 +31,10 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Reads and validates a partition; `volatile` tells which drives lose what is not flushed.
-    fn of<R: Region>(
-        log: &StreamLog<R>,
-        volatile: impl Fn(Member) -> bool,
-    ) -> Result<Self, LogError> {
+    /// Reads and validates a partition.
+    fn of<R: Region>(log: &StreamLog<R>) -> Result<Self, LogError> {
         let scan = log.scan()?;
-        let durable = validate(&scan.entries, volatile);
+        let durable = validate(&scan.entries);
         let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
             position: entry.position,
             attribute: entry.attribute,
@@ -91,30 +86,17 @@ impl Listing {
 pub(super) fn page<R: Region>(
     listing: &mut Option<Listing>,
     log: &StreamLog<R>,
-    volatile: impl Fn(Member) -> bool,
     from: Position,
     len: usize,
 ) -> Result<Page, LogError> {
     let mut found = match listing.take() {
         Some(found) if found.goes_on(log.id(), from) => found,
-        _ => Listing::of(log, volatile)?,
+        _ => Listing::of(log)?,
     };
     let page = found.page(from, len);
     // Kept for as long as somebody is reading, so that a long list is not read for each page.
     *listing = Some(found).filter(|_| page.more);
     Ok(page)
-}
-
-/// Whether completed writes to a member may still be lost. One that is not served here any more
-/// gets no benefit of doubt.
-pub(super) fn is_volatile(
-    member: Member,
-    members: &[MemberNamespace],
-    namespaces: &Namespaces,
-) -> bool {
-    let place = members.iter().find(|place| place.member == member);
-    let namespace = place.and_then(|place| namespaces.find(place.nsid));
-    namespace.is_none_or(|(_, namespace)| namespace.config.volatile)
 }
 
 impl<R: Region> Volumes<R> {
@@ -125,7 +107,6 @@ impl<R: Region> Volumes<R> {
         assoc: u64,
         from: Position,
         len: usize,
-        namespaces: &Namespaces,
     ) -> Result<Page, Refusal> {
         let Self { list, listing, .. } = self;
         let refuse = |status: Status| Err((status.with_dnr(), 0));
@@ -153,9 +134,8 @@ impl<R: Region> Volumes<R> {
             Partition::Bound { .. } => Err((wire::status::STREAM_BUSY, 0)),
             Partition::Damaged => refuse(wire::status::LOG_LOST),
             Partition::Home { log, .. } => {
-                let volatile = |member| is_volatile(member, &volume.members, namespaces);
                 let in_doubt = volume.in_doubt(log);
-                page(listing, log, volatile, from, len)
+                page(listing, log, from, len)
                     .map(|page| Page { in_doubt, ..page })
                     .map_err(|error| (unreadable(&error), 0))
             }
@@ -189,12 +169,8 @@ impl<H: Host> TargetConn<H> {
             None if self.was_fenced => Err(overtaken()),
             None => Err(wire::status::NOT_BOUND.with_dnr()),
             Some(stream) if stream.fenced => Err(overtaken()),
-            Some(stream) => {
-                let namespaces = &self.namespaces;
-                check_len(len).and_then(|()| {
-                    stream.list(from, len, namespaces).map_err(|error| unreadable(&error))
-                })
-            }
+            Some(stream) => check_len(len)
+                .and_then(|()| stream.list(from, len).map_err(|error| unreadable(&error))),
         };
         match page {
             Ok(page) => self.send_page(sqe, &page.encode(len), out),

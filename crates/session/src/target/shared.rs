@@ -526,7 +526,7 @@ impl<R: Region> Shared<R> {
         from: Position,
         len: usize,
     ) -> Result<Page, Refusal> {
-        let page = self.volumes.list(id, assoc, from, len, &self.namespaces);
+        let page = self.volumes.list(id, assoc, from, len);
         self.ask_back(page, [id])
     }
 

@@ -96,10 +96,15 @@ impl World {
     /// The target's process dies and another begins: connections and what was under way are gone,
     /// drives and what of the log was fenced are as they were.
     pub(crate) fn restart(self, seed: u64) -> Self {
+        let namespaces = self.host.shared.namespaces();
+        let volatile: Vec<bool> = namespaces.iter().map(|ns| ns.config.volatile).collect();
+        self.restart_with(&volatile, seed)
+    }
+
+    /// The same, with drives that have or have not a volatile cache now.
+    pub(crate) fn restart_with(self, volatile: &[bool], seed: u64) -> Self {
         let Self { host, lease_ms, .. } = self;
-        let volatile: Vec<bool> =
-            host.shared.namespaces().iter().map(|ns| ns.config.volatile).collect();
-        let mut w = Self::with(&volatile, identity(), host.parts.crash(seed));
+        let mut w = Self::with(volatile, identity(), host.parts.crash(seed));
         for (new, old) in w.host.drives.iter_mut().zip(host.drives) {
             new.blocks = old.blocks;
         }
