@@ -448,9 +448,11 @@ impl Drive {
         for lba in core::mem::take(&mut self.dirty) {
             let block = &mut self.blocks[lba as usize];
             let versions = core::mem::take(&mut block.versions);
-            if lba < LABEL_BLOCKS && rng.one_in(3) {
-                let newer = versions.last().map_or(ZERO, |version| version.content);
-                self.tear(lba, newer, rng);
+            // What has completed on a protected drive is durable, and not torn any more.
+            if let Some(newer) = versions.last().filter(|_| lba < LABEL_BLOCKS)
+                && rng.one_in(3)
+            {
+                self.tear(lba, newer.content, rng);
                 continue;
             }
             let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();

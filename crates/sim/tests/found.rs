@@ -10,7 +10,8 @@
 //! (265238472716414, P8), what a plain host wrote comes when it has left (771000014798, P5), an
 //! overtaken owner does not look at the labels, as the program does (881000041571, P2), and one asks a
 //! target that does not answer until its queue is full (90909000061320); an owner was heard again after
-//! its lease (31415926000040456, P5), or was heard and had not been let back in (7300057561, P5).
+//! its lease (31415926000040456, P5), or was heard and had not been let back in (7300057561, P5);
+//! and a power cut tore a label that was durable (905090110044477, P2).
 
 use std::path::Path;
 
