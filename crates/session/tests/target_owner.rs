@@ -6,7 +6,9 @@ mod world;
 use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, VolumeId};
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogRegion, MEMBERS_MAX, NewVolume, inspect};
+use riopipe_order::log_region::{
+    Class, HEADER_BYTES, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, inspect,
+};
 use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
@@ -612,6 +614,61 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     assert!(!w.status(admin).known);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
     assert!(w.host.shared.volumes().lost_log_given_up());
+}
+
+/// Nothing but the lost log's header knows how much of it each volume had: were the first to come
+/// back given all of it, the next would find no room.
+#[test]
+fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
+    let claims = |w: &World| {
+        let claim = |volume, slots, nsid| wire::Claim {
+            volume,
+            slots,
+            streams: 8,
+            members: wire::in_order([nsid]),
+            ..w.first_claim()
+        };
+        [claim(VOLUME, 900, 1), claim(OTHER, 1000, 2)]
+    };
+    let mut w = World::new(&[false, false]);
+    let (admin, _) = w.admin();
+    for claim in claims(&w) {
+        assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    }
+    let mut lost = match inspect(&w.host.parts.crash(1).part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
+        Class::Ours(header) => header,
+        other => panic!("{other:?}"),
+    };
+    let slots = |again: [usize; 2], lost: RegionHeader, stay: bool| {
+        let parts = world::Parts::default();
+        let header = parts.part(0..HEADER_BYTES);
+        let region = LogRegion::create(header, LOG_LEN, [4; 16], BOOT, LogKind::Dax, crc).unwrap();
+        let mine = parts.clone();
+        let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
+        let (volumes, _) = Volumes::with_log(region, split, crc);
+        let mut w = World::over(&[false; 2], identity(), parts, volumes.after_loss(lost));
+        let mut given = [0; 2];
+        for (nth, at) in again.into_iter().enumerate() {
+            if nth == 1 && !stay {
+                // What the target remembers of the lost log ends with it.
+                w = World::with(&[false; 2], identity(), w.host.parts.crash(2));
+            }
+            let (admin, _) = w.admin();
+            let claim = claims(&w)[at].clone();
+            let claim = wire::Claim { generation: 2, give_up: true, slots: 0, ..claim };
+            assert_eq!(w.claim(admin, &claim).unwrap().status, 0, "{again:?}");
+            given[at] = w.status_of(admin, claim.volume).slots;
+        }
+        given
+    };
+    assert_eq!(slots([0, 1], lost.clone(), true), [900, 1000]);
+    assert_eq!(slots([1, 0], lost.clone(), true), [900, 1000]);
+    // Who comes later finds room all the same.
+    assert_eq!(slots([0, 1], lost.clone(), false)[0], 900);
+    assert_eq!(slots([1, 0], lost.clone(), false)[1], 1000);
+    lost.volumes.clear();
+    let [first, second] = slots([0, 1], lost.clone(), true);
+    assert!(first > 400 && second > 200, "of an unknown log: {first}, {second}");
 }
 
 #[test]

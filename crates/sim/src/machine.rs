@@ -221,12 +221,16 @@ impl Machine {
             self.serve(Volumes::without_log(crc32c));
             return Ok(Vec::new());
         }
+        let mut lost = None;
         let region = match inspect(&header, len, boot, crc32c) {
             class @ (Class::StaleBoot(_) | Class::Damaged { .. } | Class::Blank)
                 if given_up || class == Class::Blank =>
             {
                 let uuid = [0xb0 ^ self.life as u8; 16];
                 let kind = self.store.kind().log_kind();
+                if let Class::StaleBoot(found) = class {
+                    lost = Some(found);
+                }
                 LogRegion::create(header, len, uuid, boot, kind, crc32c)
                     .map_err(|e| e.to_string())?
             }
@@ -239,7 +243,10 @@ impl Machine {
         let store = self.store.clone();
         let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
         let (volumes, problems) = Volumes::with_log(region, split, crc32c);
-        self.serve(volumes);
+        self.serve(match lost {
+            Some(lost) => volumes.after_loss(lost),
+            None => volumes,
+        });
         Ok(problems)
     }
 
@@ -542,21 +549,16 @@ fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
     }
 }
 
-/// A volume whose log was given up gets half of the region's room if so many slots fit there for each
-/// of its streams, and else all of it: then nothing is left for another.
-const SLOTS_ENOUGH: u32 = 1 << 10;
-/// Streams of a simulated volume at most.
-const STREAMS_MAX: usize = 4;
-
-/// Bytes of a log region with just this volume in it, or with several and room to make each anew.
+/// Bytes of a log region with just this volume in it, or with several and as much again: when it is
+/// made anew a second time, the target knows nothing of those that have not come back, and the first
+/// to come may get half of it.
 fn log_len<'a>(volumes: impl IntoIterator<Item = &'a NewVolume>) -> usize {
     let stride = |slots| partition_bytes(slots).next_multiple_of(PARTITION_ALIGN);
     let mut bytes =
         volumes.into_iter().map(|volume| usize::from(volume.streams.max(1)) * stride(volume.slots));
     let first = bytes.next().unwrap_or(0);
     let rest: usize = bytes.sum();
-    let room = if rest == 0 { 0 } else { 2 * STREAMS_MAX * stride(SLOTS_ENOUGH) };
-    HEADER_BYTES + (first + rest).max(room)
+    HEADER_BYTES + if rest == 0 { first } else { 2 * (first + rest) }
 }
 
 /// The NGUID of a machine's drive, counted from 0.

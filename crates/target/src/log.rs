@@ -229,11 +229,15 @@ pub(crate) fn open_volumes(
         return Err(LogOpenError::TooSmall { have: len, need });
     }
     let mut what = "";
+    let mut lost = None;
     let kind = store.store.kind();
     let region = match inspect(&header, len, boot, crc32c) {
         Class::Blank => create(header, len, boot, kind)?,
-        Class::StaleBoot(_) | Class::Damaged { .. } if accept_lost => {
+        class @ (Class::StaleBoot(_) | Class::Damaged { .. }) if accept_lost => {
             tracing::warn!(log = spec, "the log was given up and made anew (--accept-lost-log)");
+            if let Class::StaleBoot(found) = class {
+                lost = Some(found);
+            }
             create(header, len, boot, kind)?
         }
         Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
@@ -243,6 +247,7 @@ pub(crate) fn open_volumes(
                 }
                 other => other?,
             }
+            lost = Some(found);
             create(header, len, boot, kind)?
         }
         Class::StaleBoot(found) => {
@@ -272,6 +277,10 @@ pub(crate) fn open_volumes(
     for problem in problems {
         tracing::error!(log = spec, problem, "a volume is refused");
     }
+    let volumes = match lost {
+        Some(lost) => volumes.after_loss(lost),
+        None => volumes,
+    };
     Ok((volumes, Some(store)))
 }
 

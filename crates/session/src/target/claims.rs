@@ -12,7 +12,7 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
-    AddError, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeState,
+    AddError, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeRecord, VolumeState,
 };
 use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -23,7 +23,7 @@ use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::tenure::Tenure;
 use super::unlogged::Taken;
-use super::volume::{Log, Partition, Volume, fitting_slots, too_small};
+use super::volume::{Log, Partition, Volume, chosen_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
 /// Gives the part of the log region in a byte range, to be used apart from the rest. Fails while
@@ -53,6 +53,8 @@ pub struct Volumes<R> {
     /// The list of which somebody has had a page, but not the last.
     pub(super) listing: Option<Listing>,
     pub(super) taken: Taken,
+    /// The volumes of a lost log that was given up, and that this one was made instead of.
+    former: Vec<VolumeRecord>,
     crc: Crc32c,
 }
 
@@ -73,7 +75,8 @@ impl<R: Region> Volumes<R> {
     #[must_use]
     pub fn without_log(crc: Crc32c) -> Self {
         let taken = Taken::default();
-        Self { list: Vec::new(), log: Log::None, listing: None, taken, crc }
+        let (list, former) = (Vec::new(), Vec::new());
+        Self { list, log: Log::None, listing: None, taken, former, crc }
     }
 
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
@@ -122,7 +125,17 @@ impl<R: Region> Volumes<R> {
             })
             .collect();
         let log = Log::Live { region, split };
-        (Self { list, log, listing: None, taken: Taken::default(), crc }, problems)
+        let (taken, former) = (Taken::default(), Vec::new());
+        (Self { list, log, listing: None, taken, former, crc }, problems)
+    }
+
+    /// The log was made anew, in this life of the target, instead of a lost one with this header
+    /// that was given up. A volume of it that is claimed anew gets the log slots that it had, unless
+    /// its claim says how many; so all of them fit again.
+    #[must_use]
+    pub fn after_loss(mut self, lost: RegionHeader) -> Self {
+        self.former = lost.volumes;
+        self
     }
 
     /// A target whose log region is of another boot: the volumes in it are known, guarded, and
@@ -131,7 +144,8 @@ impl<R: Region> Volumes<R> {
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::known(record, true));
         let (list, log) = (list.collect(), Log::Lost(header));
-        Self { list, log, listing: None, taken: Taken::default(), crc }
+        let (taken, former) = (Taken::default(), Vec::new());
+        Self { list, log, listing: None, taken, former, crc }
     }
 
     /// What Identify Controller says of Rio's extension.
@@ -451,7 +465,7 @@ impl<R: Region> Volumes<R> {
             Log::Live { region, split } => (region, split),
         };
         let slots = match claim.slots {
-            0 => fitting_slots(region.header(), claim.streams)?,
+            0 => chosen_slots(region.header(), &self.former, claim)?,
             slots => slots,
         };
         let new = NewVolume {
@@ -525,6 +539,7 @@ impl<R: Region> Volumes<R> {
         if let Log::Lost(header) = &mut self.log {
             header.volumes.retain(|record| record.id != id);
         }
+        self.former.retain(|record| record.id != id);
         self.list.remove(at);
         Ok(())
     }

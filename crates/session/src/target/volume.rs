@@ -240,8 +240,36 @@ pub(super) fn too_small(need: usize, have: usize) -> Refusal {
     (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)
 }
 
-/// The most slots per stream for which `streams` partitions fit into the largest gap.
-pub(super) fn fitting_slots(header: &RegionHeader, streams: u16) -> Result<u32, Refusal> {
+/// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a log
+/// that was lost and that this one was made instead of: who comes back from it gets the slots it
+/// had, and who comes before it leaves it room, as far as that leaves enough.
+///
+/// # Errors
+/// Not even the smallest partitions fit.
+pub(super) fn chosen_slots(
+    header: &RegionHeader,
+    former: &[VolumeRecord],
+    claim: &Claim,
+) -> Result<u32, Refusal> {
+    let gap = largest_gap(header);
+    let before = |r: &&VolumeRecord| r.id == claim.volume && r.streams == claim.streams;
+    if let Some(before) = former.iter().find(before)
+        && before.extent().len() <= gap
+    {
+        return Ok(before.slots);
+    }
+    let is_away = |r: &&VolumeRecord| {
+        r.id != claim.volume && header.volumes.iter().all(|there| there.id != r.id)
+    };
+    let owed: usize = former.iter().filter(is_away).map(|r| r.extent().len()).sum();
+    // A log that was made anew may be due to volumes that nothing here tells of: whoever gives it up
+    // leaves them half of it if any partition fits into the other.
+    let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
+    fitting_slots(gap, owed, claim.streams, enough)
+}
+
+/// The bytes of the largest gap between partitions.
+fn largest_gap(header: &RegionHeader) -> usize {
     let mut at = HEADER_BYTES;
     let mut gap = 0;
     for volume in &header.volumes {
@@ -249,11 +277,17 @@ pub(super) fn fitting_slots(header: &RegionHeader, streams: u16) -> Result<u32, 
         gap = gap.max(extent.start.saturating_sub(at));
         at = extent.end;
     }
-    gap = gap.max((header.len as usize).saturating_sub(at));
-    // Leave room for another volume, where that leaves this one enough.
-    let half = gap / 2;
-    let enough = partition_bytes(SLOTS_ENOUGH).saturating_mul(usize::from(streams.max(1)));
-    let gap = if half >= enough { half } else { gap };
+    gap.max((header.len as usize).saturating_sub(at))
+}
+
+/// The slots per stream for which `streams` partitions fit into `gap` bytes, with room left for
+/// `owed` bytes that are expected, and for another volume, where that leaves each stream `enough`
+/// bytes.
+fn fitting_slots(gap: usize, owed: usize, streams: u16, enough: usize) -> Result<u32, Refusal> {
+    let enough = enough.saturating_mul(usize::from(streams.max(1)));
+    let unless_enough = |less: usize, gap: usize| if less >= enough { less } else { gap };
+    let gap = unless_enough(gap.saturating_sub(owed), gap);
+    let gap = unless_enough(gap / 2, gap);
     let share = gap / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
     if share < partition_bytes(SLOTS_MIN) {
         return Err(too_small(usize::from(streams) * PARTITION_ALIGN, gap));

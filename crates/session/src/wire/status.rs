@@ -62,7 +62,10 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         BAD_ATTRIBUTE => "the ordering attribute makes no sense",
         STREAM_BUSY => "the stream is bound to another connection",
         GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
-        LOG_TOO_SMALL => "the target's log region has no room for this volume",
+        LOG_TOO_SMALL => {
+            "the target's log region has no room for this volume: remove another volume of that \
+             target, or give the target a larger log once no volume needs the present one"
+        }
         UNKNOWN_VOLUME => "the target does not know this volume",
         VOLUME_EXISTS => "the volume exists already on this target",
         NO_SUCH_STREAM => "the volume has no such stream",

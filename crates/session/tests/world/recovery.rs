@@ -1,6 +1,6 @@
 //! What a new owner, or one that comes back, asks of the target.
 
-use riopipe_order::attribute::{Flags, Seq, StreamId};
+use riopipe_order::attribute::{Flags, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
 use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, SETTLE_LEN, Settle, SettleStream};
 use riopipe_session::wire::{self, Claim, VolumeStatus};
@@ -27,7 +27,11 @@ impl World {
 
     /// What the target knows of [`VOLUME`].
     pub(crate) fn status(&mut self, admin: usize) -> VolumeStatus {
-        let sqe = riopipe_bytes(&wire::status_command(VOLUME)).cid(51);
+        self.status_of(admin, VOLUME)
+    }
+
+    pub(crate) fn status_of(&mut self, admin: usize, volume: VolumeId) -> VolumeStatus {
+        let sqe = riopipe_bytes(&wire::status_command(volume)).cid(51);
         let (data, _) = self.fetch(admin, sqe.transport(wire::STATUS_LEN as u32));
         VolumeStatus::decode(&data).unwrap()
     }
