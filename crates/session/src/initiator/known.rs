@@ -5,6 +5,7 @@
 //! comes back is therefore looked at again before anything is sent to it.
 
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::probe::{self, Plant};
@@ -108,6 +109,14 @@ pub enum Changed {
          volume; what this owner still holds is not written any more"
     )]
     Overtaken(u32),
+    /// Its label has the generation of an earlier owner, though this one has written its own there
+    /// before it relied on anything (T27).
+    #[error(
+        "namespace {0} came back as it was before the volume was opened (its label says so): an \
+         older copy of the drive is in its place. Let the target serve the right one there, and \
+         open the volume again"
+    )]
+    Older(u32),
     /// Its label is not the volume's.
     #[error(
         "namespace {0} came back as a drive that does not hold the volume any more (its label is \
@@ -184,12 +193,13 @@ impl KnownTarget {
         Ok(())
     }
 
-    /// Whether the label found on a drive is still the volume's, and of no newer owner. A target
+    /// Whether the label found on a drive is still the volume's, and of no newer owner, nor an
+    /// earlier one. A target
     /// that keeps no log of the volume has forgotten its owners when it is started again: then only
     /// the labels know who was the last (T8).
     ///
     /// # Errors
-    /// [`Changed::Label`], [`Changed::Overtaken`].
+    /// [`Changed::Label`], [`Changed::Older`], [`Changed::Overtaken`].
     pub fn check_label(&self, nsid: u32, found: &Result<Label, LabelError>) -> Result<(), Changed> {
         let ours = |label: &Label, drive: &KnownDrive| {
             label.volume == self.volume && label.index == drive.index
@@ -197,8 +207,11 @@ impl KnownTarget {
         let drive = self.drives.iter().find(|drive| drive.nsid == nsid);
         match (found, drive) {
             (Ok(label), Some(drive)) if ours(label, drive) => {
-                let overtaken = label.generation > self.generation;
-                if overtaken { Err(Changed::Overtaken(nsid)) } else { Ok(()) }
+                match label.generation.cmp(&self.generation) {
+                    Ordering::Less => Err(Changed::Older(nsid)),
+                    Ordering::Equal => Ok(()),
+                    Ordering::Greater => Err(Changed::Overtaken(nsid)),
+                }
             }
             _ => Err(Changed::Label(nsid)),
         }

@@ -114,14 +114,18 @@ fn t27_labels_are_looked_at_again() {
         streams: 1,
         engine: EngineKind::Rio,
         index: 8,
-        generation: 1,
+        generation: 7,
         sequence: 1,
         members: vec![MemberId::default(); 9],
     };
     assert!(known.namespaces().eq([2, 3]));
     assert_eq!(known.check_label(3, &Ok(label.clone())), Ok(()));
-    let later = Label { generation: 7, sequence: 9, ..label.clone() };
-    assert_eq!(known.check_label(3, &Ok(later)), Ok(()), "rewritten by its owner");
+    let older = Label { generation: 6, ..label.clone() };
+    assert_eq!(
+        known.check_label(3, &Ok(older)),
+        Err(Changed::Older(3)),
+        "an older copy of the drive"
+    );
     let newer = Label { generation: 8, ..label.clone() };
     assert_eq!(known.check_label(3, &Ok(newer)), Err(Changed::Overtaken(3)), "by another");
     assert_eq!(known.check_label(2, &Ok(label.clone())), Err(Changed::Label(2)), "another member");
