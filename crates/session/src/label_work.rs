@@ -68,11 +68,16 @@ pub fn generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
+/// Of each member: the copy that stays is written and flushed, then the other one.
+const STEPS: usize = 4;
+
 /// Rewrites a volume's labels for the owner that has just claimed it: all are read once more, since
 /// somebody else may have been there before the claim; then each is written over its older copy.
 ///
 /// The copy that stays is made durable first: it may have been read from a volatile cache, and what
-/// the drive would fall back to is the copy that is overwritten.
+/// the drive would fall back to is the copy that is overwritten. It is written once more for that,
+/// with the same bytes, so that it does not matter if half of them land: it may come from a write
+/// that failed, and a FLUSH covers only what has completed (M2).
 #[derive(Debug)]
 pub struct Relabel {
     name: String,
@@ -82,8 +87,10 @@ pub struct Relabel {
     regions: Option<Vec<[u8; 16]>>,
     crc32c: Crc32c,
     found: Vec<Found>,
+    /// Both copies of each member's label, as they were read.
+    copies: Vec<Vec<u8>>,
     labels: Vec<Label>,
-    /// Steps done: of reading, one for each member; of writing, three.
+    /// Steps done: of reading, one for each member; of writing, [`STEPS`].
     done: usize,
 }
 
@@ -100,8 +107,8 @@ impl Relabel {
         crc32c: Crc32c,
     ) -> Self {
         let (name, volume) = (head.name.clone(), head.volume);
-        let (found, labels) = (Vec::new(), Vec::new());
-        Self { name, volume, nguids, generation, regions, crc32c, found, labels, done: 0 }
+        let (found, copies, labels) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name, volume, nguids, generation, regions, crc32c, found, copies, labels, done: 0 }
     }
 
     /// What is to be done next; `None` once all is done.
@@ -110,16 +117,19 @@ impl Relabel {
         let Some(step) = self.done.checked_sub(self.nguids.len()) else {
             return Some(LabelIo::Read { member: self.done });
         };
-        let (member, part) = (step / 3, step % 3);
+        let (member, part) = (step / STEPS, step % STEPS);
         let label = self.labels.get(member)?;
+        let lba = Label::block_of(label.sequence);
         Some(match part {
-            1 => LabelIo::Write {
-                member,
-                lba: Label::block_of(label.sequence),
-                block: label.encode(self.crc32c),
-            },
+            0 => LabelIo::Write { member, lba: 1 - lba, block: self.copy(member, 1 - lba) },
+            2 => LabelIo::Write { member, lba, block: label.encode(self.crc32c) },
             _ => LabelIo::Flush { member },
         })
+    }
+
+    /// One of the blocks of a member's label, as it was read.
+    fn copy(&self, member: usize, lba: u64) -> Vec<u8> {
+        self.copies[member].chunks(LABEL_LEN).nth(lba as usize).unwrap_or_default().to_vec()
     }
 
     /// It has been done; `read` has the bytes that it read.
@@ -130,6 +140,7 @@ impl Relabel {
         let members = self.nguids.len();
         if self.done < members {
             self.found.push(found(self.nguids[self.done], None, read, self.crc32c));
+            self.copies.push(read.to_vec());
         }
         self.done += 1;
         if self.done == members {
@@ -201,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn t24_labels_are_read_again_and_each_is_flushed_before_and_after() {
+    fn t24_labels_are_read_again_and_the_copy_that_stays_is_durable_first() {
         let mut work = relabel(None);
         for member in 0..2 {
             assert_eq!(work.next(), Some(LabelIo::Read { member }));
@@ -210,7 +221,9 @@ mod tests {
         for member in 0..2 {
             let next = label(member as u16, 4 + member as u32).for_owner(7, None);
             let (lba, block) = (Label::block_of(next.sequence), next.encode(crc));
+            let stays = label(member as u16, 4 + member as u32).encode(crc);
             for io in [
+                LabelIo::Write { member, lba: 1 - lba, block: stays },
                 LabelIo::Flush { member },
                 LabelIo::Write { member, lba, block },
                 LabelIo::Flush { member },
