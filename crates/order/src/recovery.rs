@@ -298,7 +298,9 @@ pub fn decide(
         groups.check(stream)?;
     }
     let settled = if given_up {
-        lists.iter().any(|list| list.settled).then_some(released)
+        // What was given up may have been settled in its own time, long before the last groups. If it
+        // was settled by an attempt of this recovery, its mark is k, and the others still say so.
+        lists.iter().any(|list| list.settled && !list.in_doubt).then_some(released)
     } else {
         settled_at(stream, lists, released)?
     };

@@ -306,6 +306,8 @@ impl Caller {
 
     /// Closes the connection: the target learns at once, and calls fail from now on.
     pub(crate) fn hang_up(&mut self) {
+        // From now on it is not the target that has dropped it.
+        self.keep = None;
         self.lane.socket.shutdown();
     }
 

@@ -298,6 +298,36 @@ fn t8_an_overtaken_owner_is_no_plain_host_when_the_volume_is_given_back() {
 }
 
 #[test]
+fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_given_back() {
+    let mut w = World::new(&[false]);
+    let (old, cntlid) = w.admin();
+    // It has not written yet, so no claim asks it (T28).
+    let io = w.io(cntlid, 1);
+    let unlogged = |w: &World, generation| wire::Claim {
+        unlogged: true,
+        slots: 0,
+        ..next_claim(w, generation)
+    };
+    let first = unlogged(&w, 1);
+    assert_eq!(w.claim(old, &first).unwrap().status, 0);
+    // The owner dies. Its other connection is on a core that is busy: it has not seen its notice.
+    w.hold_mail = true;
+    w.hang_up(old);
+    w.host.notices.clear();
+    w.hold_mail = false;
+    let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let second = unlogged(&w, 2);
+    assert_eq!(w.claim(rival, &second).unwrap().status, 0, "it has no lease");
+    let theirs = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
+    assert_eq!(w.call(theirs, peer::write(1, 1, 9, 1), &block(2)).status, 0);
+    assert_eq!(release(&mut w, rival, false), 0);
+    // What the dead owner had sent last is in that connection's socket.
+    w.command(io, peer::write(3, 1, 9, 1), &block(1));
+    assert_eq!(w.host.drives[0].block(9), block(2), "a ghost of the old owner");
+    assert_eq!(w.next(io).unwrap().completion().status, 0x70a);
+}
+
+#[test]
 fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
     let mut w = World::new(&[false, false]);
     let Owner { io, cntlid, .. } = w.owner();

@@ -1,6 +1,6 @@
 //! One connection in a reactor: socket, buffers, session.
 
-use riopipe_net::{LinkError, Received, RecvBuf, Socket};
+use riopipe_net::{Interest, LinkError, Received, RecvBuf, Socket};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{ConnId, LocalAddress, TargetConn};
@@ -23,8 +23,8 @@ pub(crate) struct Link {
     pub(crate) conn: TargetConn<Devices>,
     /// Something is to be sent that the kernel did not take.
     pub(crate) blocked: bool,
-    /// Watched for writability.
-    pub(crate) watching: bool,
+    /// What its socket is watched for.
+    pub(crate) watching: Interest,
     /// Nothing more is read; gone once drained and delivered, or at this time.
     ending: Option<u64>,
     /// The socket has nothing more to give or to take.
@@ -49,7 +49,7 @@ impl Link {
             output: Outbox::new(),
             conn: TargetConn::new(id, key, crate::crc::crc32c, now).came_by(local),
             blocked: false,
-            watching: false,
+            watching: Interest::Read,
             ending: None,
             dead: false,
             placed: None,
@@ -60,6 +60,12 @@ impl Link {
 
     pub(crate) const fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// What its socket is to be watched for.
+    pub(crate) fn interest(&self) -> Interest {
+        let receives = self.ending.is_some() || self.conn.wants_input(&self.output);
+        interest(receives, self.blocked)
     }
 
     /// Receives and answers; says whether anything came.
@@ -193,5 +199,27 @@ impl Link {
                 }
             }
         }
+    }
+}
+
+/// What a socket is watched for. One of which nothing is received just now, since too much waits to
+/// be sent, is not watched for that: what has come in would wake the reactor without end (T28).
+const fn interest(receives: bool, blocked: bool) -> Interest {
+    match (receives, blocked) {
+        (_, false) => Interest::Read,
+        (true, true) => Interest::Both,
+        (false, true) => Interest::Write,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t28_who_takes_no_answers_is_not_listened_to() {
+        assert_eq!(interest(true, false), Interest::Read);
+        assert_eq!(interest(true, true), Interest::Both);
+        assert_eq!(interest(false, true), Interest::Write);
     }
 }

@@ -300,7 +300,7 @@ impl Reactor {
             self.links.len() - 1
         });
         link.conn.set_key(at as u64);
-        link.watching = false;
+        link.watching = Interest::Read;
         if let Err(error) = self.poller.add(link.socket(), at as u64, Interest::Read) {
             tracing::error!(%error, "a connection cannot be watched and is dropped");
             link.end("it cannot be watched", &mut self.devices);
@@ -366,9 +366,9 @@ impl Reactor {
             let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else {
                 continue;
             };
-            if link.blocked != link.watching {
-                link.watching = link.blocked;
-                let interest = if link.blocked { Interest::Both } else { Interest::Read };
+            let interest = link.interest();
+            if interest != link.watching {
+                link.watching = interest;
                 if let Err(error) = self.poller.modify(link.socket(), at as u64, interest) {
                     tracing::error!(%error, "a connection is no longer watched");
                 }

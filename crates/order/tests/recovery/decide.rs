@@ -250,3 +250,14 @@ fn neighbours_are_joined_and_others_not() {
     assert_eq!(joined, [extent(0, 0, 5), extent(0, 6, 3), extent(1, 5, 2)]);
     assert_eq!(join(vec![]), []);
 }
+
+/// An older log may have been settled in its own time, which says nothing of the groups since.
+#[test]
+fn t26_an_older_log_that_was_settled_does_not_end_the_prefix() {
+    let good = list(0, 5, &[(on(6, 0), true), (on(7, 1), true), (on(8, 0), false)]);
+    let older = |settled| StreamList { in_doubt: true, settled, ..list(1, 3, &[]) };
+    for was_settled in [false, true] {
+        let plan = plan(&[good.clone(), older(was_settled)]);
+        assert_eq!((plan.k, plan.undone_blocks()), (Seq(7), 0), "settled: {was_settled}");
+    }
+}

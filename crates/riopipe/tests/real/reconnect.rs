@@ -153,6 +153,20 @@ fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
     volume.close().unwrap();
 }
 
+/// A target that is away has not dropped its owner for want of keep-alives: the owner hung up.
+#[test]
+fn a_close_while_the_target_is_away_does_not_blame_the_keep_alive() {
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let mut options = open_options();
+    options.connect.keep_alive = Duration::from_millis(300);
+    let (volume, _) = open_soon(&members, &options);
+    nodes[0].kill();
+    std::thread::sleep(Duration::from_secs(1));
+    let error = volume.close().unwrap_err().to_string();
+    assert!(!error.contains("keep-alive ran out"), "{error}");
+}
+
 /// Zero time: a lost target is a failure at once, and nobody tries again.
 #[test]
 fn p6_without_time_a_lost_target_is_a_failure_at_once() {

@@ -13,8 +13,10 @@ pub struct KeepAlive {
     since: u64,
     /// When the target was told last.
     told: u64,
-    /// The longest time between two such moments so far.
+    /// The longest time between two such moments that the association may yet end for.
     silence: u64,
+    /// When that was over.
+    heard: u64,
 }
 
 /// An association that a target has dropped.
@@ -22,7 +24,7 @@ pub struct KeepAlive {
 pub struct Loss {
     /// How long it was there, ns.
     pub after: u64,
-    /// The longest time for which the target was told nothing, ns.
+    /// The longest time of late for which the target was told nothing, ns.
     pub silence: u64,
     /// How long the target waits to be told, ns.
     pub timeout: u64,
@@ -34,7 +36,7 @@ impl KeepAlive {
     #[must_use]
     pub fn new(timeout_ms: u32, now: u64) -> Self {
         let timeout_ns = u64::from(timeout_ms) * 1_000_000;
-        Self { timeout_ns, since: now, told: now, silence: 0 }
+        Self { timeout_ns, since: now, told: now, silence: 0, heard: now }
     }
 
     /// When the target is to be told next.
@@ -51,7 +53,10 @@ impl KeepAlive {
 
     /// The target is told at `now`.
     pub fn tell(&mut self, now: u64) {
-        self.silence = self.silence_until(now);
+        let silence = now.saturating_sub(self.told);
+        if silence >= self.silence_until(now) {
+            (self.silence, self.heard) = (silence, now);
+        }
         self.told = now;
     }
 
@@ -66,7 +71,10 @@ impl KeepAlive {
     }
 
     fn silence_until(&self, now: u64) -> u64 {
-        self.silence.max(now.saturating_sub(self.told))
+        // Whoever is still there so long after a silence has not been dropped for it.
+        let is_over = now.saturating_sub(self.heard) > self.timeout_ns;
+        let before = if is_over { 0 } else { self.silence };
+        before.max(now.saturating_sub(self.told))
     }
 }
 
@@ -126,5 +134,15 @@ mod tests {
         for words in ["after 23 s", "keep-alive ran out", "nothing for 17 s", "waits for 15 s"] {
             assert!(text.contains(words), "{text}");
         }
+    }
+
+    #[test]
+    fn an_old_silence_that_was_survived_is_no_cause() {
+        let mut keep = KeepAlive::new(15_000, 0);
+        keep.tell(16 * S);
+        for at in 4..720 {
+            keep.tell(5 * at * S);
+        }
+        assert!(!keep.lost(3601 * S).ran_out());
     }
 }

@@ -102,15 +102,16 @@ impl<H: Host> TargetConn<H> {
     #[inline]
     fn may_write(&mut self, ns: usize, assoc: u64, host: &mut H) -> bool {
         let Self { noted, namespaces, id, was_fenced, queue, .. } = self;
+        let state = &namespaces.at(ns).state;
         // What another owner has taken over is not to be written by the one before, also once nobody
         // has it any more and any plain host may (T8).
         let is_overtaken = || {
             queue.as_ref().is_some_and(|q: &Queue| q.overtaken.load(Ordering::SeqCst))
-                && !namespaces.at(ns).state.is_of(assoc)
+                && !state.is_of(assoc)
                 && !probe::planted(Plant::T8OvertakenPlain)
         };
         let is_welcome = || {
-            namespaces.at(ns).state.may_write(assoc) && !is_overtaken()
+            state.may_write(assoc) && !is_overtaken()
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *was_fenced
         };
@@ -283,7 +284,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// A plain write goes to the drive: a FLUSH of this connection will be asked for it.
-    #[inline]
+    #[inline(always)]
     fn note_plain_write(&mut self, ns: usize) {
         let namespace = self.namespaces.at(ns);
         if !namespace.config.volatile {

@@ -433,6 +433,9 @@ impl<R: Region> Shared<R> {
     fn end_queues(&mut self, cntlid: u16) {
         if let Some(controller) = self.controllers.get_mut(&cntlid) {
             controller.dying = true;
+            // A queue that has not written yet is asked by no claim. Should it be late with its
+            // notice, it is no plain host either when the volume is given back (T8).
+            controller.overtaken.store(true, Ordering::SeqCst);
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {
                 self.leave(queue, Notice::Close("its association has ended"));

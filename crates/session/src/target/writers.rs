@@ -54,26 +54,25 @@ impl Noted {
     /// Whether the connection may write to a namespace now: `is_welcome` looks at its guard, `note`
     /// has the connection noted among [`Writers`], inside of the lock. Who is kept out anyway is not
     /// noted: it can't make claims costlier.
-    #[inline]
+    #[inline(always)]
     pub(super) fn may_write(
         &mut self,
         ns: usize,
         is_welcome: impl Fn() -> bool,
         note: impl FnOnce(),
     ) -> bool {
-        if !is_welcome() {
-            return false;
-        }
-        if self.0.get(ns) == Some(&true) {
-            return true;
-        }
+        is_welcome() && (self.0.get(ns) == Some(&true) || self.begin(ns, is_welcome, note))
+    }
+
+    /// The same for the connection's first write there.
+    #[cold]
+    fn begin(&mut self, ns: usize, is_welcome: impl Fn() -> bool, note: impl FnOnce()) -> bool {
         note();
         self.add(ns);
         // The first look may have been before a claim that has not found this connection.
         is_welcome()
     }
 
-    #[cold]
     fn add(&mut self, ns: usize) {
         if self.0.len() <= ns {
             self.0.resize(ns + 1, false);
