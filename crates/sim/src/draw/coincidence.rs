@@ -15,7 +15,7 @@ use crate::scenario::{
 };
 
 /// Of 100 seeds, how many are about a coincidence.
-const SHARE: u64 = 40;
+const SHARE: u64 = 45;
 /// Keeps these draws apart from those of [`super::draw`], which stay what they are.
 const SALT: u64 = 0xc01c_1de5_0f7e_e15e;
 /// The first block of the data area on each drive.
@@ -29,7 +29,8 @@ const ALL: &[(u64, Draw)] = &[
     (1, flushes_beside_failing_ones),
     (4, undone_again),
     (2, replayed_over_newer),
-    (1, words_of_older_laps),
+    (3, words_of_older_laps),
+    (1, words_that_were_never_fenced),
     (1, overlap_in_one_fence),
     (1, reads_beside_replays),
     (1, closed_while_cut_off),
@@ -39,6 +40,7 @@ const ALL: &[(u64, Draw)] = &[
     (1, answers_of_the_last_attempt),
     (2, spoilt_logs),
     (1, strangers_who_give_orders),
+    (2, strangers_while_the_owner_is_away),
 ];
 
 /// The scenario of a seed that is about a coincidence.
@@ -197,6 +199,31 @@ fn words_of_older_laps(rng: &mut Rng) -> Scenario {
         let fences = nth % 2 == 0 || rng.one_in(2);
         scenario.faults.push(at(event, What::PowerCut { machine, effects, fences, down_us }));
         event += rng.range(40, 160);
+    }
+    scenario
+}
+
+/// A target dies between a store into its log and the fence, the next one believes what it reads, the
+/// owner is told that it is durable, and then the power goes (T7).
+fn words_that_were_never_fenced(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = true;
+    drive(&mut scenario).latency_us = *rng.pick(&[10, 60]);
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = *rng.pick(&[0, 5_000]);
+    scenario.net = NetSpec { delay_min: 500, delay_max: *rng.pick(&[1_500, 15_000]), split: 0 };
+    for _ in 0..110 {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::InPlace, rng.percent(50)));
+    }
+    let mut event = rng.range(60, 160);
+    for _ in 0..rng.range(3, 6) {
+        let (machine, effects, down_us) = (0, rng.below(12) as u32, 10);
+        scenario.faults.push(at(event, What::Kill { machine, effects, fences: true, down_us }));
+        event += rng.range(10, 60);
+        let effects = rng.below(3) as u32;
+        scenario.faults.push(at(event, What::PowerCut { machine, effects, fences: true, down_us }));
+        event += rng.range(40, 120);
     }
     scenario
 }
@@ -396,6 +423,29 @@ fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
         let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
         let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: true };
         scenario.faults.push(at(rng.range(60, 500), what));
+    }
+    scenario
+}
+
+/// An owner with durable blocks loses its connections for a moment, and just then another host writes
+/// there (T21, T25).
+fn strangers_while_the_owner_is_away(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = rng.one_in(2);
+    scenario.client.think_ns = *rng.pick(&[20_000, 200_000]);
+    scenario.client.retry_us = *rng.pick(&[0, 200]);
+    for _ in 0..rng.range(20, 80) {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(60)));
+    }
+    let mut event = rng.range(60, 200);
+    for _ in 0..3 {
+        let (nth, ends) = (rng.below(4) as u32, *rng.pick(&[Ends::Both, Ends::Server]));
+        scenario.faults.push(at(event, What::Cut { nth, ends }));
+        let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
+        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: false };
+        scenario.faults.push(at(event + rng.range(1, 12), what));
+        event += rng.range(60, 200);
     }
     scenario
 }

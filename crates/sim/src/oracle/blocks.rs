@@ -156,7 +156,10 @@ impl Block {
         let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
         let over =
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
-        due.newest == 0 && due.base.contains(&content)
+        // What it held before any write may have changed meanwhile: a plain host's write, of a volume
+        // that no log guards, has become durable.
+        let held = |content| due.base.contains(&content) || self.base.contains(&content);
+        due.newest == 0 && held(content)
             || self.alien.contains(&content)
             || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
     }
