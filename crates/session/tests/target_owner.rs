@@ -20,6 +20,8 @@ use world::{
 const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
 const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
 
+/// Command Aborted due to SQ Deletion (Base, figure "Generic Command Status Values").
+const QUEUE_DELETED: u16 = 0x008;
 const OTHER: VolumeId = VolumeId([8; 16]);
 
 fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
@@ -324,7 +326,26 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_given_back() {
     // What the dead owner had sent last is in that connection's socket.
     w.command(io, peer::write(3, 1, 9, 1), &block(1));
     assert_eq!(w.host.drives[0].block(9), block(2), "a ghost of the old owner");
-    assert_eq!(w.next(io).unwrap().completion().status, 0x70a);
+    assert_eq!(w.next(io).unwrap().completion().status, QUEUE_DELETED);
+}
+
+#[test]
+fn t21_a_plain_host_that_is_lost_is_not_told_that_a_drive_is_somebodys() {
+    const PLAIN: &str = "nqn.2014-08.org.nvmexpress:uuid:plain";
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin_as(PLAIN, [9; 16], 0);
+    let io = w.io_as(PLAIN, [9; 16], cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 1, 9, 1), &block(1)).status, 0);
+    // Its admin connection breaks; the other one's core is busy.
+    w.hold_mail = true;
+    w.hang_up(admin);
+    w.host.notices.clear();
+    w.hold_mail = false;
+    w.command(io, peer::write(2, 1, 9, 1), &block(2));
+    // It may send the write again, on a new connection.
+    let answer = w.next(io).unwrap().completion();
+    assert_eq!((answer.status, answer.dnr), (QUEUE_DELETED, false));
+    assert_eq!(w.host.drives[0].block(9), block(1));
 }
 
 #[test]

@@ -536,6 +536,9 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             if slot.spoiled {
                 cqe = with_status(&cqe, Status::TRANSIENT_TRANSPORT);
             }
+        } else if cqe.status().is(Status::QUEUE_DELETED) {
+            // It says nothing of the command: that stays outstanding, and is asked again (P7).
+            return Err(SessionError::QueueDeleted);
         }
         let user = slot.user;
         let index = slot.end_command(bits);

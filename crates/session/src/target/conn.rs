@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_nvme::Crc32c;
 use riopipe_nvme::command::{Cqe, Sqe, Status};
@@ -24,6 +24,7 @@ use super::limits::{
 use super::namespace::Namespaces;
 use super::shared::{ConnId, Notice, Shared, heard};
 use super::slots::{Slots, Stage};
+use super::standing::Standing;
 use super::writers::Noted;
 use crate::outbox::Outbox;
 
@@ -55,7 +56,7 @@ pub(super) struct Queue {
     pub(super) no_sq_flow: bool,
     pub(super) entries: u16,
     pub(super) heard: Arc<AtomicU64>,
-    pub(super) overtaken: Arc<AtomicBool>,
+    pub(super) standing: Arc<Standing>,
 }
 
 /// One connection, from its ICReq to its last device operation.

@@ -142,7 +142,7 @@ impl<H: Host> TargetConn<H> {
                 why: "the host is not on the list of allowed hosts".into(),
             });
         }
-        let Attached { cntlid, assoc, heard, overtaken } = if io {
+        let Attached { cntlid, assoc, heard, standing } = if io {
             shared(host, |s| {
                 s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
@@ -171,7 +171,7 @@ impl<H: Host> TargetConn<H> {
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
             entries,
             heard,
-            overtaken,
+            standing,
         });
         Ok(cntlid)
     }

@@ -1,7 +1,6 @@
 //! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, PduError};
@@ -106,7 +105,7 @@ impl<H: Host> TargetConn<H> {
         // What another owner has taken over is not to be written by the one before, also once nobody
         // has it any more and any plain host may (T8).
         let is_overtaken = || {
-            queue.as_ref().is_some_and(|q: &Queue| q.overtaken.load(Ordering::SeqCst))
+            queue.as_ref().is_some_and(|q: &Queue| !q.standing.is_good())
                 && !state.is_of(assoc)
                 && !probe::planted(Plant::T8OvertakenPlain)
         };
@@ -121,6 +120,11 @@ impl<H: Host> TargetConn<H> {
     /// The namespace is guarded, unless it is for a lease that has run out (T25).
     #[cold]
     fn guarded(&mut self, ns: usize, assoc: u64, host: &mut H) -> Result<(), Status> {
+        let standing = self.queue.as_ref().map(|queue| &queue.standing);
+        if standing.is_some_and(|standing| standing.has_ended()) {
+            // Nothing is wrong with the write: its host is to connect anew and send it again.
+            return Err(Status::QUEUE_DELETED);
+        }
         let (namespace, now) = (self.namespaces.at(ns), host.now());
         if namespace.state.lease_is_over(now) {
             let nsid = namespace.config.nsid;

@@ -26,6 +26,7 @@ mod ordered;
 mod settlement;
 mod shared;
 mod slots;
+mod standing;
 mod stream;
 mod sync;
 mod tenure;

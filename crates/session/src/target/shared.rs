@@ -10,7 +10,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
@@ -22,6 +22,7 @@ use super::budget::{Budget, Loan};
 use super::claims::{Owner, Refusal, Volumes};
 use super::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES, MEMORY_BYTES};
 use super::namespace::Namespaces;
+use super::standing::Standing;
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
@@ -111,9 +112,8 @@ pub struct Controller {
     pub admin: ConnId,
     /// When any of its queues last heard from the host, nanoseconds.
     pub heard: Arc<AtomicU64>,
-    /// Another owner has taken over a volume that it had: it is no plain host as any other, but one
-    /// that may not know (T8). Until it claims a volume itself.
-    pub overtaken: Arc<AtomicBool>,
+    /// Whether its queues may write as any plain host's.
+    pub standing: Arc<Standing>,
     /// Connected I/O queues.
     pub queues: BTreeMap<u16, ConnId>,
 }
@@ -124,7 +124,7 @@ pub(super) struct Attached {
     pub(super) cntlid: u16,
     pub(super) assoc: u64,
     pub(super) heard: Arc<AtomicU64>,
-    pub(super) overtaken: Arc<AtomicBool>,
+    pub(super) standing: Arc<Standing>,
 }
 
 #[derive(Debug)]
@@ -340,7 +340,7 @@ impl<R: Region> Shared<R> {
         let assoc = self.next_assoc;
         self.next_assoc += 1;
         let heard = Arc::new(AtomicU64::new(now));
-        let overtaken = Arc::<AtomicBool>::default();
+        let standing = Arc::<Standing>::default();
         self.controllers.insert(
             cntlid,
             Controller {
@@ -352,12 +352,12 @@ impl<R: Region> Shared<R> {
                 dying: false,
                 admin: conn,
                 heard: Arc::clone(&heard),
-                overtaken: Arc::clone(&overtaken),
+                standing: Arc::clone(&standing),
                 queues: BTreeMap::new(),
             },
         );
         self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, heard, overtaken })
+        Ok(Attached { cntlid, assoc, heard, standing })
     }
 
     /// Adds an I/O queue to a controller; returns the association.
@@ -407,7 +407,7 @@ impl<R: Region> Shared<R> {
             cntlid,
             assoc: controller.assoc,
             heard: Arc::clone(&controller.heard),
-            overtaken: Arc::clone(&controller.overtaken),
+            standing: Arc::clone(&controller.standing),
         };
         self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
         Ok(result)
@@ -435,7 +435,7 @@ impl<R: Region> Shared<R> {
             controller.dying = true;
             // A queue that has not written yet is asked by no claim. Should it be late with its
             // notice, it is no plain host either when the volume is given back (T8).
-            controller.overtaken.store(true, Ordering::SeqCst);
+            controller.standing.end();
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {
                 self.leave(queue, Notice::Close("its association has ended"));
@@ -476,9 +476,9 @@ impl<R: Region> Shared<R> {
         let claimed = self.volumes.claim(claim, who, &self.namespaces, now)?;
         for controller in self.controllers.values() {
             if claimed.overtaken == Some(controller.assoc) {
-                controller.overtaken.store(true, Ordering::SeqCst);
+                controller.standing.overtake();
             } else if claimant == controller.assoc {
-                controller.overtaken.store(false, Ordering::SeqCst);
+                controller.standing.restore();
             }
         }
         if let Some(assoc) = claimed.replaced {

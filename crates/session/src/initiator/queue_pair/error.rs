@@ -67,6 +67,11 @@ pub enum SessionError {
     /// Digests were asked for and not granted.
     #[error("the target does not do the {0} digests that were asked for")]
     NoDigests(&'static str),
+    /// The target has given up the queue, and says so of a command on it (Base, figure "Generic
+    /// Command Status Values", 08h): its association has ended. What is in flight may be asked again
+    /// on another connection.
+    #[error("the target has given up the queue: its association has ended")]
+    QueueDeleted,
     /// The connection ended before.
     #[error("the connection has ended")]
     Closed,

@@ -423,6 +423,20 @@ fn t18_a_wrong_header_digest_ends_the_connection() {
     assert_eq!(rig.qp.outstanding().collect::<Vec<_>>(), [1], "it may have been done or not");
 }
 
+#[test]
+fn p7_a_queue_that_the_target_gives_up_keeps_its_commands_for_the_next() {
+    let mut rig = Rig::ready(config(), 0);
+    rig.submit(Sqe::flush(1), 1, Data::None);
+    rig.submit(Sqe::flush(1), 2, Data::None);
+    // Command Aborted due to SQ Deletion: 08h of the generic statuses.
+    let error = rig.get(&resp(4, 0x08, 0)).unwrap_err();
+    assert_eq!(error, SessionError::QueueDeleted);
+    assert!(rig.seen().is_empty() && rig.qp.is_dead());
+    let mut outstanding: Vec<u64> = rig.qp.outstanding().collect();
+    outstanding.sort_unstable();
+    assert_eq!(outstanding, [1, 2]);
+}
+
 /// T18: a target that lies about commands. In flight: read 4 of 16 bytes, transfer-write 1 of
 /// 8192, in-capsule write 2; 0 was Connect.
 #[test]
