@@ -72,7 +72,9 @@ impl Client {
     pub(super) fn acknowledge(&mut self, core: &mut Core) {
         let pending = self.found.iter().filter(|found| !found.in_place.is_empty());
         let streams: Vec<StreamId> = pending.map(|found| StreamId(found.stream)).collect();
-        let Some(volume) = self.volume.as_ref().filter(|_| !streams.is_empty()) else { return };
+        // To ask again after a refusal would be in vain: another owner has the volume.
+        let asks = !streams.is_empty() && !self.fenced;
+        let Some(volume) = self.volume.as_ref().filter(|_| asks) else { return };
         for stream in &streams {
             core.oracle.acknowledged(stream.0);
         }
