@@ -2,6 +2,7 @@
 //! when it was lost (P7), and makes the connections that streams ask for, so that no stream ever
 //! waits for a connection to be made.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +37,11 @@ pub(crate) struct Server {
     pub(crate) name: String,
     pub(crate) addr: MemberAddr,
     pub(crate) association: Mutex<Association>,
+    /// Counts the ends and beginnings of the association: a connection that was begun when it was
+    /// another must not be used. A target counts its controllers anew in each of its lives, so a
+    /// late Connect may get into the next association, before anybody has looked whether the target
+    /// is still what it was (T27).
+    pub(crate) association_number: AtomicU64,
     pub(crate) queues_granted: u16,
     /// How the volume is taken here again by the same owner; `None` where the target doesn't speak
     /// the extension.
@@ -215,6 +221,7 @@ impl Keeper {
         let since = now_ns();
         let absence = Absence { since, why: error.to_string(), for_good: false };
         lock(&self.server.desk.state).absence = Some(absence.clone());
+        self.association_changes();
         lock(&self.server.association).admin().hang_up();
         if self.connect.loss_timeout.is_zero() {
             tracing::warn!(
@@ -237,9 +244,7 @@ impl Keeper {
             match self.attach_again() {
                 Ok(association) => {
                     // Before any connection of the new one is handed out.
-                    for charge in self.streams.streams() {
-                        charge.side.post(Mail::Ended { server: self.index });
-                    }
+                    self.association_changes();
                     *lock(&self.server.association) = association;
                     lock(&self.server.desk.state).absence = None;
                     self.watch();
@@ -269,6 +274,15 @@ impl Keeper {
             }
         }
         false
+    }
+
+    /// The association has ended, or there is another: tells every stream. One that is just being
+    /// opened sees it by the number.
+    fn association_changes(&self) {
+        self.server.association_number.fetch_add(1, Ordering::SeqCst);
+        for charge in self.streams.streams() {
+            charge.side.post(Mail::Ended { server: self.index });
+        }
     }
 
     /// Sleeps; false when the volume is gone meanwhile.

@@ -1,6 +1,7 @@
 //! A stream's inner part: its session, and its connections to the volume's targets. Whoever has
 //! taken it, the owner or the housekeeper, drives it.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,10 +34,9 @@ pub(crate) struct Side {
 pub(crate) enum Mail {
     /// A new connection to a server, and a queue on it that has not been started.
     Link { server: usize, socket: Socket, queue: Box<QueuePair<Piece>> },
-    /// The association that a server's connections belong to is over, and a new one stands: a
-    /// connection that does not know yet, because the machine at its other end lost its power while
-    /// nothing was under way, is no good any more. Nor are reads of other streams until this one
-    /// has come after (P9).
+    /// The association that a server's connections belong to is over: a connection that does not
+    /// know yet, because the machine at its other end lost its power while nothing was under way,
+    /// is no good any more. Nor are reads of other streams until this one has come after (P9).
     Ended { server: usize },
     /// A server will not come back.
     GiveUp { server: usize, cause: Cause },
@@ -93,6 +93,8 @@ struct Road {
     asked: bool,
     /// How many of them have come to nothing.
     attempts: u32,
+    /// The number of the association for which the first connection was made.
+    association: u64,
     /// When the connection was lost, and what had been replayed by then.
     lost: Option<(u64, u64)>,
 }
@@ -123,6 +125,8 @@ pub(crate) struct Way {
     pub(crate) socket: Socket,
     pub(crate) qid: u16,
     pub(crate) depth: usize,
+    /// The number of the server's association when it was begun.
+    pub(crate) association: u64,
 }
 
 impl Lanes {
@@ -135,12 +139,13 @@ impl Lanes {
         // What was left for an earlier life is about connections that are no more.
         lock(&side.mail).clear();
         let mut roads = Vec::with_capacity(ways.len());
-        for (server, Way { socket, qid, depth }) in ways.into_iter().enumerate() {
+        for (server, Way { socket, qid, depth, association }) in ways.into_iter().enumerate() {
             side.poller
                 .add(&socket, server as u64, Interest::Read)
                 .map_err(|e| (server, poll_error(e)))?;
             let connection = Some(Connection::new(socket));
-            roads.push(Road { connection, qid, depth, asked: false, attempts: 0, lost: None });
+            let (asked, attempts, lost) = (false, 0, None);
+            roads.push(Road { connection, qid, depth, asked, attempts, association, lost });
         }
         let released = session.config().start;
         Ok(Self {
@@ -160,6 +165,26 @@ impl Lanes {
 
     pub(crate) fn id(&self) -> StreamId {
         self.session.config().stream
+    }
+
+    /// The stream can be told from now on that an association has ended. Those that have ended
+    /// before, while it was being opened, it has to see by itself.
+    pub(crate) fn leave_former_associations(&mut self) {
+        for server in 0..self.roads.len() {
+            if self.is_former(server) {
+                self.lose(server, &CallError::Closed);
+            }
+        }
+    }
+
+    /// Whether an association that it was opened with has ended since.
+    pub(crate) fn is_outdated(&self) -> bool {
+        (0..self.roads.len()).any(|server| self.is_former(server))
+    }
+
+    fn is_former(&self, server: usize) -> bool {
+        let number = &self.volume.servers[server].association_number;
+        self.roads[server].association != number.load(Ordering::SeqCst)
     }
 
     /// Closes all connections. The stream is no good for anything afterwards.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -380,6 +381,7 @@ fn inner(
             known,
             desk: Desk::new(&poller),
             association: Mutex::new(association),
+            association_number: AtomicU64::new(0),
         });
         servers.push(Arc::clone(&server));
         let keeper = Keeper {

@@ -136,6 +136,7 @@ impl Stream {
         let lanes = Arc::new(Owned::new(lanes));
         let charge = Charge { lanes: Arc::clone(&lanes), side: Arc::clone(&side) };
         volume.housekeeper.add(id, charge);
+        lanes.take().leave_former_associations();
         let spin_ns = nanos(volume.connect.spin);
         Self {
             id,
@@ -396,6 +397,7 @@ impl Stream {
         let fresh = start::lanes(&self.volume, self.id, &qids, &self.options, &side)?;
         let mut lanes = self.lanes.take();
         lanes.restart(fresh, &mut self.pool);
+        lanes.leave_former_associations();
         self.side.watched.restart(recovery.last);
         drop(lanes);
         self.volume.housekeeper.wake();

@@ -104,6 +104,10 @@ impl Node {
         self.running.take().expect("it runs").stop().unwrap();
     }
 
+    pub(crate) fn nqn(&self) -> &str {
+        self.config.subnqn.as_deref().expect("it has one")
+    }
+
     pub(crate) fn addr(&self) -> SocketAddr {
         self.config.listen[0].parse().unwrap()
     }

@@ -5,9 +5,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use riopipe::{MemberAddr, Place, Stream, StreamOptions, Until, Volume};
+use riopipe::{
+    CreateOptions, EngineKind, MemberAddr, Place, Seq, Stream, StreamOptions, Until, Volume,
+};
 
 use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
+use crate::site::create_options;
 
 /// What stands between an initiator and a target, and can keep back what the target answers on
 /// the connections that are there.
@@ -16,8 +19,21 @@ pub(crate) struct Late {
     held: Arc<(Mutex<Held>, Condvar)>,
 }
 
+/// What becomes of a new connection.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Way {
+    /// It is made to the target.
+    #[default]
+    Open,
+    /// It is stopped, and those after it are made.
+    StopsNext,
+    /// One is stopped, until it is let go.
+    Stopped,
+}
+
 #[derive(Default)]
 struct Held {
+    /// Made to the target so far; they are numbered from 0.
     connections: usize,
     /// Connections from this number on, and below that one, are held.
     from: usize,
@@ -29,6 +45,7 @@ struct Held {
     /// Bytes that wait there, and bytes that may go.
     waiting: usize,
     free: usize,
+    way: Way,
     /// Nothing is passed on any more.
     over: bool,
 }
@@ -47,15 +64,19 @@ impl Late {
         let own = Arc::clone(&held);
         std::thread::spawn(move || {
             for near in listener.incoming() {
-                let mut state = own.0.lock().unwrap();
-                if state.over {
+                if own.0.lock().unwrap().over {
                     return;
                 }
-                let number = state.connections;
-                state.connections += 1;
-                drop(state);
-                let (Ok(near), Ok(far)) = (near, TcpStream::connect(to)) else { continue };
-                join(number, near, far, &own);
+                let (Ok(near), own) = (near, Arc::clone(&own)) else { continue };
+                std::thread::spawn(move || {
+                    wait_for_way(&own);
+                    let Ok(far) = TcpStream::connect(to) else { return };
+                    let mut state = own.0.lock().unwrap();
+                    let number = state.connections;
+                    state.connections += 1;
+                    drop(state);
+                    join(number, near, far, &own);
+                });
             }
         });
         Self { addr, held }
@@ -85,6 +106,24 @@ impl Late {
         self.change(|held| (held.from, held.below) = (number, number + 1));
     }
 
+    /// The next connection does not get to the target, whatever is said on it.
+    fn stop_next(&self) {
+        self.change(|held| held.way = Way::StopsNext);
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.read(|held| held.way == Way::Stopped)
+    }
+
+    /// Lets the stopped connection go on to whatever is there now.
+    fn let_go(&self) {
+        self.change(|held| held.way = Way::Open);
+    }
+
+    fn connections(&self) -> usize {
+        self.read(|held| held.connections)
+    }
+
     /// Whether the target has said something that is held.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.read(|held| held.waiting > 0)
@@ -110,7 +149,7 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        self.change(|held| (held.over, held.below) = (true, 0));
+        self.change(|held| (held.over, held.below, held.way) = (true, 0, Way::Open));
         // Wakes the listener.
         let _ = TcpStream::connect(self.addr);
     }
@@ -140,6 +179,19 @@ fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>,
             let _ = from.shutdown(Shutdown::Both);
             let _ = to.shutdown(Shutdown::Both);
         });
+    }
+}
+
+/// Waits until a new connection may be made to the target.
+fn wait_for_way(held: &(Mutex<Held>, Condvar)) {
+    let (state, changed) = held;
+    let mut state = state.lock().unwrap();
+    if state.way != Way::StopsNext {
+        return;
+    }
+    state.way = Way::Stopped;
+    while state.way == Way::Stopped {
+        state = changed.wait(state).unwrap();
     }
 }
 
@@ -211,4 +263,61 @@ fn t23_a_list_that_comes_late_is_not_taken_for_the_next_attempts() {
     for (lba, version) in written {
         assert_eq!(holds(&mut stream, lba, 1, version), Some(true), "block {lba} was durable");
     }
+}
+
+/// A stream is being opened while its target dies and comes back with a drive without power-loss
+/// protection. Its Connect gets to the new target when that one has an association again, with the
+/// same controller number, that nobody has looked at yet.
+#[test]
+fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_association() {
+    let mut node = Node::protected();
+    let late = Late::to(node.addr());
+    // With its name, so that nothing but the association takes a controller's number.
+    let member = format!("{},nqn={}", late.addr(), node.nqn());
+    let members = [member.parse::<MemberAddr>().unwrap()];
+    let create = CreateOptions { engine: Some(EngineKind::Sync), ..create_options() };
+    Volume::create("v", &members, &create).unwrap();
+    node.stop();
+    node.start();
+    let (volume, _) = Volume::open("v", &members, &with_loss_timeout(SOON)).unwrap();
+    let before = late.connections();
+    late.stop_next();
+    // Nothing may be called durable that the new drive has only in its cache.
+    let put_durably = || -> Result<Seq, String> {
+        let mut stream = volume.stream(0, &StreamOptions::default()).map_err(|e| e.to_string())?;
+        let buf = stream.buf(4096);
+        let group = stream.group().write(1, buf, Place::Fresh);
+        let seq = group.submit_durable().map_err(|error| error.to_string())?;
+        stream.wait(Until::Durable(seq), Some(SOON)).map_err(|error| error.to_string())?;
+        Ok(seq)
+    };
+    let result = std::thread::scope(|scope| {
+        let put = scope.spawn(put_durably);
+        soon("the stream connects", || late.has_stopped());
+        node.kill();
+        node.lose_protection();
+        // The next connection is the new association's. It gets as far as Identify Controller: the
+        // target has enabled a controller, and the initiator does not know yet what it is.
+        late.hold_only(before);
+        node.start();
+        loop {
+            soon("the target answers", || late.is_waited_for());
+            if late.read(|held| held.waiting) >= 4096 {
+                break;
+            }
+            let asked = late.read(|held| held.asked);
+            late.let_through();
+            soon("the next question", || late.read(|held| held.asked) > asked);
+        }
+        late.let_go();
+        // Time enough for a write, were it taken; however slow the machine, none must be.
+        let began = Instant::now();
+        while !put.is_finished() && began.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        late.open();
+        put.join().unwrap()
+    });
+    let said = result.expect_err("what is in a volatile cache was called durable");
+    assert!(said.contains("volatile write cache"), "{said}");
 }

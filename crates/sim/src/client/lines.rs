@@ -150,6 +150,14 @@ impl Stream {
         }
     }
 
+    /// The association with a server has ended, and with it every connection of it, also one that is
+    /// just being made: a late Connect may get into the next association (T27).
+    pub(super) fn lost_association(&mut self, server: u16, core: &mut Core) {
+        if self.lines[usize::from(server)].wire.is_some() {
+            self.lose(server, Cause::Disconnected, "its association has ended", core);
+        }
+    }
+
     /// Gives up what the session has given up, and notes replays that begin.
     pub(super) fn look_at_links(&mut self, core: &mut Core) {
         for (server, line) in self.lines.iter_mut().enumerate() {

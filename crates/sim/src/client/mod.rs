@@ -423,7 +423,12 @@ impl Client {
     }
 
     /// An association is gone, and what was under way with it.
-    fn lost_target(&mut self, _server: usize, core: &mut Core) {
+    fn lost_target(&mut self, server: usize, core: &mut Core) {
+        if !self.servers[server].is_up() {
+            for stream in self.streams.iter_mut().flatten() {
+                stream.lost_association(server as u16, core);
+            }
+        }
         self.forget_labels(core);
         if self.opening.take().is_some() {
             // From any point the same prefix is found: begun again once all targets are there.
