@@ -133,6 +133,12 @@ named! {
         T16MergeGaps = "T16-merge-gaps",
         /// Fresh and in-place writes are merged.
         T16MergePlaces = "T16-merge-places",
+        /// A target that says nothing of the extension is taken to speak it.
+        T17BelieveUnsaid = "T17-believe-unsaid",
+        /// Engine `rio` is run whatever the targets are.
+        T17NoFallback = "T17-no-fallback",
+        /// A volume falls back to an engine that keeps no order.
+        T17FallbackUnordered = "T17-fallback-unordered",
         /// Whoever has not claimed a volume may have its log forgotten.
         T18AnyoneForgets = "T18-anyone-forgets",
         /// A log region's header is believed without its checksum.
@@ -143,6 +149,10 @@ named! {
         T19ForeignPartition = "T19-foreign-partition",
         /// A blank log where one is due is taken for nothing to undo.
         T19BlankLog = "T19-blank-log",
+        /// A drive's label is not asked which volume it is of.
+        T19OtherVolume = "T19-other-volume",
+        /// A label of a newer version is read as if it were of this one.
+        T19NewerLabel = "T19-newer-label",
         /// Recovery goes on without the lists of one server.
         T20MissingServer = "T20-missing-server",
         /// A plain writer may write members of an unrecovered volume.
@@ -155,6 +165,12 @@ named! {
         T22PlainFlush = "T22-plain-flush",
         /// A drive that comes back without power-loss protection is believed to have it still.
         T27BelieveProtection = "T27-believe-protection",
+        /// Volumes without a log are never forgotten.
+        T28RememberAll = "T28-remember-all",
+        /// An owner of a volume that was forgotten comes back, whoever has been there since.
+        T28ForgottenResumes = "T28-forgotten-resumes",
+        /// A lease of any length is granted.
+        T28AnyLease = "T28-any-lease",
         /// A FLUSH's success is believed though another's failure may not have been heard of yet.
         T29BelieveAtOnce = "T29-believe-at-once",
         /// A failed write does not stop its stream at the target.
@@ -303,6 +319,12 @@ named! {
         LogGivenUp = "log-given-up",
         /// A stream was recovered of which a log had been given up.
         LogInDoubt = "log-in-doubt",
+        /// A volume fell back to engine `sync`, since a target could not run `rio`.
+        FellBack = "fell-back",
+        /// A volume without a log was forgotten for another's sake.
+        Forgotten = "forgotten-volume",
+        /// The drives that were there did not make the volume.
+        DrivesRefused = "drives-refused",
         /// An answer to an abandoned attempt to recover came during a later one.
         LateAnswer = "late-answer",
     }

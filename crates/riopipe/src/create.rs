@@ -3,9 +3,10 @@
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::{MemberInfo as MemberPlace, ServerInfo, Topology};
+use riopipe_session::engine_choice::{Choice, Lack, Lacking, choose_for_new};
 use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
-use riopipe_session::wire::{self, Claim, LogKind, STREAMS_MAX};
+use riopipe_session::wire::{self, Claim, STREAMS_MAX};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Targets, inspect, members_on};
@@ -100,25 +101,26 @@ fn checked(
 }
 
 fn choose_engine(targets: &Targets, options: &CreateOptions) -> Result<EngineKind, CreateError> {
-    let engine = options.engine.unwrap_or(EngineKind::Rio);
-    if engine != EngineKind::Rio {
-        return Ok(engine);
-    }
-    for association in &targets.associations {
-        let why = match association.controller.extension {
-            None => "it does not speak Rio's extension",
-            Some(extension) if extension.log_kind == LogKind::None => {
-                "it has no ordering log: start it with --log"
+    let associations = &targets.associations;
+    let extensions = associations.iter().map(|association| association.controller.extension);
+    let name = |lacking: Lacking| associations[lacking.target].name();
+    let why = |lacking: Lacking| match lacking.what {
+        Lack::Extension => "it does not speak Rio's extension",
+        Lack::Log => "it has no ordering log: start it with --log",
+    };
+    match choose_for_new(options.engine, extensions) {
+        Ok(Choice { engine, fallback }) => {
+            if let Some(lacking) = fallback {
+                let (target, why) = (name(lacking), why(lacking));
+                tracing::warn!(%target, why, "making the volume for engine {engine}");
             }
-            Some(_) => continue,
-        };
-        if options.engine.is_some() {
-            return Err(CreateError::Engine { engine, target: association.name(), why });
+            Ok(engine)
         }
-        tracing::warn!(target = %association.name(), why, "making the volume for engine sync");
-        return Ok(EngineKind::Sync);
+        Err(lacking) => {
+            let (engine, target, why) = (EngineKind::Rio, name(lacking), why(lacking));
+            Err(CreateError::Engine { engine, target, why })
+        }
     }
-    Ok(engine)
 }
 
 fn label(

@@ -13,12 +13,13 @@ use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::claim::{ClaimError, Intent, lease_ms};
+use riopipe_session::engine_choice::{Choice, Hindrance, choose};
 use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::label::DATA_START;
 use riopipe_session::stages::Stages;
-use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
+use riopipe_session::wire::{self, Claim, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Assembled, members_on};
@@ -58,34 +59,29 @@ fn choose_engine(
     assembled: &Assembled,
     wanted: Option<EngineKind>,
 ) -> Result<(EngineKind, Option<String>), OpenError> {
-    let engine = wanted.unwrap_or(assembled.set.head.engine);
-    if engine != EngineKind::Rio {
-        return Ok((engine, None));
-    }
-    let foreign = assembled.targets.associations.iter().find(|association| {
-        association.controller.extension.is_none_or(|e| e.log_kind == LogKind::None)
-    });
-    let why = match foreign {
-        Some(target) => {
-            format!(
-                "target {} does not speak Rio's extension or has no ordering log",
-                target.name()
-            )
+    let (head, associations) = (&assembled.set.head, &assembled.targets.associations);
+    let extensions = associations.iter().map(|association| association.controller.extension);
+    let why = |hindrance| match hindrance {
+        Hindrance::Target(lacking) => {
+            let name = associations[lacking.target].name();
+            format!("target {name} does not speak Rio's extension or has no ordering log")
         }
-        None if assembled.set.head.engine != EngineKind::Rio => {
-            format!(
-                "it was made for engine {}, without room in the ordering logs",
-                assembled.set.head.engine
-            )
+        Hindrance::MadeFor(engine) => {
+            format!("it was made for engine {engine}, without room in the ordering logs")
         }
-        None => return Ok((engine, None)),
     };
-    if wanted.is_some() {
-        let volume = assembled.set.head.name.clone();
-        return Err(OpenError::Engine { engine, volume, why });
+    match choose(head.engine, wanted, extensions) {
+        Ok(Choice { engine, fallback: None }) => Ok((engine, None)),
+        Ok(Choice { engine, fallback: Some(hindrance) }) => {
+            let why = why(hindrance);
+            tracing::warn!(volume = %head.name, %why, "falling back to engine {engine} and its promise");
+            Ok((engine, Some(why)))
+        }
+        Err(hindrance) => {
+            let (engine, volume) = (EngineKind::Rio, head.name.clone());
+            Err(OpenError::Engine { engine, volume, why: why(hindrance) })
+        }
     }
-    tracing::warn!(volume = %assembled.set.head.name, %why, "falling back to engine sync and its promise");
-    Ok((EngineKind::Sync, Some(why)))
 }
 
 fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {

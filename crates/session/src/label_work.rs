@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::VolumeId;
-use riopipe_order::probe::{self, Plant};
+use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
 
@@ -55,7 +55,7 @@ pub fn judge(
     found: &[Found],
     accept_lost_log: bool,
 ) -> Result<Label, AssembleError> {
-    let head = assemble(name, found)?;
+    let head = assemble(name, found).inspect_err(|_| probe::hit(Rare::DrivesRefused))?;
     if !accept_lost_log && !probe::planted(Plant::T19BlankLog) {
         logs_due(found)?;
     }

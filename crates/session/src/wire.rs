@@ -137,7 +137,7 @@ impl Extension {
     pub fn find(identify: &[u8]) -> Option<Self> {
         let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
         if r[0..8] != EXTENSION_MAGIC {
-            return None;
+            return believed_unsaid();
         }
         let version = u16::from_le_bytes([r[8], r[9]]);
         if version != EXTENSION_VERSION {
@@ -151,6 +151,19 @@ impl Extension {
             boot: array_at(r, 32),
         })
     }
+}
+
+/// What is taken for the record of a target that has none: nothing (T17).
+fn believed_unsaid() -> Option<Extension> {
+    let (version, log_kind) = (EXTENSION_VERSION, LogKind::Dax);
+    let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
+    probe::planted(Plant::T17BelieveUnsaid).then_some(Extension {
+        version,
+        log_kind,
+        incarnation,
+        region,
+        boot,
+    })
 }
 
 /// Puts an attribute and the released mark into an ordered request (Write, Write Zeroes, Flush).

@@ -15,6 +15,7 @@ use crate::scenario::{
 
 mod coincidence;
 mod engines;
+mod strangers;
 
 /// The theme of a run about logs that go back in time.
 const BACK_IN_TIME: u64 = 7;
@@ -49,7 +50,7 @@ const ENGINES: u64 = 0x656e_6769_6e65_7300;
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
-    if let Some(scenario) = coincidence::draw(seed) {
+    if let Some(scenario) = strangers::draw(seed).or_else(|| coincidence::draw(seed)) {
         return scenario;
     }
     let mut rng = Rng::new(seed);
@@ -168,7 +169,14 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         .map(|_| {
             let drives = *rng.pick(&[1, 1, 2]);
             let drives = (0..drives).map(|_| spec(rng)).collect();
-            MachineSpec { log, drives, blocks, cores: *rng.pick(&[1, 1, 2, 3]), logless: false }
+            MachineSpec {
+                log,
+                drives,
+                blocks,
+                cores: *rng.pick(&[1, 1, 2, 3]),
+                logless: false,
+                foreign: false,
+            }
         })
         .collect()
 }

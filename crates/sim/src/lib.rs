@@ -14,6 +14,7 @@ pub mod core;
 pub mod crc;
 pub mod draw;
 pub mod drive;
+pub mod foreign;
 pub mod fuse;
 pub mod host;
 pub mod log_store;

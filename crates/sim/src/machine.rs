@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
+use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -10,22 +11,25 @@ use riopipe_order::log_region::{
 };
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
-use riopipe_session::label::{Label, MemberId};
+use riopipe_session::label::{LABEL_LEN, LABEL_VERSION, Label, MemberId};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
     Closed, ConnId, DeviceError, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
     TargetConn, Volumes,
 };
 
-use crate::block::BLOCK;
+use crate::block::{BLOCK, GARBAGE};
 use crate::crc::crc32c;
-use crate::drive::Drive;
+use crate::drive::{Drive, LABEL_BLOCKS};
+use crate::foreign::Screen;
 use crate::fuse::Fuse;
 use crate::host::SimHost;
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
-use crate::scenario::{MachineSpec, VolumeSpec};
+use crate::scenario::{MachineSpec, VolumeSpec, Whose};
 
+/// Where a label's version is in its block.
+const LABEL_VERSION_AT: usize = 8;
 /// A reactor is busy with something else for so long at most, ns.
 const BUSY_NS: u64 = 200_000;
 
@@ -51,6 +55,8 @@ pub struct Link {
     pub ending: bool,
     /// The reactor that has it.
     core: usize,
+    /// What a target of another make lets through.
+    pub screen: Option<Screen>,
 }
 
 /// What a reactor has still to hear of.
@@ -90,6 +96,10 @@ pub struct Machine {
     busy: Vec<u64>,
     /// The right log, while an empty or an older one is in its place.
     pub set_aside: Option<SetAside>,
+    /// The right drive and which one it is, while another is in its place.
+    wrong: Option<(usize, Drive)>,
+    /// What of Rio's a target of another make has been sent.
+    pub misled: Option<String>,
     /// It was told to stop in good order.
     stopping: bool,
     /// Its last life was ended in good order, to the last byte of its log.
@@ -130,6 +140,8 @@ impl Machine {
             to_hear: Vec::new(),
             busy: vec![0; usize::from(spec.cores.max(1))],
             set_aside: None,
+            wrong: None,
+            misled: None,
             stopping: false,
             rested: false,
         };
@@ -217,7 +229,7 @@ impl Machine {
         self.store.open();
         let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
-        if self.spec.logless {
+        if self.spec.logless || self.spec.foreign {
             self.serve(Volumes::without_log(crc32c));
             return Ok(Vec::new());
         }
@@ -374,6 +386,60 @@ impl Machine {
         self.kill();
     }
 
+    /// Puts another drive in the place of one, while the machine is off: of the same size and with the
+    /// same identity, and with a label that says `whose`. Its blocks hold whatever.
+    pub fn replace_drive(&mut self, drive: usize, whose: Whose) {
+        let there = &self.host.drives[drive];
+        let copies = there.bytes(&[there.block(0), there.block(1)]);
+        let (older, newer) = copies.split_at(LABEL_LEN);
+        let (Ok(mut label), None) = (Label::newest([older, newer], crc32c), &self.wrong) else {
+            return;
+        };
+        if whose == Whose::Other {
+            label.volume = VolumeId(*b"another volume!!");
+        }
+        let mut block = label.encode(crc32c);
+        if whose == Whose::Newer {
+            block[LABEL_VERSION_AT..][..4].copy_from_slice(&(LABEL_VERSION + 1).to_le_bytes());
+        }
+        let mut other = Drive::new(*there.spec(), self.spec.blocks);
+        (LABEL_BLOCKS..self.spec.blocks).for_each(|lba| other.preset(lba, GARBAGE));
+        let name = other.name_label(&block);
+        (0..LABEL_BLOCKS).for_each(|lba| other.preset(lba, name));
+        let right = core::mem::replace(&mut self.host.drives[drive], other);
+        self.wrong = Some((drive, right));
+    }
+
+    /// Puts the right drive back; whether another was in its place.
+    pub fn put_drive_back(&mut self) -> bool {
+        let Some((at, drive)) = self.wrong.take() else { return false };
+        self.host.drives[at] = drive;
+        true
+    }
+
+    /// Which of its drives has another one in its place.
+    #[must_use]
+    pub fn replaced_drive(&self) -> Option<usize> {
+        self.wrong.as_ref().map(|(at, _)| *at)
+    }
+
+    /// A drive of the machine, wherever it is just now.
+    #[must_use]
+    pub fn drive(&self, at: usize) -> &Drive {
+        match &self.wrong {
+            Some((replaced, right)) if *replaced == at => right,
+            _ => &self.host.drives[at],
+        }
+    }
+
+    /// How many volumes the target remembers, and how many it may at most: those in its log, and as
+    /// many without one as it has drives (T28).
+    #[must_use]
+    pub fn remembers(&self, in_log: usize) -> Option<(usize, usize)> {
+        let remembered = self.host.shared.as_ref()?.volumes().remembered();
+        Some((remembered, in_log + self.host.drives.len()))
+    }
+
     /// The process stops after so many more effects on drives, log and network, or in the fence
     /// after so many more.
     pub fn stop_after(&self, effects: u32, fences: bool) {
@@ -403,6 +469,7 @@ impl Machine {
             net: Some(net),
             ending: false,
             core,
+            screen: self.spec.foreign.then(Screen::default),
         });
         at
     }
@@ -410,12 +477,15 @@ impl Machine {
     /// Bytes have come.
     pub fn receive(&mut self, at: usize, bytes: &[u8]) {
         self.store.write_back_some(&mut self.rng);
-        let Self { host, links, touched, .. } = self;
+        let Self { host, links, touched, misled, .. } = self;
         let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
         if link.ending {
             return;
         }
         touched.push(at);
+        if let Some(screen) = &mut link.screen {
+            *misled = misled.take().or(screen.look(bytes));
+        }
         let fresh = link.input.is_empty();
         if !fresh {
             link.input.extend_from_slice(bytes);
@@ -579,6 +649,9 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
         region: if volume.engine.is_logged() { first_region(*machine) } else { [0; 16] },
     });
     let members: Vec<MemberId> = members.collect();
+    // As it was left by who gave up the log that one of these targets once had.
+    let foreign = volume.members.iter().any(|(machine, _)| machines[*machine].spec.foreign);
+    let engine = if foreign { EngineKind::Rio } else { volume.engine.kind() };
     for (index, (machine, drive)) in volume.members.iter().enumerate() {
         let blocks = machines[*machine].spec.blocks;
         let drive = &mut machines[*machine].host.drives[*drive];
@@ -590,7 +663,7 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
                 unit_blocks: volume.unit,
                 data_blocks: u64::from(blocks - volume.first),
                 streams: volume.streams,
-                engine: volume.engine.kind(),
+                engine,
                 index: index as u16,
                 generation: FIRST_GENERATION,
                 sequence,

@@ -24,6 +24,10 @@ pub struct MachineSpec {
     /// Its target is started without a log. Only a volume that needs none can be there.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub logless: bool,
+    /// Its target is of another make, and does not speak Rio's extension. The volume was made for
+    /// engine `rio`, and falls back to `sync`.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub foreign: bool,
 }
 
 /// How the volume's streams keep order. Without an ordering log each keeps a promise of its own
@@ -341,6 +345,25 @@ pub enum What {
         /// Which bit of what `how` says.
         bit: u32,
     },
+    /// The machine loses its power, and an operator puts another drive in the place of one of its;
+    /// the right one is put back after the volume has been refused.
+    WrongDrive {
+        /// Which machine.
+        machine: usize,
+        /// Which of its drives.
+        drive: usize,
+        /// What the label on the other drive says.
+        whose: Whose,
+    },
+    /// A host claims volumes that need no log, each time another one, and gives them back.
+    Claimant {
+        /// Which machine.
+        machine: usize,
+        /// On which of its drives.
+        drive: usize,
+        /// How many.
+        volumes: u32,
+    },
     /// The target's process is killed and comes back with a drive that has lost its power-loss
     /// protection.
     Unprotect {
@@ -383,6 +406,16 @@ pub enum Spoil {
     Marks,
     /// Two streams' partitions have changed places.
     Swapped,
+}
+
+/// Whose drive is in the place of a volume's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Whose {
+    /// Another volume's of the same name and shape, such as the one that was there before.
+    Other,
+    /// A later version of Rio has written its label.
+    Newer,
 }
 
 /// Which ends of a connection learn that it is broken.

@@ -10,10 +10,12 @@ use riopipe_order::log_region::NewVolume;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
+use crate::client::claimant::{self, Claimant};
 use crate::client::intruder::{self, Intruder, Told};
 use crate::client::{Client, NEIGHBOUR};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
+use crate::foreign;
 use crate::log_store::{LogStoreKind, SetAside};
 use crate::machine::{self, Machine, new_volume};
 use crate::network::{Chunk, ServerEnd, Way};
@@ -74,6 +76,7 @@ pub struct World {
     clients: Vec<Client>,
     neighbour: Option<Neighbour>,
     intruders: Vec<Intruder>,
+    claimants: Vec<Claimant>,
     /// Faults to come.
     faults: Vec<Fault>,
     /// Who may not take the volume over while somebody has it.
@@ -167,6 +170,7 @@ impl World {
             clients: (0..2).map(Client::new).collect(),
             neighbour,
             intruders: Vec::new(),
+            claimants: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
             calm_since: None,
@@ -270,7 +274,7 @@ impl World {
                     if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
                         oracle.heard(client, at, *now);
                     }
-                } else if client >= intruder::FIRST {
+                } else if (intruder::FIRST..claimant::FIRST).contains(&client) {
                     let intruder = &mut self.intruders[client - intruder::FIRST];
                     intruder.welcome = oracle.is_welcome(at);
                     if !oracle.is_in_use(at, *now) {
@@ -300,6 +304,13 @@ impl World {
             Ok(Some(chunk)) => chunk,
         };
         let Some(end) = self.core.net.conn(conn).client else { return };
+        if end.client >= claimant::FIRST {
+            let claimant = &mut self.claimants[end.client - claimant::FIRST];
+            return match chunk {
+                Chunk::Bytes(bytes) => claimant.receive(conn, &bytes, &mut self.core),
+                _ => claimant.close(&mut self.core),
+            };
+        }
         if end.client >= intruder::FIRST {
             let intruder = &mut self.intruders[end.client - intruder::FIRST];
             match chunk {
@@ -340,8 +351,15 @@ impl World {
 
     /// Sees to what a machine's sessions have left to be done.
     fn settle(&mut self, at: usize) {
-        let Self { core, machines, neighbour, .. } = self;
+        let Self { core, machines, neighbour, volumes, .. } = self;
         let machine = &mut machines[at];
+        if let Some(by) = machine.misled.take() {
+            core.oracle.misled(at, &by);
+        }
+        let in_log = volumes[at].iter().filter(|volume| volume.streams > 0).count();
+        if let Some((volumes, most)) = machine.remembers(in_log) {
+            core.oracle.remembers(at, volumes, most);
+        }
         machine.deliver_notices();
         while let Some(link) = machine.touched.pop() {
             send(machine, link, core);
@@ -538,6 +556,9 @@ fn send(machine: &mut Machine, at: usize, core: &mut Core) {
         let mut bytes = Vec::with_capacity(link.out.len_bytes());
         link.out.slices().for_each(|slice| bytes.extend_from_slice(slice));
         link.out.consume(bytes.len());
+        if link.screen.is_some() {
+            foreign::hide(&mut bytes);
+        }
         if let Some(conn) = link.net
             && host.fuse.burn()
         {

@@ -14,6 +14,7 @@
 use alloc::collections::BTreeSet;
 
 use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
 use super::claims::{Refusal, Volumes};
@@ -39,7 +40,7 @@ impl<R: Region> Volumes<R> {
     /// Whether an owner may go on with a volume without a log that the target does not know: it
     /// knew it in an earlier life, and nobody else has been there in this one (T25).
     pub(super) fn check_unknown_resume(&self, claim: &Claim) -> Result<(), Refusal> {
-        if self.taken.any(&claim.members) {
+        if self.taken.any(&claim.members) && !probe::planted(Plant::T28ForgottenResumes) {
             return Err((wire::status::LEASE_OVER.with_dnr(), 0));
         }
         Ok(())
@@ -50,10 +51,14 @@ impl<R: Region> Volumes<R> {
     pub(super) fn forget_predecessors(&mut self, claim: &Claim) {
         let Self { list, log, .. } = self;
         list.retain(|volume| {
-            volume.id == claim.volume
+            let kept = volume.id == claim.volume
                 || volume.is_guarded()
                 || is_recorded(log, volume)
-                || !claim.members.iter().any(|member| volume.has(member.nsid))
+                || !claim.members.iter().any(|member| volume.has(member.nsid));
+            if !kept {
+                probe::hit(Rare::Forgotten);
+            }
+            kept || probe::planted(Plant::T28RememberAll)
         });
         self.taken.note(&claim.members);
     }

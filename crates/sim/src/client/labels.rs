@@ -1,6 +1,9 @@
 //! The volume's labels: read and judged before it is taken, rewritten once it is.
 
 use riopipe_nvme::command::Status;
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::engine::EngineKind;
+use riopipe_session::engine_choice::choose;
 use riopipe_session::initiator::opening::Phase;
 use riopipe_session::label::{AssembleError, Found, Label};
 use riopipe_session::label_work::{self, LabelIo, Relabel};
@@ -14,6 +17,8 @@ use crate::machine::nguid;
 #[derive(Default)]
 pub(super) struct Labels {
     begun: bool,
+    /// When they began to be read, ns.
+    pub(super) since: u64,
     found: Vec<Found>,
     /// What they say, once all have been read.
     head: Option<Label>,
@@ -24,13 +29,32 @@ pub(super) struct Labels {
     out: bool,
 }
 
+impl Labels {
+    /// The volume that they are of, once all have been read.
+    pub(super) fn volume(&self) -> Option<VolumeId> {
+        self.head.as_ref().map(|head| head.volume)
+    }
+}
+
 impl Client {
+    /// The engine for the volume, by what its labels and the targets say (T17).
+    pub(super) fn chosen_engine(&self, core: &Core) -> EngineKind {
+        let Some(head) = &self.labels.head else { return core.engine() };
+        let said = self.servers.iter().map(|server| server.controller().and_then(|c| c.extension));
+        match choose(head.engine, None, said) {
+            Ok(choice) => choice.engine,
+            // Nobody here insists on one.
+            Err(_) => head.engine,
+        }
+    }
+
     /// Reads the labels of all members, over the associations that are there; whether that is done.
     pub(super) fn read_labels(&mut self, core: &mut Core) -> bool {
         if self.labels.head.is_some() {
             return true;
         }
         if !core::mem::replace(&mut self.labels.begun, true) {
+            self.labels.since = core.now;
             for server in &mut self.servers {
                 server.close_undo(core);
             }
@@ -119,7 +143,7 @@ impl Client {
             AssembleError::LogDue { given, .. } => {
                 Refused::Log(core.scenario.volume.members[*given].0)
             }
-            _ => Refused::Other,
+            _ => Refused::Drives,
         });
         self.begin_again(core);
     }

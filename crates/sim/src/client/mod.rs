@@ -3,6 +3,7 @@
 //! It attaches to every target, opens the volume (recovering it if needed), runs its streams, has
 //! lost targets back, reopens streams that failed, and closes in good order.
 
+pub mod claimant;
 pub mod intruder;
 mod labels;
 mod ledger;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
-use riopipe_order::engine::Cause;
+use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::Opening;
 use riopipe_session::initiator::queue_pair::QpConfig;
@@ -49,6 +50,8 @@ pub enum Refused {
     Log(usize),
     /// A log is older than the labels (T24).
     OldLog,
+    /// The drives are not the volume's, by their labels (T19).
+    Drives,
     /// A log store has failed: its target has to be started again.
     LogFailed(usize),
     /// Somebody else has the volume.
@@ -109,6 +112,8 @@ pub struct Client {
     retry_at: u64,
     found: Vec<Recovered>,
     volume: Option<Volume>,
+    /// The engine that it has chosen.
+    engine: EngineKind,
     streams: Vec<Option<Stream>>,
     /// Streams without a log that have had a life already.
     anew: BTreeSet<u16>,
@@ -142,6 +147,7 @@ impl Client {
             retry_at: 0,
             found: Vec::new(),
             volume: None,
+            engine: EngineKind::Rio,
             streams: Vec::new(),
             anew: BTreeSet::new(),
             guarded: 0,
@@ -288,6 +294,7 @@ impl Client {
         self.retry_at = 0;
         self.found.clear();
         self.volume = None;
+        self.engine = core.engine();
         self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
         self.anew.clear();
         self.guarded = 0;
@@ -446,16 +453,7 @@ impl Client {
             Purpose::Resume => {
                 self.servers[server].claiming = false;
                 match ended.answer {
-                    Ok(_) => {
-                        self.servers[server].claimed = true;
-                        if self.era() == Some(core.oracle.current()) {
-                            core.oracle.resumed(self.index, server, core.now);
-                        }
-                        let association = self.servers[server].association;
-                        for stream in self.streams.iter_mut().flatten() {
-                            stream.has_association(server as u16, association, core);
-                        }
-                    }
+                    Ok(_) => self.has_back(server, core),
                     Err(status) => self.not_resumed(server, status, core),
                 }
             }
@@ -473,6 +471,18 @@ impl Client {
                     }
                 }
             }
+        }
+    }
+
+    /// A target has the volume's owner back.
+    fn has_back(&mut self, server: usize, core: &mut Core) {
+        self.servers[server].claimed = true;
+        if self.era() == Some(core.oracle.current()) {
+            core.oracle.resumed(self.index, server, core.now);
+        }
+        let association = self.servers[server].association;
+        for stream in self.streams.iter_mut().flatten() {
+            stream.has_association(server as u16, association, core);
         }
     }
 

@@ -112,8 +112,9 @@ impl Client {
         if all && !self.read_labels(core) {
             return;
         }
+        self.engine = self.chosen_engine(core);
         let intent = Intent {
-            engine: core.engine(),
+            engine: self.engine,
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
             label_generation: self.labels.generation,
@@ -152,7 +153,7 @@ impl Client {
             let controller = server.controller().filter(|_| server.is_up());
             OpeningServer {
                 present: controller.is_some(),
-                speaks: true,
+                speaks: controller.is_none_or(|c| c.extension.is_some()),
                 logged: core.is_logged(),
                 transfer_bytes_max: controller.map_or(1 << 20, |c| c.mdts_bytes as usize),
                 members: members
@@ -168,7 +169,9 @@ impl Client {
                     .collect(),
             }
         });
-        OpeningConfig { volume: core.id, servers: servers.collect() }
+        // The one that the labels tell of, while it is being opened.
+        let volume = self.labels.volume().unwrap_or(core.id);
+        OpeningConfig { volume, servers: servers.collect() }
     }
 
     /// Gives out the opening's commands, and takes its results.
@@ -228,7 +231,9 @@ impl Client {
     pub(super) fn opened(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let Some((opening, errand)) = self.opening.take() else { return };
         let generation = opening.generation();
-        let slots = opening.statuses().iter().map(|(_, status)| status.slots).collect();
+        let of = |server: usize| opening.statuses().iter().find(|(at, _)| *at == server);
+        let slots = (0..self.servers.len()).map(|at| of(at).map_or(0, |(_, status)| status.slots));
+        let slots = slots.collect();
         let outcome = opening.into_outcome();
         match errand {
             Errand::Open => {
@@ -239,6 +244,7 @@ impl Client {
                     took: self.take_over,
                     began: self.began,
                     now: core.now,
+                    looked: self.labels.since,
                 };
                 let era = core.oracle.recovered(opened, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);

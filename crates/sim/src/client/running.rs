@@ -8,7 +8,7 @@ use riopipe_session::initiator::opening::Mode;
 use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
 
-use super::server::Purpose;
+use super::server::{Purpose, Server};
 use super::stream::{Setup, Stream};
 use super::{Client, Errand, Refused, State, is_fenced};
 use crate::core::Core;
@@ -103,6 +103,7 @@ impl Client {
                 nsids: &volume.nsids,
                 shared: &volume.shared,
                 board: &volume.board,
+                engine: self.engine,
             };
             let mut stream = Stream::new(&setup, queues, core);
             stream.anew = self.anew.contains(&id);
@@ -116,6 +117,7 @@ impl Client {
     pub(super) fn resume_targets(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let Some(volume) = &self.volume else { return };
         let config = self.config(core);
+        let mut back = Vec::new();
         for (at, server) in self.servers.iter_mut().enumerate() {
             if !server.is_up() || server.claimed || server.claiming || self.fenced || self.broken {
                 continue;
@@ -136,6 +138,10 @@ impl Client {
                 }
                 continue;
             }
+            if !config.servers[at].speaks {
+                back.push(at);
+                continue;
+            }
             let claim = rio::Claim {
                 volume: core.id,
                 generation: volume.generation,
@@ -152,6 +158,8 @@ impl Client {
             server.claiming = true;
             server.call(Purpose::Resume, rio::claim_command(), &claim.encode(), 0, core);
         }
+        // A target of another make knows of no owner (T17).
+        back.into_iter().for_each(|server| self.has_back(server, core));
     }
 
     pub(super) fn failed_stream(&self) -> Option<u16> {
@@ -188,10 +196,14 @@ impl Client {
             stream.drop_wires(core);
         }
         core.oracle.gives_back();
-        for server in &mut self.servers {
+        let speaks = |server: &Server| server.controller().is_some_and(|c| c.extension.is_some());
+        let mut asked = 0;
+        for server in self.servers.iter_mut().filter(|server| speaks(server)) {
             let release = rio::release_command(core.id, false);
             server.call(Purpose::Release, release, &[], 0, core);
+            asked += 1;
         }
-        self.state = State::Releasing(self.servers.len(), true);
+        self.released = asked == 0;
+        self.state = if asked == 0 { State::Over } else { State::Releasing(asked, true) };
     }
 }

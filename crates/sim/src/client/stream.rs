@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{
-    self, Cause, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
+    self, Cause, EngineKind, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
 };
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::queue_pair::QueuePair;
@@ -62,6 +62,8 @@ pub(super) struct Setup<'a> {
     pub(super) shared: &'a Arc<FlushFailures>,
     /// What they tell one another of replays.
     pub(super) board: &'a Arc<ReplayBoard>,
+    /// How it keeps order.
+    pub(super) engine: EngineKind,
 }
 
 /// A stream.
@@ -102,12 +104,12 @@ impl Stream {
         let kept_max = u64::from(spec.kept_blocks) * BLOCK as u64;
         let (merge, start) = (spec.merge, setup.start);
         let limits = Limits { kept_bytes_max: kept_max, merge, start, ..Limits::default() };
-        let engine = engine::engine(core.engine(), setup.topology.clone(), limits);
+        let engine = engine::engine(setup.engine, setup.topology.clone(), limits);
         let config = StreamConfig {
             volume: core.id,
             stream: StreamId(setup.id),
             generation: setup.generation,
-            engine: core.engine(),
+            engine: setup.engine,
             start: setup.start,
             nsids: setup.nsids.to_vec(),
             queue_depth: spec.depth,

@@ -59,7 +59,7 @@ pub(super) fn draw(seed: u64) -> Option<Scenario> {
 }
 
 /// One stream on one drive without power-loss protection, with nothing to do and no faults.
-fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
+pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
     let drive = DriveSpec { plp: false, garbage: false, at_once: 0, latency_us: 60, slow: 0 };
     Scenario {
         seed: rng.u64() >> 1,
@@ -69,6 +69,7 @@ fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             blocks: FIRST + data_blocks,
             cores: 1,
             logless: false,
+            foreign: false,
         }],
         volume: VolumeSpec {
             streams: 1,
@@ -98,15 +99,15 @@ fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
     }
 }
 
-fn drive(scenario: &mut Scenario) -> &mut DriveSpec {
+pub(super) fn drive(scenario: &mut Scenario) -> &mut DriveSpec {
     &mut scenario.machines[0].drives[0]
 }
 
-fn write(stream: u16, block: u32, blocks: u32, place: Place, durable: bool) -> Step {
+pub(super) fn write(stream: u16, block: u32, blocks: u32, place: Place, durable: bool) -> Step {
     Step { stream, op: Op::Group { writes: vec![WriteOp(block, blocks, place)], durable } }
 }
 
-fn at(event: u64, what: What) -> Fault {
+pub(super) fn at(event: u64, what: What) -> Fault {
     Fault { when: When::Event(event as u32), what }
 }
 

@@ -98,6 +98,38 @@ impl Oracle {
         }
     }
 
+    /// P5: whoever opens the volume has looked at each of its drives. Another in the place of one has
+    /// nothing of what was written there.
+    pub(super) fn check_drives(&mut self, looked: u64, drives: &Drives<'_>) {
+        let wrong = self.replaced.iter().find(|(machine, since)| {
+            drives.0[*machine].replaced_drive().is_some() && *since < looked
+        });
+        if let Some((machine, _)) = wrong {
+            let what = format!(
+                "the volume was opened although machine {machine} had another drive in the place \
+                 of one of the volume's"
+            );
+            self.broken(Promise::P5, what);
+        }
+    }
+
+    /// P5: a target of another make has been sent something that only Rio's understand. What it takes
+    /// that for is up to it (T17).
+    pub fn misled(&mut self, machine: usize, by: &str) {
+        let what = format!("target {machine} does not speak Rio's extension and was sent {by}");
+        self.broken(Promise::P5, what);
+    }
+
+    /// P8: what a target remembers is bounded, whatever it is asked to (T28).
+    pub fn remembers(&mut self, machine: usize, volumes: usize, most: usize) {
+        if volumes > most {
+            let what = format!(
+                "target {machine} remembers {volumes} volumes; there can be no more than {most}"
+            );
+            self.broken(Promise::P8, what);
+        }
+    }
+
     /// P5: whatever lies outside of the data area is as it was, also after a power cut.
     pub(super) fn check_outside(&mut self, drives: &Drives<'_>) {
         let changed = self.outside.iter().find_map(|(at, content)| {

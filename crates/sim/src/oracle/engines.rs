@@ -132,7 +132,7 @@ impl Oracle {
         found: &[Recovered],
         drives: &Drives<'_>,
     ) -> Era {
-        let Opened { client, took, began, now } = of;
+        let Opened { client, took, began, now, .. } = of;
         let current = self.current;
         let harmed = self.failures.since(began);
         let durable: Vec<Seq> = self.eras[current].iter().map(|history| history.durable).collect();

@@ -138,6 +138,13 @@ impl Oracle {
         self.failures.logs_that_work(|other| other == machine);
     }
 
+    /// A machine has another drive in the place of one of the volume's.
+    pub fn drive_is_replaced(&mut self, machine: usize, now: u64) {
+        self.replaced.retain(|(other, _)| *other != machine);
+        self.replaced.push((machine, now));
+        self.drive_changes(machine, now);
+    }
+
     /// A machine comes back with a drive that is not what it was.
     pub fn drive_changes(&mut self, machine: usize, now: u64) {
         self.failures.changes.push((machine, now));

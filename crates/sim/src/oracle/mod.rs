@@ -16,7 +16,6 @@ use std::collections::BTreeSet;
 use riopipe_order::attribute::Seq;
 
 use crate::block::{Content, ZERO};
-use crate::host::SimHost;
 use crate::scenario::{Place, Scenario};
 pub use blocks::Where;
 use blocks::{Block, Wr};
@@ -161,6 +160,8 @@ pub struct Opened {
     pub began: u64,
     /// The time, ns.
     pub now: u64,
+    /// When it began to read the labels that it went by, ns.
+    pub looked: u64,
 }
 
 /// Why a stream says that it failed.
@@ -214,6 +215,8 @@ pub struct Oracle {
     logless: Vec<bool>,
     /// In-place updates that were reported and not acknowledged, per stream.
     unacknowledged: Vec<Vec<Where>>,
+    /// Machines, and since when a drive of each was last replaced by another, ns.
+    replaced: Vec<(usize, u64)>,
     /// Machines whose logs were given up: what is on the drives is no prefix of anything, but
     /// nothing that was durable is gone (T26).
     lost: BTreeSet<usize>,
@@ -242,6 +245,7 @@ impl Oracle {
             failures: Failures::default(),
             logless: vec![false; scenario.machines.len()],
             unacknowledged: vec![Vec::new(); streams],
+            replaced: Vec::new(),
             lost: BTreeSet::new(),
             patient: scenario.client.loss_ms >= PATIENT_MS,
             recoveries: 0,
@@ -469,9 +473,10 @@ impl Oracle {
         found: &[Recovered],
         drives: &Drives<'_>,
     ) -> Era {
-        let Opened { client, took, began, now } = of;
+        let Opened { client, took, began, now, looked } = of;
         self.recoveries += 1;
         self.check_outside(drives);
+        self.check_drives(looked, drives);
         if !self.promised.is_logged() {
             return self.taken(of, generation, found, drives);
         }
@@ -619,7 +624,7 @@ pub const PATIENT_MS: u32 = 600_000;
 pub struct Drives<'a>(pub &'a [crate::machine::Machine]);
 
 impl Drives<'_> {
-    /// Both copies of a drive's label, as they would be read now.
+    /// Both copies of the label of the drive that is there, as they would be read now.
     #[must_use]
     pub fn labels(&self, machine: usize, drive: usize) -> Vec<u8> {
         let drive = &self.0[machine].host.drives[drive];
@@ -627,8 +632,7 @@ impl Drives<'_> {
     }
 
     fn of(&self, at: Where) -> &crate::drive::Drive {
-        let host: &SimHost = &self.0[at.machine].host;
-        &host.drives[at.drive]
+        self.0[at.machine].drive(at.drive)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What goes wrong, and when.
 
 use super::{Doom, Stop, World};
+use crate::client::claimant::Claimant;
 use crate::client::intruder::Intruder;
 use crate::client::{Client, NEIGHBOUR};
 use crate::core::{Ev, US};
@@ -143,6 +144,19 @@ impl World {
                     self.crash_machine(machine, Doom { power: false, down_us });
                 }
                 self.machines[machine].host.drives[drive].unprotect();
+            }
+            What::WrongDrive { machine, drive, whose } => {
+                let is = &self.machines[machine];
+                if is.is_accepting() && is.replaced_drive().is_none() {
+                    self.crash_machine(machine, Doom { power: true, down_us: 200 });
+                    self.machines[machine].replace_drive(drive, whose);
+                    self.each_oracle(|oracle, now| oracle.drive_is_replaced(machine, now));
+                }
+            }
+            What::Claimant { machine, drive, volumes } => {
+                let mut claimant = Claimant::new(self.claimants.len(), machine, drive, volumes);
+                claimant.start(&mut self.core);
+                self.claimants.push(claimant);
             }
             What::GiveBack { for_us } => {
                 if let Some(owner) = self.owner().filter(|_| self.giving_back.is_none()) {

@@ -107,6 +107,7 @@ impl World {
         }
         match client.take_refused() {
             None | Some(Refused::Other) => {}
+            Some(Refused::Drives) => return self.put_drives_back(),
             // Nobody but an earlier life of its own has it.
             Some(Refused::Owned) => client.may_take_over(true),
             Some(Refused::Log(machine)) => return self.neighbours_log_refused(machine),

@@ -27,6 +27,7 @@ impl World {
                 // Nothing but an operator does that: if nobody has, the volume stays closed (P8).
                 Some(Refused::OldLog) => self.put_logs_back(),
                 Some(Refused::LogFailed(machine)) => self.mend_log(machine),
+                Some(Refused::Drives) => self.put_drives_back(),
                 Some(Refused::Other) => {}
             }
             if self.clients[at].is_broken() {
@@ -93,7 +94,8 @@ impl World {
 
     /// Whether the workload has come to its end.
     pub(super) fn is_idle(&self) -> bool {
-        let writes = self.intruders.iter().any(|intruder| !intruder.is_over());
+        let writes = self.intruders.iter().any(|intruder| !intruder.is_over())
+            || self.claimants.iter().any(|claimant| !claimant.is_over());
         self.owner().is_some_and(|owner| !writes && !self.clients[owner].has_work(&self.core))
     }
 
@@ -105,7 +107,10 @@ impl World {
     }
 
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
-        // Before a log is given up, those that were mislaid are looked for.
+        // Before a log is given up, what was mislaid is looked for: it may be due to other drives.
+        if self.machines.iter().any(|machine| machine.replaced_drive().is_some()) {
+            return self.put_drives_back();
+        }
         if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
             return self.put_logs_back();
         }
@@ -144,6 +149,21 @@ impl World {
         self.machines[machine].store.put_back(log);
     }
 
+    /// Drives that others have taken the place of are looked for, and put back.
+    pub(super) fn put_drives_back(&mut self) {
+        for at in 0..self.machines.len() {
+            if self.machines[at].replaced_drive().is_none() {
+                continue;
+            }
+            self.core.trace(|| format!("machine {at} gets its drive back"));
+            if self.machines[at].is_up() {
+                self.crash_machine(at, Doom { power: true, down_us: 100 });
+            }
+            self.machines[at].put_drive_back();
+            self.each_oracle(|oracle, now| oracle.drive_changes(at, now));
+        }
+    }
+
     /// Faults stop.
     pub(super) fn calm(&mut self) {
         self.core.trace(|| "faults stop".into());
@@ -154,6 +174,7 @@ impl World {
             self.crash_client(standby, true);
         }
         self.core.net.heal();
+        self.put_drives_back();
         for at in 0..self.machines.len() {
             self.put_log_back(at);
             let machine = &mut self.machines[at];

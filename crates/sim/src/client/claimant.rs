@@ -1,0 +1,176 @@
+//! A host with no part in the volume that claims volumes of its own on a drive, one after the other,
+//! and gives each back: what it makes the target remember is bounded (T28).
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Member, VolumeId};
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_session::initiator::queue_pair::QpConfig;
+use riopipe_session::target::limits::LEASE_MS_MAX;
+use riopipe_session::wire::{self as rio, Claim};
+
+use super::server::{Purpose, Server};
+use crate::core::Core;
+use crate::crc::crc32c;
+use crate::machine::subnqn;
+use crate::network::{ClientEnd, Role};
+use crate::oracle::Promise;
+
+/// Claimants are counted from here where initiators are counted from 0.
+pub const FIRST: usize = 1_000;
+
+/// What it does with a volume, one step after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Claims it, for longer than any target may grant.
+    Forever,
+    /// Claims it.
+    Claim,
+    /// Gives it back.
+    Release,
+    /// Goes on with the one before, which the target has forgotten for this one.
+    Resume,
+}
+
+const STEPS: [Step; 4] = [Step::Forever, Step::Claim, Step::Release, Step::Resume];
+
+/// See [the module](self).
+pub struct Claimant {
+    index: usize,
+    machine: usize,
+    drive: usize,
+    server: Server,
+    /// Steps done.
+    done: usize,
+    /// Steps in all.
+    steps: usize,
+    /// The last volume but one that it was given.
+    forgotten: Option<u32>,
+    /// The last one.
+    had: Option<u32>,
+    asked: bool,
+    over: bool,
+}
+
+impl Claimant {
+    /// A claimant that has not begun, of so many volumes.
+    #[must_use]
+    pub fn new(index: usize, machine: usize, drive: usize, volumes: u32) -> Self {
+        let hostnqn = format!("nqn.2026-01.io.example:claimant{index}");
+        let config = QpConfig::admin(hostnqn, [0xdd; 16], subnqn(machine), crc32c);
+        Self {
+            index: FIRST + index,
+            machine,
+            drive,
+            server: Server::new(machine as u16, config),
+            done: 0,
+            steps: volumes as usize * STEPS.len(),
+            forgotten: None,
+            had: None,
+            asked: false,
+            over: false,
+        }
+    }
+
+    /// Begins.
+    pub fn start(&mut self, core: &mut Core) {
+        let role = Role::Admin(self.machine as u16);
+        self.server.tick(ClientEnd { client: self.index, life: 0, role }, core);
+    }
+
+    /// Whether it has done all that it wanted, or never will.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn step(&self) -> (Step, u32) {
+        (STEPS[self.done % STEPS.len()], (self.done / STEPS.len()) as u32)
+    }
+
+    fn ask(&mut self, core: &mut Core) {
+        if self.done == self.steps {
+            return self.close(core);
+        }
+        let (step, nth) = self.step();
+        let claim = |nth: u32, resume, lease_ms| Claim {
+            volume: id(self.index, nth),
+            generation: 1,
+            create: false,
+            give_up: false,
+            take_over: false,
+            unlogged: true,
+            resume,
+            streams: 1,
+            slots: 0,
+            lease_ms,
+            members: vec![MemberNamespace { member: Member(0), nsid: self.drive as u32 + 1 }],
+        };
+        let claim = match step {
+            Step::Forever => claim(nth, false, LEASE_MS_MAX + 1),
+            Step::Claim => claim(nth, false, 0),
+            Step::Resume => claim(self.forgotten.unwrap_or(nth), true, 0),
+            Step::Release => {
+                let release = rio::release_command(id(self.index, nth), false);
+                return self.server.call(Purpose::Release, release, &[], 0, core);
+            }
+        };
+        self.server.call(Purpose::Resume, rio::claim_command(), &claim.encode(), 0, core);
+    }
+
+    fn answered(&mut self, answer: Result<(), Status>, core: &mut Core) {
+        let (machine, (step, nth)) = (self.machine, self.step());
+        let granted = answer.is_ok();
+        match step {
+            Step::Forever if granted => {
+                let what = format!("target {machine} has granted a lease longer than any may be");
+                core.oracle.broken(Promise::P8, what);
+            }
+            Step::Resume if granted && self.forgotten.is_some() => {
+                let what = format!(
+                    "target {machine} has let an owner back in, though another has had its drive \
+                     meanwhile"
+                );
+                core.oracle.broken(Promise::P5, what);
+            }
+            Step::Claim if granted => {
+                self.forgotten = self.had.replace(nth);
+            }
+            _ => {}
+        }
+        self.done += 1;
+        self.ask(core);
+    }
+
+    /// Bytes have come.
+    pub fn receive(&mut self, conn: usize, bytes: &[u8], core: &mut Core) {
+        if self.over {
+            return;
+        }
+        match self.server.admin_bytes(conn, bytes, core) {
+            Err(()) => self.over = true,
+            Ok(ended) => {
+                for ended in ended {
+                    self.answered(ended.answer.map(|_| ()), core);
+                }
+            }
+        }
+        if self.server.is_up() && !core::mem::replace(&mut self.asked, true) {
+            self.ask(core);
+        }
+    }
+
+    /// Its connection has ended, or it is to end.
+    pub fn close(&mut self, core: &mut Core) {
+        if !core::mem::replace(&mut self.over, true) {
+            self.server.lose("it leaves", core);
+        }
+    }
+}
+
+/// The id of a claimant's volume: no other has it.
+fn id(claimant: usize, nth: u32) -> VolumeId {
+    let mut id = *b"claimed .... ...";
+    id[8..12].copy_from_slice(&(claimant as u32).to_le_bytes());
+    id[12..].copy_from_slice(&nth.to_le_bytes());
+    VolumeId(id)
+}
