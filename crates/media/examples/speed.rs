@@ -41,7 +41,7 @@ fn random_writes_of_4_kib() {
                     }
                     count += 1;
                 }
-                queue.kick();
+                queue.kick(now());
                 time = now();
                 queue.poll(time, &mut done);
                 done.drain(..).for_each(|done| drop(done.result.unwrap()));
@@ -54,12 +54,12 @@ fn random_writes_of_4_kib() {
         let (start, mut count) = (now(), 0u64);
         while now() < start + 1_000_000_000 {
             let _ = queue.write(0, random(&mut state) % blocks, Data::Borrowed(&source[..4096]));
-            queue.kick();
+            queue.kick(now());
             while queue.in_flight() > 0 {
                 queue.poll(now(), &mut done);
             }
             let _ = queue.flush(1);
-            queue.kick();
+            queue.kick(now());
             while queue.in_flight() > 0 {
                 queue.poll(now(), &mut done);
             }

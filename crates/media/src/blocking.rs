@@ -2,10 +2,12 @@
 
 use std::os::fd::RawFd;
 
+use riopipe_order::block_device::IoError;
+
 use crate::buf::AlignedBuf;
 use crate::clock::now;
 use crate::drive::{Data, Done, Drive, Queue, Submitted};
-use crate::error::{IoError, OpenError};
+use crate::error::OpenError;
 
 /// A queue with one operation at a time; each call returns when it is done.
 pub struct Blocking {
@@ -56,7 +58,7 @@ impl Blocking {
         if let Submitted::Done(result) = submitted {
             return result;
         }
-        self.queue.kick();
+        self.queue.kick(now());
         let mut done: Vec<Done> = Vec::new();
         loop {
             let now = now();

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_SIZE;
 
 /// Size classes kept for reuse: 4 KiB, 8 KiB, … 1 MiB.
 const CLASSES: usize = 9;
@@ -103,6 +103,12 @@ impl DerefMut for AlignedBuf {
 
 impl AsRef<[u8]> for AlignedBuf {
     fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for AlignedBuf {
+    fn as_mut(&mut self) -> &mut [u8] {
         self
     }
 }

@@ -1,7 +1,8 @@
 //! The one clock that drives and reactors share.
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: what [`Queue::poll`](crate::Queue::poll) takes and
-/// [`Queue::next_deadline`](crate::Queue::next_deadline) returns.
+/// Nanoseconds of `CLOCK_MONOTONIC`: what
+/// [`BlockDevice::poll`](crate::BlockDevice::poll) takes and
+/// [`BlockDevice::next_deadline`](crate::BlockDevice::next_deadline) returns.
 #[inline]
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -6,7 +6,7 @@
 //! streaming stores (AVX2, AVX-512) measure the same as SSE2's, which every x86-64 has, so there
 //! is nothing to detect.
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_SIZE;
 
 /// Copies one block and makes it visible to other threads before any later store of this one
 /// (streaming stores are otherwise not ordered).

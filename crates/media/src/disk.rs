@@ -3,10 +3,11 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use riopipe_order::block_device::{BLOCK_SIZE, BlockDevice, Cause, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{Cause, OpenError, Operation};
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
 use crate::medium::Medium;
 use crate::request::{Disk, Request};
 use crate::survival::{Kept, Survival};
@@ -52,7 +53,7 @@ impl DiskDrive {
             atomic_block: medium.device,
             describe: String::new(),
         };
-        let disk = Disk::new(medium, Limits::new(&geometry, &name));
+        let disk = Disk::new(medium, Limits::new(geometry.blocks, &name));
         // Tried once here, so that a system that forbids io_uring is told of once per drive.
         let threads = threads
             || match Uring::new(Arc::clone(&disk), 1) {
@@ -161,7 +162,9 @@ impl<E: Engine> DiskQueue<E> {
     }
 }
 
-impl<E: Engine> Queue for DiskQueue<E> {
+impl<E: Engine> BlockDevice for DiskQueue<E> {
+    type Buf = AlignedBuf;
+
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let len = data.bytes().len();
         if let Err(error) = self.disk.limits.data(Operation::Write, lba, len) {
@@ -195,7 +198,7 @@ impl<E: Engine> Queue for DiskQueue<E> {
         self.zero(Operation::Deallocate, op, lba, blocks)
     }
 
-    fn kick(&mut self) {
+    fn kick(&mut self, _now: u64) {
         self.engine.kick();
     }
 
@@ -215,12 +218,14 @@ impl<E: Engine> Queue for DiskQueue<E> {
         None
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        Some(self.engine.event_fd())
-    }
-
     fn in_flight(&self) -> usize {
         self.engine.in_flight()
+    }
+}
+
+impl<E: Engine> Queue for DiskQueue<E> {
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.engine.event_fd())
     }
 }
 

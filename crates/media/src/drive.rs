@@ -2,24 +2,24 @@
 
 use std::os::fd::RawFd;
 
+use riopipe_order::block_device::{self, BlockDevice};
+
 use crate::buf::AlignedBuf;
-use crate::error::{IoError, OpenError};
+use crate::error::OpenError;
 use crate::ssd::PowerCut;
 use crate::survival::Survival;
 
-/// Size of a logical block in bytes: the unit of every address and length here, and the largest
-/// piece that a drive is assumed to write atomically (M1).
-pub const BLOCK_SIZE: usize = 4096;
-
-/// Most blocks that one operation may cover (8 MiB). A target splits or refuses larger ones by
-/// its MDTS long before; the bound keeps buffers and model arithmetic finite. Write zeroes and
-/// deallocate carry no data and may cover the whole drive.
-pub const BLOCKS_MAX: u64 = 2048;
+/// The bytes of a write.
+pub type Data<'a> = block_device::Data<'a, AlignedBuf>;
+/// How a submission ended.
+pub type Submitted = block_device::Submitted<AlignedBuf>;
+/// One finished operation.
+pub type Done = block_device::Done<AlignedBuf>;
 
 /// What a drive is like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes in a logical block: always [`BLOCK_SIZE`].
+    /// Bytes in a logical block: always [`BLOCK_SIZE`](crate::BLOCK_SIZE).
     pub block_size: u32,
     /// Capacity in logical blocks, at least 1.
     pub blocks: u64,
@@ -82,91 +82,16 @@ pub trait Drive: Send + Sync {
     fn power_on(&self) {}
 }
 
-/// One thread's way to a drive: operations go in, completions come out of [`Queue::poll`].
+/// One thread's way to a drive: operations go in, completions come out of
+/// [`poll`](BlockDevice::poll). Its times are those of [`now()`](crate::now).
 ///
-/// `op` is the caller's name for an operation; it comes back in [`Done`] and need not be unique
-/// for the queue's sake. Operations in flight together may take effect in any order, also two on
-/// one block (M4). A flush covers the writes that had completed before it was
-/// submitted (M2).
-///
-/// An operation is refused at once, as `Submitted::Done(Err(..))`, when its blocks are not all on
-/// the drive, its length is zero or not a whole number of blocks, or the queue is full.
+/// A deallocated block reads as zeroes afterwards, whatever the medium's own TRIM does (T10).
 ///
 /// Dropping a queue waits for what it has in flight, so that no write lands after its file has
 /// been unlocked (T8).
-pub trait Queue: Send {
-    /// Writes `data` (whole blocks) from block `lba` on.
-    fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted;
-
-    /// Reads `blocks` blocks from `lba` on into a new buffer.
-    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted;
-
-    /// Makes durable all writes, of any queue, that completed before this call.
-    fn flush(&mut self, op: u64) -> Submitted;
-
-    /// Makes the blocks read as zeroes; the space stays reserved.
-    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted;
-
-    /// Gives the blocks up. They read as zeroes afterwards, whatever the medium's own TRIM does
-    /// (T10).
-    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted;
-
-    /// Hands to the drive what earlier calls have only gathered. Without it nothing pending need
-    /// ever start.
-    fn kick(&mut self);
-
-    /// Appends what has completed to `done`. `now` is [`now()`](crate::now), read by the caller
-    /// once per round; never blocks.
-    fn poll(&mut self, now: u64, done: &mut Vec<Done>);
-
-    /// When (in ns of [`now()`](crate::now)) the next completion is due, where that is known: who
-    /// wants to sleep must not sleep longer. `None`: watch [`Queue::event_fd`].
-    fn next_deadline(&self) -> Option<u64>;
-
+pub trait Queue: BlockDevice<Buf = AlignedBuf> + Send {
     /// A descriptor that becomes readable when completions may be there. The queue never reads
-    /// it: watch it edge-triggered, or read its 8 bytes on each wake-up.
+    /// it: watch it edge-triggered, or read its 8 bytes on each wake-up. `None`:
+    /// [`next_deadline`](BlockDevice::next_deadline) says when to look.
     fn event_fd(&self) -> Option<RawFd>;
-
-    /// Operations submitted (also those not kicked yet) and not yet returned by `poll`.
-    fn in_flight(&self) -> usize;
-}
-
-/// The bytes of a write.
-#[derive(Debug)]
-pub enum Data<'a> {
-    /// Bytes that are the caller's again when the call returns: the queue copies them unless it
-    /// finishes within the call.
-    Borrowed(&'a [u8]),
-    /// A buffer that the queue may keep until the write is done.
-    Owned(AlignedBuf),
-}
-
-impl Data<'_> {
-    /// The bytes themselves.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Data::Borrowed(bytes) => bytes,
-            Data::Owned(buf) => buf,
-        }
-    }
-}
-
-/// How a submission ended.
-#[derive(Debug)]
-#[must_use]
-pub enum Submitted {
-    /// Finished, or refused, within the call: `poll` will say nothing of it.
-    Done(Result<Option<AlignedBuf>, IoError>),
-    /// Under way: `poll` will return it.
-    Pending,
-}
-
-/// One finished operation.
-#[derive(Debug)]
-pub struct Done {
-    /// The caller's name for it.
-    pub op: u64,
-    /// The buffer of a read, nothing for the others, or why it failed. After an error it is
-    /// unknown which of a write's blocks have been written.
-    pub result: Result<Option<AlignedBuf>, IoError>,
 }

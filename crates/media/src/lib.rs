@@ -1,7 +1,7 @@
 //! Where bytes rest: drives, the modelled SSD, log regions.
 //!
 //! A [`Drive`] holds 4096-byte blocks; each thread uses it through a [`Queue`] of its own, which
-//! never blocks: operations go in, completions come out of [`Queue::poll`]. [`open_drive`] makes
+//! never blocks: operations go in, completions come out of [`BlockDevice::poll`]. [`open_drive`] makes
 //! one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
 //!
 //! What the media are assumed to do is numbered M1 to M5 in docs/ordering-contract.md;
@@ -11,7 +11,6 @@
 
 mod blocking;
 mod buf;
-mod check;
 mod clock;
 mod copy;
 mod disk;
@@ -35,10 +34,13 @@ mod uring;
 pub use blocking::Blocking;
 pub use buf::AlignedBuf;
 pub use clock::now;
-pub use drive::{BLOCK_SIZE, BLOCKS_MAX, Data, Done, Drive, Geometry, Queue, Submitted};
-pub use error::{Cause, Gone, IoError, OpenError, Operation, Os};
+pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+pub use error::OpenError;
 pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,
 };
 pub use open::{DRIVE_HELP, open_drive, open_drive_within};
+pub use riopipe_order::block_device::{
+    BLOCK_SIZE, BLOCKS_MAX, BlockDevice, Cause, Gone, IoError, Operation,
+};

@@ -11,11 +11,11 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use riopipe_order::block_device::{BLOCK_SIZE, Gone};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
 
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Gone, OpenError};
+use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::persist::Persist;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_SIZE;
 
 /// A huge page on x86-64 and on arm64 with 4 KiB pages.
 const HUGE: usize = 2 << 20;

@@ -7,8 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Gone, OpenError};
+use riopipe_order::block_device::{BLOCK_SIZE, Gone};
+
+use crate::error::OpenError;
 
 /// How long a busy lock is waited for by who doesn't say: long enough for a process that is just
 /// ending, and for others' short looks at a new device.

@@ -5,11 +5,12 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use riopipe_order::block_device::{BLOCK_SIZE, BlockDevice, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
 use crate::copy::{copy_block, copy_block_alone, publish_copies};
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{OpenError, Operation};
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::survival::{Kept, Survival};
 
@@ -108,7 +109,7 @@ struct MemQueue {
 
 impl MemQueue {
     fn new(shared: &Arc<Shared>, alone: bool) -> Self {
-        let limits = Limits::new(&shared.geometry, &shared.name);
+        let limits = Limits::new(shared.geometry.blocks, &shared.name);
         Self { shared: Arc::clone(shared), limits, alone }
     }
 
@@ -144,7 +145,9 @@ impl Drop for MemQueue {
     }
 }
 
-impl Queue for MemQueue {
+impl BlockDevice for MemQueue {
+    type Buf = AlignedBuf;
+
     #[inline]
     fn write(&mut self, _op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let bytes = data.bytes();
@@ -204,7 +207,7 @@ impl Queue for MemQueue {
         self.write_zeroes(op, lba, blocks)
     }
 
-    fn kick(&mut self) {}
+    fn kick(&mut self, _now: u64) {}
 
     fn poll(&mut self, _now: u64, _done: &mut Vec<Done>) {}
 
@@ -212,12 +215,14 @@ impl Queue for MemQueue {
         None
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
-
     fn in_flight(&self) -> usize {
         0
+    }
+}
+
+impl Queue for MemQueue {
+    fn event_fd(&self) -> Option<RawFd> {
+        None
     }
 }
 

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use riopipe_order::block_device::BLOCK_SIZE;
+
 use crate::disk::DiskDrive;
-use crate::drive::{BLOCK_SIZE, Drive};
+use crate::drive::Drive;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};

@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use riopipe_order::block_device::{BLOCK_SIZE, Cause, Gone, IoError, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Cause, Gone, IoError, Operation};
+use crate::error::cause_of;
 use crate::medium::Medium;
 
 /// Zeroes are written in pieces of this many bytes where nothing better is supported.
@@ -219,7 +219,7 @@ impl Request {
             }
             _ => {}
         }
-        Some(Err(self.error(disk, Cause::from_os(errno))))
+        Some(Err(self.error(disk, cause_of(errno))))
     }
 
     /// The kernel did nothing and gave no error: the end of the file, if it is shorter than it
@@ -228,7 +228,7 @@ impl Request {
     fn stuck(&mut self, disk: &Disk) -> Option<Result<Option<AlignedBuf>, IoError>> {
         let cause = match disk.check() {
             Err(gone) => Cause::Vanished(gone),
-            Ok(()) => Cause::from_os(libc::EIO),
+            Ok(()) => cause_of(libc::EIO),
         };
         Some(Err(self.error(disk, cause)))
     }

@@ -1,6 +1,7 @@
 //! The one-line specifications that name media: `kind:what[,option=value…]`.
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_SIZE;
+
 use crate::error::OpenError;
 
 /// A specification taken apart.

@@ -71,7 +71,7 @@ fn pattern(seed: u64, blocks: u64) -> Vec<u8> {
 /// Waits for everything in flight.
 fn drain(queue: &mut dyn Queue) -> Vec<Done> {
     let mut done = Vec::new();
-    queue.kick();
+    queue.kick(now());
     while queue.in_flight() > 0 {
         queue.poll(now(), &mut done);
         std::thread::yield_now();
@@ -238,7 +238,7 @@ fn a_dropped_queue_has_finished_what_was_in_flight() {
             let bytes = AlignedBuf::copy_of(&pattern(op, per_op));
             let _ = queue.write(op, op * per_op, Data::Owned(bytes));
         }
-        queue.kick();
+        queue.kick(now());
         drop(queue);
         let mut drive = Blocking::new(&**drive).unwrap();
         for op in (0..16).rev() {
@@ -258,7 +258,7 @@ fn a_queue_may_move_before_its_first_use_and_end_anywhere() {
             drain(&mut *queue);
             // Left in flight, for whoever drops the queue.
             let _ = queue.write(2, 2, Data::Owned(AlignedBuf::copy_of(&pattern(2, 1))));
-            queue.kick();
+            queue.kick(now());
             queue
         });
         drop(queue.join().unwrap());

@@ -78,7 +78,7 @@ fn a_replaced_file_is_noticed_without_a_flush() {
             let data = Data::Borrowed(&[1; BLOCK_SIZE]);
             match queue.write(op, 0, data) {
                 Submitted::Done(result) => return result.err(),
-                Submitted::Pending => queue.kick(),
+                Submitted::Pending => queue.kick(now()),
             }
             let mut done = Vec::new();
             while queue.in_flight() > 0 {

@@ -148,7 +148,7 @@ fn serves_until_it_is_killed() {
             data.fill(0x11);
             let _ = queue.write(piece, piece * PIECE_BLOCKS, Data::Owned(data));
         }
-        queue.kick();
+        queue.kick(now());
         println!("\nunder way");
         part.write_word(0, round);
         part.fence().unwrap();
@@ -214,7 +214,7 @@ fn overwrite(drive: &dyn Drive) {
         let submitted = queue.write(piece, piece * PIECE_BLOCKS, Data::Owned(data));
         assert!(matches!(submitted, Submitted::Pending));
     }
-    queue.kick();
+    queue.kick(now());
     while queue.in_flight() > 0 {
         queue.poll(now(), &mut done);
     }

@@ -59,7 +59,8 @@ fn the_attribute_is_durable_before_its_write_begins() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let (at, len) = w.partition(0);
-    w.host.on_write = Some(Box::new(move |parts, lba| {
+    let parts = w.host.parts.clone();
+    w.host.drives[0].on_write = Some(Box::new(move |lba| {
         for seed in 0..SEEDS {
             let scan = parts.scan(at, len, 0, seed);
             assert!(

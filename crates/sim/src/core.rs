@@ -30,14 +30,12 @@ pub enum Ev {
         /// Toward the target.
         up: bool,
     },
-    /// A drive finishes an operation.
+    /// A drive may finish operations.
     Drive {
         /// The machine.
         machine: usize,
         /// Its drive.
         drive: usize,
-        /// The operation.
-        flight: u64,
     },
     /// A reactor of a target hears of something.
     Hear {

@@ -1,25 +1,56 @@
 //! What a target's sessions see of their machine: drives, the log, the clock.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
-};
+use riopipe_session::target::{ConnId, Event, Host, Shared};
 
-use crate::drive::{Ask, Drive, End, Told};
+use crate::drive::Drive;
 use crate::fuse::Fuse;
 use crate::log_store::LogPart;
-use crate::rng::Rng;
 
-/// A drive's operation that ends later.
-#[derive(Clone, Copy, Debug)]
-pub struct Scheduled {
-    /// In so many ns.
-    pub delay: u64,
-    /// The drive.
-    pub drive: usize,
-    /// The operation.
-    pub flight: u64,
+/// What the parts of a machine have to say, line by line, if somebody listens.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    lines: Option<Arc<Mutex<Vec<String>>>>,
+    /// Which part.
+    part: String,
+}
+
+impl Said {
+    /// Nobody listens, unless `traced`.
+    #[must_use]
+    pub fn new(traced: bool) -> Self {
+        Self { lines: traced.then(Arc::default), part: String::new() }
+    }
+
+    /// The same for a part of this name.
+    #[must_use]
+    pub fn of(&self, part: &str) -> Self {
+        Self { lines: self.lines.clone(), part: format!("{part}: ") }
+    }
+
+    /// Whether somebody listens.
+    #[must_use]
+    pub const fn is_wanted(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Says something.
+    pub fn say(&self, what: impl FnOnce() -> String) {
+        if let Some(lines) = &self.lines {
+            let line = format!("{}{}", self.part, what());
+            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        }
+    }
+
+    /// All lines since the last call.
+    pub fn take(&self) -> Vec<String> {
+        let lines = self.lines.as_ref();
+        lines.map_or_else(Vec::new, |lines| {
+            core::mem::take(&mut *lines.lock().unwrap_or_else(PoisonError::into_inner))
+        })
+    }
 }
 
 /// The [`Host`] of one target's sessions.
@@ -32,86 +63,23 @@ pub struct SimHost {
     pub drives: Vec<Drive>,
     /// Connections to look at their notices.
     pub notices: VecDeque<ConnId>,
-    /// Operations begun since last looked at.
-    pub scheduled: Vec<Scheduled>,
-    /// What the drives have told, with the drive.
-    pub told: Vec<(usize, Told)>,
-    /// What the sessions have to say, if somebody listens.
-    pub log: Option<Vec<String>>,
+    /// What sessions and drives have to say.
+    pub said: Said,
     /// Stops the process in the middle of something.
     pub fuse: Fuse,
-    rng: Rng,
 }
 
 impl SimHost {
     /// The host of a machine with these drives.
     #[must_use]
-    pub fn new(drives: Vec<Drive>, fuse: Fuse, rng: Rng, traced: bool) -> Self {
-        Self {
-            now: 0,
-            shared: None,
-            drives,
-            notices: VecDeque::new(),
-            scheduled: Vec::new(),
-            told: Vec::new(),
-            log: traced.then(Vec::new),
-            fuse,
-            rng,
-        }
-    }
-
-    fn begin(&mut self, ns: usize, op: OpId, ask: Ask) -> Submitted<Vec<u8>> {
-        if !self.fuse.burn() {
-            // The process has stopped before; nobody will hear of it.
-            return Submitted::Pending;
-        }
-        let said = self.log.is_some().then(|| format!("{ask:?}"));
-        let flight = self.drives[ns].begin(op, ask, &mut self.rng);
-        if let (Some(log), Some(said)) = (&mut self.log, said) {
-            log.push(format!("drive {ns}: begins {flight}: {said}"));
-        }
-        let spec = *self.drives[ns].spec();
-        if self.rng.percent(u64::from(spec.at_once)) {
-            let end = self.end(ns, flight);
-            return Submitted::Done(end.map_or(Err(DeviceError::PowerLost), |(_, end)| end));
-        }
-        let times = if self.rng.percent(u64::from(spec.slow)) { self.rng.range(1, 100) } else { 1 };
-        let delay = 1_000 + times * self.rng.below(1_000 * u64::from(spec.latency_us));
-        self.scheduled.push(Scheduled { delay, drive: ns, flight });
-        Submitted::Pending
-    }
-
-    /// Ends a drive's operation: whom to tell, and what.
-    #[allow(clippy::type_complexity, reason = "the shape that `device_done` takes")]
-    pub fn end(
-        &mut self,
-        drive: usize,
-        flight: u64,
-    ) -> Option<(Option<OpId>, Result<Option<Vec<u8>>, DeviceError>)> {
-        let (op, end) = self.drives[drive].finish(flight, &mut self.rng)?;
-        if let Some(log) = &mut self.log {
-            log.push(format!("drive {drive}: ends {flight}: {end:?}"));
-        }
-        let told = self.drives[drive].take_told();
-        self.told.extend(told.into_iter().map(|told| (drive, told)));
-        let result = match end {
-            End::Ok(read) => Ok(read.map(|contents| self.drives[drive].bytes(&contents))),
-            End::Failed => Err(DeviceError::Failed),
-            End::Full => Err(DeviceError::NoSpace),
-        };
-        Some((op, result))
-    }
-
-    /// The power of this machine's drives is cut.
-    pub fn power_cut(&mut self) {
-        for drive in &mut self.drives {
-            drive.power_cut(&mut self.rng);
-        }
+    pub fn new(drives: Vec<Drive>, fuse: Fuse, said: Said) -> Self {
+        Self { now: 0, shared: None, drives, notices: VecDeque::new(), said, fuse }
     }
 }
 
 impl Host for SimHost {
     type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = LogPart;
 
     fn now(&self) -> u64 {
@@ -122,37 +90,8 @@ impl Host for SimHost {
         Some(vec![0; len])
     }
 
-    fn write(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        data: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        let contents = match &data {
-            WriteData::Borrowed(bytes) => self.drives[ns].names(lba, bytes),
-            WriteData::Owned(bytes) => self.drives[ns].names(lba, bytes),
-        };
-        self.begin(ns, op, Ask::Write(lba as u32, contents))
-    }
-
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, Ask::Read(lba as u32, blocks))
-    }
-
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, Ask::Flush(0))
-    }
-
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, Ask::Zero(lba as u32, blocks as u32, deallocate))
+    fn device(&mut self, ns: usize) -> &mut Drive {
+        &mut self.drives[ns]
     }
 
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<LogPart>) -> T) -> T {
@@ -164,8 +103,6 @@ impl Host for SimHost {
     }
 
     fn log(&mut self, event: Event<'_>) {
-        if let Some(log) = &mut self.log {
-            log.push(format!("{event:?}"));
-        }
+        self.said.say(|| format!("{event:?}"));
     }
 }

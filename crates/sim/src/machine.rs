@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
+use riopipe_order::block_device::{BlockDevice, Done, IoError};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -13,15 +14,14 @@ use riopipe_order::region::RegionError;
 use riopipe_session::label::{Label, MemberId};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    Closed, ConnId, DeviceError, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
-    TargetConn, Volumes,
+    Closed, ConnId, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn, Volumes,
 };
 
 use crate::block::BLOCK;
 use crate::crc::crc32c;
 use crate::drive::Drive;
 use crate::fuse::Fuse;
-use crate::host::SimHost;
+use crate::host::{Said, SimHost};
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
 use crate::scenario::{MachineSpec, VolumeSpec};
@@ -56,7 +56,7 @@ pub struct Link {
 /// What a reactor has still to hear of.
 enum Unheard {
     /// A drive has finished an operation.
-    Done(OpId, Result<Option<Vec<u8>>, DeviceError>),
+    Done(OpId, Result<Option<Vec<u8>>, IoError>),
     /// Something was left for a connection.
     Notice(ConnId),
 }
@@ -83,6 +83,8 @@ pub struct Machine {
     fuse: Fuse,
     /// What happened and has not been heard of, by number.
     unheard: BTreeMap<u64, Unheard>,
+    /// When each drive is to be polled next, ns, if it has been said.
+    polls: Vec<Option<u64>>,
     next_unheard: u64,
     /// When and of what a reactor is to hear, since last looked at.
     pub to_hear: Vec<(u64, u64)>,
@@ -109,8 +111,13 @@ impl Machine {
     ) -> Self {
         let fuse = Fuse::default();
         let store = LogStore::new(spec.log, fuse.clone());
-        let drives = spec.drives.iter().map(|drive| Drive::new(*drive, spec.blocks)).collect();
-        let host = SimHost::new(drives, fuse.clone(), rng.fork(1), traced);
+        let said = Said::new(traced);
+        let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
+            let name = format!("drive {at}");
+            let rng = rng.fork(1 + at as u64);
+            Drive::new((*drive, spec.blocks), &name, rng, fuse.clone(), said.of(&name))
+        });
+        let host = SimHost::new(drives.collect(), fuse.clone(), said);
         let mut machine = Self {
             host,
             store,
@@ -126,6 +133,7 @@ impl Machine {
             next_conn: 1,
             fuse,
             unheard: BTreeMap::new(),
+            polls: vec![None; spec.drives.len()],
             next_unheard: 0,
             to_hear: Vec::new(),
             busy: vec![0; usize::from(spec.cores.max(1))],
@@ -200,7 +208,7 @@ impl Machine {
     /// holds its lock until the last such operation has come back (T8).
     #[must_use]
     pub fn is_haunted(&self) -> bool {
-        self.host.drives.iter().any(|drive| drive.in_flight() > 0)
+        self.host.drives.iter().any(Drive::is_haunted)
     }
 
     /// Starts the target's process; what was wrong with the log, if anything. A log of another
@@ -351,7 +359,6 @@ impl Machine {
         self.links.clear();
         self.touched.clear();
         self.host.notices.clear();
-        self.host.scheduled.clear();
         self.unheard.clear();
         self.to_hear.clear();
         for drive in &mut self.host.drives {
@@ -364,7 +371,7 @@ impl Machine {
     /// The machine loses its power.
     pub fn power_cut(&mut self) {
         // What is in flight is lost or lands before the process could see either.
-        self.host.power_cut();
+        self.host.drives.iter_mut().for_each(Drive::power_cut);
         self.store.power_cut(&mut self.rng);
         if let Some(log) = &mut self.set_aside {
             log.power_cut(self.store.kind(), &mut self.rng);
@@ -449,9 +456,37 @@ impl Machine {
         }
     }
 
-    /// A drive has finished an operation.
-    pub fn drive_done(&mut self, drive: usize, flight: u64) {
-        let Some((Some(op), result)) = self.host.end(drive, flight) else { return };
+    /// Gives the drives what was gathered for them. Which of them is to be polled when, if it was
+    /// not said before.
+    pub fn kick_drives(&mut self) -> Vec<(u64, usize)> {
+        let mut polls = Vec::new();
+        for (at, drive) in self.host.drives.iter_mut().enumerate() {
+            drive.kick(self.host.now);
+            if let Some(due) = drive.next_deadline()
+                && self.polls[at].is_none_or(|poll| due < poll)
+            {
+                self.polls[at] = Some(due);
+                polls.push((due, at));
+            }
+        }
+        polls
+    }
+
+    /// A drive may have finished something.
+    pub fn poll_drive(&mut self, drive: usize) {
+        if self.polls[drive] != Some(self.host.now) {
+            // It was polled earlier, because of something that came later.
+            return;
+        }
+        self.polls[drive] = None;
+        let mut done = Vec::new();
+        self.host.drives[drive].poll(self.host.now, &mut done);
+        for Done { op, result } in done {
+            self.drive_done(OpId(op), result);
+        }
+    }
+
+    fn drive_done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, IoError>) {
         let core = self.links.get(op.key() as usize).and_then(Option::as_ref).map(|l| l.core);
         let Some(core) = core else { return };
         match self.is_late(core) {
@@ -460,7 +495,7 @@ impl Machine {
         }
     }
 
-    fn done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, DeviceError>) {
+    fn done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, IoError>) {
         let at = op.key() as usize;
         let Self { host, links, touched, .. } = self;
         if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {

@@ -205,9 +205,9 @@ impl World {
         match ev {
             Ev::Arrive { conn, up: true } => self.arrive_up(conn),
             Ev::Arrive { conn, up: false } => self.arrive_down(conn),
-            Ev::Drive { machine, drive, flight } => {
+            Ev::Drive { machine, drive } => {
                 self.machines[machine].host.now = self.core.now;
-                self.machines[machine].drive_done(drive, flight);
+                self.machines[machine].poll_drive(drive);
                 self.settle(machine);
             }
             Ev::Hear { machine, number } => {
@@ -347,29 +347,26 @@ impl World {
             send(machine, link, core);
             machine.deliver_notices();
         }
-        for scheduled in machine.host.scheduled.drain(..) {
-            let (drive, flight) = (scheduled.drive, scheduled.flight);
-            core.after(scheduled.delay, Ev::Drive { machine: at, drive, flight });
+        for (due, drive) in machine.kick_drives() {
+            core.at(due, Ev::Drive { machine: at, drive });
         }
         for (time, number) in machine.to_hear.drain(..) {
             core.at(time, Ev::Hear { machine: at, number });
         }
-        for (drive, told) in machine.host.told.drain(..) {
-            let oracle = match neighbour {
-                Some(second) if second.has(at, drive) => &mut second.side.oracle,
-                _ => &mut core.oracle,
-            };
-            oracle.told(at, drive, &told, core.now);
-        }
-        for drive in &mut machine.host.drives {
+        for (number, drive) in machine.host.drives.iter_mut().enumerate() {
+            for told in drive.take_told() {
+                let oracle = match neighbour {
+                    Some(second) if second.has(at, number) => &mut second.side.oracle,
+                    _ => &mut core.oracle,
+                };
+                oracle.told(at, number, &told, core.now);
+            }
             for _ in 0..drive.take_late() {
                 probe::hit(Rare::LateWrite);
             }
         }
-        if let Some(log) = &mut machine.host.log {
-            for line in log.drain(..) {
-                core.trace(|| format!("target {at}: {line}"));
-            }
+        for line in machine.host.said.take() {
+            core.trace(|| format!("target {at}: {line}"));
         }
         if machine.has_stopped() {
             let doom = self.dooms[at].take().unwrap_or(Doom { power: false, down_us: 1000 });

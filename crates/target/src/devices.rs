@@ -3,13 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use riopipe_media::{AlignedBuf, Cause, Data, Done, IoError, Queue};
+use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
-};
+use riopipe_session::target::{ConnId, Event, Host, OpId, Shared};
 
 use crate::counters::{Counter, Counters};
 use crate::log::WatchedPart;
@@ -17,21 +15,6 @@ use crate::mail::Mailboxes;
 
 /// Operations in flight per drive and reactor; what comes on top waits its turn here.
 pub(crate) const QUEUE_DEPTH: usize = 512;
-
-/// A device buffer.
-pub(crate) struct Buf(AlignedBuf);
-
-impl AsRef<[u8]> for Buf {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl AsMut<[u8]> for Buf {
-    fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
 
 /// What all connections of all reactors share, behind its lock.
 pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
@@ -57,14 +40,17 @@ pub(crate) struct Devices {
     stages: Arc<Stages>,
 }
 
-struct DriveQueue {
+/// A drive's queue, and what is to go into it once there is room.
+pub(crate) struct DriveQueue {
     queue: Box<dyn Queue>,
     /// Asked for while the queue was full.
     backlog: VecDeque<Backlog>,
+    /// The reactor's.
+    counters: Arc<Counters>,
 }
 
 struct Backlog {
-    op: OpId,
+    op: u64,
     lba: u64,
     what: What,
 }
@@ -76,129 +62,79 @@ enum What {
     Zero { blocks: u64, deallocate: bool },
 }
 
-impl Devices {
-    pub(crate) fn new(
-        queues: Vec<Box<dyn Queue>>,
-        shared: SharedState,
-        mail: Arc<Mailboxes>,
-        counters: Arc<Counters>,
-        stages: Arc<Stages>,
-    ) -> Self {
-        let drives = queues.into_iter().map(|queue| DriveQueue { queue, backlog: VecDeque::new() });
-        let (drives, now) = (drives.collect(), riopipe_media::now());
-        Self { drives, shared, mail, now, done: Vec::new(), counters, stages }
+impl DriveQueue {
+    /// The drive's queue, if there is room in it; else where to put what waits for room.
+    #[inline]
+    fn room(&mut self) -> Result<&mut dyn Queue, &mut VecDeque<Backlog>> {
+        if self.queue.in_flight() < QUEUE_DEPTH && self.backlog.is_empty() {
+            Ok(self.queue.as_mut())
+        } else {
+            Err(&mut self.backlog)
+        }
     }
 
-    /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
-    pub(crate) fn poll(
-        &mut self,
-        mut each: impl FnMut(&mut Self, OpId, Result<Option<Buf>, DeviceError>),
-    ) -> usize {
-        let mut count = 0;
-        for ns in 0..self.drives.len() {
-            let drive = &mut self.drives[ns];
-            if drive.queue.in_flight() == 0 {
-                continue;
+    /// Looks at an operation that has ended within its call.
+    #[inline]
+    fn seen(&self, submitted: Submitted) -> Submitted {
+        if let Submitted::Done(Err(error)) = &submitted {
+            note(error, &self.counters);
+        }
+        submitted
+    }
+
+    fn zero(&mut self, op: u64, lba: u64, blocks: u64, deallocate: bool) -> Submitted {
+        self.counters.add(Counter::Discards, 1);
+        match self.room() {
+            Ok(queue) => {
+                let submitted = match deallocate {
+                    true => queue.deallocate(op, lba, blocks),
+                    false => queue.write_zeroes(op, lba, blocks),
+                };
+                self.seen(submitted)
             }
-            drive.queue.kick();
-            let mut done = std::mem::take(&mut self.done);
-            drive.queue.poll(self.now, &mut done);
-            count += done.len();
-            for Done { op, result } in done.drain(..) {
-                let result = translate(result, &self.counters);
-                each(self, OpId(op), result);
-            }
-            self.done = done;
-            while let Some((op, result)) = self.next_of_backlog(ns) {
-                count += 1;
-                each(self, op, result);
+            Err(backlog) => {
+                backlog.push_back(Backlog { op, lba, what: What::Zero { blocks, deallocate } });
+                Submitted::Pending
             }
         }
-        count
     }
 
-    /// Submits what waited for room; stops at one that finishes within the call, to hand it out.
-    fn next_of_backlog(&mut self, ns: usize) -> Option<(OpId, Result<Option<Buf>, DeviceError>)> {
-        let drive = &mut self.drives[ns];
-        while drive.queue.in_flight() < QUEUE_DEPTH {
-            let Backlog { op, lba, what } = drive.backlog.pop_front()?;
+    /// Submits what waited for room.
+    fn submit_backlog(&mut self, done: &mut Vec<Done>) {
+        while self.queue.in_flight() < QUEUE_DEPTH {
+            let Some(Backlog { op, lba, what }) = self.backlog.pop_front() else { return };
             let submitted = match what {
-                What::Write(data) => drive.queue.write(op.0, lba, Data::Owned(data)),
-                What::Read(blocks) => drive.queue.read(op.0, lba, blocks),
-                What::Flush => drive.queue.flush(op.0),
-                What::Zero { blocks, deallocate: true } => {
-                    drive.queue.deallocate(op.0, lba, blocks)
-                }
+                What::Write(data) => self.queue.write(op, lba, Data::Owned(data)),
+                What::Read(blocks) => self.queue.read(op, lba, blocks),
+                What::Flush => self.queue.flush(op),
+                What::Zero { blocks, deallocate: true } => self.queue.deallocate(op, lba, blocks),
                 What::Zero { blocks, deallocate: false } => {
-                    drive.queue.write_zeroes(op.0, lba, blocks)
+                    self.queue.write_zeroes(op, lba, blocks)
                 }
             };
-            if let riopipe_media::Submitted::Done(result) = submitted {
-                return Some((op, translate(result, &self.counters)));
+            if let Submitted::Done(result) = submitted {
+                done.push(Done { op, result });
             }
-        }
-        None
-    }
-
-    /// When a modelled drive will have something, nanoseconds.
-    pub(crate) fn next_deadline(&self) -> Option<u64> {
-        self.drives.iter().filter_map(|d| d.queue.next_deadline()).min()
-    }
-
-    /// Operations that have not come back.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.drives.iter().map(|d| d.queue.in_flight() + d.backlog.len()).sum()
-    }
-
-    /// Descriptors that become readable when a drive has something.
-    pub(crate) fn event_fds(&self) -> impl Iterator<Item = std::os::fd::RawFd> {
-        self.drives.iter().filter_map(|d| d.queue.event_fd())
-    }
-
-    /// The queue of a drive, if there is room in it.
-    #[inline]
-    fn queue(&mut self, ns: usize) -> Result<&mut dyn Queue, &mut VecDeque<Backlog>> {
-        let drive = &mut self.drives[ns];
-        if drive.queue.in_flight() < QUEUE_DEPTH && drive.backlog.is_empty() {
-            Ok(drive.queue.as_mut())
-        } else {
-            Err(&mut drive.backlog)
         }
     }
 }
 
-impl Host for Devices {
-    type Buf = Buf;
-    type Region = WatchedPart;
+impl BlockDevice for DriveQueue {
+    type Buf = AlignedBuf;
 
     #[inline]
-    fn now(&self) -> u64 {
-        self.now
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<Buf> {
-        Some(Buf(AlignedBuf::zeroed(len)))
-    }
-
-    #[inline]
-    fn write(&mut self, ns: usize, op: OpId, lba: u64, data: WriteData<'_, Buf>) -> Submitted<Buf> {
-        let bytes = match &data {
-            WriteData::Borrowed(bytes) => bytes.len(),
-            WriteData::Owned(Buf(buf)) => buf.len(),
-        };
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         self.counters.add(Counter::Writes, 1);
-        self.counters.add(Counter::WrittenBytes, bytes as u64);
-        match (self.queue(ns), data) {
-            (Ok(queue), WriteData::Borrowed(bytes)) => {
-                submitted(queue.write(op.0, lba, Data::Borrowed(bytes)), &self.counters)
+        self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
+        match self.room() {
+            Ok(queue) => {
+                let submitted = queue.write(op, lba, data);
+                self.seen(submitted)
             }
-            (Ok(queue), WriteData::Owned(Buf(buf))) => {
-                submitted(queue.write(op.0, lba, Data::Owned(buf)), &self.counters)
-            }
-            (Err(backlog), data) => {
+            Err(backlog) => {
                 let data = match data {
-                    WriteData::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
-                    WriteData::Owned(Buf(buf)) => buf,
+                    Data::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
+                    Data::Owned(buf) => buf,
                 };
                 backlog.push_back(Backlog { op, lba, what: What::Write(data) });
                 Submitted::Pending
@@ -207,22 +143,28 @@ impl Host for Devices {
     }
 
     #[inline]
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Buf> {
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Reads, 1);
-        self.counters.add(Counter::ReadBytes, u64::from(blocks) * u64::from(BLOCK_SIZE));
-        match self.queue(ns) {
-            Ok(queue) => submitted(queue.read(op.0, lba, blocks.into()), &self.counters),
+        self.counters.add(Counter::ReadBytes, blocks * u64::from(BLOCK_SIZE));
+        match self.room() {
+            Ok(queue) => {
+                let submitted = queue.read(op, lba, blocks);
+                self.seen(submitted)
+            }
             Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Read(blocks.into()) });
+                backlog.push_back(Backlog { op, lba, what: What::Read(blocks) });
                 Submitted::Pending
             }
         }
     }
 
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Buf> {
+    fn flush(&mut self, op: u64) -> Submitted {
         self.counters.add(Counter::Flushes, 1);
-        match self.queue(ns) {
-            Ok(queue) => submitted(queue.flush(op.0), &self.counters),
+        match self.room() {
+            Ok(queue) => {
+                let submitted = queue.flush(op);
+                self.seen(submitted)
+            }
             Err(backlog) => {
                 backlog.push_back(Backlog { op, lba: 0, what: What::Flush });
                 Submitted::Pending
@@ -230,25 +172,112 @@ impl Host for Devices {
         }
     }
 
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> Submitted<Buf> {
-        self.counters.add(Counter::Discards, 1);
-        match self.queue(ns) {
-            Ok(queue) if deallocate => {
-                submitted(queue.deallocate(op.0, lba, blocks), &self.counters)
-            }
-            Ok(queue) => submitted(queue.write_zeroes(op.0, lba, blocks), &self.counters),
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Zero { blocks, deallocate } });
-                Submitted::Pending
-            }
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.zero(op, lba, blocks, false)
+    }
+
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.zero(op, lba, blocks, true)
+    }
+
+    fn kick(&mut self, now: u64) {
+        self.queue.kick(now);
+    }
+
+    fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
+        let from = done.len();
+        self.queue.poll(now, done);
+        if !self.backlog.is_empty() {
+            self.submit_backlog(done);
         }
+        for error in done[from..].iter().filter_map(|done| done.result.as_ref().err()) {
+            note(error, &self.counters);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.queue.next_deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.backlog.len()
+    }
+}
+
+impl Devices {
+    pub(crate) fn new(
+        queues: Vec<Box<dyn Queue>>,
+        shared: SharedState,
+        mail: Arc<Mailboxes>,
+        counters: Arc<Counters>,
+        stages: Arc<Stages>,
+    ) -> Self {
+        let drives = queues.into_iter().map(|queue| DriveQueue {
+            queue,
+            backlog: VecDeque::new(),
+            counters: Arc::clone(&counters),
+        });
+        let (drives, now) = (drives.collect(), riopipe_media::now());
+        Self { drives, shared, mail, now, done: Vec::new(), counters, stages }
+    }
+
+    /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
+    pub(crate) fn poll(
+        &mut self,
+        mut each: impl FnMut(&mut Self, OpId, Result<Option<AlignedBuf>, IoError>),
+    ) -> usize {
+        let mut count = 0;
+        for ns in 0..self.drives.len() {
+            let drive = &mut self.drives[ns];
+            if drive.in_flight() == 0 {
+                continue;
+            }
+            // Looked at once more: a modelled drive counts from here.
+            drive.kick(riopipe_media::now());
+            let mut done = std::mem::take(&mut self.done);
+            drive.poll(self.now, &mut done);
+            count += done.len();
+            for Done { op, result } in done.drain(..) {
+                each(self, OpId(op), result);
+            }
+            self.done = done;
+        }
+        count
+    }
+
+    /// When a modelled drive will have something, nanoseconds.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.drives.iter().filter_map(BlockDevice::next_deadline).min()
+    }
+
+    /// Operations that have not come back.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.drives.iter().map(BlockDevice::in_flight).sum()
+    }
+
+    /// Descriptors that become readable when a drive has something.
+    pub(crate) fn event_fds(&self) -> impl Iterator<Item = std::os::fd::RawFd> {
+        self.drives.iter().filter_map(|d| d.queue.event_fd())
+    }
+}
+
+impl Host for Devices {
+    type Buf = AlignedBuf;
+    type Device = DriveQueue;
+    type Region = WatchedPart;
+
+    #[inline]
+    fn now(&self) -> u64 {
+        self.now
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<AlignedBuf> {
+        Some(AlignedBuf::zeroed(len))
+    }
+
+    #[inline]
+    fn device(&mut self, ns: usize) -> &mut DriveQueue {
+        &mut self.drives[ns]
     }
 
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<WatchedPart>) -> T) -> T {
@@ -306,38 +335,13 @@ impl Host for Devices {
     }
 }
 
-#[inline]
-fn submitted(submitted: riopipe_media::Submitted, counters: &Counters) -> Submitted<Buf> {
-    match submitted {
-        riopipe_media::Submitted::Done(result) => Submitted::Done(translate(result, counters)),
-        riopipe_media::Submitted::Pending => Submitted::Pending,
-    }
-}
-
-#[inline]
-fn translate(
-    result: Result<Option<AlignedBuf>, IoError>,
-    counters: &Counters,
-) -> Result<Option<Buf>, DeviceError> {
-    match result {
-        Ok(buf) => Ok(buf.map(Buf)),
-        Err(error) => Err(explain(&error, counters)),
-    }
-}
-
+/// Counts a failed operation, and writes it into the log book.
 #[cold]
-fn explain(error: &IoError, counters: &Counters) -> DeviceError {
+fn note(error: &IoError, counters: &Counters) {
     counters.add(Counter::DriveErrors, 1);
     match error.cause() {
         // Only a modelled drive knows: somebody has cut its power, to see what happens.
         Cause::PowerLost => tracing::warn!(%error, "a modelled drive has no power"),
         _ => tracing::error!(%error, "a drive failed"),
-    }
-    match error.cause() {
-        Cause::OutOfRange { .. } => DeviceError::OutOfRange,
-        Cause::NoSpace(_) => DeviceError::NoSpace,
-        Cause::Vanished(_) => DeviceError::Vanished,
-        Cause::PowerLost => DeviceError::PowerLost,
-        Cause::BadLength { .. } | Cause::QueueFull { .. } | Cause::Failed(_) => DeviceError::Failed,
     }
 }

@@ -1,11 +1,12 @@
 //! One connection in a reactor: socket, buffers, session.
 
+use riopipe_media::AlignedBuf;
 use riopipe_net::{Interest, LinkError, Received, RecvBuf, Socket};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{ConnId, LocalAddress, TargetConn};
 
-use crate::devices::{Buf, Devices};
+use crate::devices::Devices;
 use crate::places::Place;
 
 /// The longest PDU that a host may send, with room for headers, padding and digests.
@@ -19,7 +20,7 @@ const RECEIVES_PER_TURN: usize = 4;
 pub(crate) struct Link {
     socket: Socket,
     input: RecvBuf,
-    pub(crate) output: Outbox<Buf>,
+    pub(crate) output: Outbox<AlignedBuf>,
     pub(crate) conn: TargetConn<Devices>,
     /// Something is to be sent that the kernel did not take.
     pub(crate) blocked: bool,

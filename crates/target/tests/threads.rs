@@ -85,11 +85,11 @@ use loom::thread;
 use mail::{Mail, Mailboxes, Reader};
 use peer::Digests;
 use riopipe_order::attribute::VolumeId;
+use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::region::MemRegion;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared,
-    Submitted, TargetConn, Volumes, WriteData,
+    ConnId, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared, TargetConn, Volumes,
 };
 use riopipe_session::wire;
 use sync::{AtomicBool, Mutex, MutexGuard, Ordering, Waker};
@@ -204,28 +204,64 @@ fn t8_a_connection_that_moves_hears_what_is_left_for_it_and_all_come_to_an_end()
 
 const SUBNQN: &str = "nqn.2026-01.io.example:drives";
 
-/// The world of a reactor's sessions; a drive keeps what it is asked for.
+/// The world of a reactor's sessions.
 struct Devices {
     shared: Arc<Mutex<Shared<MemRegion>>>,
     mail: Arc<Mailboxes>,
-    pending: Vec<OpId>,
-    /// Writes are done at once.
-    quick: bool,
+    drive: Drive,
 }
 
 impl Devices {
     fn lock(&self) -> MutexGuard<'_, Shared<MemRegion>> {
         self.shared.lock().unwrap()
     }
+}
 
-    fn keep(&mut self, op: OpId) -> Submitted<Vec<u8>> {
-        self.pending.push(op);
+/// A drive that keeps what it is asked for until the test ends it.
+struct Drive {
+    pending: Vec<OpId>,
+    /// Writes are done at once.
+    quick: bool,
+}
+
+impl Drive {
+    fn keep(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.pending.push(OpId(op));
         Submitted::Pending
+    }
+}
+
+impl BlockDevice for Drive {
+    type Buf = Vec<u8>;
+
+    fn write(&mut self, op: u64, _: u64, _: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        if self.quick { Submitted::Done(Ok(None)) } else { self.keep(op) }
+    }
+    fn read(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn write_zeroes(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn deallocate(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn kick(&mut self, _: u64) {}
+    fn poll(&mut self, _: u64, _: &mut Vec<Done<Vec<u8>>>) {}
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        self.pending.len()
     }
 }
 
 impl Host for Devices {
     type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = MemRegion;
 
     fn now(&self) -> u64 {
@@ -234,23 +270,8 @@ impl Host for Devices {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn write(
-        &mut self,
-        _: usize,
-        op: OpId,
-        _: u64,
-        _: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        if self.quick { Submitted::Done(Ok(None)) } else { self.keep(op) }
-    }
-    fn read(&mut self, _: usize, op: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
-        self.keep(op)
-    }
-    fn flush(&mut self, _: usize, op: OpId) -> Submitted<Vec<u8>> {
-        self.keep(op)
-    }
-    fn zero(&mut self, _: usize, op: OpId, _: u64, _: u64, _: bool) -> Submitted<Vec<u8>> {
-        self.keep(op)
+    fn device(&mut self, _: usize) -> &mut Drive {
+        &mut self.drive
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
         f(&mut self.lock())
@@ -286,8 +307,7 @@ impl Session {
         let devices = Devices {
             shared: Arc::clone(shared),
             mail: Arc::clone(mail),
-            pending: Vec::new(),
-            quick: true,
+            drive: Drive { pending: Vec::new(), quick: true },
         };
         let conn = TargetConn::new(ConnId(id), 0, riopipe_target::crc32c, 1);
         let mut session = Self { conn, devices, out: Outbox::new(), answers: Vec::new() };
@@ -326,8 +346,8 @@ impl Session {
     }
 
     /// What it keeps at the drive has come back.
-    fn drive_done(&mut self, result: Result<(), DeviceError>) {
-        let op = self.devices.pending.pop().expect("an operation at the drive");
+    fn drive_done(&mut self, result: Result<(), IoError>) {
+        let op = self.devices.drive.pending.pop().expect("an operation at the drive");
         let result = result.map(|()| None);
         self.conn.device_done(op, result, &mut self.devices, &mut self.out);
         self.conn.settled(&mut self.devices, &mut self.out);
@@ -383,7 +403,7 @@ fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
     bounded(|| {
         let Reactors { mail, control, wakers } = reactors(2);
         let (mut admin, [mut queue, idle]) = sessions(false, &mail);
-        queue.devices.quick = false;
+        queue.devices.drive.quick = false;
         queue.send(peer::write(1, 1, 5, 1), &[7; 4096]);
         let written = Arc::new(AtomicBool::new(false));
         let other = {

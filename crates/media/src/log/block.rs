@@ -9,10 +9,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use riopipe_order::block_device::BLOCK_SIZE;
 use riopipe_order::region::{Region, RegionError};
 
 use crate::buf::AlignedBuf;
-use crate::drive::BLOCK_SIZE;
 
 /// Clean blocks between two dirty ones that are written along with them: 16 KiB more cost a drive
 /// 5 µs or so, another command (and, one after the other, another latency) more than that. So

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use riopipe_order::region::RegionError;
 
 use super::block::Blocks;
-use crate::error::{Cause, OpenError};
+use crate::error::{OpenError, cause_of};
 use crate::medium::Medium;
 
 /// Locked for as long as any part lives.
@@ -101,7 +101,7 @@ impl BlockStore {
     #[cold]
     fn explain(&self, error: &io::Error) -> RegionError {
         let path = &self.medium.path;
-        RegionError::new(match error.raw_os_error().map(Cause::from_os) {
+        RegionError::new(match error.raw_os_error().map(cause_of) {
             Some(cause) => format!("{path}: {cause}"),
             None => format!("{path}: {error}"),
         })

@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 
 use super::Parsed;
+use riopipe_order::block_device::BLOCK_SIZE;
+
 use crate::buf::AlignedBuf;
-use crate::drive::BLOCK_SIZE;
 use crate::error::OpenError;
 
 /// A log opened for reading only.

@@ -4,10 +4,12 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::check::Limits;
+use riopipe_order::block_device::{BLOCK_SIZE, BlockDevice, Cause, Limits, Operation};
+
+use crate::buf::AlignedBuf;
 use crate::clock::now;
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{Cause, OpenError, Operation};
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
 use crate::ssd::frames::{Bytes, Frame};
 use crate::ssd::model::{Command, FrameList};
 use crate::ssd::{Model, PowerCut, Profile, QueueId};
@@ -81,7 +83,7 @@ impl Drive for Ssd {
             id: lock(&self.model).open_queue(),
             model: Arc::clone(&self.model),
             bytes: Arc::clone(&self.bytes),
-            limits: Limits::new(&self.geometry, &self.name),
+            limits: Limits::new(self.geometry.blocks, &self.name),
             depth: depth.max(1),
             reserve: Vec::new(),
             staged: Vec::new(),
@@ -161,7 +163,9 @@ impl SsdQueue {
     }
 }
 
-impl Queue for SsdQueue {
+impl BlockDevice for SsdQueue {
+    type Buf = AlignedBuf;
+
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let bytes = data.bytes();
         let blocks = bytes.len() / BLOCK_SIZE;
@@ -214,13 +218,11 @@ impl Queue for SsdQueue {
         self.stage_extent(Operation::Deallocate, op, lba, blocks)
     }
 
-    fn kick(&mut self) {
+    fn kick(&mut self, now: u64) {
         if self.staged.is_empty() {
             return;
         }
         let mut model = lock(&self.model);
-        // After the lock, so that the model's time does not go back.
-        let now = now();
         for (op, command) in self.staged.drain(..) {
             model.submit(now, self.id, op, command);
         }
@@ -245,18 +247,20 @@ impl Queue for SsdQueue {
         (self.next_due != u64::MAX).then_some(self.next_due)
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
-
     fn in_flight(&self) -> usize {
         self.in_flight
     }
 }
 
+impl Queue for SsdQueue {
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
 impl Drop for SsdQueue {
     fn drop(&mut self) {
-        self.kick();
+        self.kick(now());
         let mut done = Vec::new();
         while self.in_flight > 0 {
             let now = now();

@@ -2,8 +2,9 @@
 
 use std::io;
 
+use riopipe_order::block_device::BLOCK_SIZE;
+
 use crate::copy::copy_block;
-use crate::drive::BLOCK_SIZE;
 use crate::mapping::Mapping;
 
 /// A frame's number. [`ZEROES`] stands for a block of zeroes that needs no frame.

@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+use riopipe_order::block_device::{BLOCK_SIZE, Cause, IoError, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
-use crate::drive::{BLOCK_SIZE, Done, Geometry};
-use crate::error::{Cause, IoError, OpenError, Operation};
+use crate::drive::Done;
+use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::ssd::frames::{Bytes, Frame, ZEROES};
 use crate::ssd::store::{Position, Store};
@@ -29,6 +30,8 @@ pub struct Model {
     inboxes: Vec<Inbox>,
     limits: Limits,
     off: bool,
+    /// The latest time that it was told.
+    now: u64,
 }
 
 /// Who submitted an operation, and gets its completion.
@@ -107,13 +110,6 @@ impl Model {
             bytes,
             source,
         })?;
-        let geometry = Geometry {
-            block_size: BLOCK_SIZE as u32,
-            blocks,
-            volatile_cache: !profile.plp,
-            atomic_block: true,
-            describe: String::new(),
-        };
         let name = Arc::from(format!("ssd:{}", profile.name));
         Ok(Model {
             profile,
@@ -124,8 +120,9 @@ impl Model {
             free_ops: Vec::new(),
             submitted: 0,
             inboxes: Vec::new(),
-            limits: Limits::new(&geometry, &name),
+            limits: Limits::new(blocks, &name),
             off: false,
+            now: 0,
         })
     }
 
@@ -213,6 +210,7 @@ impl Model {
     /// Completes what is due.
     #[inline]
     pub fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
         while let Some(Reverse((due, _, slot))) = self.due.peek()
             && *due <= now
         {
@@ -280,6 +278,8 @@ impl Model {
     /// Schedules a checked command.
     #[inline]
     pub(crate) fn submit(&mut self, now: u64, queue: QueueId, op: u64, command: Command) {
+        // The callers' clocks may be a little apart; the drive's does not go back.
+        let now = now.max(self.now);
         // What is due takes effect first: a flush must cover it.
         self.advance(now);
         if self.off {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_SIZE;
+
 use crate::mapping::Mapping;
 use crate::seed::Seed;
 use crate::ssd::PowerCut;

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::drive::{BLOCK_SIZE, Done};
-use crate::error::Cause;
+use riopipe_order::block_device::{BLOCK_SIZE, Cause};
+
+use crate::drive::Done;
 use crate::mapping::Mapping;
 
 const BLOCKS: u64 = 6;

@@ -11,12 +11,13 @@ use riopipe_nvme::command::{Cqe, Sqe, Status};
 use riopipe_nvme::pdu::{
     CAPSULE_CMD_LEN, IcReq, IcResp, Parsed, Pdu, PduError, Role, Rx, TermReq, Tx,
 };
+use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
 use super::admin::Admin;
 use super::bound::Stream;
 use super::budget::Loan;
-use super::host::{DeviceError, Event, Host, OpId};
+use super::host::{Event, Host, OpId};
 use super::limits::{
     ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
     UNSENT_BYTES_MAX,
@@ -283,11 +284,12 @@ impl<H: Host> TargetConn<H> {
         self.pump(host, out);
     }
 
-    /// A device operation that was [`Pending`](super::Submitted::Pending) has finished.
+    /// A device operation that was under way has finished: what
+    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned.
     pub fn device_done(
         &mut self,
         op: OpId,
-        result: Result<Option<H::Buf>, DeviceError>,
+        result: Result<Option<H::Buf>, IoError>,
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) {

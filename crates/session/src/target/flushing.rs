@@ -2,12 +2,13 @@
 //! [`flushes`](super::flushes).
 
 use riopipe_nvme::command::Status;
+use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::gate::Ticket;
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::bound::Stream;
 use super::conn::{TargetConn, shared};
-use super::host::{Host, OpId, Submitted};
+use super::host::{Host, OpId};
 use super::slots::{Slot, Stage};
 use super::stream::overtaken;
 use crate::outbox::Outbox;
@@ -20,7 +21,7 @@ impl<H: Host> TargetConn<H> {
         // Without a volatile cache a FLUSH has nothing to lose.
         let ticket = namespace.config.volatile.then(|| namespace.state.flushes.begin());
         self.slots[index].flush = ticket;
-        host.flush(ns, OpId::new(self.key, index))
+        host.device(ns).flush(OpId::new(self.key, index).0)
     }
 
     /// The FLUSH of the command in a slot has come back. Says whether its success is in doubt: then

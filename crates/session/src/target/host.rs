@@ -3,6 +3,7 @@
 use alloc::string::String;
 
 use riopipe_nvme::command::Status;
+use riopipe_order::block_device::{self, BlockDevice, IoError};
 use riopipe_order::gate::Cause;
 use riopipe_order::region::Region;
 
@@ -37,59 +38,21 @@ impl OpId {
     }
 }
 
-/// The bytes of a write.
-#[derive(Debug)]
-pub enum WriteData<'a, B> {
-    /// Straight from the receive buffer: the host copies them unless the write finishes within
-    /// the call.
-    Borrowed(&'a [u8]),
-    /// A buffer that the host keeps until the write is done.
-    Owned(B),
-}
-
-/// How a submission ended.
-#[derive(Debug)]
+/// What a command completes with whose device operation failed.
 #[must_use]
-pub enum Submitted<B> {
-    /// Finished within the call: [`TargetConn::device_done`](super::TargetConn::device_done)
-    /// is not called for it. A read brings its buffer.
-    Done(Result<Option<B>, DeviceError>),
-    /// Under way.
-    Pending,
-}
-
-/// Why a device operation failed, as far as a host can be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// Blocks beyond the end.
-    #[error("blocks beyond the end of the drive")]
-    OutOfRange,
-    /// The file system below is full.
-    #[error("no space left below the drive")]
-    NoSpace,
-    /// The file or device is gone.
-    #[error("the drive has gone")]
-    Vanished,
-    /// The drive lost power.
-    #[error("the drive has lost power")]
-    PowerLost,
-    /// Anything else.
-    #[error("the drive reported an error")]
-    Failed,
-}
-
-impl DeviceError {
-    /// What the command completes with.
-    #[must_use]
-    pub const fn status(self, is_read: bool) -> Status {
-        match self {
-            Self::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(),
-            Self::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(),
-            Self::Vanished => Status::INTERNAL.with_dnr(),
-            Self::PowerLost => Status::POWER_LOSS,
-            Self::Failed if is_read => Status::UNRECOVERED_READ,
-            Self::Failed => Status::WRITE_FAULT,
-        }
+#[cold]
+pub fn status_of(error: &IoError, is_read: bool) -> Status {
+    match error.cause() {
+        block_device::Cause::OutOfRange { .. } => Status::LBA_OUT_OF_RANGE.with_dnr(),
+        block_device::Cause::NoSpace(_) => Status::CAPACITY_EXCEEDED.with_dnr(),
+        block_device::Cause::Vanished(_) => Status::INTERNAL.with_dnr(),
+        block_device::Cause::PowerLost => Status::POWER_LOSS,
+        block_device::Cause::BadLength { .. }
+        | block_device::Cause::QueueFull { .. }
+        | block_device::Cause::Failed(_) => match is_read {
+            true => Status::UNRECOVERED_READ,
+            false => Status::WRITE_FAULT,
+        },
     }
 }
 
@@ -100,6 +63,8 @@ impl DeviceError {
 pub trait Host {
     /// A device buffer: what a read brings, and where an R2T transfer is gathered.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
+    /// A drive.
+    type Device: BlockDevice<Buf = Self::Buf>;
     /// Where ordering-log partitions live.
     type Region: Region;
 
@@ -107,27 +72,9 @@ pub trait Host {
     fn now(&self) -> u64;
     /// A buffer of exactly `len` bytes with any contents; `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
-    /// Writes whole blocks from `lba` on.
-    fn write(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        data: WriteData<'_, Self::Buf>,
-    ) -> Submitted<Self::Buf>;
-    /// Reads `blocks` blocks from `lba` on.
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Self::Buf>;
-    /// Makes durable the writes that have completed before.
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Self::Buf>;
-    /// Makes blocks read as zeroes; with `deallocate` their space may be given up.
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> Submitted<Self::Buf>;
+    /// The drive of a namespace. Operations are named by [`OpId`], as numbers; what ends later is
+    /// handed to [`TargetConn::device_done`](super::TargetConn::device_done).
+    fn device(&mut self, ns: usize) -> &mut Self::Device;
     /// What all connections share, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
     /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on whichever

@@ -5,10 +5,11 @@ use core::sync::atomic::Ordering;
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, PduError};
+use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::conn::{Closed, Queue, TargetConn};
-use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
+use super::host::{Host, OpId, status_of};
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use super::stream::overtaken;
@@ -194,7 +195,7 @@ impl<H: Host> TargetConn<H> {
         let index = self.next_slot()?;
         self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
-        match host.write(ns, op, sqe.slba(), WriteData::Borrowed(data)) {
+        match host.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
             Submitted::Done(Ok(_)) if !self.must_flush(sqe, ns) => {
                 self.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
             }
@@ -225,7 +226,7 @@ impl<H: Host> TargetConn<H> {
         slot.stage = Stage::Device;
         self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
-        if let Submitted::Done(result) = host.write(ns, op, lba, WriteData::Owned(buf)) {
+        if let Submitted::Done(result) = host.device(ns).write(op.0, lba, Data::Owned(buf)) {
             self.device_result(index, result, host, out);
         }
     }
@@ -264,7 +265,7 @@ impl<H: Host> TargetConn<H> {
         slot.stage = Stage::Device;
         let (ns, lba, blocks) = (usize::from(slot.ns), slot.sqe.slba(), slot.sqe.nlb());
         let op = OpId::new(self.key, index);
-        if let Submitted::Done(result) = host.read(ns, op, lba, blocks) {
+        if let Submitted::Done(result) = host.device(ns).read(op.0, lba, blocks.into()) {
             self.device_result(index, result, host, out);
         }
     }
@@ -353,7 +354,7 @@ impl<H: Host> TargetConn<H> {
         let op = OpId::new(self.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
         self.note_plain_write(ns);
-        if let Submitted::Done(result) = host.zero(ns, op, lba, blocks, sqe.deac()) {
+        if let Submitted::Done(result) = zero(host.device(ns), op, lba, blocks, sqe.deac()) {
             self.device_result(index, result, host, out);
         }
         Ok(())
@@ -451,11 +452,11 @@ impl<H: Host> TargetConn<H> {
                 return self.answer(index, status, 0, out);
             }
             self.note_plain_write(ns);
-            match host.zero(ns, op, range.lba, range.blocks.into(), true) {
+            match host.device(ns).deallocate(op.0, range.lba, range.blocks.into()) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}
                 Submitted::Done(Err(error)) => {
-                    return self.answer(index, error.status(false), 0, out);
+                    return self.answer(index, status_of(&error, false), 0, out);
                 }
             }
         }
@@ -465,7 +466,7 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn device_result(
         &mut self,
         index: u16,
-        result: Result<Option<H::Buf>, DeviceError>,
+        result: Result<Option<H::Buf>, IoError>,
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) {
@@ -484,7 +485,7 @@ impl<H: Host> TargetConn<H> {
             }
         }
         let status = match result {
-            Err(error) => error.status(code == opcode::READ),
+            Err(error) => status_of(&error, code == opcode::READ),
             Ok(buf) => match (code, buf) {
                 _ if self.is_closing() => Status::SUCCESS,
                 (opcode::READ, Some(buf)) => return self.send_read(index, buf, out),
@@ -548,5 +549,20 @@ impl<H: Host> TargetConn<H> {
             PduError::sequence("more commands outstanding than the submission queue has entries")
                 .into()
         })
+    }
+}
+
+/// Makes blocks read as zeroes; with `deallocate` their space may be given up.
+#[inline]
+pub(super) fn zero<D: BlockDevice>(
+    device: &mut D,
+    op: OpId,
+    lba: u64,
+    blocks: u64,
+    deallocate: bool,
+) -> Submitted<D::Buf> {
+    match deallocate {
+        true => device.deallocate(op.0, lba, blocks),
+        false => device.write_zeroes(op.0, lba, blocks),
     }
 }

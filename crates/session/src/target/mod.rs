@@ -37,7 +37,7 @@ mod writers;
 
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};
-pub use host::{DeviceError, Event, Host, OpId, Submitted, WriteData};
+pub use host::{Event, Host, OpId, status_of};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };

@@ -9,12 +9,14 @@ use core::ops::Range;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Kind, Member};
+use riopipe_order::block_device::{self, BlockDevice, IoError, Submitted};
 use riopipe_order::gate::{Cause, Step, Ticket};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::bound::{Data, Stream};
 use super::conn::{Closed, TargetConn};
-use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
+use super::host::{Host, OpId, status_of};
+use super::io::zero;
 use super::limits::{BLOCK_SIZE, SEQ_MAX, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use super::stream::overtaken;
@@ -378,18 +380,24 @@ impl<H: Host> TargetConn<H> {
         let submitted = match attribute.kind {
             Kind::Write if end > 0 => {
                 let bytes = &buf[start as usize..end as usize];
-                host.write(ns, op, attribute.lba, WriteData::Borrowed(bytes))
+                let data = block_device::Data::Borrowed(bytes);
+                host.device(ns).write(op.0, attribute.lba, data)
             }
             Kind::Write => match slot.buf.take() {
-                Some(data) => host.write(ns, op, attribute.lba, WriteData::Owned(data)),
+                Some(data) => {
+                    let data = block_device::Data::Owned(data);
+                    host.device(ns).write(op.0, attribute.lba, data)
+                }
                 None => {
                     debug_assert!(false, "a write without data");
-                    Submitted::Done(Err(DeviceError::Failed))
+                    slot.stage = Stage::Gate;
+                    slot.verdict = Some(Status::INTERNAL);
+                    return Self::written(stream, index, false);
                 }
             },
             Kind::Discard => {
                 let deallocate = slot.sqe.deac();
-                host.zero(ns, op, attribute.lba, attribute.blocks.into(), deallocate)
+                zero(host.device(ns), op, attribute.lba, attribute.blocks.into(), deallocate)
             }
             Kind::Flush => {
                 debug_assert!(false, "the gate writes nothing for a flush entry");
@@ -423,7 +431,7 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn ordered_device_result(
         &mut self,
         index: u16,
-        result: Result<Option<H::Buf>, DeviceError>,
+        result: Result<Option<H::Buf>, IoError>,
         host: &mut H,
         out: &mut Outbox<H::Buf>,
     ) {
@@ -451,7 +459,7 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         stream: &mut Stream<H>,
         index: u16,
-        result: Result<Option<H::Buf>, DeviceError>,
+        result: Result<Option<H::Buf>, IoError>,
         host: &mut H,
     ) {
         let slot = &mut self.slots[index];
@@ -460,7 +468,7 @@ impl<H: Host> TargetConn<H> {
         let ok = match result {
             Ok(_) => true,
             Err(error) => {
-                slot.verdict = Some(error.status(false));
+                slot.verdict = Some(status_of(&error, false));
                 false
             }
         };
