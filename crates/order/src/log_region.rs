@@ -19,6 +19,7 @@ pub use error::{AddError, ChangeError, CreateError, OpenError};
 
 mod codec;
 mod error;
+pub mod opening;
 mod stamp;
 
 /// Size of one copy of the header in bytes.

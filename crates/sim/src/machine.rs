@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::block_device::{BlockDevice, Done, IoError};
 use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::log_region::opening::Place;
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
     inspect,
@@ -221,41 +222,22 @@ impl Machine {
         self.fuse.renew();
         self.life += 1;
         self.rested = false;
-        let (len, boot) = (log_len(volumes), self.boot_id());
         self.store.open();
-        let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
         if self.spec.logless {
             self.serve(Volumes::without_log(crc32c));
             return Ok(Vec::new());
         }
-        let mut lost = None;
-        let region = match inspect(&header, len, boot, crc32c) {
-            class @ (Class::StaleBoot(_) | Class::Damaged { .. } | Class::Blank)
-                if given_up || class == Class::Blank =>
-            {
-                let uuid = [0xb0 ^ self.life as u8; 16];
-                let kind = self.store.kind().log_kind();
-                if let Class::StaleBoot(found) = class {
-                    lost = Some(found);
-                }
-                LogRegion::create(header, len, uuid, boot, kind, crc32c)
-                    .map_err(|e| e.to_string())?
-            }
-            Class::StaleBoot(found) => {
-                self.serve(Volumes::with_lost_log(found, crc32c));
-                return Ok(Vec::new());
-            }
-            _ => LogRegion::open(header, len, boot, crc32c).map_err(|e| e.to_string())?,
-        };
+        let header = self.store.part(0..HEADER_BYTES);
         let store = self.store.clone();
         let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
-        let (volumes, problems) = Volumes::with_log(region, split, crc32c);
-        self.serve(match lost {
-            Some(lost) => volumes.after_loss(lost),
-            None => volumes,
-        });
-        Ok(problems)
+        let kind = self.store.kind().log_kind();
+        let place = Place { len: log_len(volumes), kind, boot: self.boot_id() };
+        let new_uuid = [0xb0 ^ self.life as u8; 16];
+        let opened = Volumes::open(header, split, place, given_up, new_uuid, crc32c)
+            .map_err(|refused| refused.to_string())?;
+        self.serve(opened.volumes);
+        Ok(opened.problems)
     }
 
     fn serve(&mut self, volumes: Volumes<LogPart>) {

@@ -8,14 +8,14 @@ use riopipe_media::{boot_id, open_drive, open_log, survival_once_created};
 use riopipe_metrics::check_address;
 use riopipe_net::{Listener, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogKind, inspect};
+use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
+use riopipe_order::log_region::{HEADER_BYTES, OpenError};
 use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
 
 use crate::config::{CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN};
 use crate::identity;
-use crate::log::check_kind;
 
 /// One mistake: where, what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,8 +232,8 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     note(report, store.survives());
     let refused = match (store.part(0..HEADER_BYTES.min(store.len())), boot_id()) {
         (Ok(header), Ok(boot)) => {
-            let class = inspect(&header, store.len(), boot, crate::crc::crc32c);
-            explain(&class, store.len(), store.kind(), config.accept_lost_log)
+            let place = Place { len: store.len(), kind: store.kind(), boot };
+            refusal(decide(&header, place, config.accept_lost_log, crate::crc::crc32c))
         }
         (Err(error), _) => Some(Problem::new("log", error, "")),
         (_, Err(error)) => Some(Problem::new("log", error, "")),
@@ -248,34 +248,32 @@ fn note(report: &mut Report, survival: Survival) {
     }
 }
 
-fn explain(class: &Class, len: usize, kind: LogKind, accept: bool) -> Option<Problem> {
+/// What of the log would keep the target, or volumes, from being served.
+fn refusal(decided: Result<Decision, Refused>) -> Option<Problem> {
     let problem = |what: String, advice| Some(Problem::new("log", what, advice));
-    match class {
-        Class::Blank if len < HEADER_BYTES + 4096 => {
-            problem(format!("{len} bytes are too small for a log region"), "give it 2M or more")
-        }
-        Class::Blank => None,
-        Class::Ours(_) | Class::StaleBoot(_) if accept => None,
-        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
-            check_kind(found, kind).err().and_then(|other| problem(other.to_string(), ""))
-        }
-        Class::Ours(_) => None,
-        Class::Damaged { .. } if accept => None,
-        Class::StaleBoot(_) => problem(
+    match decided {
+        Ok(Decision::Open | Decision::Create | Decision::GiveUp(_)) => None,
+        Ok(Decision::Lost(_)) => problem(
             "the log is of another boot, in which its target was not stopped in good order: the \
              volumes in it would be refused"
                 .into(),
             "check their content, then start once with accept_lost_log (--accept-lost-log)",
         ),
-        Class::Newer { version } => problem(
+        Err(Refused::TooSmall { have, .. }) => {
+            problem(format!("{have} bytes are too small for a log region"), "give it 2M or more")
+        }
+        Err(Refused::Region(OpenError::Newer { version })) => problem(
             format!("a log region of format version {version}, written by a newer program"),
             "use that program",
         ),
-        Class::NotALog => problem("this is not a log region".into(), "check the path"),
-        Class::Damaged { what } => problem(
+        Err(Refused::Region(OpenError::NotALog)) => {
+            problem("this is not a log region".into(), "check the path")
+        }
+        Err(Refused::Region(OpenError::Damaged { what })) => problem(
             format!("the log region is damaged: {what}"),
             "restore it, or give it up with accept_lost_log (--accept-lost-log)",
         ),
+        Err(error) => problem(error.to_string(), ""),
     }
 }
 
@@ -423,7 +421,7 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
 #[cfg(test)]
 mod tests {
     use riopipe_order::attribute::{Member, VolumeId};
-    use riopipe_order::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use riopipe_order::log_region::{LogKind, LogRegion, MemberNamespace, NewVolume};
     use riopipe_order::region::MemRegion;
 
     use super::*;

@@ -36,7 +36,7 @@ pub use config::{
     Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, LoadError, NamespaceOptions,
 };
 pub use crc::crc32c;
-pub use log::{LogOpenError, OtherKind};
+pub use log::LogOpenError;
 pub use nvmetcli::JsonError;
 pub use riopipe_metrics::{StageStat, with_shares};
 pub use stat::Stat;

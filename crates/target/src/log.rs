@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use riopipe_media::survival::Survival;
 use riopipe_media::{LogPart, LogStore, boot_id, open_log_within};
-use riopipe_order::log_region::{
-    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, PARTITION_ALIGN, RegionHeader,
-    inspect,
-};
+use riopipe_order::log_region::HEADER_BYTES;
+use riopipe_order::log_region::opening::{Place, Refused};
 use riopipe_order::region::{Region, RegionError};
-use riopipe_session::target::{Split, Volumes};
+use riopipe_session::target::{Found, Split, Volumes};
 
 use crate::crc::crc32c;
 use crate::devices::{SharedState, lock};
@@ -24,71 +22,10 @@ pub enum LogOpenError {
     Store(#[from] riopipe_media::OpenError),
     /// What is there (T19).
     #[error(transparent)]
-    Region(#[from] OpenError),
-    /// A new one can't be made.
-    #[error(transparent)]
-    Create(#[from] CreateError),
-    /// A new one would have no room for a volume.
-    #[error(
-        "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
-    )]
-    TooSmall {
-        /// Its size, bytes.
-        have: usize,
-        /// The least it must have, bytes.
-        need: usize,
-    },
-    /// It was made on a medium of another kind, and there are volumes in it.
-    #[error(transparent)]
-    Kind(#[from] OtherKind),
+    Refused(#[from] Refused),
     /// A part of it.
     #[error(transparent)]
     Part(#[from] riopipe_media::PartError),
-}
-
-/// A log region that was made on a medium of another kind than the one it is opened on.
-///
-/// What the kind says of a power cut decides later whether the log is trusted (T19): a region that
-/// is stamped `block` but was last served through a mapped file would vouch for what no fence had
-/// made durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
-     Serve it as before, or give it up (--accept-lost-log)",
-    medium(*made), as_medium(*now)
-)]
-pub struct OtherKind {
-    /// How it is stamped.
-    pub made: LogKind,
-    /// What it is now.
-    pub now: LogKind,
-}
-
-/// What made a region that has this stamp.
-const fn medium(kind: LogKind) -> &'static str {
-    match kind {
-        LogKind::File => "a mapped file (file:), or on something that a power cut empties",
-        LogKind::Dax => "persistent memory (dax:)",
-        LogKind::Block => "a block device (block:)",
-        LogKind::Pci => "a drive's memory (pci:)",
-    }
-}
-
-const fn as_medium(kind: LogKind) -> &'static str {
-    match kind {
-        LogKind::File => "from memory that a power cut empties",
-        LogKind::Dax => "as persistent memory (dax:)",
-        LogKind::Block => "as a block device (block:)",
-        LogKind::Pci => "as a drive's memory (pci:)",
-    }
-}
-
-/// Whether a region that says this of itself may be served from a medium of kind `now`.
-pub(crate) fn check_kind(found: &RegionHeader, now: LogKind) -> Result<(), OtherKind> {
-    match found.kind == now || found.volumes.is_empty() {
-        true => Ok(()),
-        false => Err(OtherKind { made: found.kind, now }),
-    }
 }
 
 /// A part of the log that notices when the log is no longer there.
@@ -222,35 +159,19 @@ pub(crate) fn open_volumes(
     let boot = boot_id()?;
     let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;
-    let need = HEADER_BYTES + PARTITION_ALIGN;
-    let mut bytes = vec![0; header.len()];
-    header.read(0, &mut bytes);
-    if len < need && bytes.iter().all(|byte| *byte == 0) {
-        return Err(LogOpenError::TooSmall { have: len, need });
-    }
-    let mut what = "";
-    let mut lost = None;
-    let kind = store.store.kind();
-    let region = match inspect(&header, len, boot, crc32c) {
-        Class::Blank => create(header, len, boot, kind)?,
-        class @ (Class::StaleBoot(_) | Class::Damaged { .. }) if accept_lost => {
+    let parts = Arc::clone(&store);
+    let split: Split<WatchedPart> =
+        Box::new(move |range| parts.part(range).map_err(|e| RegionError::new(e.to_string())));
+    let place = Place { len, kind: store.store.kind(), boot };
+    let opened = Volumes::open(header, split, place, accept_lost, random_id(), crc32c)?;
+    let note = match opened.found {
+        Found::Log { has_volumes: true } => ", with volumes",
+        Found::Log { has_volumes: false } | Found::Nothing => "",
+        Found::GivenUp => {
             tracing::warn!(log = spec, "the log was given up and made anew (--accept-lost-log)");
-            if let Class::StaleBoot(found) = class {
-                lost = Some(found);
-            }
-            create(header, len, boot, kind)?
+            ""
         }
-        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
-            match check_kind(&found, kind) {
-                Err(_) if accept_lost => {
-                    tracing::warn!(log = spec, "the log was given up (--accept-lost-log)");
-                }
-                other => other?,
-            }
-            lost = Some(found);
-            create(header, len, boot, kind)?
-        }
-        Class::StaleBoot(found) => {
+        Found::Lost => {
             // Served, but its volumes are refused and their members guarded: the other
             // namespaces need not suffer (T19, T21).
             tracing::error!(
@@ -258,39 +179,14 @@ pub(crate) fn open_volumes(
                 "the log is of another boot, in which its target was not stopped in good order: \
                  the volumes in it are refused until the loss is accepted (--accept-lost-log)"
             );
-            describe.push(format!("ordering log: {}, of another boot: LOST", store.describe()));
-            return Ok((Volumes::with_lost_log(found, crc32c), Some(store)));
-        }
-        Class::Ours(found) => {
-            what = if found.volumes.is_empty() { "" } else { ", with volumes" };
-            LogRegion::open(header, len, boot, crc32c)?
-        }
-        Class::Newer { .. } | Class::NotALog | Class::Damaged { .. } => {
-            LogRegion::open(header, len, boot, crc32c)?
+            ", of another boot: LOST"
         }
     };
-    describe.push(format!("ordering log: {}{what}", store.describe()));
-    let parts = Arc::clone(&store);
-    let split: Split<WatchedPart> =
-        Box::new(move |range| parts.part(range).map_err(|e| RegionError::new(e.to_string())));
-    let (volumes, problems) = Volumes::with_log(region, split, crc32c);
-    for problem in problems {
+    describe.push(format!("ordering log: {}{note}", store.describe()));
+    for problem in &opened.problems {
         tracing::error!(log = spec, problem, "a volume is refused");
     }
-    let volumes = match lost {
-        Some(lost) => volumes.after_loss(lost),
-        None => volumes,
-    };
-    Ok((volumes, Some(store)))
-}
-
-fn create(
-    header: WatchedPart,
-    len: usize,
-    boot: [u8; 16],
-    kind: LogKind,
-) -> Result<LogRegion<WatchedPart>, LogOpenError> {
-    Ok(LogRegion::create(header, len, random_id(), boot, kind, crc32c)?)
+    Ok((opened.volumes, Some(store)))
 }
 
 /// A name for a new log region: random, from the kernel.

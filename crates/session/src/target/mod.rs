@@ -21,6 +21,7 @@ mod identify;
 mod io;
 pub mod limits;
 mod listing;
+mod log_opening;
 mod namespace;
 mod ordered;
 mod settlement;
@@ -38,6 +39,7 @@ mod writers;
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};
 pub use host::{Event, Host, OpId, status_of};
+pub use log_opening::{Found, Opened};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
