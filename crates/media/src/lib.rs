@@ -24,7 +24,6 @@ mod mem;
 mod open;
 mod persist;
 mod request;
-mod seed;
 pub mod spec;
 pub mod ssd;
 pub mod survival;

@@ -11,6 +11,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use riopipe_model::log::block::BlockPart;
+use riopipe_model::log::mapped::MappedPart;
 use riopipe_order::block_device::{BLOCK_SIZE, Gone};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
@@ -22,14 +24,12 @@ use crate::persist::Persist;
 use crate::spec::Spec;
 use crate::survival::{Kept, Survival};
 
-mod block;
 mod device;
 mod mapped;
 mod reader;
 
-use block::BlockPart;
-use device::BlockStore;
-use mapped::{MappedPart, Memory};
+use device::{BlockStore, DevicePart};
+use mapped::MappedMemory;
 pub use reader::{LogReader, read_log};
 
 /// The kinds of log and their options, as shown with every complaint about a specification.
@@ -163,7 +163,7 @@ struct Shared {
 }
 
 enum Bytes {
-    Mapped(Arc<Memory>),
+    Mapped(Arc<mapped::Shared>),
     Blocks(Arc<BlockStore>),
 }
 
@@ -209,7 +209,7 @@ impl LogStore {
             bytes,
             source,
         })?;
-        let memory = Memory { mapping, persist: Persist::Stores, medium: None };
+        let memory = mapped::Shared { mapping, persist: Persist::Stores, medium: None };
         let survival = Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" };
         let describe = format!("memory, {} KiB", bytes >> 10);
         Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::File, describe, survival))
@@ -241,13 +241,14 @@ impl LogStore {
             len >> 10,
             persist.describe(),
         );
-        let memory = Memory { mapping, persist, medium: Some(medium) };
-        memory.write_back_all().map_err(|source| OpenError::Os {
+        let shared = Arc::new(mapped::Shared { mapping, persist, medium: Some(medium) });
+        let mut all = MappedMemory { shared: Arc::clone(&shared), part: 0..len };
+        riopipe_model::log::mapped::open(&mut all).map_err(|error| OpenError::Os {
             path: path.to_owned(),
             doing: "make durable what it holds",
-            source,
+            source: std::io::Error::other(error.cause),
         })?;
-        Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::Dax, describe, survival))
+        Ok(LogStore::new(Bytes::Mapped(shared), LogKind::Dax, describe, survival))
     }
 
     fn on_device(path: &str, plp: bool, busy: Busy) -> Result<LogStore, OpenError> {
@@ -267,7 +268,7 @@ impl LogStore {
             if flush { "volatile cache, a FLUSH with each fence" } else { "power-loss protection" },
         );
         let store = BlockStore::open(medium, flush)?;
-        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
     }
 
     fn in_blocks_of_file(path: &str, size: Option<u64>, busy: Busy) -> Result<LogStore, OpenError> {
@@ -279,7 +280,7 @@ impl LogStore {
             medium.len >> 10
         );
         let store = BlockStore::open(medium, true)?;
-        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
     }
 
     fn new(bytes: Bytes, kind: LogKind, describe: String, survival: Survival) -> LogStore {
@@ -325,11 +326,14 @@ impl LogStore {
         }
         let kind = match &self.shared.bytes {
             Bytes::Mapped(memory) => {
-                Kind::Mapped(MappedPart { memory: Arc::clone(memory), part: part.clone() })
+                let shared = Arc::clone(memory);
+                Kind::Mapped(MappedPart::new(MappedMemory { shared, part: part.clone() }))
             }
             Bytes::Blocks(store) => {
-                Kind::Blocks(BlockPart::read(Arc::clone(store), part.clone()).map_err(|error| {
-                    PartError::Read { part: part.clone(), cause: error.to_string() }
+                let read = BlockPart::read(DevicePart(Arc::clone(store)), part.clone());
+                Kind::Blocks(read.map_err(|error| PartError::Read {
+                    part: part.clone(),
+                    cause: error.to_string(),
                 })?)
             }
         };
@@ -427,8 +431,8 @@ pub struct LogPart {
 }
 
 enum Kind {
-    Mapped(MappedPart),
-    Blocks(BlockPart<BlockStore>),
+    Mapped(MappedPart<MappedMemory>),
+    Blocks(BlockPart<DevicePart>),
 }
 
 impl LogPart {

@@ -85,6 +85,9 @@ named! {
         T7TrustUnfenced = "T7-trust-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
+        /// A fence of a log on a block device does not wait for its writes: the next one writes their
+        /// blocks again while they are in flight.
+        M4LogBlockInFlight = "M4-log-block-in-flight",
         /// A claim does not wait for the old owner's writes under way.
         T8ClaimNoWait = "T8-claim-no-wait",
         /// A fenced owner's requests are still carried out.

@@ -111,7 +111,7 @@ impl Machine {
         traced: bool,
     ) -> Self {
         let fuse = Fuse::default();
-        let store = LogStore::new(spec.log, fuse.clone());
+        let store = LogStore::new(spec.log, fuse.clone(), rng.fork(0));
         let said = Said::new(traced);
         let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
             let name = format!("drive {at}");
@@ -143,6 +143,7 @@ impl Machine {
             rested: false,
         };
         machine.format(volumes);
+        machine.store.come_to_rest();
         machine
     }
 
@@ -222,8 +223,8 @@ impl Machine {
         self.fuse.renew();
         self.life += 1;
         self.rested = false;
-        self.store.open();
         self.powered = true;
+        self.store.open().map_err(|error| error.to_string())?;
         if self.spec.logless {
             self.serve(Volumes::without_log(crc32c));
             return Ok(Vec::new());

@@ -30,7 +30,7 @@ pub struct Model {
     inboxes: Vec<Inbox>,
     limits: Limits,
     off: bool,
-    /// The latest time that it was told.
+    /// When the latest command was submitted.
     now: u64,
 }
 
@@ -210,7 +210,6 @@ impl Model {
     /// Completes what is due.
     #[inline]
     pub fn advance(&mut self, now: u64) {
-        self.now = self.now.max(now);
         while let Some(Reverse((due, _, slot))) = self.due.peek()
             && *due <= now
         {
@@ -280,6 +279,7 @@ impl Model {
     pub(crate) fn submit(&mut self, now: u64, queue: QueueId, op: u64, command: Command) {
         // The callers' clocks may be a little apart; the drive's does not go back.
         let now = now.max(self.now);
+        self.now = now;
         // What is due takes effect first: a flush must cover it.
         self.advance(now);
         if self.off {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use riopipe_order::block_device::BLOCK_SIZE;
 
 use crate::mapping::Mapping;
-use crate::seed::Seed;
 use crate::ssd::PowerCut;
 use crate::ssd::frames::{Frame, Frames, ZEROES};
+use riopipe_model::seed::Seed;
 
 /// Frames beyond the drive's own and the losable ones: for writes that are under way.
 const UNDERWAY_FRAMES: u64 = 1 << 17;

@@ -3,8 +3,8 @@
 //! Every completion time follows at submission from `now`, what came before, and the seed. The
 //! formulas are in docs/media.md, to be checked by hand; this file is their only implementation.
 
-use crate::seed::Seed;
 use crate::ssd::Profile;
+use riopipe_model::seed::Seed;
 
 /// The state of a drive's parts, as the times at which each is free again. All times are ns on
 /// the caller's clock, which must not go back.

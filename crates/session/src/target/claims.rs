@@ -132,14 +132,16 @@ impl<R: Region> Volumes<R> {
     /// The log was made anew, in this life of the target, instead of a lost one with this header
     /// that was given up. A volume of it that is claimed anew gets the log slots that it had, unless
     /// its claim says how many; so all of them fit again.
-    pub(super) fn after_loss(mut self, lost: RegionHeader) -> Self {
+    #[must_use]
+    pub fn after_loss(mut self, lost: RegionHeader) -> Self {
         self.former = lost.volumes;
         self
     }
 
     /// A target whose log region is of another boot: the volumes in it are known, guarded, and
     /// refused until somebody accepts the loss (T19).
-    pub(super) fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
+    #[must_use]
+    pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::known(record, true));
         let (list, log) = (list.collect(), Log::Lost(header));
         let (taken, former) = (Taken::default(), Vec::new());

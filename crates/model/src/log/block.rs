@@ -5,37 +5,85 @@
 //! while it is in flight (M4), and the device sees whole blocks only (M1). The common fence, an
 //! append behind the last one or a persist word among the last few, is one write of one block.
 
-use std::io;
-use std::ops::Range;
-use std::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_order::block_device::BLOCK_SIZE;
+use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
-
-use crate::buf::AlignedBuf;
 
 /// Clean blocks between two dirty ones that are written along with them: 16 KiB more cost a drive
 /// 5 µs or so, another command (and, one after the other, another latency) more than that. So
 /// the persist words and the appends of one batch, which lie close together, are one write.
 const GAP_BLOCKS_MAX: usize = 4;
 
-/// What blocks rest on.
-pub(super) trait Blocks {
-    /// Fills `into` from byte `offset` on; both are whole blocks.
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+/// The device under a log, shared by the log's parts: raw effects, in which nothing is decided.
+pub trait Blocks {
+    /// Bytes in memory, as the device likes them aligned.
+    type Mirror: AsRef<[u8]> + AsMut<[u8]>;
+    /// Why blocks can't be read.
+    type ReadError;
 
-    /// Writes `runs` of `bytes`, whose first byte is the device's byte `base`; all of it is
-    /// durable when it returns. Nothing is under way any more when it returns, whatever it says.
-    fn write(&self, bytes: &[u8], base: u64, runs: &[Range<usize>]) -> Result<(), RegionError>;
+    /// Completed is not durable here: there is a volatile cache.
+    fn is_volatile(&self) -> bool;
+
+    /// The bytes in `range`, which is whole blocks.
+    ///
+    /// # Errors
+    /// The device could not read them.
+    fn read(&self, range: Range<usize>) -> Result<Self::Mirror, Self::ReadError>;
+
+    /// Begins to write whole blocks at byte `at`. With `durable`, the write is durable by itself
+    /// when it has completed. What else is in flight may land before or after it (M4).
+    ///
+    /// # Errors
+    /// The device did not take it, or has failed already.
+    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError>;
+
+    /// Waits until the writes that this part has begun have completed.
+    ///
+    /// # Errors
+    /// One of them failed. Nothing is in flight any more, whatever is said.
+    fn complete(&self) -> Result<(), RegionError>;
+
+    /// Makes durable all that has completed (FLUSH).
+    ///
+    /// # Errors
+    /// The device could not; what any part has written may be gone.
+    fn flush(&self) -> Result<(), RegionError>;
+
+    /// Runs `f` while no other part runs one.
+    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T;
+}
+
+/// The first failure of a FLUSH, or of a write that was to be durable by itself: what any part had
+/// written before it may be gone, and the next FLUSH wouldn't tell (T22).
+///
+/// It is held during each of them, so that none that began before is believed after.
+#[derive(Debug, Default)]
+pub struct FlushFailure(Option<RegionError>);
+
+/// Makes durable what a device holds, before anything in it is believed: the last process may have
+/// died between a write and its FLUSH, and what it wrote is still read, and lost with the power.
+///
+/// # Errors
+/// The device could not.
+pub fn open<B: Blocks>(blocks: &B) -> Result<(), RegionError> {
+    if !blocks.is_volatile() || probe::planted(Plant::T7TrustUnfenced) {
+        return Ok(());
+    }
+    blocks.flush()
 }
 
 /// One part of a log on `B`.
-pub(super) struct BlockPart<B> {
-    blocks: Arc<B>,
+#[derive(Debug)]
+pub struct BlockPart<B: Blocks> {
+    blocks: B,
     /// The blocks that the part lies in, as last written.
-    mirror: AlignedBuf,
+    mirror: B::Mirror,
     /// Where the mirror begins on the device, in bytes.
-    base: u64,
+    base: usize,
     /// The part, in bytes of the mirror.
     part: Range<usize>,
     dirty: Dirty,
@@ -47,17 +95,19 @@ pub(super) struct BlockPart<B> {
 }
 
 impl<B: Blocks> BlockPart<B> {
-    /// The bytes in `part` of `blocks`, read from there.
-    pub(super) fn read(blocks: Arc<B>, part: Range<usize>) -> io::Result<Self> {
+    /// The bytes in `part` of a device, read from there. Its blocks must be no other part's: one's
+    /// block would go out with the other's half-made change.
+    ///
+    /// # Errors
+    /// The device could not read them.
+    pub fn read(blocks: B, part: Range<usize>) -> Result<Self, B::ReadError> {
         let start = part.start / BLOCK_SIZE * BLOCK_SIZE;
         let end = part.end.next_multiple_of(BLOCK_SIZE);
-        let mut mirror = AlignedBuf::zeroed(end - start);
-        blocks.read(start as u64, &mut mirror)?;
         Ok(Self {
+            mirror: blocks.read(start..end)?,
             blocks,
             dirty: Dirty::none_of((end - start) / BLOCK_SIZE),
-            mirror,
-            base: start as u64,
+            base: start,
             part: part.start - start..part.end - start,
             runs: Vec::new(),
             failed: None,
@@ -75,6 +125,34 @@ impl<B: Blocks> BlockPart<B> {
         );
         self.part.start + offset..self.part.start + offset + len
     }
+
+    /// Writes the runs, and waits until they are durable.
+    fn write_runs(&self) -> Result<(), RegionError> {
+        if !self.blocks.is_volatile() {
+            return self.write_and_wait(false);
+        }
+        self.blocks.exclusively(|failure| {
+            if let Some(error) = &failure.0 {
+                return Err(error.clone());
+            }
+            // One write that is durable by itself spares a command.
+            let alone = self.runs.len() == 1;
+            let written = self.write_and_wait(alone);
+            let durable = if alone { written } else { written.and_then(|()| self.blocks.flush()) };
+            durable.inspect_err(|error| failure.0 = Some(error.clone()))
+        })
+    }
+
+    fn write_and_wait(&self, durable: bool) -> Result<(), RegionError> {
+        let mirror = self.mirror.as_ref();
+        let begun = self.runs.iter().try_for_each(|run| {
+            self.blocks.begin_write(self.base + run.start, &mirror[run.clone()], durable)
+        });
+        if probe::planted(Plant::M4LogBlockInFlight) {
+            return begun;
+        }
+        begun.and(self.blocks.complete())
+    }
 }
 
 impl<B: Blocks> Region for BlockPart<B> {
@@ -83,7 +161,7 @@ impl<B: Blocks> Region for BlockPart<B> {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.mirror[self.at(offset, into.len())]);
+        into.copy_from_slice(&self.mirror.as_ref()[self.at(offset, into.len())]);
     }
 
     #[inline]
@@ -93,7 +171,7 @@ impl<B: Blocks> Region for BlockPart<B> {
         }
         let at = self.at(offset, bytes.len());
         self.dirty.note(at.start / BLOCK_SIZE, (at.end - 1) / BLOCK_SIZE);
-        self.mirror[at].copy_from_slice(bytes);
+        self.mirror.as_mut()[at].copy_from_slice(bytes);
     }
 
     #[inline]
@@ -109,9 +187,7 @@ impl<B: Blocks> Region for BlockPart<B> {
         if self.runs.is_empty() {
             return Ok(());
         }
-        self.blocks
-            .write(&self.mirror, self.base, &self.runs)
-            .inspect_err(|error| self.failed = Some(error.clone()))
+        self.write_runs().inspect_err(|error| self.failed = Some(error.clone()))
     }
 }
 
@@ -146,7 +222,7 @@ impl Dirty {
             return;
         }
         for index in self.first / 64..=self.last / 64 {
-            let mut word = std::mem::take(&mut self.bits[index]);
+            let mut word = core::mem::take(&mut self.bits[index]);
             while word != 0 {
                 let block = index * 64 + word.trailing_zeros() as usize;
                 word &= word - 1;

@@ -1,7 +1,7 @@
 //! A log on a device that loses its power at every moment there is.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
@@ -11,26 +11,30 @@ use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use super::*;
 use crate::seed::Seed;
 
-/// Blocks in memory whose power goes when told to: each block of the write that is under way then
-/// is there or not, wholly (M1), whatever became of the others (M4).
+/// Blocks in memory whose power goes when told to: each block of the writes that are in flight
+/// then is there or not, wholly (M1), whatever became of the others (M4).
 struct Fake(Mutex<State>);
 
+#[derive(Default)]
 struct State {
     bytes: Vec<u8>,
+    /// Begun and not completed.
+    in_flight: Vec<(usize, Vec<u8>)>,
+    /// Waits for writes.
     writes: u64,
-    /// How many writes still succeed; none do once it is dead.
+    /// How many waits still succeed; none do once it is dead.
     left: u64,
     seed: u64,
-    /// Blocks of the last write that were kept and lost.
-    kept: u32,
-    lost: u32,
+    is_volatile: bool,
+    flushes: u64,
+    flush_fails: bool,
+    failure: FlushFailure,
 }
 
 impl Fake {
     fn new(len: usize) -> Arc<Self> {
         let bytes = vec![FOREIGN; len];
-        let state = State { bytes, writes: 0, left: u64::MAX, seed: 0, kept: 0, lost: 0 };
-        Arc::new(Self(Mutex::new(state)))
+        Arc::new(Self(Mutex::new(State { bytes, left: u64::MAX, ..State::default() })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -38,17 +42,36 @@ impl Fake {
     }
 }
 
-impl Blocks for Fake {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        assert!(offset.is_multiple_of(4096) && into.len().is_multiple_of(4096));
-        into.copy_from_slice(&self.state().bytes[offset as usize..][..into.len()]);
+impl Blocks for Arc<Fake> {
+    type Mirror = Vec<u8>;
+    type ReadError = ();
+
+    fn is_volatile(&self) -> bool {
+        self.state().is_volatile
+    }
+
+    fn read(&self, range: Range<usize>) -> Result<Vec<u8>, ()> {
+        assert!(range.start.is_multiple_of(BLOCK_SIZE) && range.end.is_multiple_of(BLOCK_SIZE));
+        Ok(self.state().bytes[range].to_vec())
+    }
+
+    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+        let mut state = self.state();
+        assert!(at.is_multiple_of(BLOCK_SIZE) && bytes.len().is_multiple_of(BLOCK_SIZE));
+        assert!(!bytes.is_empty() && (state.is_volatile || !durable));
+        let twice = |(other, there): &(usize, Vec<u8>)| {
+            *other < at + bytes.len() && at < other + there.len()
+        };
+        assert!(!state.in_flight.iter().any(twice), "a block twice in flight (M4)");
+        if state.left == 0 {
+            return Err(RegionError::new("no power"));
+        }
+        state.in_flight.push((at, bytes.to_vec()));
         Ok(())
     }
 
-    fn write(&self, bytes: &[u8], base: u64, runs: &[Range<usize>]) -> Result<(), RegionError> {
+    fn complete(&self) -> Result<(), RegionError> {
         let mut state = self.state();
-        assert!(!runs.is_empty());
-        assert!(runs.is_sorted_by(|a, b| a.end < b.start), "a block twice in flight: {runs:?}");
         if state.left == 0 {
             return Err(RegionError::new("no power"));
         }
@@ -56,19 +79,28 @@ impl Blocks for Fake {
         state.left -= 1;
         let dying = state.left == 0;
         let mut seed = Seed::new(state.seed);
-        for block in runs.iter().flat_map(|run| run.clone().step_by(BLOCK_SIZE)) {
-            assert!(block.is_multiple_of(BLOCK_SIZE) && block + BLOCK_SIZE <= bytes.len());
-            if dying {
-                if seed.below(2) == 0 {
-                    state.lost += 1;
-                    continue;
+        for (at, bytes) in core::mem::take(&mut state.in_flight) {
+            for (to, block) in (at..).step_by(BLOCK_SIZE).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+                if !dying || seed.below(2) == 1 {
+                    state.bytes[to..to + BLOCK_SIZE].copy_from_slice(block);
                 }
-                state.kept += 1;
             }
-            let to = base as usize + block;
-            state.bytes[to..to + BLOCK_SIZE].copy_from_slice(&bytes[block..block + BLOCK_SIZE]);
         }
         if dying { Err(RegionError::new("the power went")) } else { Ok(()) }
+    }
+
+    fn flush(&self) -> Result<(), RegionError> {
+        let mut state = self.state();
+        assert!(state.in_flight.is_empty(), "a FLUSH covers only what has completed (M2)");
+        state.flushes += 1;
+        if state.flush_fails { Err(RegionError::new("the cache is gone")) } else { Ok(()) }
+    }
+
+    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+        let mut failure = core::mem::take(&mut self.state().failure);
+        let done = f(&mut failure);
+        self.state().failure = failure;
+        done
     }
 }
 
@@ -81,7 +113,7 @@ struct Allowed {
 
 /// A part that also keeps that account.
 struct Watched {
-    part: BlockPart<Fake>,
+    part: BlockPart<Arc<Fake>>,
     allowed: Arc<Mutex<Allowed>>,
 }
 
@@ -410,4 +442,44 @@ fn a_failed_fence_stops_the_log_for_good() {
     part.write(0, &[1; 8]);
     assert!(part.fence().is_err(), "the part itself refuses, too");
     assert_eq!(fake.state().writes, writes);
+}
+
+#[test]
+fn a_volatile_cache_is_flushed_with_each_fence_and_before_anything_is_believed() {
+    let fake = Fake::new(DEVICE);
+    open(&fake).unwrap();
+    assert_eq!(fake.state().flushes, 0, "with power-loss protection there is nothing to flush");
+    fake.state().is_volatile = true;
+    open(&fake).unwrap();
+    assert_eq!(fake.state().flushes, 1);
+    let mut part = BlockPart::read(Arc::clone(&fake), PART).unwrap();
+    part.write(0, &[1; 8]);
+    part.fence().unwrap();
+    assert_eq!(fake.state().flushes, 1, "one write is durable by itself");
+    part.write(0, &[2; 8]);
+    part.write(9 * BLOCK_SIZE, &[2; 8]);
+    part.fence().unwrap();
+    assert_eq!(fake.state().writes, 2);
+    assert_eq!(fake.state().flushes, 2);
+    fake.state().flush_fails = true;
+    assert!(open(&fake).is_err());
+}
+
+#[test]
+fn t22_after_a_failed_flush_no_part_is_believed() {
+    for (is_volatile, goes_on) in [(true, false), (false, true)] {
+        let fake = Fake::new(DEVICE);
+        fake.state().is_volatile = is_volatile;
+        let mut first = BlockPart::read(Arc::clone(&fake), 0..BLOCK_SIZE).unwrap();
+        let mut other = BlockPart::read(Arc::clone(&fake), BLOCK_SIZE..2 * BLOCK_SIZE).unwrap();
+        first.write(0, &[1; 8]);
+        fake.state().left = 1;
+        first.fence().unwrap_err();
+        // The device works again, but what a volatile cache held for others may be gone.
+        fake.state().left = u64::MAX;
+        other.write(0, &[2; 8]);
+        let fenced = other.fence();
+        assert_eq!(fenced.is_ok(), goes_on, "{fenced:?}");
+        assert!(first.fence().is_err());
+    }
 }
