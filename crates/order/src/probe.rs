@@ -188,6 +188,10 @@ named! {
         P7ReplayDurable = "P7-replay-durable",
         /// A binding that found the target busy is not asked for again.
         P8BusyForEver = "P8-busy-for-ever",
+        /// A Keep Alive that nobody answers counts as answered.
+        P8BelieveKeepAlive = "P8-believe-keep-alive",
+        /// A target that cannot be reached is not tried again.
+        P8NeverAgain = "P8-never-again",
         /// A read does not wait for the stream's own writes.
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.

@@ -1,5 +1,7 @@
 //! The drives and targets of a volume: found, and checked against their labels.
 
+use std::sync::Arc;
+
 use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{MemberInfo as MemberPlace, ServerInfo, Topology};
@@ -17,7 +19,6 @@ use crate::errand::Errand;
 use crate::error::{AttachError, CallError, OpenError};
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, VolumeInfo};
-use crate::vigil::Vigil;
 
 /// Blocks of one request at most, whatever the target would take: beyond 128 KiB nothing is
 /// gained, and a smaller unit shares the connection better.
@@ -26,8 +27,6 @@ const REQUEST_BLOCKS_MAX: u32 = 32;
 /// The targets of a member list, each attached once, and where each member is.
 pub(crate) struct Targets {
     pub(crate) associations: Vec<Association>,
-    /// Keeps them alive.
-    pub(crate) vigil: Vigil,
     /// For each member: its target and namespace.
     pub(crate) places: Vec<(usize, Option<Namespace>)>,
 }
@@ -45,18 +44,15 @@ impl Targets {
             })
         });
         let targets: Vec<usize> = targets.collect();
-        let vigil = Vigil::begin();
-        let associations = at_once(&firsts, |member| {
-            let association = Association::attach(member, connect)?;
-            vigil.add(association.shared_admin());
-            Ok(association)
-        })?;
+        let signal = Arc::default();
+        let associations =
+            at_once(&firsts, |member| Association::attach(member, connect, &signal))?;
         let places = targets.into_iter().zip(members).map(|(at, member)| {
             let namespaces = &associations[at].controller.namespaces;
             (at, namespaces.iter().find(|n| n.nsid == member.nsid).cloned())
         });
         let places = places.collect();
-        Ok(Self { associations, vigil, places })
+        Ok(Self { associations, places })
     }
 
     /// The namespace ids that a target has, for error messages.
@@ -64,11 +60,8 @@ impl Targets {
         self.associations[target].controller.namespaces.iter().map(|n| n.nsid).collect()
     }
 
-    pub(crate) fn drives(
-        &self,
-        connect: &ConnectOptions,
-    ) -> Result<Vec<Drives>, crate::AttachError> {
-        at_once(&self.associations, |association| Drives::open(association, connect))
+    pub(crate) fn drives(&self) -> Result<Vec<Drives>, crate::AttachError> {
+        at_once(&self.associations, |association| Drives::open(association.target()))
     }
 }
 
@@ -132,7 +125,7 @@ impl Assembled {
         connect: &ConnectOptions,
     ) -> Result<Self, OpenError> {
         let targets = Targets::attach(members, connect)?;
-        let mut drives = targets.drives(connect)?;
+        let drives = targets.drives()?;
         let mut namespaces = Vec::new();
         let mut found = Vec::new();
         for (member, (target, namespace)) in members.iter().zip(&targets.places) {
@@ -141,9 +134,8 @@ impl Assembled {
                 return Err(OpenError::NoNamespace { member, have });
             };
             let association = &targets.associations[*target];
-            let label = read_label(drives[*target].queue(), namespace.nsid).map_err(|e| {
-                call(&association.name(), "reading the label", association.blame(e))
-            })?;
+            let label = read_label(&drives[*target], namespace.nsid)
+                .map_err(|e| call(&association.name(), "reading the label", e))?;
             let extension = association.controller.extension;
             let region = extension.filter(|e| e.log_kind != LogKind::None).map(|e| e.region);
             found.push(Found { nguid: namespace.nguid, region, label });

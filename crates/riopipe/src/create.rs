@@ -9,11 +9,12 @@ use riopipe_session::wire::{self, Claim, LogKind, STREAMS_MAX};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Targets, inspect, members_on};
-use crate::association::{Association, CallData};
+use crate::association::Association;
 use crate::drive_io::{Drives, blank_data, read_label, write_label};
 use crate::error::{CallError, CreateError, OpenError};
 use crate::identity::random_id;
 use crate::info::VolumeInfo;
+use crate::target::CallData;
 use crate::volume::CreateOptions;
 
 pub(crate) fn create(
@@ -40,17 +41,17 @@ pub(crate) fn create(
     let targets = Targets::attach(members, &options.connect)?;
     let namespaces = checked(members, &targets, options)?;
     let engine = choose_engine(&targets, options)?;
-    let mut drives = targets.drives(&options.connect)?;
+    let drives = targets.drives()?;
     let mut creation = Creation {
         label: label(name, options, engine, &targets, &namespaces)?,
         targets,
         namespaces,
         forgotten: Vec::new(),
     };
-    creation.clear_old(members, &mut drives, options)?;
+    creation.clear_old(members, &drives, options)?;
     creation.make_room(options)?;
-    let ready = creation.check_slots().and_then(|()| creation.still_free(members, &mut drives));
-    if let Err(error) = ready.and_then(|()| creation.write_labels(&mut drives)) {
+    let ready = creation.check_slots().and_then(|()| creation.still_free(members, &drives));
+    if let Err(error) = ready.and_then(|()| creation.write_labels(&drives)) {
         creation.forget(creation.label.volume);
         return Err(error);
     }
@@ -175,13 +176,13 @@ impl Creation {
     fn clear_old(
         &mut self,
         members: &[MemberAddr],
-        drives: &mut [Drives],
+        drives: &[Drives],
         options: &CreateOptions,
     ) -> Result<(), CreateError> {
         let mut old = Vec::new();
         for (index, member) in members.iter().enumerate() {
             let target = self.targets.places[index].0;
-            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
+            let label = read_label(&drives[target], self.namespaces[index].nsid)
                 .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
             let Ok(label) = label else { continue };
             if !options.force {
@@ -229,8 +230,7 @@ impl Creation {
                 members: members_on(&self.targets, &self.namespaces, at),
             };
             let association = &mut self.targets.associations[at];
-            let asked =
-                association.admin().ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
+            let asked = association.ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
             let target = association.name();
             let error = match asked {
                 Ok((cqe, _)) if cqe.status().is_ok() => continue,
@@ -271,10 +271,10 @@ impl Creation {
 
     /// Between reading the labels and taking the volume, another volume may have been made of the
     /// same drives; since then nobody else writes there.
-    fn still_free(&self, members: &[MemberAddr], drives: &mut [Drives]) -> Result<(), CreateError> {
+    fn still_free(&self, members: &[MemberAddr], drives: &[Drives]) -> Result<(), CreateError> {
         for (index, member) in members.iter().enumerate() {
             let target = self.targets.places[index].0;
-            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
+            let label = read_label(&drives[target], self.namespaces[index].nsid)
                 .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
             if let Ok(label) = label
                 && !self.forgotten.contains(&label.volume)
@@ -287,14 +287,14 @@ impl Creation {
     }
 
     /// Both copies of every label.
-    fn write_labels(&mut self, drives: &mut [Drives]) -> Result<(), CreateError> {
+    fn write_labels(&mut self, drives: &[Drives]) -> Result<(), CreateError> {
         for (index, namespace) in self.namespaces.iter().enumerate() {
             let target = self.targets.places[index].0;
-            blank_data(drives[target].queue(), namespace.nsid)
+            blank_data(&drives[target], namespace.nsid)
                 .map_err(|e| call(&self.targets.associations[target], "writing the label", e))?;
             for sequence in [1, 2] {
                 let label = Label { index: index as u16, sequence, ..self.label.clone() };
-                write_label(drives[target].queue(), namespace.nsid, &label).map_err(|e| {
+                write_label(&drives[target], namespace.nsid, &label).map_err(|e| {
                     call(&self.targets.associations[target], "writing the label", e)
                 })?;
             }
@@ -306,7 +306,6 @@ impl Creation {
         for association in &mut self.targets.associations {
             if association.controller.extension.is_some() {
                 association
-                    .admin()
                     .call(wire::release_command(self.label.volume, false), CallData::None)
                     .map_err(|e| call(association, "giving the volume back", e))?;
             }
@@ -318,8 +317,7 @@ impl Creation {
     fn forget(&mut self, volume: VolumeId) {
         for association in &mut self.targets.associations {
             if association.controller.extension.is_some() {
-                let _ =
-                    association.admin().ask(wire::release_command(volume, true), CallData::None);
+                let _ = association.ask(wire::release_command(volume, true), CallData::None);
             }
         }
     }

@@ -1,22 +1,22 @@
 //! An [`Opening`] on real connections: all targets at once, many commands at a time, one thread.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riopipe_net::{Interest, Poller, now_ns};
+use riopipe_net::now_ns;
+use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::initiator::opening::{Call, Opening, OpeningError, Phase, Progress, Ticket};
 
-use crate::association::{Answer, CallData, Caller, blame};
+use crate::drive_io::Drives;
 use crate::error::CallError;
 use crate::recovery::Steps;
-use crate::shared::lock;
 use crate::stream::nanos;
+use crate::target::{Answer, CallData, Signal, Target};
 
 /// A target's two queues.
 pub(crate) struct Lines<'a> {
-    pub(crate) target: String,
-    pub(crate) admin: Arc<Mutex<Caller>>,
-    pub(crate) drives: &'a mut Caller,
+    pub(crate) target: Arc<Target>,
+    pub(crate) drives: &'a Drives,
 }
 
 /// Why an errand failed.
@@ -36,7 +36,9 @@ const REST_NS_MAX: u64 = 20_000_000;
 pub(crate) struct Errand<'a> {
     pub(crate) opening: Opening,
     lines: Vec<Lines<'a>>,
-    poller: Poller,
+    /// Which association each target was asked over.
+    numbers: Vec<u32>,
+    signal: Arc<Signal>,
     timeout: Duration,
     states: Vec<State>,
     phase_began: Instant,
@@ -51,32 +53,17 @@ struct State {
     rests_until: u64,
     /// Since when it has put commands off without doing any, ns.
     put_off_since: Option<u64>,
-    /// Whether the poller watches for room to send, on the admin queue and the other.
-    wants_write: [bool; 2],
 }
 
 impl<'a> Errand<'a> {
-    pub(crate) fn new(
-        opening: Opening,
-        lines: Vec<Lines<'a>>,
-        timeout: Duration,
-    ) -> Result<Self, ErrandError> {
-        let broken = |_| ErrandError::Call {
-            target: lines.first().map(|line| line.target.clone()).unwrap_or_default(),
-            doing: "watching the connections",
-            source: CallError::Nonsense("this process has no descriptors left"),
-        };
-        let poller = Poller::new().map_err(broken)?;
-        for (at, line) in lines.iter().enumerate() {
-            let admin = lock(&line.admin);
-            for (which, caller) in [&*admin, &*line.drives].into_iter().enumerate() {
-                let (socket, _) = caller.waits_for();
-                poller.add(socket, token(at, which), Interest::Read).map_err(broken)?;
-            }
-        }
+    pub(crate) fn new(opening: Opening, lines: Vec<Lines<'a>>, timeout: Duration) -> Self {
         let states = vec![State::default(); lines.len()];
+        let numbers = lines.iter().map(|line| line.target.number()).collect();
+        // All targets of a volume have the same.
+        let signal = lines.first().map(|line| Arc::clone(line.target.signal()));
+        let signal = signal.unwrap_or_default();
         let (phase_began, steps) = (Instant::now(), Steps::default());
-        Ok(Self { opening, lines, poller, timeout, states, phase_began, steps })
+        Self { opening, lines, numbers, signal, timeout, states, phase_began, steps }
     }
 
     /// Goes on until the next pause, or the end.
@@ -84,6 +71,10 @@ impl<'a> Errand<'a> {
         let mut answers = Vec::new();
         let mut told = None;
         loop {
+            let seen = self.signal.count();
+            for at in 0..self.lines.len() {
+                self.take(at, &mut answers)?;
+            }
             for at in 0..self.lines.len() {
                 self.send(at)?;
             }
@@ -96,10 +87,7 @@ impl<'a> Errand<'a> {
             if phase.is_pause() || phase == Phase::Over {
                 return Ok(phase);
             }
-            self.rest();
-            for at in 0..self.lines.len() {
-                self.take(at, &mut answers)?;
-            }
+            self.rest(seen);
         }
     }
 
@@ -111,9 +99,9 @@ impl<'a> Errand<'a> {
     }
 
     /// The connections, for what is to be done in a pause.
-    pub(crate) fn drives(&mut self, server: usize) -> (&str, &mut Caller) {
-        let line = &mut self.lines[server];
-        (&line.target, line.drives)
+    pub(crate) fn drives(&self, server: usize) -> (&str, &Drives) {
+        let line = &self.lines[server];
+        (&line.target.name, line.drives)
     }
 
     /// Books the time since the last phase under `phase`.
@@ -125,12 +113,10 @@ impl<'a> Errand<'a> {
     fn send(&mut self, at: usize) -> Result<(), ErrandError> {
         let (line, state) = (&mut self.lines[at], &mut self.states[at]);
         let fault = |doing| {
-            let target = line.target.clone();
+            let target = line.target.name.clone();
             move |source| ErrandError::Call { target, doing, source }
         };
         let now = now_ns();
-        let mut admin = lock(&line.admin);
-        admin.keep_alive().map_err(fault("keeping the connection alive"))?;
         while now >= state.rests_until {
             let idle = self.opening.out(at) == 0;
             let Some((ticket, call)) = self.opening.next(at) else { break };
@@ -146,36 +132,24 @@ impl<'a> Errand<'a> {
                         (true, 0) => CallData::None,
                         (true, len) => CallData::Read(len as u32),
                     };
-                    admin.send(ticket, sqe, data).map_err(fault(doing))?;
+                    let asked = line.target.send(ControlQueue::Admin, ticket, sqe, data);
+                    asked.map_err(fault(doing))?;
                 }
                 Call::Io { sqe } => {
-                    line.drives.send(ticket, sqe, CallData::None).map_err(fault(doing))?;
+                    let asked = line.target.send(ControlQueue::Drives, ticket, sqe, CallData::None);
+                    asked.map_err(fault(doing))?;
                 }
-            }
-        }
-        for (which, caller) in [&mut *admin, &mut *line.drives].into_iter().enumerate() {
-            // What answers came meanwhile stays for `take`.
-            caller.push().map_err(fault(doing(self.opening.phase())))?;
-            let (socket, wants_write) = caller.waits_for();
-            if wants_write != state.wants_write[which] {
-                state.wants_write[which] = wants_write;
-                let interest = if wants_write { Interest::Both } else { Interest::Read };
-                // It was added at the start, so this can't fail.
-                let _ = self.poller.modify(socket, token(at, which), interest);
             }
         }
         Ok(())
     }
 
     /// Sleeps until something has come, or it is time to send again what was put off.
-    fn rest(&self) {
+    fn rest(&self, seen: u64) {
         let now = now_ns();
         let again = self.states.iter().map(|state| state.rests_until).filter(|at| *at > now).min();
         let most = again.map_or(Duration::from_millis(200), |at| Duration::from_nanos(at - now));
-        let mut events = Vec::new();
-        if let Err(error) = self.poller.wait(&mut events, Some(most)) {
-            tracing::error!(%error, "cannot sleep until something arrives; looking instead");
-        }
+        self.signal.wait(seen, most);
     }
 
     fn take(&mut self, at: usize, answers: &mut Vec<Answer>) -> Result<(), ErrandError> {
@@ -186,16 +160,14 @@ impl<'a> Errand<'a> {
             doing: doing(before),
             source,
         };
-        // When the association is lost, so is its other queue, and it knows why.
-        let collected = lock(&line.admin).collect(answers);
-        let collected = collected.and_then(|()| line.drives.collect(answers));
-        collected.map_err(|source| fault(&line.target, blame(&line.admin, source)))?;
+        let collected = line.target.collect(self.numbers[at], answers);
+        collected.map_err(|source| fault(&line.target.name, source))?;
         let now = now_ns();
         if !answers.is_empty() {
             state.progress = now;
         }
         if self.opening.out(at) > 0 && now.saturating_sub(state.progress) > nanos(self.timeout) {
-            return Err(fault(&line.target, CallError::TimedOut(self.timeout)));
+            return Err(fault(&line.target.name, CallError::TimedOut(self.timeout)));
         }
         for (user, cqe, page) in answers.drain(..) {
             // Of an errand before this one it may be, too: the machine knows its own (T23).
@@ -211,7 +183,7 @@ impl<'a> Errand<'a> {
                     let since = *state.put_off_since.get_or_insert(now);
                     if now.saturating_sub(since) > nanos(self.timeout) {
                         let source = CallError::Status(put_off.status);
-                        return Err(fault(&self.lines[at].target, source));
+                        return Err(fault(&self.lines[at].target.name, source));
                     }
                     let rest = REST_NS << put_off.attempts.min(6);
                     state.rests_until = now.saturating_add(rest.min(REST_NS_MAX));
@@ -232,10 +204,6 @@ impl<'a> Errand<'a> {
         }
         Ok(())
     }
-}
-
-fn token(at: usize, which: usize) -> u64 {
-    (2 * at + which) as u64
 }
 
 fn doing(phase: Phase) -> &'static str {

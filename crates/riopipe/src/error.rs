@@ -10,6 +10,7 @@ use riopipe_order::engine::{Bound, Cause, EngineKind};
 use riopipe_order::handover::Breach;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
+use riopipe_session::initiator::association::AssociationError;
 use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
@@ -33,9 +34,9 @@ impl fmt::Display for Said {
 /// Why a command got no good answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The connection broke.
-    #[error(transparent)]
-    Link(#[from] LinkError),
+    /// The connection broke, or could not be made.
+    #[error("{0}")]
+    Link(String),
     /// The target broke the protocol, or refused the queue.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -60,6 +61,27 @@ pub enum CallError {
     /// The target's answer makes no sense.
     #[error("the target's answer makes no sense: {0}")]
     Nonsense(&'static str),
+}
+
+impl From<LinkError> for CallError {
+    fn from(error: LinkError) -> Self {
+        Self::Link(error.to_string())
+    }
+}
+
+impl From<AssociationError> for CallError {
+    fn from(error: AssociationError) -> Self {
+        match error {
+            AssociationError::Session(error) => Self::Session(error),
+            AssociationError::Attach(error) => Self::Attach(error),
+            AssociationError::Closed | AssociationError::HungUp => Self::Closed,
+            AssociationError::Dropped(loss) => Self::Lost(loss),
+            AssociationError::TimedOut(ns) => Self::TimedOut(Duration::from_nanos(ns)),
+            error @ (AssociationError::Connect(_)
+            | AssociationError::Broken(_)
+            | AssociationError::WhichSubsystem(_)) => Self::Link(error.to_string()),
+        }
+    }
 }
 
 /// Why a target could not be attached to.
@@ -93,6 +115,23 @@ pub enum AttachError {
     /// Several targets of a volume.
     #[error("{} of the volume's targets can't be used: {}", .0.len(), each(.0))]
     Several(Vec<AttachError>),
+}
+
+impl AttachError {
+    /// Why there is no association with `nqn` of `target`; `connect` is the last failure to connect.
+    pub(crate) fn of(
+        target: &str,
+        nqn: String,
+        error: AssociationError,
+        connect: Option<ConnectError>,
+    ) -> Self {
+        let target = target.to_owned();
+        match (error, connect) {
+            (AssociationError::Connect(_), Some(error)) => Self::Connect(error),
+            (AssociationError::WhichSubsystem(found), _) => Self::WhichSubsystem { target, found },
+            (error, _) => Self::Target { target, nqn: Some(nqn), source: error.into() },
+        }
+    }
 }
 
 fn each(errors: &[AttachError]) -> String {

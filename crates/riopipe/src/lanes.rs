@@ -8,11 +8,11 @@ use riopipe_net::{Interest, Poller, PollerError, Received, RecvBuf, Socket, Wake
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Cause, EngineKind, Failure, Marks};
 use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::reconnect::ConnectRequest;
 use riopipe_session::initiator::stream::{LinkState, StreamSession};
 
 use crate::attention::Attention;
 use crate::error::{CallError, StreamFailure, cause_text};
-use crate::keeper::Wanted;
 use crate::piece::{Kept, Piece, Pool};
 use crate::shared::{Inner, lock};
 use crate::watched::Watched;
@@ -404,21 +404,21 @@ impl Lanes {
         self.broken &= self.session.engine().failure().is_none();
     }
 
-    /// Asks the keeper of a server for a connection, once.
+    /// Asks for a connection to a server, once.
     fn ask(&mut self, server: usize) {
         let road = &mut self.roads[server];
         if road.asked {
             return;
         }
-        let desk = &self.volume.servers[server].desk;
-        if desk.absence().is_some_and(|absence| absence.for_good) {
+        let target = &self.volume.servers[server].target;
+        if target.absence().is_some_and(|absence| absence.for_good) {
             self.session.give_up(server as u16, Cause::Disconnected);
             return;
         }
         road.asked = true;
         let (qid, depth, attempts) = (road.qid, road.depth, road.attempts);
-        let (stream, side) = (self.session.config().stream, Arc::clone(&self.side));
-        desk.want(Wanted { stream, side, qid, depth, attempts });
+        let (stream, server) = (self.session.config().stream, server as u16);
+        target.request(ConnectRequest { stream, server, qid, depth, attempts }, &self.side);
     }
 
     /// Sleeps until something comes, until `deadline`, or until the session wants to be called.
@@ -525,7 +525,7 @@ impl Lanes {
         let server = self.session.topology().member(failure.member).server;
         let gone = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
         let mut cause = cause_text(failure.cause, failure.flush);
-        let absence = self.volume.servers[usize::from(server)].desk.absence();
+        let absence = self.volume.servers[usize::from(server)].target.absence();
         if let Some(changed) = absence.as_ref().filter(|_| failure.cause == Cause::Changed) {
             // Which says it all.
             cause = changed.why.clone();

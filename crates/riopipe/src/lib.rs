@@ -51,7 +51,7 @@
 //! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
 //! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
 //! While its owner is elsewhere, one housekeeper thread for each volume takes the stream over. One
-//! keeper thread for each target keeps the connection to it alive and makes new ones.
+//! thread for each target keeps the connection to it alive and makes new ones.
 
 mod addr;
 mod assemble;
@@ -65,19 +65,19 @@ mod group;
 mod housekeeper;
 mod identity;
 mod info;
-mod keeper;
 mod lanes;
 mod open;
 mod piece;
 mod recover;
 mod recovery;
 mod shared;
+mod sockets;
 mod start;
 mod stat;
 mod stream;
 mod sync;
+mod target;
 pub mod undone;
-mod vigil;
 mod volume;
 mod watched;
 

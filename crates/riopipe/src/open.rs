@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use riopipe_metrics::Start;
-use riopipe_net::{Poller, PollerError};
+use riopipe_net::now_ns;
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::claim::{ClaimError, Intent, lease_ms};
+use riopipe_session::initiator::association::DRIVES_QUEUE;
 use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
+use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
+use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::label::DATA_START;
 use riopipe_session::stages::Stages;
@@ -21,16 +24,16 @@ use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 
 use crate::addr::MemberAddr;
 use crate::assemble::{Assembled, members_on};
-use crate::association::{Association, CallData};
-use crate::drive_io::DRIVES_QUEUE;
+use crate::association::Association;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{CallError, OpenError, RecoverError};
 use crate::housekeeper::Housekeeper;
 use crate::identity::ConnectOptions;
-use crate::keeper::{Desk, Keeper, Server};
 use crate::recover::save_undone;
 use crate::recovery::{Recovery, streams_of};
-use crate::shared::{Inner, SharedLedger, Streams};
+use crate::shared::{Inner, Server, SharedLedger, Streams};
+use crate::stream::nanos;
+use crate::target::{CallData, Owner};
 
 /// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
@@ -101,7 +104,7 @@ fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {
 /// For how long the targets keep the volume for an owner that they have lost (T25).
 fn lease_of(engine: EngineKind, connect: &ConnectOptions) -> u32 {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    // After that long at most, the keeper knows of a loss that the target has noticed.
+    // After that long at most, this side knows of a loss that the target has noticed.
     let keep_alive = connect.keep_alive_ms();
     let noticed = u64::from(keep_alive / 3).saturating_add(millis(connect.timeout));
     let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(keep_alive);
@@ -174,15 +177,15 @@ fn open_now(
     let taken = take(&mut assembled, name, mode, way).and_then(|mut taken| {
         taken.recovery.steps.connect = connected;
         taken.recovery.fallback = fallback;
-        Ok((Furniture::new(name, assembled.targets.associations.len())?, taken))
+        Ok((housekeeper(name)?, taken))
     });
     match taken {
-        Ok((furniture, taken)) => {
+        Ok((housekeeper, taken)) => {
             let recovery = taken.recovery.clone();
             if !recovery.is_nothing() {
                 tracing::info!(%recovery, "a crash was recovered from");
             }
-            Ok((inner(assembled, engine, taken, furniture, way), recovery))
+            Ok((inner(assembled, engine, taken, housekeeper, way), recovery))
         }
         Err(error) => {
             release(&mut assembled);
@@ -240,12 +243,12 @@ fn take(
     let opening = Opening::new(assembled.opening(), mode, FIRST_ATTEMPT)
         .map_err(|error| fault(ErrandError::Opening(error)))?;
     let Assembled { targets, drives, set } = assembled;
-    let lines = targets.associations.iter_mut().zip(drives).map(|(association, drives)| Lines {
-        target: association.name(),
-        admin: association.shared_admin(),
-        drives: drives.queue(),
-    });
-    let mut errand = Errand::new(opening, lines.collect(), way.connect.timeout).map_err(fault)?;
+    let lines = targets
+        .associations
+        .iter()
+        .zip(&*drives)
+        .map(|(association, drives)| Lines { target: Arc::clone(association.target()), drives });
+    let mut errand = Errand::new(opening, lines.collect(), way.connect.timeout);
     let mut saved = None;
     loop {
         let phase = errand.run(way.progress).map_err(fault)?;
@@ -295,32 +298,19 @@ fn open_error(name: &str, error: ErrandError, target: impl Fn(usize) -> String) 
     }
 }
 
-/// What the open volume needs of the system.
-struct Furniture {
-    housekeeper: Arc<Housekeeper>,
-    /// The keepers', one for each target.
-    pollers: Vec<Poller>,
-}
-
-impl Furniture {
-    fn new(name: &str, targets: usize) -> Result<Self, OpenError> {
-        let fault = |_| {
-            let source = CallError::Nonsense("this process has no descriptors left");
-            OpenError::Call { target: name.into(), doing: "watching its connections", source }
-        };
-        let pollers: Result<_, PollerError> = (0..targets).map(|_| Poller::new()).collect();
-        Ok(Self {
-            housekeeper: Housekeeper::new(name).map_err(fault)?,
-            pollers: pollers.map_err(fault)?,
-        })
-    }
+/// What looks after the volume's idle streams.
+fn housekeeper(name: &str) -> Result<Arc<Housekeeper>, OpenError> {
+    Housekeeper::new(name).map_err(|_| {
+        let source = CallError::Nonsense("this process has no descriptors left");
+        OpenError::Call { target: name.into(), doing: "watching its connections", source }
+    })
 }
 
 fn inner(
     assembled: Assembled,
     engine: EngineKind,
     taken: Taken,
-    furniture: Furniture,
+    housekeeper: Arc<Housekeeper>,
     way: &Way<'_>,
 ) -> Arc<Inner> {
     let Taken { generation, statuses, topology, recovery } = taken;
@@ -344,12 +334,10 @@ fn inner(
         }
     }
     let mut servers = Vec::new();
-    let Furniture { housekeeper, pollers } = furniture;
     let members: Vec<_> = (0..targets.associations.len())
         .map(|at| members_on(&targets, &set.namespaces, at))
         .collect();
-    for (index, (association, poller)) in targets.associations.into_iter().zip(pollers).enumerate()
-    {
+    for (index, association) in targets.associations.into_iter().enumerate() {
         let controller = &association.controller;
         let queues = DRIVES_QUEUE + 1..=controller.queues;
         streams.free.push(queues.collect::<BTreeSet<_>>());
@@ -372,29 +360,26 @@ fn inner(
             DriveOfVolume { nsid: place.nsid, index: label.index, blocks }
         });
         let known = KnownTarget::new(set.head.volume, generation, controller, drives);
-        let server = Arc::new(Server {
+        let server = Server {
             name: association.name(),
             addr: association.addr.clone(),
             queues_granted: controller.queues,
-            claim,
-            known,
-            desk: Desk::new(&poller),
-            association: Mutex::new(association),
-        });
-        servers.push(Arc::clone(&server));
-        let keeper = Keeper {
-            server,
-            index,
-            volume: set.head.name.clone(),
-            connect: way.connect.clone(),
-            streams: Arc::clone(&housekeeper),
-            poller,
-            waiting: Vec::new(),
+            is_claimed: claim.is_some(),
+            target: Arc::clone(association.target()),
         };
-        keeper.start();
+        let config = ManagerConfig {
+            known,
+            claim,
+            loss_ns: nanos(way.connect.loss_timeout),
+            back_off: BackOff::default(),
+            // The low bits of the clock differ from process to process.
+            seed: now_ns(),
+        };
+        let owner =
+            Owner { volume: set.head.name.clone(), index, streams: Arc::clone(&housekeeper) };
+        server.target.manage(config, owner);
+        servers.push(Arc::new(server));
     }
-    // From here on the keepers tell the targets.
-    drop(targets.vigil);
     Arc::new(Inner {
         name: info.name.clone(),
         id: info.id,
@@ -424,7 +409,7 @@ fn release(assembled: &mut Assembled) {
     for association in &mut assembled.targets.associations {
         if association.controller.extension.is_some() {
             let release: Sqe = wire::release_command(volume, false);
-            let _ = association.admin().ask(release, CallData::None);
+            let _ = association.ask(release, CallData::None);
         }
     }
 }

@@ -1,24 +1,23 @@
 //! Recovery of a volume's streams, as opening, reopening and acknowledging need it.
 
 use std::path::{Path, PathBuf};
-use std::sync::MutexGuard;
+use std::sync::Arc;
 
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::topology::{Extent, Topology};
+use riopipe_session::initiator::manager::Absence;
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase};
 
 use crate::BLOCK_BYTES;
 use crate::assemble::at_once;
-use crate::association::{Association, CallData};
 use crate::drive_io::Drives;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{AcknowledgeError, RecoverError};
-use crate::keeper::Absence;
 use crate::recovery::{BlockRange, Steps, StreamRecovery, streams_of, volume_ranges};
 use crate::shared::{Inner, lock};
+use crate::target::CallData;
 use crate::undone::{SaveError, SavedExtent, Saving};
-use crate::vigil::Vigil;
 
 /// Blocks of one read while saving.
 const SAVE_BLOCKS: u32 = 32;
@@ -71,29 +70,21 @@ impl Inner {
     fn errand(&self, mode: Mode) -> Result<(Vec<StreamRecovery>, Steps), RecoverError> {
         let mut attempt = lock(&self.recovering);
         for server in &self.servers {
-            if let Some(absence) = server.desk.absence() {
+            if let Some(absence) = server.target.absence() {
                 return Err(RecoverError::absent(&server.name, absence));
             }
         }
-        let associations: Vec<MutexGuard<'_, Association>> =
-            self.servers.iter().map(|server| lock(&server.association)).collect();
-        // Their keepers wait until this is over.
-        let vigil = Vigil::begin();
-        let targets: Vec<&Association> = associations.iter().map(|guard| &**guard).collect();
-        targets.iter().for_each(|target| vigil.add(target.shared_admin()));
-        let mut drives = at_once(&targets, |target| Drives::open(target, &self.connect))?;
-        let lines = associations.iter().zip(&mut drives).map(|(association, drives)| Lines {
-            target: association.name(),
-            admin: association.shared_admin(),
-            drives: drives.queue(),
-        });
+        let drives = at_once(&self.servers, |server| Drives::open(&server.target))?;
+        let lines = self.servers.iter().zip(&drives);
+        let lines = lines
+            .map(|(server, drives)| Lines { target: Arc::clone(&server.target), drives })
+            .collect();
         let fault = |error| RecoverError::of(&self.name, error, |at| self.server_name(at));
         // What an attempt before this one was answered late is not this one's answer (T23).
         *attempt = attempt.wrapping_add(1);
         let opening = Opening::new(self.opening.clone(), mode, *attempt)
             .map_err(|error| fault(ErrandError::Opening(error)))?;
-        let mut errand =
-            Errand::new(opening, lines.collect(), self.connect.timeout).map_err(fault)?;
+        let mut errand = Errand::new(opening, lines, self.connect.timeout);
         while errand.run(&mut |_| ()).map_err(fault)? != Phase::Over {
             errand.go_on().map_err(fault)?;
         }

@@ -4,24 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use riopipe_metrics::Start;
-use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::handover::{Breach, Ledger};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
-use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::stages::Stages;
 use riopipe_session::wire;
 
-use crate::association::CallData;
+use crate::addr::MemberAddr;
 use crate::error::{CallError, StreamError};
 use crate::housekeeper::Housekeeper;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
-use crate::keeper::Server;
 use crate::recovery::{InPlaceRange, StreamRecovery};
+use crate::target::Target;
 
 /// What streams share.
 #[derive(Debug)]
@@ -53,20 +51,21 @@ pub(crate) struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         for server in &self.servers {
-            server.desk.stop();
-            // The target learns at once that the owner is gone, and for good: it needs no lease
-            // (T25). If the keeper is busy with the association, it will drop it when it has
-            // noticed.
-            if let Ok(association) = server.association.try_lock() {
-                let mut admin = association.admin();
-                let release = wire::release_command(self.id, false);
-                if server.claim.is_some() && admin.send(0, release, CallData::None).is_ok() {
-                    let _ = admin.push();
-                }
-                admin.hang_up();
-            }
+            // It learns at once that the owner is gone, and for good: it needs no lease (T25).
+            server.target.stop();
         }
     }
+}
+
+/// One target of an open volume.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    pub(crate) addr: MemberAddr,
+    pub(crate) queues_granted: u16,
+    /// Whether it speaks the extension, so that the volume is claimed there.
+    pub(crate) is_claimed: bool,
+    pub(crate) target: Arc<Target>,
 }
 
 /// Who has which queue on every server, and what keeps streams from being opened.
@@ -241,12 +240,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn is_passing(error: &CallError) -> bool {
     match error {
         CallError::Status(status) => status.is(wire::status::STREAM_BUSY),
-        CallError::Session(SessionError::Refused { status, .. }) => {
-            status.is(Status::CONNECT_INVALID)
-                || status.is(Status::SEQUENCE_ERROR)
-                || status.is(Status::QUEUE_ID_INVALID)
-                || status.is(Status::CONNECT_BUSY)
-        }
+        CallError::Session(error) => error.is_passing(),
         _ => false,
     }
 }

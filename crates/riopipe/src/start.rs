@@ -27,7 +27,7 @@ pub(crate) fn lanes(
     loop {
         for server in &volume.servers {
             // Waiting for it would only hide why (T8, T27).
-            if let Some(absence) = server.desk.absence().filter(|absence| absence.for_good) {
+            if let Some(absence) = server.target.absence().filter(|absence| absence.for_good) {
                 return Err(RecoverError::absent(&server.name, absence).into());
             }
         }
@@ -57,14 +57,17 @@ fn once(
     let mut in_capsule = u32::MAX;
     for (server, qid) in volume.servers.iter().zip(qids) {
         let commands = options.queue_depth + CONTROL_COMMANDS;
-        let association = lock(&server.association);
-        let queue = association.io_queue(*qid, commands);
+        let (queue, in_capsule_bytes) =
+            server.target.io_queue(*qid, commands).map_err(|source| StreamError::Target {
+                stream,
+                target: server.name.clone(),
+                source,
+            })?;
         // A target that takes no data with commands asks for all of it anyway.
-        in_capsule = match association.controller.in_capsule_bytes / BLOCK_BYTES as u32 {
+        in_capsule = match in_capsule_bytes / BLOCK_BYTES as u32 {
             0 => in_capsule,
             blocks => in_capsule.min(blocks),
         };
-        drop(association);
         let most = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
         depth = depth.min(most.max(1));
         let socket = open_socket(&server.addr, &volume.connect)?;

@@ -10,8 +10,7 @@ use riopipe_metrics::{Source, StageStat, Untold, to_json, with_shares};
 use riopipe_session::stages::ONE_IN;
 use serde::{Deserialize, Serialize};
 
-use crate::keeper::Server;
-use crate::shared::Inner;
+use crate::shared::{Inner, Server};
 
 /// What an open volume tells about itself: what `rio volume stat` shows, and `/stat` serves as
 /// JSON.
@@ -98,7 +97,7 @@ impl Inner {
         let target = |server: &Arc<Server>| TargetLink {
             address: server.name.clone(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
-            connected: server.desk.absence().is_none(),
+            connected: server.target.absence().is_none(),
         };
         let streams = self.housekeeper.watched().into_iter().map(|(id, watched)| {
             let marks = watched.marks();

@@ -7,10 +7,10 @@ use std::time::Duration;
 use riopipe_metrics::{Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
-use crate::association::CallData;
 use crate::error::{
     AcknowledgeError, CloseError, CreateError, OpenError, RecoverError, StreamError,
 };
@@ -22,6 +22,7 @@ use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
 use crate::stat::{Told, VolumeStat};
 use crate::stream::{Stream, StreamOptions};
+use crate::target::CallData;
 use crate::{assemble, create, start};
 
 /// How a volume is to be made.
@@ -389,11 +390,11 @@ impl Volume {
         if open > 0 {
             return Err(CloseError::StreamsOpen(open));
         }
-        for server in self.inner.servers.iter().filter(|s| s.claim.is_some()) {
+        for server in self.inner.servers.iter().filter(|s| s.is_claimed) {
             let release = wire::release_command(self.inner.id, false);
-            lock(&server.association)
-                .admin()
-                .call(release, CallData::None)
+            server
+                .target
+                .call(ControlQueue::Admin, release, CallData::None)
                 .map_err(|source| CloseError::Call { target: server.name.clone(), source })?;
         }
         Ok(())

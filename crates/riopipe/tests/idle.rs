@@ -31,7 +31,7 @@ fn an_idle_target_and_an_idle_initiator_use_under_one_percent_of_a_core() {
         thread::sleep(Duration::from_secs(3));
         (used() - before) as f64 / begun.elapsed().as_nanos() as f64
     });
-    // All of it: two reactors, two keepers' worth of threads, the housekeeper, the stream.
+    // All of it: two reactors, a thread for each target, the housekeeper, the stream.
     let mut seen = Vec::new();
     let is_idle = |share: f64| {
         seen.push(format!("{:.3} % of a core", share * 100.0));

@@ -1,5 +1,7 @@
 //! Vendor specific status codes (status code type 7h).
 
+use alloc::string::{String, ToString};
+
 use super::Status;
 
 /// The volume has an owner that is there, or whose lease runs (T8, T25).
@@ -47,6 +49,12 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// A claim asks for a longer lease than the target grants; the completion's dword 0 has the longest,
 /// milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
+
+/// A status in words, also of Rio's own codes, for error messages.
+#[must_use]
+pub fn text(status: Status) -> String {
+    meaning(status).map_or_else(|| status.to_string(), String::from)
+}
 
 /// What a vendor status means, for error messages.
 #[must_use]

@@ -72,6 +72,22 @@ pub enum SessionError {
     Closed,
 }
 
+impl SessionError {
+    /// Whether the refusal goes away by itself: the target has not seen the end of the queue's last
+    /// connection yet.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        let Self::Refused { status, .. } = self else { return false };
+        let passing = [
+            Status::CONNECT_INVALID,
+            Status::SEQUENCE_ERROR,
+            Status::QUEUE_ID_INVALID,
+            Status::CONNECT_BUSY,
+        ];
+        passing.iter().any(|one| status.is(*one))
+    }
+}
+
 fn fes_name(code: u16) -> &'static str {
     Fes::from_code(code).map_or("unknown reason", Fes::name)
 }
