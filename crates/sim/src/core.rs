@@ -57,6 +57,15 @@ pub enum Ev {
         /// In which life.
         life: u32,
     },
+    /// Something is due at an initiator's target.
+    WakeClient {
+        /// The initiator.
+        client: usize,
+        /// In which life.
+        life: u32,
+        /// The target.
+        server: u16,
+    },
     /// A stream does its next step.
     Act {
         /// The initiator.

@@ -226,10 +226,17 @@ impl World {
             }
             Ev::StartClient(NEIGHBOUR)
             | Ev::TickClient { client: NEIGHBOUR, .. }
+            | Ev::WakeClient { client: NEIGHBOUR, .. }
             | Ev::Act { client: NEIGHBOUR, .. } => {
                 self.with_neighbour(|client, drives, core| happen_to(client, ev, drives, core));
             }
-            Ev::StartClient(client) | Ev::TickClient { client, .. } | Ev::Act { client, .. } => {
+            Ev::WakeClient { client, .. } if client >= intruder::FIRST => {
+                self.intruders[client - intruder::FIRST].wake(&mut self.core);
+            }
+            Ev::StartClient(client)
+            | Ev::TickClient { client, .. }
+            | Ev::WakeClient { client, .. }
+            | Ev::Act { client, .. } => {
                 let Self { clients, core, machines, .. } = self;
                 happen_to(&mut clients[client], ev, &Drives(machines), core);
             }
@@ -503,6 +510,9 @@ fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) 
     match ev {
         Ev::StartClient(_) if !client.is_up() => client.start(core),
         Ev::TickClient { life, .. } if there(client, life) => client.tick(drives, core),
+        Ev::WakeClient { life, server, .. } if there(client, life) => {
+            client.wake(server, drives, core);
+        }
         Ev::Act { life, stream, .. } if there(client, life) => client.act(stream, drives, core),
         _ => {}
     }

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 
 use riopipe_nvme::command::Sqe;
-use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::initiator::association::AssociationConfig;
+use riopipe_session::initiator::queue_pair::{Data, Event, QueuePair};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::wire as rio;
 use riopipe_session::wire::status::GUARDED;
 
-use super::server::{Purpose, Server};
+use super::server::{News, Server, association};
 use super::wire::Wire;
 use crate::block::{self, BLOCK, Content};
 use crate::core::{Core, Ev, US};
-use crate::crc::crc32c;
 use crate::drive::LABEL_BLOCKS;
 use crate::machine::{VOLUME, subnqn};
 use crate::network::{ClientEnd, Role};
@@ -80,7 +80,8 @@ impl Intruder {
     #[must_use]
     pub fn new(index: usize, at: Where, content: Content, more: u32, forgets: bool) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
-        let config = QpConfig::admin(hostnqn, [0xee; 16], subnqn(at.machine), crc32c);
+        let config = association(hostnqn, [0xee; 16], subnqn(at.machine));
+        let config = AssociationConfig { tell_ns: None, ..config };
         let server = Server::new(at.machine as u16, config);
         Self {
             index: FIRST + index,
@@ -110,8 +111,26 @@ impl Intruder {
 
     /// Begins.
     pub fn start(&mut self, core: &mut Core) {
+        self.wake(core);
+    }
+
+    /// Something is due at its target.
+    pub fn wake(&mut self, core: &mut Core) {
+        if !self.over {
+            let end = self.end(Role::Admin(0));
+            self.server.wake(end, core);
+            self.hear(core);
+        }
+    }
+
+    /// A target that is lost ends it.
+    fn hear(&mut self, core: &mut Core) {
         let end = self.end(Role::Admin(0));
-        self.server.tick(end, core);
+        while let Some(news) = self.server.news(end, core) {
+            if matches!(news, News::Lost) {
+                return self.close(core);
+            }
+        }
     }
 
     /// Its next operation, on any block of the drive but its labels, which it would destroy.
@@ -159,7 +178,10 @@ impl Intruder {
             return None;
         }
         if matches!(role, Role::Admin(_)) {
-            if self.server.admin_bytes(conn, bytes, core).is_ok() && self.server.is_up() {
+            let end = self.end(Role::Admin(0));
+            self.server.received(conn, bytes, end, core);
+            self.hear(core);
+            if !self.over && self.server.is_up() {
                 self.connect(core);
             }
             return None;
@@ -205,10 +227,11 @@ impl Intruder {
         if self.queue.is_some() {
             return;
         }
-        let Some(mut pair) = self.server.io_queue(1, 4) else { return };
+        let Some(mut pair) = self.server.io_queue(1, 3) else { return };
         if core::mem::take(&mut self.forgets) {
             let forget = rio::release_command(VOLUME, true);
-            self.server.call(Purpose::Release, forget, &[], 0, core);
+            let end = self.end(Role::Admin(0));
+            self.server.release(forget, end, core);
         }
         let wire = Wire::new(core.connect(self.end(Role::Undo(0)), self.at.machine));
         let mut out = Outbox::new();
@@ -225,6 +248,7 @@ impl Intruder {
         if let Some(queue) = self.queue.take() {
             queue.wire.close(core);
         }
-        self.server.lose("it leaves", core);
+        let end = self.end(Role::Admin(0));
+        self.server.leave(end, core);
     }
 }

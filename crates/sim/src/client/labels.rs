@@ -31,9 +31,7 @@ impl Client {
             return true;
         }
         if !core::mem::replace(&mut self.labels.begun, true) {
-            for server in &mut self.servers {
-                server.close_undo(core);
-            }
+            self.close_drives(core);
         }
         let member = self.labels.found.len();
         if member < core.scenario.volume.members.len() {
@@ -84,7 +82,7 @@ impl Client {
         let server = &mut self.servers[machine];
         if !self.labels.out && server.is_ready_for_io(end, core) {
             self.labels.out = true;
-            server.label_io(io, drive as u32 + 1, core);
+            server.label_io(io, drive as u32 + 1, end, core);
         }
     }
 

@@ -1,12 +1,14 @@
 //! A stream's connections: made, lost, made again.
 
+use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
 use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::reconnect::ConnectRequest;
 use riopipe_session::initiator::stream::LinkState;
 
 use super::stream::Stream;
 use super::wire::Wire;
-use crate::core::{Core, US};
+use crate::core::Core;
 use crate::network::{ClientEnd, Role};
 use crate::payload::Payload;
 
@@ -14,10 +16,8 @@ use crate::payload::Payload;
 #[derive(Debug, Default)]
 pub(super) struct Line {
     pub(super) wire: Option<Wire>,
-    /// The association that the connection belongs to.
-    association: u32,
-    /// The next attempt to have one again, not before.
-    retry_at: u64,
+    /// A connection has been asked for.
+    asked: bool,
     replaying: bool,
     /// How often it was made again.
     again: u16,
@@ -25,26 +25,11 @@ pub(super) struct Line {
     vain: u32,
 }
 
-/// Whoever finds nobody there waits, each time longer, or all that happens before the target is
-/// back is being refused: at first, ns, and so often twice as long.
-const VAIN_NS: u64 = 5 * US;
-const VAIN_DOUBLED: u32 = 9;
-
-impl Line {
-    /// How long to wait, besides what the scenario says, before it is made again.
-    fn pause(&mut self) -> u64 {
-        let pause = if self.vain == 0 { 0 } else { VAIN_NS << self.vain.min(VAIN_DOUBLED) };
-        self.vain += 1;
-        pause
-    }
-}
-
 impl Stream {
     /// Connects to every server.
-    pub(super) fn start(&mut self, associations: &[u32], end: ClientEnd, core: &mut Core) {
+    pub(super) fn start(&mut self, end: ClientEnd, core: &mut Core) {
         for (server, line) in self.lines.iter_mut().enumerate() {
             let role = Role::Stream { stream: self.id, server: server as u16 };
-            line.association = associations[server];
             line.wire = Some(Wire::new(core.connect(ClientEnd { role, ..end }, server)));
         }
         self.session.start(core.now);
@@ -89,7 +74,6 @@ impl Stream {
         self.session.lost(server, cause, core.now);
         let line = &mut self.lines[usize::from(server)];
         let Some(wire) = line.wire.take() else { return };
-        line.retry_at = core.now + core.retry() + line.pause();
         line.replaying = false;
         wire.close(core);
         let id = self.id;
@@ -104,14 +88,21 @@ impl Stream {
         self.session.give_up(server, cause);
     }
 
-    /// The servers to which a connection is wanted now.
-    #[must_use]
-    pub(super) fn wants_rejoin(&self, core: &Core) -> Vec<u16> {
+    /// The connections that are wanted, each asked for once; the queues have room for `depth`
+    /// commands.
+    pub(super) fn wants_connections(&mut self, depth: usize) -> Vec<ConnectRequest> {
         if self.failed {
             return Vec::new();
         }
-        let due = |server: &u16| self.lines[usize::from(*server)].retry_at <= core.now;
-        self.session.wants_rejoin().filter(due).collect()
+        let wanted: Vec<u16> = self.session.wants_rejoin().collect();
+        let request = |server: u16| {
+            let qid = self.next_qid(server);
+            let line = &mut self.lines[usize::from(server)];
+            let asked = core::mem::replace(&mut line.asked, true);
+            let (stream, attempts) = (StreamId(self.id), line.vain);
+            (!asked).then_some(ConnectRequest { stream, server, qid, depth, attempts })
+        };
+        wanted.into_iter().filter_map(request).collect()
     }
 
     /// The queue that the next connection to a server is to be: not always the one before, which
@@ -121,33 +112,32 @@ impl Stream {
         2 + self.id + 8 * (again / 2 % 3)
     }
 
-    /// Connects to a server again.
+    /// A connection to a server is there, that was asked for, perhaps in another life.
     pub(super) fn rejoin(
         &mut self,
         server: u16,
-        association: u32,
+        wire: Wire,
         queue: QueuePair<Payload>,
-        end: ClientEnd,
         core: &mut Core,
     ) {
-        let role = Role::Stream { stream: self.id, server };
-        let conn = core.connect(ClientEnd { role, ..end }, usize::from(server));
         let line = &mut self.lines[usize::from(server)];
-        line.wire = Some(Wire::new(conn));
+        let asked = core::mem::take(&mut line.asked);
+        if !asked || self.failed || self.session.link(server) != LinkState::Down {
+            return wire.close(core);
+        }
+        line.wire = Some(wire);
         line.again += 1;
-        line.association = association;
+        line.vain += 1;
         self.session.rejoin(server, queue, core.now);
         let id = self.id;
         core.trace(|| format!("stream {id}: connects to target {server} again"));
         self.send(core);
     }
 
-    /// A server is reached by a new association: a connection of an earlier one is gone, also one
+    /// A server is reached by a new association: the connection of the one before is gone, also one
     /// that is idle and has not noticed.
-    pub(super) fn has_association(&mut self, server: u16, association: u32, core: &mut Core) {
-        if self.lines[usize::from(server)].association != association {
-            self.lose(server, Cause::Disconnected, "its association has ended", core);
-        }
+    pub(super) fn has_association(&mut self, server: u16, core: &mut Core) {
+        self.lose(server, Cause::Disconnected, "its association has ended", core);
     }
 
     /// Gives up what the session has given up, and notes replays that begin.
@@ -157,7 +147,6 @@ impl Stream {
             if matches!(link, LinkState::Down | LinkState::Dead)
                 && let Some(wire) = line.wire.take()
             {
-                line.retry_at = core.now + core.retry() + line.pause();
                 wire.close(core);
             }
             if matches!(link, LinkState::Up | LinkState::Replaying) {

@@ -21,18 +21,18 @@ use std::sync::Arc;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
+use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
+use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::initiator::opening::Opening;
-use riopipe_session::initiator::queue_pair::QpConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::wire as rio;
 
 use self::labels::Labels;
 use self::ledger::Ledger;
-use self::server::{Ended, Purpose, Server};
+use self::server::{News, Purpose, Server, association};
 use self::stream::Stream;
 use crate::core::{Core, Ev, MS};
-use crate::crc::crc32c;
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::{Drives, Era, Recovered};
@@ -186,7 +186,7 @@ impl Client {
         };
         let streams: Vec<String> =
             self.streams.iter().flatten().map(|s| s.describe(core)).collect();
-        let up: Vec<bool> = self.servers.iter().map(|s| s.is_up() && s.claimed).collect();
+        let up: Vec<bool> = self.servers.iter().map(Server::is_claimed).collect();
         format!("{state}, targets {up:?}, streams [{}]", streams.join(", "))
     }
 
@@ -218,7 +218,7 @@ impl Client {
     #[must_use]
     pub fn holds(&self, machine: usize) -> Option<usize> {
         let running = matches!(self.state, State::Running) && !self.fenced;
-        let server = self.servers.get(machine).filter(|server| running && server.claimed)?;
+        let server = self.servers.get(machine).filter(|server| running && server.is_claimed())?;
         server.admin_conn()
     }
 
@@ -272,12 +272,11 @@ impl Client {
         self.servers = (0..core.scenario.machines.len())
             .map(|machine| {
                 let hostid = [0x11 * (self.index as u8 + 1); 16];
-                let config = QpConfig::admin(self.hostnqn(), hostid, subnqn(machine), crc32c);
-                let config = QpConfig {
-                    kato_ms: spec.keep_alive_ms,
+                let config = AssociationConfig {
+                    keep_alive_ms: spec.keep_alive_ms,
                     header_digest: spec.digests,
-                    data_digest: spec.digests,
-                    ..config
+                    data_digest: Some(spec.digests),
+                    ..association(self.hostnqn(), hostid, subnqn(machine))
                 };
                 Server::new(machine as u16, config)
             })
@@ -298,7 +297,11 @@ impl Client {
         self.released = false;
         let index = self.index;
         core.trace(|| format!("initiator {index} starts"));
-        core.after(0, Ev::TickClient { client: self.index, life: self.life });
+        let (client, life) = (self.index, self.life);
+        for server in 0..self.servers.len() as u16 {
+            core.after(0, Ev::WakeClient { client, life, server });
+        }
+        core.after(0, Ev::TickClient { client, life });
     }
 
     /// The process dies.
@@ -327,17 +330,44 @@ impl Client {
     /// Time goes by.
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
         core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
-        let end = self.end();
-        for server in 0..self.servers.len() {
-            if self.servers[server].tick(end, core) {
-                self.lost_target(server, core);
-            }
-        }
         for stream in self.streams.iter_mut().flatten() {
             stream.tick(core);
         }
         self.lose_patience(core);
         self.advance(drives, core);
+    }
+
+    /// Something is due at one of its targets.
+    pub fn wake(&mut self, server: u16, drives: &Drives<'_>, core: &mut Core) {
+        let (end, at) = (self.end(), usize::from(server));
+        self.servers[at].wake(end, core);
+        self.hear(at, core);
+        self.advance(drives, core);
+    }
+
+    /// Acts on what has happened at one of its targets.
+    fn hear(&mut self, at: usize, core: &mut Core) {
+        let end = self.end();
+        while let Some(news) = self.servers[at].news(end, core) {
+            match news {
+                News::Answer(Purpose::Opening(ticket), answer) => {
+                    self.opening_done(ticket, answer, core);
+                }
+                News::Answer(Purpose::Label, answer) => self.label_done(answer, core),
+                News::Answer(Purpose::Release, answer) => {
+                    self.given_back(at, answer.is_ok(), core);
+                }
+                News::Lost => self.lost_target(core),
+                News::Back => self.has_back(at, core),
+                News::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
+                News::Connection(stream, wire, queue) => {
+                    match self.streams.get_mut(usize::from(stream.0)) {
+                        Some(Some(stream)) => stream.rejoin(at as u16, wire, *queue, core),
+                        _ => wire.close(core),
+                    }
+                }
+            }
+        }
     }
 
     /// Bytes have come over one of its connections.
@@ -350,31 +380,10 @@ impl Client {
         core: &mut Core,
     ) {
         match role {
-            Role::Admin(server) => {
-                let at = usize::from(server);
-                match self.servers[at].admin_bytes(conn, bytes, core) {
-                    Err(()) => self.lost_target(at, core),
-                    Ok(ended) => {
-                        for ended in ended {
-                            self.ended(at, ended, core);
-                        }
-                    }
-                }
-                self.advance(drives, core);
-            }
-            Role::Undo(server) => {
-                let at = usize::from(server);
-                match self.servers[at].undo_bytes(conn, bytes, core) {
-                    Err(()) => self.lost_target(at, core),
-                    Ok(ended) => {
-                        for (ticket, result) in ended {
-                            self.opening_done(ticket, result.map(|()| Vec::new()), core);
-                        }
-                        if let Some(answer) = self.servers[at].take_label() {
-                            self.label_done(answer, core);
-                        }
-                    }
-                }
+            Role::Admin(server) | Role::Undo(server) => {
+                let (end, at) = (self.end(), usize::from(server));
+                self.servers[at].received(conn, bytes, end, core);
+                self.hear(at, core);
                 self.advance(drives, core);
             }
             Role::Stream { stream, .. } => {
@@ -394,11 +403,9 @@ impl Client {
     pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
         match role {
             Role::Admin(server) | Role::Undo(server) => {
-                let at = usize::from(server);
-                let undo = matches!(role, Role::Undo(_)) && self.servers[at].has(conn);
-                if self.servers[at].hung_up(conn, core) || undo {
-                    self.lost_target(at, core);
-                }
+                let (end, at) = (self.end(), usize::from(server));
+                self.servers[at].closed(conn, end, core);
+                self.hear(at, core);
             }
             Role::Stream { stream, .. } => {
                 if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
@@ -423,7 +430,7 @@ impl Client {
     }
 
     /// An association is gone, and what was under way with it.
-    fn lost_target(&mut self, _server: usize, core: &mut Core) {
+    fn lost_target(&mut self, core: &mut Core) {
         self.forget_labels(core);
         if self.opening.take().is_some() {
             // From any point the same prefix is found: begun again once all targets are there.
@@ -434,51 +441,42 @@ impl Client {
         }
     }
 
-    fn ended(&mut self, server: usize, ended: Ended, core: &mut Core) {
-        match ended.purpose {
-            Purpose::Ping => {}
-            Purpose::Opening(ticket) => self.opening_done(ticket, ended.answer, core),
-            Purpose::Resume => {
-                self.servers[server].claiming = false;
-                match ended.answer {
-                    Ok(_) => {
-                        self.servers[server].claimed = true;
-                        if self.era() == Some(core.oracle.current()) {
-                            core.oracle.resumed(self.index, server, core.now);
-                        }
-                        let association = self.servers[server].association;
-                        for stream in self.streams.iter_mut().flatten() {
-                            stream.has_association(server as u16, association, core);
-                        }
-                    }
-                    Err(status) => self.not_resumed(server, status, core),
-                }
+    /// The target has the volume claimed again.
+    fn has_back(&mut self, server: usize, core: &mut Core) {
+        if self.era() == Some(core.oracle.current()) {
+            core.oracle.resumed(self.index, server, core.now);
+        }
+        for stream in self.streams.iter_mut().flatten() {
+            stream.has_association(server as u16, core);
+        }
+    }
+
+    /// The target has answered to having the volume back.
+    fn given_back(&mut self, server: usize, given: bool, core: &mut Core) {
+        if let State::Releasing(left, all) = &mut self.state {
+            *left -= 1;
+            *all &= given;
+            if given {
+                core.oracle.given_back(server);
             }
-            Purpose::Release => {
-                let given = ended.answer.is_ok();
-                if let State::Releasing(left, all) = &mut self.state {
-                    *left -= 1;
-                    *all &= given;
-                    if given {
-                        core.oracle.given_back(server);
-                    }
-                    if *left == 0 {
-                        self.released = *all;
-                        self.state = State::Over;
-                    }
-                }
+            if *left == 0 {
+                self.released = *all;
+                self.state = State::Over;
             }
         }
     }
 
-    fn not_resumed(&mut self, server: usize, status: Status, core: &mut Core) {
-        core.trace(|| format!("initiator: target {server} does not have it back: {status}"));
-        self.fenced |= is_fenced(status);
-        if !self.fenced {
-            self.broken = true;
+    /// The target is lost to this owner.
+    fn not_resumed(&mut self, server: usize, why: &str, cause: Cause, core: &mut Core) {
+        core.trace(|| format!("initiator: target {server} does not have it back: {why}"));
+        self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
+        if cause == Cause::Changed {
+            probe::hit(Rare::Changed);
         }
+        // As a program does that is told so: the volume is opened again.
+        self.broken |= !self.fenced;
         for stream in self.streams.iter_mut().flatten() {
-            stream.give_up(server as u16, Cause::Status(status.code()), core);
+            stream.give_up(server as u16, cause, core);
         }
     }
 

@@ -7,11 +7,13 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::claim::{ClaimError, Intent};
-use riopipe_session::initiator::known::DriveOfVolume;
+use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
+use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{
     Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
     Ticket,
 };
+use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::wire as rio;
 
@@ -27,6 +29,10 @@ const PATIENCE_NS: u64 = 15 * MS;
 /// A loss that a target has noticed, its initiator notices within this time: it is asked for a
 /// sign of life and given up.
 const NOTICED_MS: u32 = 100;
+/// How long it waits before it tries to reach a target again, at least at first, and as a rule at
+/// most, ns.
+const RETRY_NS: u64 = 20 * US;
+const RETRY_NS_MAX: u64 = 3 * MS;
 
 impl Client {
     pub(super) fn opening_done(
@@ -84,7 +90,7 @@ impl Client {
         let patience = u64::from(core.scenario.client.patience_us) * US;
         let waits = self.opening.is_some() && matches!(self.state, State::Running);
         // Whose answers are all missing is lost soon, and has no room for many more questions.
-        let asked = self.servers.iter().any(Server::owes_much);
+        let asked = self.servers.iter_mut().any(Server::owes_much);
         if waits && !asked && patience > 0 && core.now > self.answered_at + patience {
             core.trace(|| "initiator: no answer comes; the attempt is given up".into());
             self.opening = None;
@@ -127,9 +133,7 @@ impl Client {
     pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
         // To open the volume, its labels were read there just now.
         if !matches!(errand, Errand::Open) {
-            for server in &mut self.servers {
-                server.close_undo(core);
-            }
+            self.close_drives(core);
         }
         self.attempts += 1;
         (self.asked_at, self.answered_at) = (core.now, core.now);
@@ -242,22 +246,8 @@ impl Client {
                 };
                 let era = core.oracle.recovered(opened, generation, &self.found, drives);
                 self.volume = self.volume(generation, era, slots, core);
-                for (machine, server) in self.servers.iter_mut().enumerate() {
-                    let members = core.scenario.volume.members.iter().zip(0..);
-                    let members = members.filter(|((at, _), _)| *at == machine);
-                    let blocks = u64::from(core.scenario.machines[machine].blocks);
-                    server.is_known(
-                        core.id,
-                        generation,
-                        members.map(|((_, drive), index)| DriveOfVolume {
-                            nsid: *drive as u32 + 1,
-                            index,
-                            blocks,
-                        }),
-                    );
-                    server.claimed = true;
-                    server.close_undo(core);
-                }
+                self.manage(generation, core);
+                self.close_drives(core);
                 self.state = State::Running;
                 self.labels = Labels::default();
                 self.accept_lost = false;
@@ -267,9 +257,7 @@ impl Client {
                 let found = found(&outcome, core);
                 core.trace(|| format!("initiator: reopened: {found:?}"));
                 probe::hit(Rare::Reopened);
-                for server in &mut self.servers {
-                    server.close_undo(core);
-                }
+                self.close_drives(core);
                 if let (Some(volume), Some(found)) = (&mut self.volume, found.first()) {
                     core.oracle.reopened((volume.era, self.asked_at), found, drives);
                     volume.ledger.forget(stream, found.last);
@@ -287,6 +275,54 @@ impl Client {
             }
         }
         self.run(drives, core);
+    }
+
+    /// The queues to the drives are not needed any more.
+    pub(super) fn close_drives(&mut self, core: &mut Core) {
+        let end = self.end();
+        for server in &mut self.servers {
+            server.close_drives(end, core);
+        }
+    }
+
+    /// From now on the targets' associations are kept, and the volume is claimed again where it was
+    /// lost (P7).
+    fn manage(&mut self, generation: u32, core: &mut Core) {
+        let config = self.config(core);
+        let spec = core.scenario.client;
+        let first_ns = (u64::from(spec.retry_us) * US).max(RETRY_NS);
+        let back_off = BackOff { first_ns, max_ns: first_ns.max(RETRY_NS_MAX) };
+        for (machine, server) in self.servers.iter_mut().enumerate() {
+            let members = core.scenario.volume.members.iter().zip(0..);
+            let members = members.filter(|((at, _), _)| *at == machine);
+            let blocks = u64::from(core.scenario.machines[machine].blocks);
+            let drives = members.map(|((_, drive), index)| DriveOfVolume {
+                nsid: *drive as u32 + 1,
+                index,
+                blocks,
+            });
+            let claim = rio::Claim {
+                volume: core.id,
+                generation,
+                create: false,
+                give_up: false,
+                take_over: false,
+                unlogged: !core.is_logged(),
+                resume: true,
+                streams: core.scenario.volume.streams,
+                slots: 0,
+                lease_ms: lease_ms(core),
+                members: config.servers[machine].members.iter().map(|m| m.place).collect(),
+            };
+            let seed = core.rng.u64();
+            server.manage(|controller| ManagerConfig {
+                known: KnownTarget::new(core.id, generation, controller, drives),
+                claim: Some(claim),
+                loss_ns: u64::from(spec.loss_ms) * MS,
+                back_off,
+                seed,
+            });
+        }
     }
 
     pub(super) fn volume(

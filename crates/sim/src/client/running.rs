@@ -1,14 +1,11 @@
 //! A volume that is open: its streams start, have lost targets back, are reopened, and end.
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::Cause;
-use riopipe_order::probe::{self, Rare};
-use riopipe_session::initiator::known::Changed;
 use riopipe_session::initiator::opening::Mode;
 use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
 
-use super::server::Purpose;
+use super::server::Server;
 use super::stream::{Setup, Stream};
 use super::{Client, Errand, Refused, State, is_fenced};
 use crate::core::Core;
@@ -23,8 +20,7 @@ impl Client {
         if !matches!(self.state, State::Running) || self.volume.is_none() {
             return;
         }
-        let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
-        self.resume_targets(drives, core);
+        let all = self.servers.iter().all(Server::is_claimed);
         for stream in self.streams.iter_mut().flatten() {
             // To reopen it would be in vain: another owner has the volume.
             self.fenced |= stream.fenced;
@@ -55,17 +51,14 @@ impl Client {
     /// Connects streams again to targets that have them back (P7).
     pub(super) fn rejoin_streams(&mut self, core: &mut Core) {
         let end = self.end();
-        let depth = core.scenario.client.depth + CONTROL_COMMANDS + 1;
+        let depth = core.scenario.client.depth + CONTROL_COMMANDS;
         for stream in self.streams.iter_mut().flatten() {
-            for at in stream.wants_rejoin(core) {
-                let server = &self.servers[usize::from(at)];
-                if server.is_up()
-                    && server.claimed
-                    && let Some(queue) = server.io_queue(stream.next_qid(at), depth as u16)
-                {
-                    stream.rejoin(at, server.association, queue, end, core);
-                }
+            for request in stream.wants_connections(depth) {
+                self.servers[usize::from(request.server)].request(request, end, core);
             }
+        }
+        for server in 0..self.servers.len() {
+            self.hear(server, core);
         }
     }
 
@@ -89,8 +82,8 @@ impl Client {
                 continue;
             }
             let start = self.found.iter().find(|f| f.stream == id).map_or(Seq::ZERO, |f| f.last);
-            let depth = core.scenario.client.depth + CONTROL_COMMANDS + 1;
-            let queues = self.servers.iter().map(|s| s.io_queue(id + 2, depth as u16));
+            let depth = core.scenario.client.depth + CONTROL_COMMANDS;
+            let queues = self.servers.iter_mut().map(|s| s.io_queue(id + 2, depth));
             let Some(queues) = queues.collect::<Option<Vec<_>>>() else { return };
             let setup = Setup {
                 id,
@@ -104,51 +97,8 @@ impl Client {
             };
             let mut stream = Stream::new(&setup, queues, core);
             stream.anew = self.anew.contains(&id);
-            let associations: Vec<u32> = self.servers.iter().map(|s| s.association).collect();
-            stream.start(&associations, end, core);
+            stream.start(end, core);
             self.streams[usize::from(id)] = Some(stream);
-        }
-    }
-
-    /// Claims the volume again from targets that have come back (P7).
-    pub(super) fn resume_targets(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        let Some(volume) = &self.volume else { return };
-        let config = self.config(core);
-        for (at, server) in self.servers.iter_mut().enumerate() {
-            if !server.is_up() || server.claimed || server.claiming || self.fenced || self.broken {
-                continue;
-            }
-            if let Some(changed) = server.changed(drives) {
-                core.trace(|| format!("initiator: target {at} is not what it was: {changed}"));
-                let cause = if matches!(changed, Changed::Overtaken(_)) {
-                    self.fenced = true;
-                    Cause::Status(rio::status::STALE_GENERATION.code())
-                } else {
-                    probe::hit(Rare::Changed);
-                    // As a program does that is told so: the volume is opened again.
-                    self.broken = true;
-                    Cause::Changed
-                };
-                for stream in self.streams.iter_mut().flatten() {
-                    stream.give_up(at as u16, cause, core);
-                }
-                continue;
-            }
-            let claim = rio::Claim {
-                volume: core.id,
-                generation: volume.generation,
-                create: false,
-                give_up: false,
-                take_over: false,
-                unlogged: !core.is_logged(),
-                resume: true,
-                streams: core.scenario.volume.streams,
-                slots: 0,
-                lease_ms: super::opening::lease_ms(core),
-                members: config.servers[at].members.iter().map(|m| m.place).collect(),
-            };
-            server.claiming = true;
-            server.call(Purpose::Resume, rio::claim_command(), &claim.encode(), 0, core);
         }
     }
 
@@ -178,7 +128,7 @@ impl Client {
             stream.close(core);
         }
         let closed = |stream: &Option<Stream>| stream.as_ref().is_some_and(Stream::is_closed);
-        let all = self.servers.iter().all(|server| server.is_up() && server.claimed);
+        let all = self.servers.iter().all(Server::is_claimed);
         if !self.streams.iter().all(closed) || !all {
             return;
         }
@@ -186,9 +136,9 @@ impl Client {
             stream.drop_wires(core);
         }
         core.oracle.gives_back();
+        let end = self.end();
         for server in &mut self.servers {
-            let release = rio::release_command(core.id, false);
-            server.call(Purpose::Release, release, &[], 0, core);
+            server.release(rio::release_command(core.id, false), end, core);
         }
         self.state = State::Releasing(self.servers.len(), true);
     }
