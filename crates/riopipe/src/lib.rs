@@ -108,8 +108,11 @@ pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Vo
 /// Bytes of a block: volumes are addressed in blocks of 4 KiB.
 pub const BLOCK_BYTES: usize = riopipe_session::wire::BLOCK_BYTES;
 
-/// The checksum of digests, labels and logs, with the processor's instructions.
-pub(crate) fn crc32c(running: u32, data: &[u8]) -> u32 {
+/// CRC32C in append form, with the processor's instructions: `crc32c(0, data)` is the checksum of
+/// `data`, and `crc32c(crc32c(0, a), b)` that of `a` followed by `b`. Digests, labels and logs have
+/// it.
+#[must_use]
+pub fn crc32c(running: u32, data: &[u8]) -> u32 {
     use crc_fast::{CrcAlgorithm, Digest};
     if running == 0 {
         return crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;

@@ -171,6 +171,15 @@ impl Stream {
         self.take().session.engine().last()
     }
 
+    /// The last group that is *released*: it and all before it are complete on all targets, durable
+    /// and delivered, so that nothing will undo them or send them again. A block whose old content
+    /// was needed up to group `n` may be written as [`Place::Fresh`] again once `n` is released
+    /// (T11), and by another stream once the group that wrote it is (T15).
+    #[must_use]
+    pub fn released(&self) -> Seq {
+        self.take().session.engine().released()
+    }
+
     /// What was found when the stream itself was recovered, on being opened after it had been
     /// dropped, or on being reopened; of what was found when its volume was opened, that told.
     #[must_use]
