@@ -1,0 +1,52 @@
+//! A log of byte records on the blocks of an ordered volume: all that it decides, without I/O.
+//!
+//! Records go into a *ring* of blocks: [`writer`] packs them into groups of new blocks, decides when
+//! a group begins and when it asks for a FLUSH, and knows which blocks may be written again.
+//! [`opening`] finds the end of the log after a crash, [`reading`] turns blocks into records.
+//! [`format`](mod@format) is what lies on the drives; `docs/wal-format.md` describes it.
+//!
+//! Nothing here reads a clock, opens a socket or starts a thread: what is to be read and written is
+//! an argument. The crate `riopipe-wal` is the shell around it.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+#[cfg(test)]
+extern crate std;
+
+pub mod format;
+pub mod opening;
+pub mod reading;
+pub mod record;
+pub mod ring;
+pub mod writer;
+
+pub use riopipe_nvme::digest::Crc32c;
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = riopipe_session::wire::BLOCK_BYTES;
+
+/// A log sequence number: how many bytes of framed records lie before this one, from the log's
+/// creation on. It grows with each record, is never given twice, and names a record by its first
+/// byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lsn(pub u64);
+
+impl Lsn {
+    /// The log's first byte.
+    pub const ZERO: Self = Self(0);
+
+    /// So many bytes later. No log gets near the largest number; what is read may say so.
+    #[must_use]
+    pub fn plus(self, bytes: usize) -> Self {
+        Self(self.0.saturating_add(bytes as u64))
+    }
+}
+
+impl core::fmt::Display for Lsn {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
