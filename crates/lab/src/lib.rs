@@ -30,4 +30,5 @@ pub mod sweep;
 pub mod table;
 pub mod terminal;
 pub mod units;
+pub mod wal_load;
 pub mod workload;

@@ -1,6 +1,7 @@
 //! `rio bench …`
 
 pub mod compare;
+pub mod wal;
 
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub enum Bench {
     Floor(Floor),
     /// Recover full ordering logs in the worst case, and say what takes how long
     Recovery(Recovery),
+    /// Keep a log of records, beside the same log kept with write and FLUSH
+    Wal(Box<wal::Wal>),
 }
 
 /// Measure recovery.

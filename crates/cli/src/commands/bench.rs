@@ -5,6 +5,7 @@ mod floor;
 mod metrics;
 mod recovery;
 mod stages;
+mod wal;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -49,6 +50,7 @@ pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
         Bench::Floor(args) => output.result(&floor::measure(&args, output)?),
         Bench::Run(args) => output.result(&measure(&args, output)?),
         Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
+        Bench::Wal(args) => output.result(&wal::measure(&args, output)?),
     }
 }
 

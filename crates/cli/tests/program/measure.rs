@@ -53,6 +53,33 @@ fn full_logs_are_recovered_and_everything_is_undone() {
 }
 
 #[test]
+fn a_log_is_kept_in_two_ways_by_turns() {
+    let words = "bench wal --producers 1,3 --record 100,5000 --time 0.05 --rounds 2 \
+                 --drive ssd:flash,size=256M,lazy";
+    let words: Vec<_> = words.split_whitespace().collect();
+    let json = rio(&[&words[..], &["-o", "json"]].concat()).ok();
+    assert_eq!(keys(&json), "drive flushes groups machine points rounds schema seconds targets");
+    assert_eq!(json["schema"], "rio-bench-wal/1");
+    let points = json["points"].as_array().unwrap();
+    assert_eq!(points.len(), 4);
+    for point in points {
+        for way in ["wal", "flush"] {
+            assert_eq!(keys(&point[way]), "p50_us p99_us records_per_s");
+            assert!(point[way]["records_per_s"].as_f64().unwrap() > 0.0, "{point}");
+            assert!(point[way]["p99_us"].as_f64() >= point[way]["p50_us"].as_f64(), "{point}");
+        }
+        assert!(point["ratio"].as_f64().unwrap() > 0.0, "{point}");
+    }
+    let of = |key: &str| points.iter().map(|p| p[key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("producers"), [1, 3, 1, 3]);
+    assert_eq!(of("record_bytes"), [100, 100, 5000, 5000]);
+    let text = rio(&words).stdout;
+    for part in ["producers", "wal / flush", "4.9 KiB", "medians of 2 rounds"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+#[test]
 fn the_demo_of_a_file_that_is_not_there() {
     rio(&["demo", "--file", "/no/such/file", "-o", "json"]).failed(1, &["/no/such/file"]);
 }
