@@ -15,7 +15,7 @@ use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::region::MemRegion;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, Event, Host, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn, Volumes,
+    ConnId, Event, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn, TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 use world::{BOOT, LOG_LEN, VOLUME, attribute, block, crc, ordered, riopipe_bytes};
@@ -95,7 +95,7 @@ struct Sink {
     drive: Drive,
 }
 
-impl Host for Sink {
+impl TargetEnv for Sink {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = MemRegion;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use riopipe_session::target::{ConnId, Event, Host, Shared};
+use riopipe_session::target::{ConnId, Event, Shared, TargetEnv};
 
 use crate::drive::Drive;
 use crate::fuse::Fuse;
@@ -53,7 +53,7 @@ impl Said {
     }
 }
 
-/// The [`Host`] of one target's sessions.
+/// The [`TargetEnv`] of one target's sessions.
 pub struct SimHost {
     /// The time, ns.
     pub now: u64,
@@ -77,7 +77,7 @@ impl SimHost {
     }
 }
 
-impl Host for SimHost {
+impl TargetEnv for SimHost {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = LogPart;

@@ -20,7 +20,8 @@ use riopipe_session::initiator::queue_pair::{Data as CommandData, QpConfig, Queu
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard, StreamConfig, StreamSession};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, Event, Host, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, Volumes,
+    ConnId, Event, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, TargetEnv,
+    Volumes,
 };
 use riopipe_session::wire;
 use riopipe_target::crc32c as crc;
@@ -65,7 +66,7 @@ impl BlockDevice for Nothing {
 /// A target with one such drive.
 struct Sink(Shared<MemRegion>, Nothing);
 
-impl Host for Sink {
+impl TargetEnv for Sink {
     type Buf = Vec<u8>;
     type Device = Nothing;
     type Region = MemRegion;

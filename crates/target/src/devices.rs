@@ -7,7 +7,7 @@ use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, 
 use riopipe_order::gate;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{ConnId, Event, Host, OpId, Shared};
+use riopipe_session::target::{ConnId, Event, OpId, Shared, TargetEnv};
 
 use crate::counters::{Counter, Counters};
 use crate::log::WatchedPart;
@@ -261,7 +261,7 @@ impl Devices {
     }
 }
 
-impl Host for Devices {
+impl TargetEnv for Devices {
     type Buf = AlignedBuf;
     type Device = DriveQueue;
     type Region = WatchedPart;

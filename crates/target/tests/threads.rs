@@ -89,7 +89,8 @@ use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::region::MemRegion;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared, TargetConn, Volumes,
+    ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, TargetConn, TargetEnv,
+    Volumes,
 };
 use riopipe_session::wire;
 use sync::{AtomicBool, Mutex, MutexGuard, Ordering, Waker};
@@ -259,7 +260,7 @@ impl BlockDevice for Drive {
     }
 }
 
-impl Host for Devices {
+impl TargetEnv for Devices {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = MemRegion;

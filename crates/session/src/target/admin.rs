@@ -8,7 +8,7 @@ use riopipe_nvme::feature;
 use riopipe_nvme::pdu::DataHdr;
 
 use super::conn::{Closed, TargetConn};
-use super::host::Host;
+use super::env::TargetEnv;
 use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use super::stream::Waiting;
@@ -64,15 +64,15 @@ const IDLE_FEATURES: [(u8, u32); 4] = [
     (feature::WRITE_ATOMICITY, 0),
 ];
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A command on the admin queue, with its in-capsule data.
     pub(super) fn admin_command(
         &mut self,
         sqe: &Sqe,
         data: &[u8],
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if !digest_ok {
@@ -80,7 +80,7 @@ impl<H: Host> TargetConn<H> {
             return Ok(());
         }
         if sqe.opcode() == opcode::FABRICS {
-            return self.fabrics(sqe, host, out);
+            return self.fabrics(sqe, env, out);
         }
         let Some(admin) = &mut self.admin else {
             self.respond(cid, Status::INTERNAL, 0, out);
@@ -92,8 +92,8 @@ impl<H: Host> TargetConn<H> {
         }
         let discovery = admin.discovery;
         let answer: Result<u64, Status> = match sqe.opcode() {
-            opcode::IDENTIFY => return self.identify(sqe, host, out),
-            opcode::GET_LOG_PAGE => return self.log_page(sqe, host, out),
+            opcode::IDENTIFY => return self.identify(sqe, env, out),
+            opcode::GET_LOG_PAGE => return self.log_page(sqe, env, out),
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => {
                 if admin.events.contains(&cid) {
@@ -119,29 +119,29 @@ impl<H: Host> TargetConn<H> {
                     None => Ok(1),
                 }
             }
-            opcode::SET_FEATURES => self.set_features(sqe, host),
+            opcode::SET_FEATURES => self.set_features(sqe, env),
             opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !discovery => {
-                return self.host_identifier(sqe, host, out);
+                return self.host_identifier(sqe, env, out);
             }
-            opcode::GET_FEATURES => self.get_features(sqe, host),
+            opcode::GET_FEATURES => self.get_features(sqe, env),
             wire::ADMIN_CLAIM if !discovery => {
-                return self.with_data(sqe, wire::CLAIM_LEN as u32, data, host, out);
+                return self.with_data(sqe, wire::CLAIM_LEN as u32, data, env, out);
             }
             wire::ADMIN_SETTLE if !discovery => {
-                return self.with_data(sqe, SETTLE_LEN as u32, data, host, out);
+                return self.with_data(sqe, SETTLE_LEN as u32, data, env, out);
             }
             wire::ADMIN_LIST if !discovery => {
-                self.list(sqe, host, out);
+                self.list(sqe, env, out);
                 return Ok(());
             }
             wire::ADMIN_STATUS if !discovery => {
-                let status = self.volume_status(sqe, host);
+                let status = self.volume_status(sqe, env);
                 let wanted = sqe.dword(10).min(wire::STATUS_LEN as u32);
                 let wanted = &status[..wanted as usize];
                 self.send_page(sqe, wanted, out);
                 return Ok(());
             }
-            wire::ADMIN_RELEASE if !discovery => return self.release(sqe, host, out),
+            wire::ADMIN_RELEASE if !discovery => return self.release(sqe, env, out),
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };
         match answer {
@@ -157,44 +157,44 @@ impl<H: Host> TargetConn<H> {
         sqe: &Sqe,
         want: u32,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         match Self::in_capsule(sqe, want, data) {
             Err(status) => self.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
                 let index = self.next_slot()?;
                 self.slots.take(sqe, Stage::Fence, 0);
-                self.data_there(index, data, host, out);
+                self.data_there(index, data, env, out);
             }
             Ok(false) => {
-                self.ask_for_data(sqe, 0, want, host, out)?;
+                self.ask_for_data(sqe, 0, want, env, out)?;
             }
         }
         Ok(())
     }
 
     /// The data of an admin command has come in by R2T.
-    pub(super) fn admin_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn admin_gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::Fence;
         match slot.buf.take() {
-            Some(buf) => self.data_there(index, buf.as_ref(), host, out),
+            Some(buf) => self.data_there(index, buf.as_ref(), env, out),
             None => self.answer(index, Status::INTERNAL, 0, out),
         }
     }
 
     /// Only claims and settlements bring data.
-    fn data_there(&mut self, index: u16, data: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn data_there(&mut self, index: u16, data: &[u8], env: &mut E, out: &mut Outbox<E::Buf>) {
         if self.slots[index].sqe.opcode() == wire::ADMIN_SETTLE {
-            self.settle_streams(index, data, host, out);
+            self.settle_streams(index, data, env, out);
         } else {
-            self.claim(index, data, host, out);
+            self.claim(index, data, env, out);
         }
     }
 
     /// Sends a page of data and completes the command. The host's buffer must have room for it.
-    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<H::Buf>) {
+    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
         let status = match sqe.sgl() {
             Ok(Sgl::Transport { len }) if len as usize >= page.len() => Status::SUCCESS,
@@ -221,7 +221,7 @@ impl<H: Host> TargetConn<H> {
         self.respond(cid, status, 0, out);
     }
 
-    fn set_features(&mut self, sqe: &Sqe, host: &mut H) -> Result<u64, Status> {
+    fn set_features(&mut self, sqe: &Sqe, env: &mut E) -> Result<u64, Status> {
         let value = sqe.dword(11);
         if sqe.feature_save() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr());
@@ -245,7 +245,7 @@ impl<H: Host> TargetConn<H> {
                 if submission > 0xffff || completion > 0xffff {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
-                let most = u32::from(self.queues_max(host));
+                let most = u32::from(self.queues_max(env));
                 let granted = (submission.min(most) as u16, completion.min(most) as u16);
                 Ok(feature::queues(granted.0, granted.1).into())
             }
@@ -266,12 +266,12 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn get_features(&mut self, sqe: &Sqe, host: &mut H) -> Result<u64, Status> {
+    fn get_features(&mut self, sqe: &Sqe, env: &mut E) -> Result<u64, Status> {
         if sqe.feature_select() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         let volatile = self.namespaces.any_volatile();
-        let most = self.queues_max(host);
+        let most = self.queues_max(env);
         let Some(admin) = &self.admin else {
             return Err(Status::INTERNAL);
         };
@@ -294,11 +294,11 @@ impl<H: Host> TargetConn<H> {
     fn host_identifier(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cntlid = self.queue.as_ref().map_or(0, |q| q.cntlid);
-        let hostid = host.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
+        let hostid = env.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
         // EXHID (dword 11 bit 0): over fabrics the identifier has 128 bits.
         if sqe.dword(11) & 1 == 0 {
             self.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
@@ -308,8 +308,8 @@ impl<H: Host> TargetConn<H> {
         Ok(())
     }
 
-    fn queues_max(&self, host: &mut H) -> u16 {
-        host.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
+    fn queues_max(&self, env: &mut E) -> u16 {
+        env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
     }
 
     /// The bytes that a log page or the like may have at most.

@@ -9,7 +9,7 @@ use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{AppendError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 
-use super::host::Host;
+use super::env::TargetEnv;
 use super::listing::{self, Listing};
 use super::namespace::Namespaces;
 use super::stream::overtaken;
@@ -18,9 +18,9 @@ use crate::wire;
 use crate::wire::list::Page;
 
 /// The stream that a connection carries.
-pub(super) struct Stream<H: Host> {
+pub(super) struct Stream<E: TargetEnv> {
     pub(super) volume: VolumeId,
-    pub(super) log: StreamLog<H::Region>,
+    pub(super) log: StreamLog<E::Region>,
     /// A new owner has fenced this one: nothing more goes to the drives (T8).
     pub(super) fenced: bool,
     pub(super) gate: Gate,
@@ -78,12 +78,12 @@ pub(super) enum Data {
     Bad,
 }
 
-impl<H: Host> Stream<H> {
+impl<E: TargetEnv> Stream<E> {
     /// A newly bound stream over the namespaces `members` of the volume; at most `entries`
     /// requests are under way at once.
     pub(super) fn new(
         volume: VolumeId,
-        log: StreamLog<H::Region>,
+        log: StreamLog<E::Region>,
         members: &[(usize, Member)],
         namespaces: &Namespaces,
         released: Seq,
@@ -218,9 +218,9 @@ impl<H: Host> Stream<H> {
     /// the steps from `from` on.
     #[cold]
     #[inline(never)]
-    pub(super) fn trace_arrival(&mut self, index: u16, from: usize, host: &H) {
+    pub(super) fn trace_arrival(&mut self, index: u16, from: usize, env: &E) {
         let is_write = self.entries[usize::from(index)].attribute.kind == Kind::Write;
-        self.tracer.arrived(index, is_write, &self.steps[from..], host.instant());
+        self.tracer.arrived(index, is_write, &self.steps[from..], env.instant());
     }
 
     /// The traced write in slot `index` is back from the drive, or its FLUSH is.

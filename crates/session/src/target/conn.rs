@@ -17,7 +17,7 @@ use riopipe_order::probe::{self, Plant};
 use super::admin::Admin;
 use super::bound::Stream;
 use super::budget::Loan;
-use super::host::{Event, Host, OpId};
+use super::env::{Event, OpId, TargetEnv};
 use super::limits::{
     ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
     UNSENT_BYTES_MAX,
@@ -64,19 +64,19 @@ pub(super) struct Queue {
 /// A pure state machine: bytes go in through [`receive`](Self::receive), finished device
 /// operations through [`device_done`](Self::device_done), the clock through
 /// [`tick`](Self::tick), wake-ups from other connections through [`noticed`](Self::noticed);
-/// device operations go out through the [`Host`], bytes through the [`Outbox`].
+/// device operations go out through the [`TargetEnv`], bytes through the [`Outbox`].
 ///
 /// When any of them says [`Closed`], or the socket dies, call [`closing`](Self::closing), keep
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained):
 /// only then is its stream free for another owner (T8).
-pub struct TargetConn<H: Host> {
+pub struct TargetConn<E: TargetEnv> {
     pub(super) id: ConnId,
     pub(super) key: u64,
     pub(super) rx: Rx,
     pub(super) tx: Tx,
     pub(super) queue: Option<Queue>,
     pub(super) sqhd: u16,
-    pub(super) slots: Slots<H::Buf>,
+    pub(super) slots: Slots<E::Buf>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Commands that wait until the connection may hold their buffers, in order.
     pub(super) waiting: VecDeque<u16>,
@@ -86,7 +86,7 @@ pub struct TargetConn<H: Host> {
     pub(super) loan: Loan,
     /// Nothing is received for want of memory for the answers.
     is_starved: bool,
-    pub(super) stream: Option<Box<Stream<H>>>,
+    pub(super) stream: Option<Box<Stream<E>>>,
     pub(super) admin: Option<Box<Admin>>,
     /// It carried a stream that a new owner has fenced.
     pub(super) was_fenced: bool,
@@ -119,7 +119,7 @@ pub struct LocalAddress {
     pub ipv6: bool,
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A connection that has just been accepted. `id` is unique for the life of the target; `key`
     /// (48 bits) comes back in every [`OpId`].
     #[must_use]
@@ -175,8 +175,8 @@ impl<H: Host> TargetConn<H> {
     pub fn receive(
         &mut self,
         buf: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
         let mut at = 0;
         let mut full = false;
@@ -188,7 +188,7 @@ impl<H: Host> TargetConn<H> {
             let pdu = &buf[at..];
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
-                if let Err(closed) = self.capsule(&sqe, buf, data, true, host, out) {
+                if let Err(closed) = self.capsule(&sqe, buf, data, true, env, out) {
                     break Err(closed);
                 }
                 at += len;
@@ -196,7 +196,7 @@ impl<H: Host> TargetConn<H> {
             }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
-                    if let Err(closed) = self.pdu(&parsed, buf, at, host, out) {
+                    if let Err(closed) = self.pdu(&parsed, buf, at, env, out) {
                         break Err(closed);
                     }
                     at += parsed.len;
@@ -206,16 +206,16 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if self.stream.is_some() {
-            self.settle(buf, host, out);
+            self.settle(buf, env, out);
         }
         self.partial = !full && at < buf.len();
         if at > 0 {
-            let now = host.now();
+            let now = env.now();
             self.progress = now;
             if let Some(queue) = &self.queue {
                 heard(&queue.heard, now);
             }
-            self.pump(host, out);
+            self.pump(env, out);
         }
         match end {
             Ok(()) => Ok(at),
@@ -257,20 +257,20 @@ impl<H: Host> TargetConn<H> {
 
     /// Whether more may be received: not while too much waits to be sent (T18).
     #[must_use]
-    pub fn wants_input(&self, out: &Outbox<H::Buf>) -> bool {
+    pub fn wants_input(&self, out: &Outbox<E::Buf>) -> bool {
         !self.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
     }
 
     /// Whether no further command may be taken because of what waits to be sent.
     #[cold]
-    fn must_wait(&mut self, out: &Outbox<H::Buf>) -> bool {
+    fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
         let unsent = out.len_bytes();
         self.is_starved = unsent > CONNECTION_BYTES && !self.loan.grow(self.held + unsent);
         self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
     /// Something of `out` has been sent: commands that waited for room may go on.
-    pub fn sent(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub fn sent(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         self.unsent_since = None;
         if self.is_starved {
             self.must_wait(out);
@@ -279,9 +279,9 @@ impl<H: Host> TargetConn<H> {
             && stream.tracer.is_answered()
             && out.is_empty()
         {
-            host.traced(&stream.tracer.sent(host.instant()));
+            env.traced(&stream.tracer.sent(env.instant()));
         }
-        self.pump(host, out);
+        self.pump(env, out);
     }
 
     /// A device operation that was under way has finished: what
@@ -289,9 +289,9 @@ impl<H: Host> TargetConn<H> {
     pub fn device_done(
         &mut self,
         op: OpId,
-        result: Result<Option<H::Buf>, IoError>,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         let index = op.slot();
         let Some(slot) = self.slots.used(index).filter(|slot| slot.on_device()) else {
@@ -303,19 +303,19 @@ impl<H: Host> TargetConn<H> {
             // nothing new, and a range is checked against the guard before it is begun.
             self.fence_left -= 1;
         }
-        self.device_result(index, result, host, out);
+        self.device_result(index, result, env, out);
     }
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
     /// it: persist words of the batch share one fence, and responses follow it (T7).
-    pub fn settled(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub fn settled(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         if self.stream.is_some() {
-            self.settle(&[], host, out);
+            self.settle(&[], env, out);
         }
-        self.pump(host, out);
-        self.fences_passed(host);
+        self.pump(env, out);
+        self.fences_passed(env);
         if self.closing {
-            self.finish_if_idle(host);
+            self.finish_if_idle(env);
         }
     }
 
@@ -323,17 +323,17 @@ impl<H: Host> TargetConn<H> {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn noticed(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
+    pub fn noticed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         let id = self.id;
         let mut end = Ok(());
-        for notice in host.with_shared(|s| s.take_notices(id)) {
+        for notice in env.with_shared(|s| s.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
                 Notice::Fence { id, volume, claimed } => {
-                    self.fence(id, volume, claimed, host, out);
+                    self.fence(id, volume, claimed, env, out);
                 }
-                Notice::Fenced { id } => self.fence_over(id, host, out),
-                Notice::Flushes => self.doubts_over(host, out),
+                Notice::Fenced { id } => self.fence_over(id, env, out),
+                Notice::Flushes => self.doubts_over(env, out),
             }
         }
         if self.closing { Ok(()) } else { end }
@@ -343,11 +343,11 @@ impl<H: Host> TargetConn<H> {
     ///
     /// # Errors
     /// A time has run out and the connection must be closed.
-    pub fn tick(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
+    pub fn tick(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         if self.closing {
             return Ok(());
         }
-        let now = host.now();
+        let now = env.now();
         if out.is_empty() {
             self.unsent_since = None;
         } else if self.unsent_since.is_none() {
@@ -397,13 +397,13 @@ impl<H: Host> TargetConn<H> {
 
     /// The connection is gone, or is to be closed: nothing new is begun. Device operations that
     /// are under way come back through [`device_done`](Self::device_done).
-    pub fn closing(&mut self, why: &str, host: &mut H) {
+    pub fn closing(&mut self, why: &str, env: &mut E) {
         if self.closing {
             return;
         }
         self.closing = true;
         let queue = self.queue.as_ref();
-        host.log(Event::Closed {
+        env.log(Event::Closed {
             hostnqn: queue.map_or("", |q| &q.hostnqn),
             cntlid: queue.map(|q| q.cntlid),
             qid: queue.map_or(0, |q| q.qid),
@@ -413,9 +413,9 @@ impl<H: Host> TargetConn<H> {
         if let Some(stream) = &mut self.stream {
             stream.shut();
             // Nobody is left to answer.
-            self.settle(&[], host, &mut Outbox::new());
+            self.settle(&[], env, &mut Outbox::new());
             if probe::planted(Plant::T8GhostReplay) {
-                self.give_back_stream(host);
+                self.give_back_stream(env);
             }
         }
         for index in self.slots.indices(|slot| !slot.on_device()) {
@@ -423,16 +423,16 @@ impl<H: Host> TargetConn<H> {
             self.held -= charged;
         }
         if self.queue.is_some() {
-            let (id, now) = (self.id, host.now());
+            let (id, now) = (self.id, env.now());
             let waived = self.releasing();
-            shared(host, |s| {
+            shared(env, |s| {
                 for (volume, assoc) in waived {
                     s.volumes.waive(volume, assoc);
                 }
                 s.detach_begin(id, now);
             });
         }
-        self.finish_if_idle(host);
+        self.finish_if_idle(env);
     }
 
     /// Whether nothing of it is left: it may be dropped.
@@ -441,14 +441,14 @@ impl<H: Host> TargetConn<H> {
         self.drained
     }
 
-    fn finish_if_idle(&mut self, host: &mut H) {
+    fn finish_if_idle(&mut self, env: &mut E) {
         if self.drained || self.slots.in_use() > 0 {
             return;
         }
-        self.give_back_stream(host);
+        self.give_back_stream(env);
         if self.queue.is_some() {
             let id = self.id;
-            shared(host, |s| s.detach(id));
+            shared(env, |s| s.detach(id));
         }
         self.loan = Loan::default();
         self.drained = true;
@@ -461,18 +461,18 @@ impl<H: Host> TargetConn<H> {
         parsed: &Parsed,
         buf: &[u8],
         at: usize,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let data = at + parsed.data.start..at + parsed.data.end;
         match &parsed.pdu {
             Pdu::CapsuleCmd { sqe } => {
-                self.capsule(sqe, buf, data, parsed.data_digest_ok, host, out)
+                self.capsule(sqe, buf, data, parsed.data_digest_ok, env, out)
             }
             Pdu::H2cData(header) => {
-                self.h2c_data(header, &buf[data], parsed.data_digest_ok, host, out)
+                self.h2c_data(header, &buf[data], parsed.data_digest_ok, env, out)
             }
-            Pdu::IcReq(request) => self.initialize(request, host, out),
+            Pdu::IcReq(request) => self.initialize(request, env, out),
             Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
             // `Rx` lets nothing else through to a controller.
             _ => Err(PduError::sequence("a PDU that only a host may get").into()),
@@ -482,13 +482,13 @@ impl<H: Host> TargetConn<H> {
     fn initialize(
         &mut self,
         request: &IcReq,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if request.pfv != 0 {
             return Err(PduError::unsupported(8, "an unknown PDU format version").into());
         }
-        let identity = host.with_shared(|s| Arc::clone(s.identity()));
+        let identity = env.with_shared(|s| Arc::clone(s.identity()));
         if identity.require_header_digest && !request.header_digest
             || identity.require_data_digest && !request.data_digest
         {
@@ -523,11 +523,11 @@ impl<H: Host> TargetConn<H> {
         buf: &[u8],
         data: core::ops::Range<usize>,
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let Some(queue) = &self.queue else {
-            return self.before_connect(sqe, &buf[data], digest_ok, host, out);
+            return self.before_connect(sqe, &buf[data], digest_ok, env, out);
         };
         self.sqhd += 1;
         if self.sqhd >= queue.entries {
@@ -538,9 +538,9 @@ impl<H: Host> TargetConn<H> {
             return Ok(());
         }
         if queue.qid == 0 {
-            self.admin_command(sqe, &buf[data], digest_ok, host, out)
+            self.admin_command(sqe, &buf[data], digest_ok, env, out)
         } else {
-            self.io_command(sqe, buf, data, digest_ok, host, out)
+            self.io_command(sqe, buf, data, digest_ok, env, out)
         }
     }
 
@@ -551,7 +551,7 @@ impl<H: Host> TargetConn<H> {
         cid: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<H::Buf>,
+        out: &mut Outbox<E::Buf>,
     ) {
         self.respond_here(cid, status, result, out);
     }
@@ -563,7 +563,7 @@ impl<H: Host> TargetConn<H> {
         cid: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<H::Buf>,
+        out: &mut Outbox<E::Buf>,
     ) {
         let qid = self.queue.as_ref().map_or(0, |q| q.qid);
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
@@ -577,7 +577,7 @@ impl<H: Host> TargetConn<H> {
         index: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<H::Buf>,
+        out: &mut Outbox<E::Buf>,
     ) {
         self.answer_here(index, status, result, out);
     }
@@ -589,7 +589,7 @@ impl<H: Host> TargetConn<H> {
         index: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<H::Buf>,
+        out: &mut Outbox<E::Buf>,
     ) {
         let cid = self.slots[index].sqe.cid();
         let (_, charged) = self.slots.release(index);
@@ -603,9 +603,9 @@ impl<H: Host> TargetConn<H> {
         self.closing
     }
 
-    pub(super) fn trouble(&self, why: &str, host: &mut H) {
+    pub(super) fn trouble(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
-            host.log(Event::Trouble {
+            env.log(Event::Trouble {
                 hostnqn: &queue.hostnqn,
                 cntlid: queue.cntlid,
                 qid: queue.qid,
@@ -616,13 +616,16 @@ impl<H: Host> TargetConn<H> {
 }
 
 /// Runs `f` on what all connections share, and wakes those it left notices for.
-pub(super) fn shared<H: Host, T>(host: &mut H, f: impl FnOnce(&mut Shared<H::Region>) -> T) -> T {
-    let (result, wake) = host.with_shared(|s| {
+pub(super) fn shared<E: TargetEnv, T>(
+    env: &mut E,
+    f: impl FnOnce(&mut Shared<E::Region>) -> T,
+) -> T {
+    let (result, wake) = env.with_shared(|s| {
         let result = f(s);
         (result, s.take_wake())
     });
     for conn in wake {
-        host.notify(conn);
+        env.notify(conn);
     }
     result
 }

@@ -11,7 +11,7 @@ use riopipe_nvme::fabrics::{
 
 use super::admin::Admin;
 use super::conn::{Closed, Queue, TargetConn, shared};
-use super::host::{Event, Host};
+use super::env::{Event, TargetEnv};
 use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use super::shared::{AttachError, Attached};
 use super::slots::Slots;
@@ -52,15 +52,15 @@ impl From<AttachError> for Refusal {
     }
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A command on a connection that is no queue yet: only Connect may come.
     pub(super) fn before_connect(
         &mut self,
         sqe: &Sqe,
         data: &[u8],
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
@@ -89,12 +89,12 @@ impl<H: Host> TargetConn<H> {
             names.as_ref().map_or(("", ""), |d| (d.hostnqn.as_str(), d.subnqn.as_str()));
         let qid = sqe.connect_fields().qid;
         let outcome = match &names {
-            Ok(data) => self.connect(sqe, data, host),
+            Ok(data) => self.connect(sqe, data, env),
             Err(invalid) => Err((*invalid).into()),
         };
         match outcome {
             Ok(cntlid) => {
-                host.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
+                env.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
                 if self.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
                     // SQHD FFFFh accepts that flow control is off (Base §3.3.1.2).
                     self.sqhd = 0xffff;
@@ -103,14 +103,14 @@ impl<H: Host> TargetConn<H> {
                 self.sqhd = 0;
             }
             Err(Refusal { status, result, why }) => {
-                host.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
+                env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
                 self.respond(cid, status, result, out);
             }
         }
         Ok(())
     }
 
-    fn connect(&mut self, sqe: &Sqe, data: &ConnectData, host: &mut H) -> Result<u16, Refusal> {
+    fn connect(&mut self, sqe: &Sqe, data: &ConnectData, env: &mut E) -> Result<u16, Refusal> {
         let fields = sqe.connect_fields();
         let invalid = |offset, in_data, why| Refusal::from(ConnectInvalid { offset, in_data, why });
         if fields.recfmt != 0 {
@@ -126,9 +126,9 @@ impl<H: Host> TargetConn<H> {
             return Err(invalid(44, false, "a submission queue of a size that is not supported"));
         }
         let entries = fields.sqsize + 1;
-        let now = host.now();
+        let now = env.now();
         let discovery = data.subnqn == DISCOVERY_NQN;
-        let (known, allowed) = host.with_shared(|s| {
+        let (known, allowed) = env.with_shared(|s| {
             let known = discovery || data.subnqn == s.identity().subnqn;
             (known, discovery || s.allows(&data.hostnqn))
         });
@@ -143,22 +143,22 @@ impl<H: Host> TargetConn<H> {
             });
         }
         let Attached { cntlid, assoc, heard, overtaken } = if io {
-            shared(host, |s| {
+            shared(env, |s| {
                 s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
         } else {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
             }
-            let attached = host
+            let attached = env
                 .with_shared(|s| s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now))?;
             let mut admin = Admin::new(discovery);
             admin.kato_ms = fields.kato_ms;
             self.admin = Some(Box::new(admin));
             attached
         };
-        self.namespaces = host.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
-        self.loan = host.with_shared(|s| s.loan());
+        self.namespaces = env.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
+        self.loan = env.with_shared(|s| s.loan());
         if io {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }
@@ -180,8 +180,8 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn fabrics(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let is_admin = self.admin.is_some();
@@ -193,7 +193,7 @@ impl<H: Host> TargetConn<H> {
                 self.respond(cid, status, value, out);
             }
             fctype::PROPERTY_SET if is_admin => {
-                let status = self.property_set(sqe, host);
+                let status = self.property_set(sqe, env);
                 self.respond(cid, status, 0, out);
             }
             fctype::DISCONNECT if is_admin => {
@@ -227,7 +227,7 @@ impl<H: Host> TargetConn<H> {
         (Status::SUCCESS, value)
     }
 
-    fn property_set(&mut self, sqe: &Sqe, host: &mut H) -> Status {
+    fn property_set(&mut self, sqe: &Sqe, env: &mut E) -> Status {
         let (Some(admin), Some(queue)) = (&mut self.admin, &self.queue) else {
             return Status::INVALID_FIELD.with_dnr();
         };
@@ -242,14 +242,11 @@ impl<H: Host> TargetConn<H> {
             // Command set: NVM (000b) or all that are supported (110b).
             if new.mps() != 0 || !matches!(new.css(), 0 | 6) || !io {
                 admin.csts.0 |= Csts::FATAL;
-                self.trouble(
-                    "the host enabled the controller with settings it does not have",
-                    host,
-                );
+                self.trouble("the host enabled the controller with settings it does not have", env);
                 return Status::SUCCESS;
             }
             admin.csts = Csts(Csts::READY);
-            shared(host, |s| {
+            shared(env, |s| {
                 if let Some(c) = s.controller_mut(cntlid) {
                     c.enabled = true;
                 }
@@ -258,12 +255,12 @@ impl<H: Host> TargetConn<H> {
         if new.shutdown() != 0 && old.shutdown() == 0 {
             // Nothing is kept back in the controller: what is completed is at the drives, and
             // a host flushes what it wants durable.
-            self.disable(host);
+            self.disable(env);
             if let Some(admin) = &mut self.admin {
                 admin.csts.0 |= Csts::SHUTDOWN_DONE;
             }
         } else if !new.enabled() && old.enabled() {
-            self.disable(host);
+            self.disable(env);
             if let Some(admin) = &mut self.admin {
                 admin.csts = Csts(0);
                 admin.reset();
@@ -273,11 +270,11 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Ends the controller's I/O queues.
-    fn disable(&mut self, host: &mut H) {
+    fn disable(&mut self, env: &mut E) {
         let Some(cntlid) = self.queue.as_ref().map(|q| q.cntlid) else {
             return;
         };
-        shared(host, |s| {
+        shared(env, |s| {
             let Some(controller) = s.controller_mut(cntlid) else {
                 return;
             };

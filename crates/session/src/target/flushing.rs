@@ -8,25 +8,25 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::bound::Stream;
 use super::conn::{TargetConn, shared};
-use super::host::{Host, OpId};
+use super::env::{OpId, TargetEnv};
 use super::slots::{Slot, Stage};
 use super::stream::overtaken;
 use crate::outbox::Outbox;
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// Submits the FLUSH of the command in a slot.
-    pub(super) fn submit_flush_of(&mut self, index: u16, host: &mut H) -> Submitted<H::Buf> {
+    pub(super) fn submit_flush_of(&mut self, index: u16, env: &mut E) -> Submitted<E::Buf> {
         let ns = usize::from(self.slots[index].ns);
         let namespace = self.namespaces.at(ns);
         // Without a volatile cache a FLUSH has nothing to lose.
         let ticket = namespace.config.volatile.then(|| namespace.state.flushes.begin());
         self.slots[index].flush = ticket;
-        host.device(ns).flush(OpId::new(self.key, index).0)
+        env.device(ns).flush(OpId::new(self.key, index).0)
     }
 
     /// The FLUSH of the command in a slot has come back. Says whether its success is in doubt: then
     /// the slot waits, and [`doubts_over`](Self::doubts_over) goes on with it.
-    pub(super) fn flush_ended(&mut self, index: u16, ok: bool, host: &mut H) -> bool {
+    pub(super) fn flush_ended(&mut self, index: u16, ok: bool, env: &mut E) -> bool {
         let slot = &mut self.slots[index];
         let ns = usize::from(slot.ns);
         let state = &self.namespaces.at(ns).state;
@@ -34,11 +34,11 @@ impl<H: Host> TargetConn<H> {
             state.flushes.fail();
         }
         let Some(ticket) = slot.flush.take() else { return false };
-        let doubt = state.flushes.end(ticket, || shared(host, |s| s.flushes_accounted(ns)));
+        let doubt = state.flushes.end(ticket, || shared(env, |s| s.flushes_accounted(ns)));
         slot.doubt = doubt;
         // Nobody is left to answer at the end of a connection, and its gate believes nothing.
         let believed = !ok || self.is_closing() || probe::planted(Plant::T29BelieveAtOnce);
-        if believed || !self.is_in_doubt(index, host) {
+        if believed || !self.is_in_doubt(index, env) {
             return false;
         }
         probe::hit(Rare::FlushInDoubt);
@@ -47,19 +47,18 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Whether the success of a FLUSH is in doubt still; the connection is woken if so.
-    fn is_in_doubt(&self, index: u16, host: &mut H) -> bool {
+    fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let slot = &self.slots[index];
         let (ns, conn) = (usize::from(slot.ns), self.id);
         let flushes = &self.namespaces.at(ns).state.flushes;
-        slot.doubt.is_some_and(|doubt| {
-            flushes.wait(doubt, || shared(host, |s| s.await_flushes(ns, conn)))
-        })
+        slot.doubt
+            .is_some_and(|doubt| flushes.wait(doubt, || shared(env, |s| s.await_flushes(ns, conn))))
     }
 
     /// FLUSHes of other connections have been accounted for.
-    pub(super) fn doubts_over(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn doubts_over(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         for index in self.slots.indices(|slot| slot.stage == Stage::InDoubt) {
-            if self.is_in_doubt(index, host) {
+            if self.is_in_doubt(index, env) {
                 continue;
             }
             let slot = &mut self.slots[index];
@@ -76,12 +75,12 @@ impl<H: Host> TargetConn<H> {
                 None => self.answer(index, overtaken(), 0, out),
             }
         }
-        self.settled(host, out);
+        self.settled(env, out);
     }
 
     /// The stream is given back: what of it is in doubt has no gate to go back to.
     pub(super) fn doubts_orphaned(&mut self) {
-        let in_doubt = |slot: &Slot<H::Buf>| slot.stage == Stage::InDoubt && slot.ordered;
+        let in_doubt = |slot: &Slot<E::Buf>| slot.stage == Stage::InDoubt && slot.ordered;
         for (_, slot) in self.slots.iter_mut().filter(|(_, slot)| in_doubt(slot)) {
             slot.refused = true;
         }
@@ -89,7 +88,7 @@ impl<H: Host> TargetConn<H> {
 
     /// A plain FLUSH (or one for FUA) has succeeded, and all others are accounted for: it is
     /// good, unless one that failed has lost what it covers.
-    pub(super) fn plain_flush_believed(&mut self, index: u16, out: &mut Outbox<H::Buf>) {
+    pub(super) fn plain_flush_believed(&mut self, index: u16, out: &mut Outbox<E::Buf>) {
         let ns = usize::from(self.slots[index].ns);
         let status = if self.has_lost(index, ns) { Status::WRITE_FAULT } else { Status::SUCCESS };
         self.answer(index, status, 0, out);
@@ -99,12 +98,12 @@ impl<H: Host> TargetConn<H> {
     #[inline(never)]
     pub(super) fn ordered_flush_ended(
         &mut self,
-        stream: &mut Stream<H>,
+        stream: &mut Stream<E>,
         index: u16,
         ok: bool,
-        host: &mut H,
+        env: &mut E,
     ) {
-        if self.flush_ended(index, ok, host) {
+        if self.flush_ended(index, ok, env) {
             return;
         }
         if !ok {
@@ -116,7 +115,7 @@ impl<H: Host> TargetConn<H> {
 
     /// Tells the gate how the FLUSH of an ordered request ended, after whether another
     /// connection's has failed (T22).
-    fn flush_judged(&mut self, stream: &mut Stream<H>, index: u16, ok: bool) {
+    fn flush_judged(&mut self, stream: &mut Stream<E>, index: u16, ok: bool) {
         stream.see_flush_failures(&self.namespaces);
         stream.gate.flushed(Ticket(u32::from(index)), ok, &mut stream.steps);
     }

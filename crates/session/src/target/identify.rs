@@ -10,7 +10,7 @@ use riopipe_nvme::log_page;
 
 use super::conn::LocalAddress;
 use super::conn::{Closed, TargetConn};
-use super::host::Host;
+use super::env::TargetEnv;
 use super::limits::{
     ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
     QUEUE_ENTRIES_MAX,
@@ -26,22 +26,22 @@ const SEVERAL_CONTROLLERS: u8 = 1 << 1;
 /// 300 K: a target has no thermometer, and hosts print a temperature of 0 as −273 °C.
 const TEMPERATURE: u16 = 300;
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// Identify.
     pub(super) fn identify(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match self.identify_page(sqe, host) {
+        match self.identify_page(sqe, env) {
             Ok(page) => self.send_page(sqe, &page, out),
             Err(status) => self.respond(sqe.cid(), status.with_dnr(), 0, out),
         }
         Ok(())
     }
 
-    fn identify_page(&self, sqe: &Sqe, host: &mut H) -> Result<[u8; identify::LEN], Status> {
+    fn identify_page(&self, sqe: &Sqe, env: &mut E) -> Result<[u8; identify::LEN], Status> {
         let (Some(queue), Some(admin)) = (&self.queue, &self.admin) else {
             return Err(Status::INTERNAL);
         };
@@ -49,7 +49,7 @@ impl<H: Host> TargetConn<H> {
         if admin.discovery {
             return match sqe.cns() {
                 cns::CONTROLLER => {
-                    let identity = host.with_shared(|s| s.identity().clone());
+                    let identity = env.with_shared(|s| s.identity().clone());
                     Ok(discovery_controller(&identity, queue.cntlid).encode())
                 }
                 _ => Err(Status::INVALID_FIELD),
@@ -74,7 +74,7 @@ impl<H: Host> TargetConn<H> {
                 let volatile = self.namespaces.any_volatile();
                 let highest = self.namespaces.highest_id();
                 let (identity, extension) =
-                    host.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
+                    env.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
                 let page = io_controller(&identity, queue.cntlid, highest, volatile);
                 let mut page = page.encode();
                 extension.put(&mut page);
@@ -110,7 +110,7 @@ impl<H: Host> TargetConn<H> {
                 if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
                     namespace()?;
                 }
-                let ids: Vec<u16> = host.with_shared(|s| {
+                let ids: Vec<u16> = env.with_shared(|s| {
                     s.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
                 });
                 Ok(identify::controller_list(ids, sqe.identify_cntid()))
@@ -124,8 +124,8 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn log_page(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let len = sqe.log_len();
@@ -133,7 +133,7 @@ impl<H: Host> TargetConn<H> {
             self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(sqe.lid(), host) else {
+        let Some(page) = self.whole_log_page(sqe.lid(), env) else {
             self.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
             return Ok(());
         };
@@ -144,7 +144,7 @@ impl<H: Host> TargetConn<H> {
         Ok(())
     }
 
-    fn whole_log_page(&self, lid: u8, host: &mut H) -> Option<Vec<u8>> {
+    fn whole_log_page(&self, lid: u8, env: &mut E) -> Option<Vec<u8>> {
         let discovery = self.admin.as_ref().is_some_and(|a| a.discovery);
         Some(match lid {
             log_page::SUPPORTED if discovery => {
@@ -152,7 +152,7 @@ impl<H: Host> TargetConn<H> {
             }
             log_page::DISCOVERY if discovery => {
                 let hostnqn = self.queue.as_ref().map_or("", |q| &q.hostnqn);
-                let (identity, generation, allowed) = host.with_shared(|s| {
+                let (identity, generation, allowed) = env.with_shared(|s| {
                     (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
                 });
                 discovery_page(&identity, generation, allowed, self.local.as_ref())
@@ -178,7 +178,7 @@ impl<H: Host> TargetConn<H> {
             .encode()
             .to_vec(),
             log_page::FIRMWARE => {
-                let identity = host.with_shared(|s| s.identity().clone());
+                let identity = env.with_shared(|s| s.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
             log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),

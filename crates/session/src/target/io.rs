@@ -9,7 +9,7 @@ use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::conn::{Closed, Queue, TargetConn};
-use super::host::{Host, OpId, status_of};
+use super::env::{OpId, TargetEnv, status_of};
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
 use super::stream::overtaken;
@@ -19,7 +19,7 @@ use crate::wire;
 /// A page of ranges of Dataset Management at its longest, bytes.
 const DSM_PAGE: u32 = 256 * DsmRange::LEN as u32;
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A command on an I/O queue, with its in-capsule data at `data` in `buf`.
     #[inline]
     pub(super) fn io_command(
@@ -28,15 +28,15 @@ impl<H: Host> TargetConn<H> {
         buf: &[u8],
         data: Range<usize>,
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let code = sqe.opcode();
         // Of the dword that says "ordered", other opcodes know nothing.
         if wire::is_ordered(sqe)
             && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
         {
-            return self.ordered(sqe, buf, data, digest_ok, host, out);
+            return self.ordered(sqe, buf, data, digest_ok, env, out);
         }
         let cid = sqe.cid();
         if !digest_ok {
@@ -48,13 +48,13 @@ impl<H: Host> TargetConn<H> {
             return Ok(());
         }
         match code {
-            opcode::WRITE => self.write(sqe, &buf[data], host, out),
-            opcode::READ => self.read(sqe, host, out),
-            opcode::FLUSH => self.flush(sqe, host, out),
-            opcode::WRITE_ZEROES => self.write_zeroes(sqe, host, out),
-            opcode::DATASET_MANAGEMENT => self.dataset(sqe, &buf[data], host, out),
+            opcode::WRITE => self.write(sqe, &buf[data], env, out),
+            opcode::READ => self.read(sqe, env, out),
+            opcode::FLUSH => self.flush(sqe, env, out),
+            opcode::WRITE_ZEROES => self.write_zeroes(sqe, env, out),
+            opcode::DATASET_MANAGEMENT => self.dataset(sqe, &buf[data], env, out),
             wire::IO_BIND => {
-                self.bind(sqe, host, out);
+                self.bind(sqe, env, out);
                 Ok(())
             }
             wire::IO_MARK => {
@@ -65,7 +65,7 @@ impl<H: Host> TargetConn<H> {
                 self.list_own(sqe, out);
                 Ok(())
             }
-            admin::FABRICS => self.fabrics(sqe, host, out),
+            admin::FABRICS => self.fabrics(sqe, env, out),
             _ => {
                 self.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out);
                 Ok(())
@@ -92,16 +92,16 @@ impl<H: Host> TargetConn<H> {
 
     /// Whether plain writes of this association to the namespace are welcome (T21).
     #[inline]
-    pub(super) fn guard(&mut self, ns: usize, host: &mut H) -> Result<(), Status> {
+    pub(super) fn guard(&mut self, ns: usize, env: &mut E) -> Result<(), Status> {
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        if self.may_write(ns, assoc, host) {
+        if self.may_write(ns, assoc, env) {
             return Ok(());
         }
-        self.guarded(ns, assoc, host)
+        self.guarded(ns, assoc, env)
     }
 
     #[inline]
-    fn may_write(&mut self, ns: usize, assoc: u64, host: &mut H) -> bool {
+    fn may_write(&mut self, ns: usize, assoc: u64, env: &mut E) -> bool {
         let Self { noted, namespaces, id, was_fenced, queue, .. } = self;
         let state = &namespaces.at(ns).state;
         // What another owner has taken over is not to be written by the one before, also once nobody
@@ -116,17 +116,17 @@ impl<H: Host> TargetConn<H> {
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *was_fenced
         };
-        noted.may_write(ns, is_welcome, || host.with_shared(|s| s.note_writer(ns, *id)))
+        noted.may_write(ns, is_welcome, || env.with_shared(|s| s.note_writer(ns, *id)))
     }
 
     /// The namespace is guarded, unless it is for a lease that has run out (T25).
     #[cold]
-    fn guarded(&mut self, ns: usize, assoc: u64, host: &mut H) -> Result<(), Status> {
-        let (namespace, now) = (self.namespaces.at(ns), host.now());
+    fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
+        let (namespace, now) = (self.namespaces.at(ns), env.now());
         if namespace.state.lease_is_over(now) {
             let nsid = namespace.config.nsid;
-            host.with_shared(|s| s.free_namespace(nsid, now));
-            if self.may_write(ns, assoc, host) {
+            env.with_shared(|s| s.free_namespace(nsid, now));
+            if self.may_write(ns, assoc, env) {
                 return Ok(());
             }
         }
@@ -159,10 +159,10 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         sqe: &Sqe,
         data: &[u8],
-        host: &mut H,
+        env: &mut E,
     ) -> Result<(usize, u32, bool), Status> {
         let ns = self.extent(sqe)?;
-        self.guard(ns, host)?;
+        self.guard(ns, env)?;
         // No directives but Rio's own are supported.
         if sqe.dword(12) >> 20 & 0xf != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
@@ -179,10 +179,10 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         sqe: &Sqe,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let (ns, want, inline) = match self.check_write(sqe, data, host) {
+        let (ns, want, inline) = match self.check_write(sqe, data, env) {
             Ok(checked) => checked,
             Err(status) => {
                 self.respond(sqe.cid(), status, 0, out);
@@ -190,18 +190,18 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if !inline {
-            return self.ask_for_data(sqe, ns, want, host, out).map(|_| ());
+            return self.ask_for_data(sqe, ns, want, env, out).map(|_| ());
         }
         let index = self.next_slot()?;
         self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
-        match host.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
+        match env.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
             Submitted::Done(Ok(_)) if !self.must_flush(sqe, ns) => {
                 self.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
             }
             Submitted::Done(result) => {
                 self.slots.take(sqe, Stage::Device, ns);
-                self.device_result(index, result, host, out);
+                self.device_result(index, result, env, out);
             }
             Submitted::Pending => {
                 self.slots.take(sqe, Stage::Device, ns);
@@ -211,11 +211,11 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// The data of a plain write has come in by R2T.
-    pub(super) fn write_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn write_gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let slot = &self.slots[index];
         let (ns, lba) = (usize::from(slot.ns), slot.sqe.slba());
         // The volume may have found an owner while the data was under way (T21).
-        if let Err(status) = self.guard(ns, host) {
+        if let Err(status) = self.guard(ns, env) {
             return self.answer(index, status, 0, out);
         }
         let slot = &mut self.slots[index];
@@ -226,13 +226,13 @@ impl<H: Host> TargetConn<H> {
         slot.stage = Stage::Device;
         self.note_plain_write(ns);
         let op = OpId::new(self.key, index);
-        if let Submitted::Done(result) = host.device(ns).write(op.0, lba, Data::Owned(buf)) {
-            self.device_result(index, result, host, out);
+        if let Submitted::Done(result) = env.device(ns).write(op.0, lba, Data::Owned(buf)) {
+            self.device_result(index, result, env, out);
         }
     }
 
     #[inline]
-    fn read(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
+    fn read(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         let want = sqe.nlb() * BLOCK_SIZE;
         let checked = self.extent(sqe).and_then(|ns| match sqe.sgl() {
             _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
@@ -251,12 +251,12 @@ impl<H: Host> TargetConn<H> {
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Budget, ns);
         self.slots[index].want = want;
-        self.when_affordable(index, host, out);
+        self.when_affordable(index, env, out);
         Ok(())
     }
 
     /// The connection may hold the read's buffer.
-    pub(super) fn start_read(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn start_read(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         // It would find undone what its stream has completed, and nobody has told it yet (T8, P9).
         if self.is_overtaken() && !probe::planted(Plant::T8FencedReads) {
             return self.answer(index, overtaken(), 0, out);
@@ -265,12 +265,12 @@ impl<H: Host> TargetConn<H> {
         slot.stage = Stage::Device;
         let (ns, lba, blocks) = (usize::from(slot.ns), slot.sqe.slba(), slot.sqe.nlb());
         let op = OpId::new(self.key, index);
-        if let Submitted::Done(result) = host.device(ns).read(op.0, lba, blocks.into()) {
-            self.device_result(index, result, host, out);
+        if let Submitted::Done(result) = env.device(ns).read(op.0, lba, blocks.into()) {
+            self.device_result(index, result, env, out);
         }
     }
 
-    fn flush(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
+    fn flush(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         let Some((ns, _)) = self.namespaces.find(sqe.nsid()) else {
             self.respond(sqe.cid(), Status::INVALID_NAMESPACE.with_dnr(), 0, out);
             return Ok(());
@@ -278,8 +278,8 @@ impl<H: Host> TargetConn<H> {
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Device, ns);
         self.slots[index].since = self.covered_since(ns);
-        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
-            self.device_result(index, result, host, out);
+        if let Submitted::Done(result) = self.submit_flush_of(index, env) {
+            self.device_result(index, result, env, out);
         }
         Ok(())
     }
@@ -338,10 +338,10 @@ impl<H: Host> TargetConn<H> {
     fn write_zeroes(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = self.extent(sqe).and_then(|ns| self.guard(ns, host).map(|()| ns));
+        let checked = self.extent(sqe).and_then(|ns| self.guard(ns, env).map(|()| ns));
         let ns = match checked {
             Ok(ns) => ns,
             Err(status) => {
@@ -354,8 +354,8 @@ impl<H: Host> TargetConn<H> {
         let op = OpId::new(self.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
         self.note_plain_write(ns);
-        if let Submitted::Done(result) = zero(host.device(ns), op, lba, blocks, sqe.deac()) {
-            self.device_result(index, result, host, out);
+        if let Submitted::Done(result) = zero(env.device(ns), op, lba, blocks, sqe.deac()) {
+            self.device_result(index, result, env, out);
         }
         Ok(())
     }
@@ -364,8 +364,8 @@ impl<H: Host> TargetConn<H> {
         &mut self,
         sqe: &Sqe,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         // The page may be longer than the ranges in it: Linux always sends all of its 4 KiB.
         let ranges = sqe.dsm_ranges() * DsmRange::LEN as u32;
@@ -386,17 +386,17 @@ impl<H: Host> TargetConn<H> {
                 self.respond(sqe.cid(), status, 0, out);
                 Ok(())
             }
-            Ok((ns, false)) => self.ask_for_data(sqe, ns, want, host, out).map(|_| ()),
+            Ok((ns, false)) => self.ask_for_data(sqe, ns, want, env, out).map(|_| ()),
             Ok((ns, true)) => {
                 let index = self.next_slot()?;
                 self.slots.take(sqe, Stage::Device, ns);
-                let Some(mut buf) = host.alloc(want as usize) else {
+                let Some(mut buf) = env.alloc(want as usize) else {
                     self.answer(index, Status::INTERNAL, 0, out);
                     return Ok(());
                 };
                 buf.as_mut().copy_from_slice(data);
                 self.slots[index].buf = Some(buf);
-                self.dataset_gathered(index, host, out);
+                self.dataset_gathered(index, env, out);
                 Ok(())
             }
         }
@@ -404,7 +404,7 @@ impl<H: Host> TargetConn<H> {
 
     /// The ranges of a Dataset Management command are there; checks them all before the first
     /// is begun.
-    pub(super) fn dataset_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn dataset_gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let slot = &self.slots[index];
         // Other attributes are hints about use.
         if !slot.sqe.dsm_deallocates() {
@@ -419,19 +419,19 @@ impl<H: Host> TargetConn<H> {
         if !inside {
             return self.answer(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, out);
         }
-        if let Err(status) = self.guard(ns, host) {
+        if let Err(status) = self.guard(ns, env) {
             return self.answer(index, status, 0, out);
         }
         self.slots[index].step = 0;
-        self.next_range(index, host, out);
+        self.next_range(index, env, out);
     }
 
-    fn range(buf: Option<&H::Buf>, i: usize) -> Option<DsmRange> {
+    fn range(buf: Option<&E::Buf>, i: usize) -> Option<DsmRange> {
         let bytes = buf?.as_ref().get(i * DsmRange::LEN..(i + 1) * DsmRange::LEN)?;
         bytes.first_chunk().map(DsmRange::decode)
     }
 
-    fn next_range(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn next_range(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         loop {
             let slot = &mut self.slots[index];
             let step = slot.step;
@@ -448,11 +448,11 @@ impl<H: Host> TargetConn<H> {
                 continue;
             }
             // The volume may have found an owner since the last range (T21).
-            if let Err(status) = self.guard(ns, host) {
+            if let Err(status) = self.guard(ns, env) {
                 return self.answer(index, status, 0, out);
             }
             self.note_plain_write(ns);
-            match host.device(ns).deallocate(op.0, range.lba, range.blocks.into()) {
+            match env.device(ns).deallocate(op.0, range.lba, range.blocks.into()) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}
                 Submitted::Done(Err(error)) => {
@@ -466,18 +466,18 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn device_result(
         &mut self,
         index: u16,
-        result: Result<Option<H::Buf>, IoError>,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         let slot = &self.slots[index];
         if slot.ordered {
-            return self.ordered_device_result(index, result, host, out);
+            return self.ordered_device_result(index, result, env, out);
         }
         let (ns, stage, code) = (usize::from(slot.ns), slot.stage, slot.sqe.opcode());
         let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if flushed {
-            if self.flush_ended(index, result.is_ok(), host) {
+            if self.flush_ended(index, result.is_ok(), env) {
                 return;
             }
             if result.is_ok() {
@@ -493,9 +493,9 @@ impl<H: Host> TargetConn<H> {
                     debug_assert!(false, "a read without a buffer");
                     Status::INTERNAL
                 }
-                (opcode::DATASET_MANAGEMENT, _) => return self.next_range(index, host, out),
+                (opcode::DATASET_MANAGEMENT, _) => return self.next_range(index, env, out),
                 _ if self.must_flush(&self.slots[index].sqe, ns) => {
-                    return self.start_flush(index, ns, host, out);
+                    return self.start_flush(index, ns, env, out);
                 }
                 _ => Status::SUCCESS,
             },
@@ -509,16 +509,16 @@ impl<H: Host> TargetConn<H> {
         sqe.fua() && self.namespaces.at(ns).config.volatile
     }
 
-    fn start_flush(&mut self, index: u16, ns: usize, host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn start_flush(&mut self, index: u16, ns: usize, env: &mut E, out: &mut Outbox<E::Buf>) {
         self.slots[index].stage = Stage::DeviceFlush;
         // Its own write is among them; others keep their own FLUSH.
         self.slots[index].since = self.plain.get(ns).copied().flatten();
-        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
-            self.device_result(index, result, host, out);
+        if let Submitted::Done(result) = self.submit_flush_of(index, env) {
+            self.device_result(index, result, env, out);
         }
     }
 
-    fn send_read(&mut self, index: u16, buf: H::Buf, out: &mut Outbox<H::Buf>) {
+    fn send_read(&mut self, index: u16, buf: E::Buf, out: &mut Outbox<E::Buf>) {
         let cid = self.slots[index].sqe.cid();
         let want = self.slots[index].want;
         debug_assert_eq!(buf.as_ref().len(), want as usize, "a read of another length");

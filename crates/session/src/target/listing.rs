@@ -11,7 +11,7 @@ use riopipe_order::region::Region;
 
 use super::claims::{Refusal, Volumes};
 use super::conn::{TargetConn, shared};
-use super::host::Host;
+use super::env::TargetEnv;
 use super::stream::overtaken;
 use super::volume::Partition;
 use crate::outbox::Outbox;
@@ -143,9 +143,9 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// List: a page of a partition, on the admin queue.
-    pub(super) fn list(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn list(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
         let (stream, from, len) = wire::list_of(sqe);
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
@@ -154,7 +154,7 @@ impl<H: Host> TargetConn<H> {
             Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
                 Err((wire::status::NO_SUCH_STREAM.with_dnr(), 0))
             }
-            Ok(()) => shared(host, |s| s.list(id, assoc, from, len)),
+            Ok(()) => shared(env, |s| s.list(id, assoc, from, len)),
         };
         match page {
             Ok(page) => self.send_page(sqe, &page.encode(len), out),
@@ -163,7 +163,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// List: a page of the stream that this queue carries.
-    pub(super) fn list_own(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+    pub(super) fn list_own(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let (_, from, len) = wire::list_of(sqe);
         let page = match &mut self.stream {
             None if self.was_fenced => Err(overtaken()),

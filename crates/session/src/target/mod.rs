@@ -1,7 +1,7 @@
 //! The target's end of a connection, as a pure state machine.
 //!
 //! A [`TargetConn`] takes bytes and finished device operations and gives device operations and
-//! bytes; everything outside it, drives and clock included, is a [`Host`]. What connections have
+//! bytes; everything outside it, drives and clock included, is a [`TargetEnv`]. What connections have
 //! in common is [`Shared`], which the host keeps behind a lock that the hot path never takes.
 //!
 //! The same code serves real sockets and drives (crate `riopipe-target`) and, later, simulated
@@ -13,10 +13,10 @@ mod bound;
 mod budget;
 mod claims;
 mod conn;
+mod env;
 mod fabrics;
 mod flushes;
 mod flushing;
-mod host;
 mod identify;
 mod io;
 pub mod limits;
@@ -38,7 +38,7 @@ mod writers;
 
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};
-pub use host::{Event, Host, OpId, status_of};
+pub use env::{Event, OpId, TargetEnv, status_of};
 pub use log_opening::{Found, Opened};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,

@@ -15,7 +15,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::bound::{Data, Stream};
 use super::conn::{Closed, TargetConn};
-use super::host::{Host, OpId, status_of};
+use super::env::{OpId, TargetEnv, status_of};
 use super::io::zero;
 use super::limits::{BLOCK_SIZE, SEQ_MAX, TRANSFER_BYTES_MAX};
 use super::slots::Stage;
@@ -23,7 +23,7 @@ use super::stream::overtaken;
 use crate::outbox::Outbox;
 use crate::wire;
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A Write, Write Zeroes or Flush with an ordering attribute.
     #[inline]
     pub(super) fn ordered(
@@ -32,8 +32,8 @@ impl<H: Host> TargetConn<H> {
         buf: &[u8],
         data: Range<usize>,
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let Some(mut stream) = self.stream.take() else {
             // T17: without a binding the fields mean nothing, and a host that sets them must not
@@ -44,7 +44,7 @@ impl<H: Host> TargetConn<H> {
                     buf,
                     data,
                     digest_ok,
-                    host,
+                    env,
                     out,
                 );
             }
@@ -53,7 +53,7 @@ impl<H: Host> TargetConn<H> {
             self.respond(sqe.cid(), status, 0, out);
             return Ok(());
         };
-        let result = self.enter(&mut stream, sqe, buf, data, digest_ok, host, out);
+        let result = self.enter(&mut stream, sqe, buf, data, digest_ok, env, out);
         self.stream = Some(stream);
         result
     }
@@ -62,13 +62,13 @@ impl<H: Host> TargetConn<H> {
     #[allow(clippy::too_many_arguments)]
     fn enter(
         &mut self,
-        stream: &mut Stream<H>,
+        stream: &mut Stream<E>,
         sqe: &Sqe,
         buf: &[u8],
         data: Range<usize>,
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if let Some(cause) = stream.gate.poisoned() {
@@ -80,7 +80,7 @@ impl<H: Host> TargetConn<H> {
                 Ok(checked) => checked,
                 Err(status) => {
                     stream.stop(Member(0), sqe.dword(3));
-                    self.trouble("an ordered request made no sense; its stream is stopped", host);
+                    self.trouble("an ordered request made no sense; its stream is stopped", env);
                     self.respond(cid, status, 0, out);
                     return Ok(());
                 }
@@ -104,18 +104,18 @@ impl<H: Host> TargetConn<H> {
             stream.stop(at_gate, attribute.ordinal);
             self.trouble(
                 "an ordered request came twice or too far ahead; its stream is stopped",
-                host,
+                env,
             );
             self.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
             return Ok(());
         }
         if stream.tracer.is_due() {
-            stream.trace_arrival(index, from, host);
+            stream.trace_arrival(index, from, env);
         }
         stream.append(from);
         if !inline {
             self.slots[index].want = attribute.blocks * BLOCK_SIZE;
-            self.when_affordable(index, host, out);
+            self.when_affordable(index, env, out);
             if self.slots[index].stage == Stage::Gate {
                 // No memory for it.
                 self.data_ready(stream, index);
@@ -130,7 +130,7 @@ impl<H: Host> TargetConn<H> {
     #[inline]
     fn check_ordered(
         &mut self,
-        stream: &mut Stream<H>,
+        stream: &mut Stream<E>,
         sqe: &Sqe,
         data: &[u8],
         digest_ok: bool,
@@ -174,7 +174,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// All data of an ordered request has come in by R2T.
-    pub(super) fn ordered_gathered(&mut self, index: u16, out: &mut Outbox<H::Buf>) {
+    pub(super) fn ordered_gathered(&mut self, index: u16, out: &mut Outbox<E::Buf>) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::Gate;
         if slot.refused {
@@ -217,7 +217,7 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn data_ready(&mut self, stream: &mut Stream<H>, index: u16) {
+    fn data_ready(&mut self, stream: &mut Stream<E>, index: u16) {
         let entry = &mut stream.entries[usize::from(index)];
         let bad = self.slots[index].verdict.is_some();
         entry.data = if bad { Data::Bad } else { Data::Ready };
@@ -228,12 +228,12 @@ impl<H: Host> TargetConn<H> {
 
     /// Ends a batch: does what the gate wants done, in order, and answers what is complete.
     /// `buf` is the receive buffer of the batch.
-    pub(super) fn settle(&mut self, buf: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn settle(&mut self, buf: &[u8], env: &mut E, out: &mut Outbox<E::Buf>) {
         let Some(mut stream) = self.stream.take() else {
             return;
         };
         stream.see_flush_failures(&self.namespaces);
-        host.ordered(stream.tracer.news());
+        env.ordered(stream.tracer.news());
         let mut persisted = false;
         // Entries that were appended and wait are fenced with the batch they came in.
         while stream.appended || !stream.steps.is_empty() {
@@ -241,10 +241,10 @@ impl<H: Host> TargetConn<H> {
             if due && stream.log.fence().is_err() {
                 probe::hit(Rare::LogFailed);
                 stream.gate.fence_failed(&mut stream.steps);
-                self.trouble("the ordering log failed; its stream is stopped", host);
+                self.trouble("the ordering log failed; its stream is stopped", env);
             }
             if stream.tracer.is_logging() {
-                stream.tracer.logged(&stream.steps, host.instant());
+                stream.tracer.logged(&stream.steps, env.instant());
             }
             let mut doing = mem::take(&mut stream.doing);
             mem::swap(&mut doing, &mut stream.steps);
@@ -252,7 +252,7 @@ impl<H: Host> TargetConn<H> {
                 match step {
                     Step::Append(_) => debug_assert!(false, "carried out when it came"),
                     Step::Write(ticket) => {
-                        self.submit(&mut stream, ticket.0 as u16, buf, host);
+                        self.submit(&mut stream, ticket.0 as u16, buf, env);
                         // Nearly always it is written when the call returns, and nothing waited
                         // for it: what is alone and complete needs no other round.
                         if let [step @ Step::Complete { .. }] = stream.steps[..] {
@@ -260,7 +260,7 @@ impl<H: Host> TargetConn<H> {
                             persisted |= stream.complete(step);
                         }
                     }
-                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
+                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, env),
                     Step::Complete { .. } | Step::Refuse { .. } => {
                         persisted |= stream.complete(step);
                     }
@@ -270,23 +270,23 @@ impl<H: Host> TargetConn<H> {
             stream.doing = doing;
         }
         if stream.tracer.is_under_way() {
-            stream.tracer.completing(&stream.done, host.instant());
+            stream.tracer.completing(&stream.done, env.instant());
         }
         let due = persisted && !probe::planted(Plant::T7AnswerBeforeFence);
         if due && stream.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
             stream.gate.fence_failed(&mut stream.done);
-            self.trouble("the ordering log failed; its stream is stopped", host);
+            self.trouble("the ordering log failed; its stream is stopped", env);
         }
         if stream.tracer.is_complete() {
-            stream.tracer.persisted(host.instant());
+            stream.tracer.persisted(env.instant());
         }
         if !stream.told_stopped
             && let Some(cause) = stream.gate.poisoned()
         {
             stream.told_stopped = true;
             if !matches!(cause, Cause::Closed) {
-                host.stopped(cause);
+                env.stopped(cause);
             }
         }
         let mut done = mem::take(&mut stream.done);
@@ -302,12 +302,12 @@ impl<H: Host> TargetConn<H> {
             }
         }
         stream.done = done;
-        self.keep_inline(&mut stream, buf, host);
+        self.keep_inline(&mut stream, buf, env);
         self.stream = Some(stream);
     }
 
     /// Answers a refused request, or, if its data is still to come, as soon as it has.
-    fn refuse(&mut self, stream: &Stream<H>, index: u16, why: Cause, out: &mut Outbox<H::Buf>) {
+    fn refuse(&mut self, stream: &Stream<E>, index: u16, why: Cause, out: &mut Outbox<E::Buf>) {
         let status = stream.refusal(why);
         let Some(slot) = self.slots.used(index) else {
             return;
@@ -324,7 +324,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Data that the gate still holds leaves the receive buffer.
-    fn keep_inline(&mut self, stream: &mut Stream<H>, buf: &[u8], host: &mut H) {
+    fn keep_inline(&mut self, stream: &mut Stream<E>, buf: &[u8], env: &mut E) {
         let mut lost = false;
         for index in stream.inline.drain(..) {
             let slot = &mut self.slots[index];
@@ -333,7 +333,7 @@ impl<H: Host> TargetConn<H> {
                 continue;
             }
             let bytes = &buf[start as usize..end as usize];
-            match host.alloc(bytes.len()) {
+            match env.alloc(bytes.len()) {
                 Some(mut copy) => {
                     copy.as_mut().copy_from_slice(bytes);
                     slot.buf = Some(copy);
@@ -346,20 +346,20 @@ impl<H: Host> TargetConn<H> {
             }
         }
         if lost {
-            self.trouble("no memory for a held write; it will fail and stop its stream", host);
+            self.trouble("no memory for a held write; it will fail and stop its stream", env);
         }
     }
 
     /// The gate lets a write or discard go.
     #[inline]
-    fn submit(&mut self, stream: &mut Stream<H>, index: u16, buf: &[u8], host: &mut H) {
+    fn submit(&mut self, stream: &mut Stream<E>, index: u16, buf: &[u8], env: &mut E) {
         let entry = &mut stream.entries[usize::from(index)];
         let attribute = entry.attribute;
         let slot = &mut self.slots[index];
         if entry.data == Data::Awaited {
             entry.may_write = true;
             if stream.tracer.is(index) {
-                stream.tracer.held(host.instant());
+                stream.tracer.held(env.instant());
             }
             return;
         }
@@ -375,18 +375,18 @@ impl<H: Host> TargetConn<H> {
         slot.stage = Stage::Device;
         let is_traced = stream.tracer.is(index);
         if is_traced {
-            stream.tracer.submitted(host.instant());
+            stream.tracer.submitted(env.instant());
         }
         let submitted = match attribute.kind {
             Kind::Write if end > 0 => {
                 let bytes = &buf[start as usize..end as usize];
                 let data = block_device::Data::Borrowed(bytes);
-                host.device(ns).write(op.0, attribute.lba, data)
+                env.device(ns).write(op.0, attribute.lba, data)
             }
             Kind::Write => match slot.buf.take() {
                 Some(data) => {
                     let data = block_device::Data::Owned(data);
-                    host.device(ns).write(op.0, attribute.lba, data)
+                    env.device(ns).write(op.0, attribute.lba, data)
                 }
                 None => {
                     debug_assert!(false, "a write without data");
@@ -397,7 +397,7 @@ impl<H: Host> TargetConn<H> {
             },
             Kind::Discard => {
                 let deallocate = slot.sqe.deac();
-                zero(host.device(ns), op, attribute.lba, attribute.blocks.into(), deallocate)
+                zero(env.device(ns), op, attribute.lba, attribute.blocks.into(), deallocate)
             }
             Kind::Flush => {
                 debug_assert!(false, "the gate writes nothing for a flush entry");
@@ -406,24 +406,24 @@ impl<H: Host> TargetConn<H> {
         };
         if let Submitted::Done(result) = submitted {
             if is_traced {
-                stream.landed(index, false, host.instant());
+                stream.landed(index, false, env.instant());
             }
-            self.submitted(stream, index, result, host);
+            self.submitted(stream, index, result, env);
         }
     }
 
-    fn submit_flush(&mut self, stream: &mut Stream<H>, index: u16, host: &mut H) {
+    fn submit_flush(&mut self, stream: &mut Stream<E>, index: u16, env: &mut E) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::DeviceFlush;
         let is_traced = stream.tracer.is(index);
         if is_traced {
-            stream.tracer.submitted(host.instant());
+            stream.tracer.submitted(env.instant());
         }
-        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
+        if let Submitted::Done(result) = self.submit_flush_of(index, env) {
             if is_traced {
-                stream.landed(index, true, host.instant());
+                stream.landed(index, true, env.instant());
             }
-            self.submitted(stream, index, result, host);
+            self.submitted(stream, index, result, env);
         }
     }
 
@@ -431,17 +431,17 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn ordered_device_result(
         &mut self,
         index: u16,
-        result: Result<Option<H::Buf>, IoError>,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         match self.stream.take() {
             Some(mut stream) => {
                 if stream.tracer.is(index) {
                     let was_flush = self.slots[index].stage == Stage::DeviceFlush;
-                    stream.landed(index, was_flush, host.instant());
+                    stream.landed(index, was_flush, env.instant());
                 }
-                self.submitted(&mut stream, index, result, host);
+                self.submitted(&mut stream, index, result, env);
                 self.stream = Some(stream);
             }
             None => {
@@ -457,10 +457,10 @@ impl<H: Host> TargetConn<H> {
     #[inline(always)]
     fn submitted(
         &mut self,
-        stream: &mut Stream<H>,
+        stream: &mut Stream<E>,
         index: u16,
-        result: Result<Option<H::Buf>, IoError>,
-        host: &mut H,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
     ) {
         let slot = &mut self.slots[index];
         let was_flush = slot.stage == Stage::DeviceFlush;
@@ -473,7 +473,7 @@ impl<H: Host> TargetConn<H> {
             }
         };
         if was_flush {
-            self.ordered_flush_ended(stream, index, ok, host);
+            self.ordered_flush_ended(stream, index, ok, env);
         } else {
             if !ok {
                 probe::hit(Rare::WriteFailed);
@@ -483,12 +483,12 @@ impl<H: Host> TargetConn<H> {
     }
 
     #[inline(always)]
-    fn written(stream: &mut Stream<H>, index: u16, ok: bool) {
+    fn written(stream: &mut Stream<E>, index: u16, ok: bool) {
         stream.gate.written(Ticket(u32::from(index)), ok, &mut stream.steps);
     }
 
     /// Takes note of a released mark (T1).
-    pub(super) fn mark(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+    pub(super) fn mark(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let mark = wire::mark_of(sqe);
         let durable = sqe.dword(10) & 1 != 0;
         let status = match &mut self.stream {

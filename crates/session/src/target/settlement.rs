@@ -9,7 +9,7 @@ use riopipe_order::region::Region;
 
 use super::claims::{Refusal, Volumes};
 use super::conn::{TargetConn, shared};
-use super::host::Host;
+use super::env::TargetEnv;
 use super::volume::{Partition, Volume};
 use crate::outbox::Outbox;
 use crate::wire;
@@ -117,23 +117,23 @@ fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Resul
     Ok(0)
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// Settle, with its data at hand.
     pub(super) fn settle_streams(
         &mut self,
         index: u16,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         let Some(settle) = Settle::decode(data) else {
             return self.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
         };
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        let settled = shared(host, |s| s.settle(&settle, assoc));
+        let settled = shared(env, |s| s.settle(&settle, assoc));
         let (status, result) = settled.err().unwrap_or((Status::SUCCESS, 0));
         if !status.is_ok() {
-            self.trouble_with("settle refused", status, host);
+            self.trouble_with("settle refused", status, env);
         }
         self.answer(index, status, result, out);
     }

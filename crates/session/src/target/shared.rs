@@ -3,7 +3,7 @@
 //!
 //! It is touched when queues come and go and by admin commands, never on the hot path. The host
 //! keeps it behind a lock; whatever another connection must do about a change is left here as a
-//! [`Notice`], and the connection is woken ([`Host::notify`](super::Host::notify)), on whichever
+//! [`Notice`], and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on whichever
 //! core it lives.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -199,7 +199,7 @@ pub enum AttachError {
 
 impl<R: Region> Shared<R> {
     /// A target without connections, that begins to serve `now` (ns of the clock of its
-    /// [`Host`](super::Host)s): the leases of volumes that were owned when it last stopped begin
+    /// [`TargetEnv`](super::TargetEnv)s): the leases of volumes that were owned when it last stopped begin
     /// (T25).
     #[must_use]
     pub fn new(

@@ -10,7 +10,7 @@ use super::binding::{Binding, live_entries};
 use super::bound::Stream;
 use super::claims::Owner;
 use super::conn::{Closed, TargetConn, shared};
-use super::host::{Event, Host};
+use super::env::{Event, TargetEnv};
 use super::limits::SEQ_MAX;
 use super::slots::Stage;
 use crate::outbox::Outbox;
@@ -45,9 +45,9 @@ pub(super) enum Then {
     },
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// Bind: this queue carries a stream from now on.
-    pub(super) fn bind(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
         let Some(queue) = &self.queue else {
             return;
@@ -66,10 +66,10 @@ impl<H: Host> TargetConn<H> {
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let (conn, assoc, entries) = (self.id, queue.assoc, queue.entries);
         let binding = Binding { resume, generation, released };
-        let bound = shared(host, |s| s.bind(conn, assoc, id, binding));
+        let bound = shared(env, |s| s.bind(conn, assoc, id, binding));
         match bound {
             Err((status, result)) => {
-                self.trouble_with("bind refused", status, host);
+                self.trouble_with("bind refused", status, env);
                 self.respond(cid, status, result, out);
             }
             Ok(bound) => {
@@ -95,22 +95,16 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Claim, with its data at hand.
-    pub(super) fn claim(
-        &mut self,
-        index: u16,
-        data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) {
+    pub(super) fn claim(&mut self, index: u16, data: &[u8], env: &mut E, out: &mut Outbox<E::Buf>) {
         let Some(claim) = Claim::decode(data) else {
             return self.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
         };
         let Some(queue) = &self.queue else {
             return;
         };
-        let (conn, now) = (self.id, host.now());
+        let (conn, now) = (self.id, env.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
-        let granted = shared(host, |s| {
+        let granted = shared(env, |s| {
             let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
@@ -122,40 +116,40 @@ impl<H: Host> TargetConn<H> {
         });
         match granted {
             Err((status, result)) => {
-                self.trouble_with("claim refused", status, host);
+                self.trouble_with("claim refused", status, env);
                 self.answer(index, status, result, out);
             }
             Ok((fence, number)) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
-                host.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
+                env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
                 if claim.give_up {
                     self.trouble(
                         "what the ordering log knew of the volume was given up by its new owner \
                          (--accept-lost-log): what could not be read is begun anew, and nothing is \
                          undone",
-                        host,
+                        env,
                     );
                 }
                 let then = Then::Claimed { volume: claim.volume, claim: number };
-                self.wait_for(fence, index, then, host, out);
+                self.wait_for(fence, index, then, env, out);
             }
         }
     }
 
     /// Status: what the target knows of a volume.
-    pub(super) fn volume_status(&mut self, sqe: &Sqe, host: &mut H) -> alloc::vec::Vec<u8> {
+    pub(super) fn volume_status(&mut self, sqe: &Sqe, env: &mut E) -> alloc::vec::Vec<u8> {
         let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        let (volume, now) = (wire::volume_of(sqe), host.now());
-        host.with_shared(|s| s.volumes.status(volume, assoc, now)).encode()
+        let (volume, now) = (wire::volume_of(sqe), env.now());
+        env.with_shared(|s| s.volumes.status(volume, assoc, now)).encode()
     }
 
     /// Release: gives a volume back.
     pub(super) fn release(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let volume = wire::volume_of(sqe);
         let forget = sqe.dword(10) & 1 != 0;
@@ -163,14 +157,14 @@ impl<H: Host> TargetConn<H> {
         let conn = self.id;
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Fence, 0);
-        let fence = shared(host, |s| {
+        let fence = shared(env, |s| {
             s.volumes.may_release(volume, assoc, forget)?;
             // Its own streams must have come home first.
             Ok::<_, super::claims::Refusal>(s.raise_fence(conn, volume, Some(assoc)))
         });
         match fence {
             Err((status, result)) => self.answer(index, status, result, out),
-            Ok(fence) => self.wait_for(fence, index, Then::Release { volume, forget }, host, out),
+            Ok(fence) => self.wait_for(fence, index, Then::Release { volume, forget }, env, out),
         }
         Ok(())
     }
@@ -180,27 +174,27 @@ impl<H: Host> TargetConn<H> {
         fence: Option<u64>,
         slot: u16,
         then: Then,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         match (fence, &mut self.admin) {
             (Some(fence), Some(admin)) => {
                 self.slots[slot].stage = Stage::Fence;
                 admin.waiting.push(Waiting { fence, slot, then });
             }
-            _ => self.finish(slot, then, host, out),
+            _ => self.finish(slot, then, env, out),
         }
     }
 
     /// Everything that one of this connection's fences waited for has come back.
-    pub(super) fn fence_over(&mut self, fence: u64, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn fence_over(&mut self, fence: u64, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Some(admin) = &mut self.admin else {
             return;
         };
         if let Some(at) = admin.waiting.iter().position(|w| w.fence == fence) {
             let Waiting { slot, then, .. } = admin.waiting.swap_remove(at);
             if !self.is_closing() {
-                self.finish(slot, then, host, out);
+                self.finish(slot, then, env, out);
             }
         }
     }
@@ -216,15 +210,15 @@ impl<H: Host> TargetConn<H> {
         released.collect()
     }
 
-    fn finish(&mut self, slot: u16, then: Then, host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn finish(&mut self, slot: u16, then: Then, env: &mut E, out: &mut Outbox<E::Buf>) {
         let outcome = match then {
             Then::Claimed { volume, claim } => {
-                host.with_shared(|s| s.volumes.enter(volume, claim));
+                env.with_shared(|s| s.volumes.enter(volume, claim));
                 Ok(())
             }
             Then::Release { volume, forget } => {
                 let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-                shared(host, |s| s.release(volume, assoc, forget))
+                shared(env, |s| s.release(volume, assoc, forget))
             }
         };
         match outcome {
@@ -240,16 +234,16 @@ impl<H: Host> TargetConn<H> {
         id: u64,
         volume: VolumeId,
         claimed: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         if let Some(stream) = &mut self.stream
             && stream.volume == volume
             && !stream.fenced
         {
             stream.shut();
-            self.settle(&[], host, out);
-            self.trouble("a new owner has taken the volume, or it was released", host);
+            self.settle(&[], env, out);
+            self.trouble("a new owner has taken the volume, or it was released", env);
         }
         let before = self.fence_left;
         for (_, slot) in self.slots.iter_mut() {
@@ -263,22 +257,22 @@ impl<H: Host> TargetConn<H> {
         }
         let early = claimed && probe::planted(Plant::T8ClaimNoWait);
         if early && self.stream.as_ref().is_some_and(|s| s.fenced) {
-            self.give_back_stream(host);
+            self.give_back_stream(env);
         }
         self.fences.push(id);
-        self.fences_passed(host);
+        self.fences_passed(env);
     }
 
     /// Acknowledges fences once nothing is left that they wait for.
-    pub(super) fn fences_passed(&mut self, host: &mut H) {
+    pub(super) fn fences_passed(&mut self, env: &mut E) {
         if self.fence_left > 0 || self.fences.is_empty() {
             return;
         }
         if self.stream.as_ref().is_some_and(|s| s.fenced) {
-            self.give_back_stream(host);
+            self.give_back_stream(env);
         }
         let (conn, fences) = (self.id, core::mem::take(&mut self.fences));
-        shared(host, |s| {
+        shared(env, |s| {
             for id in fences {
                 s.acknowledge(id, conn);
             }
@@ -286,7 +280,7 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Takes the stream's log home: nothing of it is at the drives any more.
-    pub(super) fn give_back_stream(&mut self, host: &mut H) {
+    pub(super) fn give_back_stream(&mut self, env: &mut E) {
         let Some(stream) = self.stream.take() else {
             return;
         };
@@ -300,15 +294,15 @@ impl<H: Host> TargetConn<H> {
         // Outside of the lock: others bind meanwhile.
         let entries = live_entries(&log);
         let conn = self.id;
-        shared(host, |s| s.volumes.give_back(conn, log, entries));
+        shared(env, |s| s.volumes.give_back(conn, log, entries));
     }
 
-    pub(super) fn trouble_with(&self, what: &str, status: Status, host: &mut H) {
+    pub(super) fn trouble_with(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),
             |meaning| alloc::format!("{what}: {meaning}"),
         );
-        self.trouble(&meaning, host);
+        self.trouble(&meaning, env);
     }
 }
 

@@ -5,13 +5,13 @@ use riopipe_nvme::command::{Sqe, Status, opcode};
 use riopipe_nvme::pdu::{DataHdr, PduError, R2t};
 
 use super::conn::{Closed, TargetConn};
-use super::host::Host;
+use super::env::TargetEnv;
 use super::limits::TRANSFER_BUDGET;
 use super::slots::Stage;
 use super::stream::overtaken;
 use crate::outbox::Outbox;
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// Asks for the `want` bytes of a command's data, now or when the budget allows; returns the
     /// command's slot.
     pub(super) fn ask_for_data(
@@ -19,50 +19,50 @@ impl<H: Host> TargetConn<H> {
         sqe: &Sqe,
         ns: usize,
         want: u32,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<u16, Closed> {
         let index = self.next_slot()?;
         self.slots.take(sqe, Stage::Budget, ns);
         self.slots[index].want = want;
-        self.when_affordable(index, host, out);
+        self.when_affordable(index, env, out);
         Ok(index)
     }
 
     /// Starts the command in a slot that needs a buffer, or queues it for its turn.
-    pub(super) fn when_affordable(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn when_affordable(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         if self.waiting.is_empty() && self.affordable(index, out) {
-            self.start_transfer(index, host, out);
+            self.start_transfer(index, env, out);
         } else {
             self.waiting.push_back(index);
         }
     }
 
     /// Starts commands that waited for the budget, in order.
-    pub(super) fn pump(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub(super) fn pump(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         self.loan.shrink(self.held + out.len_bytes());
         while let Some(&index) = self.waiting.front() {
             if !self.affordable(index, out) {
                 break;
             }
             self.waiting.pop_front();
-            self.start_transfer(index, host, out);
+            self.start_transfer(index, env, out);
             // An ordered request that gets no memory ends at the gate: nobody else may come along
             // to see to that (P8).
             if self.slots[index].stage == Stage::Gate {
-                self.settle(&[], host, out);
+                self.settle(&[], env, out);
             }
         }
     }
 
-    fn affordable(&mut self, index: u16, out: &Outbox<H::Buf>) -> bool {
+    fn affordable(&mut self, index: u16, out: &Outbox<E::Buf>) -> bool {
         let used = self.held + out.len_bytes();
         let then = used + self.slots[index].want as usize;
         // Who holds nothing gets what one command needs: else it might wait for others for ever.
         used == 0 || then <= TRANSFER_BUDGET && self.loan.grow(then)
     }
 
-    fn start_transfer(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn start_transfer(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let slot = &mut self.slots[index];
         if slot.refused {
             // Its stream was given back while it waited; no R2T has been sent.
@@ -73,9 +73,9 @@ impl<H: Host> TargetConn<H> {
         slot.charged = want as usize;
         self.held += want as usize;
         if slot.sqe.opcode() == opcode::READ && !slot.ordered && self.admin.is_none() {
-            return self.start_read(index, host, out);
+            return self.start_read(index, env, out);
         }
-        match host.alloc(want as usize) {
+        match env.alloc(want as usize) {
             Some(buf) => slot.buf = Some(buf),
             None => {
                 // No R2T has been sent: the command simply fails.
@@ -99,8 +99,8 @@ impl<H: Host> TargetConn<H> {
         header: &DataHdr,
         data: &[u8],
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let slot = self
             .slots
@@ -130,12 +130,12 @@ impl<H: Host> TargetConn<H> {
             buf.as_mut()[start..start + data.len()].copy_from_slice(data);
         }
         if complete {
-            self.gathered(header.ttag, host, out);
+            self.gathered(header.ttag, env, out);
         }
         Ok(())
     }
 
-    fn gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
+    fn gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let slot = &mut self.slots[index];
         if slot.ordered {
             return self.ordered_gathered(index, out);
@@ -144,11 +144,11 @@ impl<H: Host> TargetConn<H> {
             return self.answer(index, status, 0, out);
         }
         if self.admin.is_some() {
-            return self.admin_gathered(index, host, out);
+            return self.admin_gathered(index, env, out);
         }
         match slot.sqe.opcode() {
-            opcode::WRITE => self.write_gathered(index, host, out),
-            _ => self.dataset_gathered(index, host, out),
+            opcode::WRITE => self.write_gathered(index, env, out),
+            _ => self.dataset_gathered(index, env, out),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
-use riopipe_session::target::{ConnId, Event, Host, OpId, Shared};
+use riopipe_session::target::{ConnId, Event, OpId, Shared, TargetEnv};
 
 use super::Random;
 use super::region::Part;
@@ -166,7 +166,7 @@ impl Media {
     }
 }
 
-impl Host for Media {
+impl TargetEnv for Media {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = Part;

@@ -16,8 +16,8 @@ use riopipe_order::region::{MemRegion, Region, RegionError};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::{
-    Closed, ConnId, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
-    TargetConn, Volumes,
+    Closed, ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn,
+    TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 
@@ -239,7 +239,7 @@ impl BlockDevice for Drive {
     }
 }
 
-impl Host for TestHost {
+impl TargetEnv for TestHost {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = Part;

@@ -60,7 +60,7 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
 /// clocks and under a simulator.
 ///
 /// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
-pub trait Host {
+pub trait TargetEnv {
     /// A device buffer: what a read brings, and where an R2T transfer is gathered.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
     /// A drive.
