@@ -81,6 +81,9 @@ named! {
         T7NoCut = "T7-no-cut",
         /// The completion is sent before the persist word is durable.
         T7AnswerBeforeFence = "T7-answer-before-fence",
+        /// Of several completions that a stream gets at once, the answers are sent before the
+        /// persist words are durable.
+        T7BatchBeforeFence = "T7-batch-before-fence",
         /// A target started again believes what its last life stored and never fenced.
         T7TrustUnfenced = "T7-trust-unfenced",
         /// The write goes to the drive before its attribute is durable.
@@ -102,6 +105,9 @@ named! {
         T8OvertakenPlain = "T8-overtaken-plain",
         /// A restarted target serves a drive while writes of its former life are under way.
         T8ServeGhosts = "T8-serve-ghosts",
+        /// A message is lost between two cores of a target: the one that tells a core that something
+        /// was left for a connection.
+        T8NoticeLost = "T8-notice-lost",
         /// Logs are shortened before undo is done everywhere.
         T9SettleEarly = "T9-settle-early",
         /// What was undone is not flushed before logs are shortened.
@@ -250,6 +256,10 @@ named! {
         FencedOwner = "fenced-owner",
         /// A binding waited for the old connection's operations.
         GhostWaited = "ghost-waited",
+        /// A connection was given from one core of a target to another.
+        HandedOver = "handed-over",
+        /// Several completions of one stream shared a fence.
+        FenceShared = "fence-shared",
         /// A drive finished a write after the process that issued it had died.
         LateWrite = "late-write",
         /// A crash came while a recovery was under way.

@@ -37,17 +37,22 @@ pub enum Ev {
         /// Its drive.
         drive: usize,
     },
-    /// A reactor of a target hears of something.
-    Hear {
+    /// A core of a target is woken: for its deadline, or to hear of what has happened meanwhile.
+    WakeCore {
         /// The machine.
         machine: usize,
-        /// Of what.
-        number: u64,
+        /// Its core.
+        core: usize,
+    },
+    /// A socket of a target has room again.
+    Room {
+        /// The machine.
+        machine: usize,
+        /// The connection.
+        conn: usize,
     },
     /// A machine's target is started.
     StartMachine(usize),
-    /// A machine's clocks are looked at.
-    TickMachine(usize),
     /// An initiator is started.
     StartClient(usize),
     /// An initiator's clocks are looked at.

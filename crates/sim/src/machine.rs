@@ -1,9 +1,6 @@
 //! A machine with drives, a log store and a target's process.
 
-use std::collections::BTreeMap;
-
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
-use riopipe_order::block_device::{BlockDevice, Done, IoError};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::log_region::opening::Place;
 use riopipe_order::log_region::{
@@ -13,22 +10,21 @@ use riopipe_order::log_region::{
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
 use riopipe_session::label::{Label, MemberId};
-use riopipe_session::outbox::Outbox;
-use riopipe_session::target::{
-    Closed, ConnId, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn, Volumes,
-};
+use riopipe_session::target::{Identity, NamespaceConfig, Namespaces, Shared, Split, Volumes};
 
 use crate::block::BLOCK;
 use crate::crc::crc32c;
 use crate::drive::Drive;
+use crate::env::{Said, SimEnv};
 use crate::fuse::Fuse;
-use crate::host::{Said, SimHost};
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
 use crate::scenario::{MachineSpec, VolumeSpec};
 
-/// A reactor is busy with something else for so long at most, ns.
-const BUSY_NS: u64 = 200_000;
+mod process;
+
+use process::Process;
+pub use process::{Out, Tcp};
 
 /// The first volume of a simulated cluster, and mostly the only one.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
@@ -38,40 +34,16 @@ pub const VOLUME_NAME: &str = "simulated";
 /// Its generation when it has been made.
 pub const FIRST_GENERATION: u32 = 1;
 
-/// The target's end of a connection.
-pub struct Link {
-    /// The session.
-    pub conn: TargetConn<SimHost>,
-    /// What it has to send.
-    pub out: Outbox<Vec<u8>>,
-    /// Received and not consumed.
-    input: Vec<u8>,
-    /// The network's number of the connection; `None` once that is gone.
-    pub net: Option<usize>,
-    /// The session has said that it is to be closed.
-    pub ending: bool,
-    /// The reactor that has it.
-    core: usize,
-}
-
-/// What a reactor has still to hear of.
-enum Unheard {
-    /// A drive has finished an operation.
-    Done(OpId, Result<Option<Vec<u8>>, IoError>),
-    /// Something was left for a connection.
-    Notice(ConnId),
-}
-
 /// A machine.
 pub struct Machine {
     /// What its sessions see.
-    pub host: SimHost,
+    pub env: SimEnv,
     /// Its log store.
     pub store: LogStore,
-    /// The target's ends of its connections.
-    pub links: Vec<Option<Link>>,
-    /// Links that something was done to: what they have to send is to be sent.
-    pub touched: Vec<usize>,
+    /// The cores of its target's process, and what its kernel has for them.
+    process: Process,
+    /// What the process has to have done outside of the machine.
+    pub out: Vec<Out>,
     spec: MachineSpec,
     index: usize,
     rng: Rng,
@@ -80,21 +52,11 @@ pub struct Machine {
     /// Counts the target's processes.
     pub life: u32,
     boot: u64,
-    next_conn: u64,
     fuse: Fuse,
-    /// What happened and has not been heard of, by number.
-    unheard: BTreeMap<u64, Unheard>,
     /// When each drive is to be polled next, ns, if it has been said.
     polls: Vec<Option<u64>>,
-    next_unheard: u64,
-    /// When and of what a reactor is to hear, since last looked at.
-    pub to_hear: Vec<(u64, u64)>,
-    /// Until when each reactor is busy with something else, ns.
-    busy: Vec<u64>,
     /// The right log, while an empty or an older one is in its place.
     pub set_aside: Option<SetAside>,
-    /// It was told to stop in good order.
-    stopping: bool,
     /// Its last life was ended in good order, to the last byte of its log.
     rested: bool,
 }
@@ -118,12 +80,12 @@ impl Machine {
             let rng = rng.fork(1 + at as u64);
             Drive::new((*drive, spec.blocks), &name, rng, fuse.clone(), said.of(&name))
         });
-        let host = SimHost::new(drives.collect(), fuse.clone(), said);
+        let env = SimEnv::new(drives.collect(), fuse.clone(), said);
         let mut machine = Self {
-            host,
+            env,
             store,
-            links: Vec::new(),
-            touched: Vec::new(),
+            process: Process::default(),
+            out: Vec::new(),
             spec: spec.clone(),
             index,
             rng,
@@ -131,15 +93,9 @@ impl Machine {
             powered: true,
             life: 0,
             boot: 1,
-            next_conn: 1,
             fuse,
-            unheard: BTreeMap::new(),
             polls: vec![None; spec.drives.len()],
-            next_unheard: 0,
-            to_hear: Vec::new(),
-            busy: vec![0; usize::from(spec.cores.max(1))],
             set_aside: None,
-            stopping: false,
             rested: false,
         };
         machine.format(volumes);
@@ -210,7 +166,7 @@ impl Machine {
     /// holds its lock until the last such operation has come back (T8).
     #[must_use]
     pub fn is_haunted(&self) -> bool {
-        self.host.drives.iter().any(Drive::is_haunted)
+        self.env.drives.iter().any(Drive::is_haunted)
     }
 
     /// Starts the target's process; what was wrong with the log, if anything. A log of another
@@ -242,7 +198,7 @@ impl Machine {
     }
 
     fn serve(&mut self, volumes: Volumes<LogPart>) {
-        let drives = self.host.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
+        let drives = self.env.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
             nsid,
             blocks: u64::from(self.spec.blocks),
             nguid: nguid(self.index, nsid as usize - 1),
@@ -250,33 +206,10 @@ impl Machine {
             volatile: !drive.spec().plp,
         });
         let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
-        self.host.shared =
-            Some(Shared::new(identity(self.index), namespaces, volumes, self.host.now));
+        self.env.shared =
+            Some(Shared::new(identity(self.index), namespaces, volumes, self.env.now));
         self.up = true;
-    }
-
-    /// The target is told to stop in good order: its connections end, and then it does.
-    pub fn stop(&mut self) {
-        self.stopping = true;
-        let Self { host, links, touched, .. } = self;
-        for (at, link) in links.iter_mut().enumerate() {
-            if let Some(link) = link {
-                end(link, host, &Closed::Ended("the target stops"));
-                touched.push(at);
-            }
-        }
-    }
-
-    /// Whether new connections are taken.
-    #[must_use]
-    pub const fn is_accepting(&self) -> bool {
-        self.up && !self.stopping
-    }
-
-    /// Whether it was told to stop, and nothing is under way any more.
-    #[must_use]
-    pub fn is_at_rest(&self) -> bool {
-        self.up && self.stopping && self.links.iter().all(Option::is_none)
+        self.begin_process();
     }
 
     /// Flushes the drives, and ends the log's service, at the end of a stop in good order.
@@ -284,10 +217,10 @@ impl Machine {
     /// # Errors
     /// The log could not be written back.
     pub fn end_service(&mut self) -> Result<(), RegionError> {
-        self.host.drives.iter_mut().for_each(Drive::sync);
+        self.env.drives.iter_mut().for_each(Drive::sync);
         let store = self.store.clone();
-        if let Some(shared) = &mut self.host.shared {
-            shared.end_service(self.host.now, || store.sync())?;
+        if let Some(shared) = &mut self.env.shared {
+            shared.end_service(self.env.now, || store.sync())?;
         }
         self.rested = !self.has_stopped();
         Ok(())
@@ -337,14 +270,11 @@ impl Machine {
     /// The target's process ends where it is.
     pub fn kill(&mut self) {
         self.up = false;
-        self.stopping = false;
-        self.host.shared = None;
-        self.links.clear();
-        self.touched.clear();
-        self.host.notices.clear();
-        self.unheard.clear();
-        self.to_hear.clear();
-        for drive in &mut self.host.drives {
+        self.env.shared = None;
+        self.process = Process::default();
+        self.out.clear();
+        self.env.mail.clear();
+        for drive in &mut self.env.drives {
             drive.orphan();
         }
         self.store.process_died(&mut self.rng);
@@ -354,7 +284,7 @@ impl Machine {
     /// The machine loses its power.
     pub fn power_cut(&mut self) {
         // What is in flight is lost or lands before the process could see either.
-        self.host.drives.iter_mut().for_each(Drive::power_cut);
+        self.env.drives.iter_mut().for_each(Drive::power_cut);
         self.store.power_cut(&mut self.rng);
         if let Some(log) = &mut self.set_aside {
             log.power_cut(self.store.kind(), &mut self.rng);
@@ -374,196 +304,6 @@ impl Machine {
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.fuse.is_blown()
-    }
-
-    /// A new connection; its link.
-    pub fn accept(&mut self, net: usize) -> usize {
-        let at = self.links.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.links.push(None);
-            self.links.len() - 1
-        });
-        let id = ConnId(self.next_conn);
-        self.next_conn += 1;
-        let conn = TargetConn::new(id, at as u64, crc32c, self.host.now);
-        let core = id.0 as usize % self.busy.len();
-        self.links[at] = Some(Link {
-            conn,
-            out: Outbox::new(),
-            input: Vec::new(),
-            net: Some(net),
-            ending: false,
-            core,
-        });
-        at
-    }
-
-    /// Bytes have come.
-    pub fn receive(&mut self, at: usize, bytes: &[u8]) {
-        self.store.write_back_some(&mut self.rng);
-        let Self { host, links, touched, .. } = self;
-        let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
-        if link.ending {
-            return;
-        }
-        touched.push(at);
-        let fresh = link.input.is_empty();
-        if !fresh {
-            link.input.extend_from_slice(bytes);
-        }
-        let mut used = 0;
-        loop {
-            let input = if fresh { bytes } else { &link.input };
-            match link.conn.receive(&input[used..], host, &mut link.out) {
-                Ok(0) => break,
-                Ok(n) => used += n,
-                Err(closed) => {
-                    end(link, host, &closed);
-                    return;
-                }
-            }
-        }
-        if fresh {
-            link.input.extend_from_slice(&bytes[used..]);
-        } else {
-            link.input.drain(..used);
-        }
-    }
-
-    /// The connection has ended.
-    pub fn hang_up(&mut self, at: usize) {
-        let Self { host, links, touched, .. } = self;
-        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
-            link.net = None;
-            end(link, host, &Closed::Ended("the connection has ended"));
-            touched.push(at);
-        }
-    }
-
-    /// Gives the drives what was gathered for them. Which of them is to be polled when, if it was
-    /// not said before.
-    pub fn kick_drives(&mut self) -> Vec<(u64, usize)> {
-        let mut polls = Vec::new();
-        for (at, drive) in self.host.drives.iter_mut().enumerate() {
-            drive.kick(self.host.now);
-            if let Some(due) = drive.next_deadline()
-                && self.polls[at].is_none_or(|poll| due < poll)
-            {
-                self.polls[at] = Some(due);
-                polls.push((due, at));
-            }
-        }
-        polls
-    }
-
-    /// A drive may have finished something.
-    pub fn poll_drive(&mut self, drive: usize) {
-        if self.polls[drive] != Some(self.host.now) {
-            // It was polled earlier, because of something that came later.
-            return;
-        }
-        self.polls[drive] = None;
-        let mut done = Vec::new();
-        self.host.drives[drive].poll(self.host.now, &mut done);
-        for Done { op, result } in done {
-            self.drive_done(OpId(op), result);
-        }
-    }
-
-    fn drive_done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, IoError>) {
-        let core = self.links.get(op.key() as usize).and_then(Option::as_ref).map(|l| l.core);
-        let Some(core) = core else { return };
-        match self.is_late(core) {
-            Some(at) => self.hear_at(at, Unheard::Done(op, result)),
-            None => self.done(op, result),
-        }
-    }
-
-    fn done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, IoError>) {
-        let at = op.key() as usize;
-        let Self { host, links, touched, .. } = self;
-        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
-            link.conn.device_done(op, result, host, &mut link.out);
-            link.conn.settled(host, &mut link.out);
-            touched.push(at);
-        }
-    }
-
-    /// When a reactor comes to something that is there now, unless at once. A target's only reactor
-    /// always does: what it has not heard of has not happened yet, for all that anybody can tell.
-    fn is_late(&mut self, core: usize) -> Option<u64> {
-        if self.busy.len() == 1 {
-            return None;
-        }
-        let now = self.host.now;
-        if self.busy[core] <= now && self.rng.one_in(3) {
-            self.busy[core] = now + self.rng.below(BUSY_NS);
-        }
-        (self.busy[core] > now).then_some(self.busy[core])
-    }
-
-    fn hear_at(&mut self, time: u64, what: Unheard) {
-        self.next_unheard += 1;
-        self.unheard.insert(self.next_unheard, what);
-        self.to_hear.push((time, self.next_unheard));
-    }
-
-    /// A reactor hears of something.
-    pub fn hear(&mut self, number: u64) {
-        match self.unheard.remove(&number) {
-            Some(Unheard::Done(op, result)) => self.done(op, result),
-            Some(Unheard::Notice(id)) => self.notice(id),
-            // The process has died.
-            None => {}
-        }
-    }
-
-    /// Time goes by.
-    pub fn tick(&mut self) {
-        let Self { host, links, touched, .. } = self;
-        for (at, link) in links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
-            if let Err(closed) = link.conn.tick(host, &mut link.out) {
-                end(link, host, &closed);
-                touched.push(at);
-            }
-        }
-    }
-
-    /// Carries notices between connections until there are none, or none that is heard of now.
-    pub fn deliver_notices(&mut self) {
-        while let Some(id) = self.host.notices.pop_front() {
-            let link = self.links.iter().flatten().find(|link| link.conn.id() == id);
-            let Some(core) = link.map(|link| link.core) else { continue };
-            match self.is_late(core) {
-                Some(at) => self.hear_at(at, Unheard::Notice(id)),
-                None => self.notice(id),
-            }
-        }
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        let Self { host, links, touched, .. } = self;
-        let found = links.iter_mut().enumerate().find_map(|(at, link)| {
-            link.as_mut().filter(|link| link.conn.id() == id).map(|link| (at, link))
-        });
-        let Some((at, link)) = found else { return };
-        if let Err(closed) = link.conn.noticed(host, &mut link.out) {
-            end(link, host, &closed);
-        }
-        touched.push(at);
-    }
-
-    /// Drops a link that is over.
-    pub fn drop_if_over(&mut self, at: usize) {
-        if self.links[at].as_ref().is_some_and(|link| link.ending && link.conn.is_drained()) {
-            self.links[at] = None;
-        }
-    }
-}
-
-fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
-    if !core::mem::replace(&mut link.ending, true) {
-        link.conn.closing(&closed.to_string(), host);
     }
 }
 
@@ -599,7 +339,7 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
     let members: Vec<MemberId> = members.collect();
     for (index, (machine, drive)) in volume.members.iter().enumerate() {
         let blocks = machines[*machine].spec.blocks;
-        let drive = &mut machines[*machine].host.drives[*drive];
+        let drive = &mut machines[*machine].env.drives[*drive];
         for sequence in [1, 2] {
             let label = Label {
                 volume: id,

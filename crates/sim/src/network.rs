@@ -34,15 +34,6 @@ pub enum Role {
     },
 }
 
-/// The end of a connection at a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerEnd {
-    /// Which machine.
-    pub machine: usize,
-    /// Which of its links.
-    pub link: usize,
-}
-
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -84,8 +75,9 @@ pub struct Conn {
     pub from: usize,
     /// The initiator's end, until it is told of the connection's end.
     pub client: Option<ClientEnd>,
-    /// The target's end, once accepted and until it is told.
-    pub server: Option<ServerEnd>,
+    /// The machine whose target has its other end, once that is connected and until it is told of
+    /// the end.
+    pub server: Option<usize>,
     /// The machine that it leads to.
     pub machine: usize,
     up: Pipe,

@@ -7,14 +7,18 @@ use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, 
 use riopipe_order::gate;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{ConnId, Event, OpId, Shared, TargetEnv};
+use riopipe_session::target::{ConnId, Event, Message, OpId, Shared, TargetEnv};
 
 use crate::counters::{Counter, Counters};
-use crate::log::WatchedPart;
+use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
+use crate::tcp::Tcp;
 
 /// Operations in flight per drive and reactor; what comes on top waits its turn here.
 pub(crate) const QUEUE_DEPTH: usize = 512;
+
+/// The mailboxes of the reactors.
+pub(crate) type Mail = Mailboxes<Message<Devices, Tcp>>;
 
 /// What all connections of all reactors share, behind its lock.
 pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
@@ -28,16 +32,22 @@ pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> 
 /// One reactor's way to the drives, and everything else its connections need.
 pub(crate) struct Devices {
     drives: Vec<DriveQueue>,
-    shared: SharedState,
-    mail: Arc<Mailboxes>,
+    parts: DevicesParts,
     /// Read once per round.
     pub(crate) now: u64,
     /// Scratch space for completions.
     done: Vec<Done>,
+}
+
+/// What a reactor's connections need besides the drives.
+pub(crate) struct DevicesParts {
+    pub(crate) shared: SharedState,
+    pub(crate) mail: Arc<Mail>,
+    pub(crate) log: Option<Arc<Log>>,
     /// This reactor's own.
-    counters: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
     /// Of all reactors.
-    stages: Arc<Stages>,
+    pub(crate) stages: Arc<Stages>,
 }
 
 /// A drive's queue, and what is to go into it once there is room.
@@ -205,20 +215,13 @@ impl BlockDevice for DriveQueue {
 }
 
 impl Devices {
-    pub(crate) fn new(
-        queues: Vec<Box<dyn Queue>>,
-        shared: SharedState,
-        mail: Arc<Mailboxes>,
-        counters: Arc<Counters>,
-        stages: Arc<Stages>,
-    ) -> Self {
+    pub(crate) fn new(queues: Vec<Box<dyn Queue>>, parts: DevicesParts) -> Self {
         let drives = queues.into_iter().map(|queue| DriveQueue {
             queue,
             backlog: VecDeque::new(),
-            counters: Arc::clone(&counters),
+            counters: Arc::clone(&parts.counters),
         });
-        let (drives, now) = (drives.collect(), riopipe_media::now());
-        Self { drives, shared, mail, now, done: Vec::new(), counters, stages }
+        Self { drives: drives.collect(), parts, now: riopipe_media::now(), done: Vec::new() }
     }
 
     /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
@@ -281,30 +284,41 @@ impl TargetEnv for Devices {
     }
 
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<WatchedPart>) -> T) -> T {
-        f(&mut lock(&self.shared))
+        f(&mut lock(&self.parts.shared))
     }
 
     fn notify(&mut self, conn: ConnId) {
-        self.mail.notify(conn);
+        self.parts.mail.notify(conn);
+    }
+
+    #[inline]
+    fn watch_log(&mut self) {
+        if let Some(log) = &self.parts.log {
+            log.watch();
+        }
     }
 
     fn log(&mut self, event: Event<'_>) {
         match event {
             Event::Connected { hostnqn, subnqn, cntlid, qid } => {
-                self.counters.add(Counter::Connections, 1);
+                self.parts.counters.add(Counter::Connections, 1);
                 tracing::info!(hostnqn, subnqn, cntlid, qid, "connected");
             }
             Event::Refused { hostnqn, subnqn, qid, why, status } => {
-                self.counters.add(Counter::ConnectsRefused, 1);
+                self.parts.counters.add(Counter::ConnectsRefused, 1);
                 tracing::warn!(hostnqn, subnqn, qid, why, %status, "connect refused");
             }
             Event::Closed { hostnqn, cntlid, qid, why } => {
                 tracing::info!(hostnqn, cntlid, qid, why, "connection closed");
             }
             Event::Claimed { hostnqn, cntlid, what } => {
-                self.counters.add(Counter::Claims, 1);
+                self.parts.counters.add(Counter::Claims, 1);
                 tracing::info!(hostnqn, cntlid, what, "volume claimed");
             }
+            Event::Full { connections } => tracing::warn!(
+                "{connections} connections are open, no more are accepted until one ends: raise \
+                 `connections` in the configuration, or find out who opens so many"
+            ),
             Event::Trouble { hostnqn, cntlid, qid, why } => {
                 tracing::warn!(hostnqn, cntlid, qid, why, "trouble");
             }
@@ -318,18 +332,18 @@ impl TargetEnv for Devices {
 
     #[inline]
     fn ordered(&mut self, requests: u64) {
-        self.counters.add(Counter::OrderedRequests, requests);
+        self.parts.counters.add(Counter::OrderedRequests, requests);
     }
 
     fn traced(&mut self, spent: &Spent) {
-        self.stages.record(spent);
+        self.parts.stages.record(spent);
     }
 
     fn stopped(&mut self, why: gate::Cause) {
-        self.counters.add(Counter::StreamsFailed, 1);
+        self.parts.counters.add(Counter::StreamsFailed, 1);
         match why {
-            gate::Cause::LogFull => self.counters.add(Counter::LogFull, 1),
-            gate::Cause::LogFailed => self.counters.add(Counter::LogFailed, 1),
+            gate::Cause::LogFull => self.parts.counters.add(Counter::LogFull, 1),
+            gate::Cause::LogFailed => self.parts.counters.add(Counter::LogFailed, 1),
             _ => {}
         }
     }

@@ -21,15 +21,14 @@ mod crc;
 mod devices;
 mod exposition;
 mod identity;
-mod link;
 mod log;
 mod mail;
 mod nvmetcli;
-mod places;
 mod reactor;
 mod stat;
 mod sync;
 mod target;
+mod tcp;
 
 pub use check::{Problem, Promise, Report, check};
 pub use config::{

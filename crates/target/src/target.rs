@@ -1,7 +1,6 @@
 //! A target at work: opening what it serves, its threads, its end.
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,17 +11,18 @@ use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to
 use riopipe_order::region::RegionError;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
-    DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
+    CoreConfig, DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Places,
+    QueueCounts, Shared,
 };
 
 use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Order};
 use crate::counters::Counters;
-use crate::devices::{QUEUE_DEPTH, SharedState, lock};
+use crate::crc::crc32c;
+use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
 use crate::mail::Mailboxes;
-use crate::places::Places;
 use crate::reactor::{Parts, Reactor};
 use crate::stat::{Figures, Stat};
 
@@ -114,7 +114,7 @@ pub struct Running {
     promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
-    mail: Arc<Mailboxes>,
+    mail: Arc<Mail>,
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
     drives: Vec<Arc<dyn Drive>>,
     log: Option<Arc<Log>>,
@@ -210,8 +210,8 @@ impl Target {
             (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
         let control = Arc::new(Control::new());
-        let next_conn = Arc::new(AtomicU64::new(1));
         let places = Places::new(config.connections);
+        let queue_counts = QueueCounts::new(reactors);
         let figures = Arc::new(Figures {
             subnqn: settled.subnqn.clone(),
             start: Start::now(),
@@ -246,20 +246,26 @@ impl Target {
                 queues.push(queue.map_err(|source| StartError::Drive { nsid: ns.nsid, source })?);
             }
             let parts = Parts {
-                index,
+                core: CoreConfig {
+                    index,
+                    listens: index == 0,
+                    grace_ns: config.grace_ms.saturating_mul(1_000_000),
+                    crc: crc32c,
+                    places: Arc::clone(&places),
+                    queues: Arc::clone(&queue_counts),
+                },
                 poller,
                 queues,
                 listeners: if index == 0 { std::mem::take(&mut listeners) } else { Vec::new() },
-                shared: Arc::clone(&running.shared),
-                mail: Arc::clone(&running.mail),
+                devices: DevicesParts {
+                    shared: Arc::clone(&running.shared),
+                    mail: Arc::clone(&running.mail),
+                    log: running.log.clone(),
+                    counters: Arc::clone(&running.figures.counters[index]),
+                    stages: Arc::clone(&running.figures.stages),
+                },
                 control: Arc::clone(&running.control),
                 spin: spin(config.spin_us),
-                next_conn: Arc::clone(&next_conn),
-                places: Arc::clone(&places),
-                log: running.log.clone(),
-                grace_ns: config.grace_ms.saturating_mul(1_000_000),
-                counters: Arc::clone(&running.figures.counters[index]),
-                stages: Arc::clone(&running.figures.stages),
             };
             let core = config.cores.get(index).copied();
             let thread = std::thread::Builder::new()
@@ -286,12 +292,12 @@ fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
         tracing::warn!(%error, "reactor not pinned");
     }
     riopipe_net::fine_timers();
-    let (control, mail) = (Arc::clone(&parts.control), Arc::clone(&parts.mail));
+    let (index, mail) = (parts.core.index, Arc::clone(&parts.devices.mail));
     match Reactor::new(parts) {
         Ok(reactor) => reactor.run(),
         Err(error) => {
             tracing::error!(%error, "a reactor can't start");
-            control.winds_up(&mail);
+            mail.winds_up(index);
             Err(error)
         }
     }
@@ -433,8 +439,8 @@ impl Running {
     fn end(&mut self, order: Order) -> Result<(), StopError> {
         self.ended = true;
         // Reactors that were never started: the start failed on the way.
-        for _ in self.threads.len()..self.mail.reactors() {
-            self.control.winds_up(&self.mail);
+        for index in self.threads.len()..self.mail.reactors() {
+            self.mail.winds_up(index);
         }
         self.control.give(order, &self.mail);
         let mut result = Ok(());

@@ -484,6 +484,21 @@ fn an_idle_target_wakes_up() {
     target.stop().unwrap();
 }
 
+/// Nor does a reactor that sleeps at once sleep over its end.
+#[test]
+fn a_host_that_does_not_read_keeps_no_target_from_stopping() {
+    let config = Config { spin_us: Some(0), grace_ms: 50, ..Config::on_loopback(&["mem:64M"]) };
+    let target = Target::start(&config).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    for cid in 0..100 {
+        io.command(peer::read(cid, 1, 0, 256), &[]);
+    }
+    // 100 MiB are more than the sockets hold.
+    assert_eq!(io.next().expect("data").kind, 0x07);
+    target.stop().unwrap();
+}
+
 #[test]
 fn a_log_that_vanishes_stops_its_streams() {
     let dir = tempfile::tempdir().unwrap();

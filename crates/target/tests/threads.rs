@@ -1,6 +1,6 @@
 //! What crosses the reactors of a target, under a model checker: every interleaving of the mail, of
 //! connections that move, of the order to stop, and of sessions that wait for one another. The files
-//! under test are compiled as they are, with the checker's locks and atomics; the sessions are the
+//! under test are compiled as they are, with the checker's locks and atomics; the cores are the
 //! product's own.
 
 #[path = "../src/control.rs"]
@@ -15,7 +15,7 @@ mod peer;
 mod wake;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     use loom::sync::{Arc, Condvar};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
@@ -69,28 +69,19 @@ mod sync {
     }
 }
 
-/// A connection in a reactor.
-mod link {
-    use riopipe_session::target::ConnId;
-
-    pub(crate) struct Link {
-        pub(crate) id: ConnId,
-    }
-}
+use std::collections::BTreeMap;
 
 use control::{Control, Order};
-use link::Link;
 use loom::sync::Arc;
 use loom::thread;
-use mail::{Mail, Mailboxes, Reader};
+use mail::Mailboxes;
 use peer::Digests;
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::region::MemRegion;
-use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, TargetConn, TargetEnv,
-    Volumes,
+    Action, ConnId, ConnKey, CoreConfig, Event, Identity, Input, Message, NamespaceConfig,
+    Namespaces, OpId, Places, QueueCounts, Shared, TargetCore, TargetEnv, Transport, Volumes,
 };
 use riopipe_session::wire;
 use sync::{AtomicBool, Mutex, MutexGuard, Ordering, Waker};
@@ -101,114 +92,14 @@ fn bounded(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// What the reactors of a model share.
-struct Reactors {
-    mail: Arc<Mailboxes>,
-    control: Arc<Control>,
-    wakers: Vec<Waker>,
-}
-
-fn reactors(count: usize) -> Reactors {
-    let wakers: Vec<Waker> = (0..count).map(|_| Waker::new()).collect();
-    let mail = Arc::new(Mailboxes::new(wakers.clone()));
-    Reactors { mail, control: Arc::new(Control::new()), wakers }
-}
-
-/// A reactor with connections that end when they have seen what was left for them.
-struct Desk {
-    index: usize,
-    links: Vec<Link>,
-    left: Arc<Mutex<Vec<ConnId>>>,
-    ended: usize,
-}
-
-impl Reader for Desk {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        let id = link.id;
-        self.links.push(*link);
-        id
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        if let Some(at) = self.links.iter().position(|link| link.id == id) {
-            let mut left = self.left.lock().unwrap();
-            if let Some(notice) = left.iter().position(|other| *other == id) {
-                left.remove(notice);
-                self.links.remove(at);
-                self.ended += 1;
-            }
-        }
-    }
-}
-
-impl Desk {
-    /// The loop of a reactor; gives its connection to another, if it is to, before it winds up.
-    fn run(
-        mut self,
-        mail: &Mailboxes,
-        control: &Control,
-        waker: &Waker,
-        mut gives_to: Option<usize>,
-    ) -> usize {
-        let mut winds_up = false;
-        loop {
-            if control.order() == Order::Run {
-                if let Some(other) = gives_to.take()
-                    && let Some(link) = self.links.pop()
-                {
-                    assert_eq!(mail.place_queue(), other, "it has fewer queues");
-                    mail.send(other, Mail::Adopt(Box::new(link)));
-                }
-            } else {
-                if !winds_up {
-                    winds_up = true;
-                    control.winds_up(mail);
-                }
-                let all = control.all_wind_up(mail);
-                mail.read(self.index, &mut self);
-                if all && self.links.is_empty() {
-                    return self.ended;
-                }
-            }
-            waker.sleep();
-            mail.read(self.index, &mut self);
-        }
-    }
-}
-
-/// A notice finds its connection wherever it is, and also between two reactors; an order to stop
-/// reaches reactors that sleep; and none ends while a connection may be on its way to it.
-#[test]
-fn t8_a_connection_that_moves_hears_what_is_left_for_it_and_all_come_to_an_end() {
-    bounded(|| {
-        let Reactors { mail, control, wakers } = reactors(2);
-        let left = Arc::new(Mutex::new(Vec::new()));
-        // The first has a queue already that it counts: the new one goes to the second.
-        assert_eq!(mail.place_queue(), 0);
-        let desks: Vec<_> = (0..2)
-            .map(|index| {
-                let links = if index == 0 { vec![Link { id: ConnId(7) }] } else { vec![] };
-                let desk = Desk { index, links, left: Arc::clone(&left), ended: 0 };
-                let (mail, control) = (Arc::clone(&mail), Arc::clone(&control));
-                let waker = wakers[index].clone();
-                let gives_to = (index == 0).then_some(1);
-                thread::spawn(move || desk.run(&mail, &control, &waker, gives_to))
-            })
-            .collect();
-        left.lock().unwrap().push(ConnId(7));
-        mail.notify(ConnId(7));
-        control.give(Order::Finish, &mail);
-        let ended: usize = desks.into_iter().map(|desk| desk.join().unwrap()).sum();
-        assert_eq!(ended, 1, "the connection was lost on its way");
-    });
-}
-
 const SUBNQN: &str = "nqn.2026-01.io.example:drives";
 
-/// The world of a reactor's sessions.
+type Mail = Mailboxes<Message<Devices, Wire>>;
+
+/// What a reactor's core finds around it.
 struct Devices {
     shared: Arc<Mutex<Shared<MemRegion>>>,
-    mail: Arc<Mailboxes>,
+    mail: Arc<Mail>,
     drive: Drive,
 }
 
@@ -283,89 +174,6 @@ impl TargetEnv for Devices {
     fn log(&mut self, _: Event<'_>) {}
 }
 
-/// One connection, with the reactor that has it.
-struct Session {
-    conn: TargetConn<Devices>,
-    devices: Devices,
-    out: Outbox<Vec<u8>>,
-    answers: Vec<u8>,
-}
-
-impl Reader for Session {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        panic!("nothing moves here: {:?}", link.id);
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        if self.conn.id() == id {
-            self.conn.noticed(&mut self.devices, &mut self.out).unwrap();
-        }
-    }
-}
-
-impl Session {
-    fn new(id: u64, shared: &Arc<Mutex<Shared<MemRegion>>>, mail: &Arc<Mailboxes>) -> Self {
-        let devices = Devices {
-            shared: Arc::clone(shared),
-            mail: Arc::clone(mail),
-            drive: Drive { pending: Vec::new(), quick: true },
-        };
-        let conn = TargetConn::new(ConnId(id), 0, riopipe_target::crc32c, 1);
-        let mut session = Self { conn, devices, out: Outbox::new(), answers: Vec::new() };
-        session.receive(&peer::icreq(Digests::default(), 0));
-        let icresp = session.next().expect("an ICResp");
-        assert_eq!(icresp.kind, 0x01);
-        session
-    }
-
-    fn receive(&mut self, bytes: &[u8]) {
-        let used = self.conn.receive(bytes, &mut self.devices, &mut self.out).unwrap();
-        assert_eq!(used, bytes.len());
-    }
-
-    fn next(&mut self) -> Option<peer::Received> {
-        let sent: Vec<u8> = self.out.slices().flatten().copied().collect();
-        self.out.consume(sent.len());
-        self.answers.extend(sent);
-        peer::parse(&mut self.answers, Digests::default(), 0)
-    }
-
-    fn send(&mut self, sqe: peer::Sqe, data: &[u8]) {
-        self.receive(&peer::capsule(Digests::default(), &sqe.0, data));
-    }
-
-    fn call(&mut self, sqe: peer::Sqe, data: &[u8]) -> peer::Completion {
-        self.send(sqe, data);
-        self.next().expect("an answer").completion()
-    }
-
-    fn connect(&mut self, cntlid: u16, qid: u16) -> u16 {
-        let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
-        let done = self.call(peer::connect(0, qid, 7, 0), &data);
-        assert_eq!(done.status, 0);
-        done.result as u16
-    }
-
-    /// What it keeps at the drive has come back.
-    fn drive_done(&mut self, result: Result<(), IoError>) {
-        let op = self.devices.drive.pending.pop().expect("an operation at the drive");
-        let result = result.map(|()| None);
-        self.conn.device_done(op, result, &mut self.devices, &mut self.out);
-        self.conn.settled(&mut self.devices, &mut self.out);
-    }
-
-    /// Reads its reactor's mail until there is an answer.
-    fn answer(&mut self, mail: &Mailboxes, reactor: usize, waker: &Waker) -> u16 {
-        loop {
-            if let Some(pdu) = self.next() {
-                return pdu.completion().status;
-            }
-            waker.sleep();
-            mail.read(reactor, self);
-        }
-    }
-}
-
 fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
     let identity = Identity {
         subnqn: SUBNQN.into(),
@@ -383,41 +191,280 @@ fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
     Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes, 0)))
 }
 
-/// An enabled controller's admin connection, and two of its queues.
-fn sessions(volatile: bool, mail: &Arc<Mailboxes>) -> (Session, [Session; 2]) {
-    let shared = shared(volatile);
-    let mut admin = Session::new(1, &shared, mail);
-    let cntlid = admin.connect(0xffff, 0);
-    assert_eq!(admin.call(peer::property_set(1, 0x14, peer::CC_ENABLE), &[]).status, 0);
-    let queues = [(2, 1), (3, 2)].map(|(id, qid)| {
-        let mut queue = Session::new(id, &shared, mail);
-        queue.connect(cntlid, qid);
-        queue
+/// A reactor's part of a connection: its number, and what has come in.
+struct Wire {
+    number: usize,
+    input: Vec<u8>,
+}
+
+impl Transport for Wire {
+    fn input(&self) -> &[u8] {
+        &self.input
+    }
+    fn consume(&mut self, bytes: usize) {
+        self.input.drain(..bytes);
+    }
+    fn reserve(&mut self, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// What the reactors of a model share.
+struct Common {
+    shared: Arc<Mutex<Shared<MemRegion>>>,
+    mail: Arc<Mail>,
+    control: Arc<Control>,
+}
+
+/// A reactor: the product's core, with the checker's mail.
+struct Reactor {
+    core: TargetCore<Devices, Wire>,
+    devices: Devices,
+    control: Arc<Control>,
+    waker: Waker,
+    /// Its connections, by their numbers.
+    keys: BTreeMap<usize, ConnKey>,
+    answers: BTreeMap<usize, Vec<u8>>,
+    /// How many connections have ended here.
+    ended: usize,
+}
+
+fn reactors(volatile: bool) -> (Common, [Reactor; 2]) {
+    let wakers = [Waker::new(), Waker::new()];
+    let common = Common {
+        shared: shared(volatile),
+        mail: Arc::new(Mailboxes::new(wakers.to_vec())),
+        control: Arc::new(Control::new()),
+    };
+    let (places, queues) = (Places::new(8), QueueCounts::new(2));
+    let reactors = [0, 1].map(|index| Reactor {
+        core: TargetCore::new(CoreConfig {
+            index,
+            listens: true,
+            grace_ns: 0,
+            crc: riopipe_target::crc32c,
+            places: places.clone(),
+            queues: queues.clone(),
+        }),
+        devices: Devices {
+            shared: Arc::clone(&common.shared),
+            mail: Arc::clone(&common.mail),
+            drive: Drive { pending: Vec::new(), quick: true },
+        },
+        control: Arc::clone(&common.control),
+        waker: wakers[index].clone(),
+        keys: BTreeMap::new(),
+        answers: BTreeMap::new(),
+        ended: 0,
     });
-    (admin, queues)
+    (common, reactors)
+}
+
+impl Reactor {
+    /// A new connection, initialized.
+    fn accept(&mut self, number: usize) {
+        let place = self.core.place(&mut self.devices).expect("a free place");
+        let wire = Wire { number, input: Vec::new() };
+        self.core.accepted(place, wire, None, &mut self.devices);
+        self.act();
+        self.receive(number, &peer::icreq(Digests::default(), 0));
+        assert_eq!(self.next(number).expect("an ICResp").kind, 0x01);
+    }
+
+    fn receive(&mut self, number: usize, bytes: &[u8]) {
+        let key = self.keys[&number];
+        let Input::Wanted(wire) = self.core.input(key) else { panic!("nothing is wanted") };
+        wire.input.extend_from_slice(bytes);
+        self.core.received(key, &mut self.devices);
+        self.act();
+    }
+
+    fn send(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) {
+        self.receive(number, &peer::capsule(Digests::default(), &sqe.0, data));
+    }
+
+    fn next(&mut self, number: usize) -> Option<peer::Received> {
+        peer::parse(self.answers.entry(number).or_default(), Digests::default(), 0)
+    }
+
+    fn call(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) -> peer::Completion {
+        self.send(number, sqe, data);
+        self.next(number).expect("an answer").completion()
+    }
+
+    fn connect(&mut self, number: usize, cntlid: u16, qid: u16) -> peer::Completion {
+        let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+        self.call(number, peer::connect(0, qid, 7, 0), &data)
+    }
+
+    /// An enabled controller's admin connection.
+    fn admin(&mut self, number: usize) -> u16 {
+        self.accept(number);
+        let connected = self.connect(number, 0xffff, 0);
+        assert_eq!(connected.status, 0);
+        let enable = peer::property_set(1, 0x14, peer::CC_ENABLE);
+        assert_eq!(self.call(number, enable, &[]).status, 0);
+        connected.result as u16
+    }
+
+    fn queue(&mut self, number: usize, cntlid: u16, qid: u16) {
+        self.accept(number);
+        assert_eq!(self.connect(number, cntlid, qid).status, 0);
+    }
+
+    /// What it keeps at the drive has come back.
+    fn drive_done(&mut self, result: Result<(), IoError>) {
+        let op = self.devices.drive.pending.pop().expect("an operation at the drive");
+        self.core.device_done(op, result.map(|()| None), &mut self.devices);
+        self.act();
+    }
+
+    /// Does what the core has to be done, as the product's reactor does.
+    fn act(&mut self) {
+        while let Some(action) = self.core.next_action(&mut self.devices) {
+            match action {
+                Action::Send(key) => {
+                    while let Some((wire, output)) = self.core.outgoing(key) {
+                        let answers = self.answers.entry(wire.number).or_default();
+                        output.slices().for_each(|slice| answers.extend_from_slice(slice));
+                        let sent = output.len_bytes();
+                        self.core.sent(key, sent, &mut self.devices);
+                    }
+                }
+                Action::Watch { key, .. } => {
+                    let wire = self.core.transport(key).expect("it is there");
+                    self.keys.insert(wire.number, key);
+                }
+                Action::HandOver { core, connection } => {
+                    self.keys.remove(&connection.transport().number);
+                    self.devices.mail.send(core, Message::Adopt(connection));
+                }
+                Action::WindUp => self.devices.mail.winds_up(self.core.index()),
+                Action::Drop(connection) => {
+                    self.keys.remove(&connection.transport().number);
+                    self.ended += 1;
+                }
+                Action::Listen(_) | Action::FinishSending(_) => {}
+            }
+        }
+    }
+
+    /// The peer has closed its connection.
+    fn hang_up(&mut self, number: usize) {
+        self.core.closed(self.keys[&number], "the host closed the connection", &mut self.devices);
+        self.act();
+    }
+
+    /// Sleeps until it is woken, and reads its mail.
+    fn sleep(&mut self) {
+        self.waker.sleep();
+        for message in self.devices.mail.take(self.core.index()) {
+            self.core.message(message, &mut self.devices);
+        }
+        self.act();
+        // A connection that is being closed hears from its peer that this has heard of it.
+        for (number, key) in self.keys.clone() {
+            if matches!(self.core.input(key), Input::Dropped(_)) {
+                self.hang_up(number);
+            }
+        }
+    }
+
+    /// The loop of a reactor until it is told to stop and has come to rest; how many connections
+    /// have ended here.
+    fn run(mut self) -> usize {
+        loop {
+            self.core.timeout(&mut self.devices);
+            if self.control.order() == Order::Finish {
+                self.core.stop(&mut self.devices);
+                self.act();
+                if self.core.is_at_rest() {
+                    return self.ended;
+                }
+            }
+            self.sleep();
+        }
+    }
+}
+
+/// A notice finds its connection wherever it is, also between two reactors: the association ends on
+/// one of them while a queue of it is on its way there from the other.
+#[test]
+fn t8_a_connection_that_moves_hears_what_is_left_for_it() {
+    bounded(|| {
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = second.admin(1);
+        // The first has a queue already: the next goes to the second.
+        first.queue(2, cntlid, 2);
+        first.accept(3);
+        let mover = thread::spawn(move || {
+            let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+            first.send(3, peer::connect(0, 1, 7, 0), &data);
+            let status = first.next(3).expect("an answer").completion().status;
+            if status != 0 {
+                // The association has ended before.
+                first.hang_up(3);
+                first.control.give(Order::Finish, &first.devices.mail);
+            }
+            while !first.keys.is_empty() {
+                first.sleep();
+            }
+        });
+        second.hang_up(1);
+        assert_eq!(second.ended, 1);
+        while second.ended < 2 && common.control.order() == Order::Run {
+            second.sleep();
+        }
+        mover.join().unwrap();
+    });
+}
+
+/// An order to stop reaches reactors that sleep, and none ends while a connection may be on its way
+/// to it.
+#[test]
+fn t8_no_connection_is_lost_between_reactors_that_stop() {
+    bounded(|| {
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = second.admin(1);
+        first.queue(2, cntlid, 2);
+        first.accept(3);
+        let second = thread::spawn(move || second.run());
+        let first = thread::spawn(move || {
+            let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+            first.send(3, peer::connect(0, 1, 7, 0), &data);
+            first.run()
+        });
+        common.control.give(Order::Finish, &common.mail);
+        let ended = first.join().unwrap() + second.join().unwrap();
+        assert_eq!(ended, 3, "a connection was lost on its way");
+    });
 }
 
 /// A claim is answered once every operation of other connections has come back, on whichever
-/// reactor, and it is answered: whoever acknowledges the fence last wakes the claimant.
+/// reactor, and it is answered: the connection that acknowledges the fence last wakes the claimant.
 #[test]
 fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
     bounded(|| {
-        let Reactors { mail, control, wakers } = reactors(2);
-        let (mut admin, [mut queue, idle]) = sessions(false, &mail);
-        queue.devices.drive.quick = false;
-        queue.send(peer::write(1, 1, 5, 1), &[7; 4096]);
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = first.admin(1);
+        // One queue on each reactor is enough to count; both are connected on the second.
+        second.accept(2);
+        second.accept(3);
+        assert_eq!(second.connect(2, cntlid, 1).status, 0);
+        // The fewest queues were on the first: there it is now.
+        first.sleep();
+        assert_eq!(second.connect(3, cntlid, 2).status, 0);
+        second.devices.drive.quick = false;
+        second.send(3, peer::write(1, 1, 5, 1), &[7; 4096]);
         let written = Arc::new(AtomicBool::new(false));
         let other = {
-            let (mail, control) = (Arc::clone(&mail), Arc::clone(&control));
-            let (written, waker) = (Arc::clone(&written), wakers[1].clone());
+            let written = Arc::clone(&written);
             thread::spawn(move || {
                 // Released with the acknowledgement, through the lock of what is shared.
                 written.store(true, Ordering::Relaxed);
-                queue.drive_done(Ok(()));
-                let mut both = Both(queue, idle);
-                while control.order() == Order::Run {
-                    waker.sleep();
-                    mail.read(1, &mut both);
+                second.drive_done(Ok(()));
+                while second.control.order() == Order::Run {
+                    second.sleep();
                 }
             })
         };
@@ -435,24 +482,16 @@ fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
             members: wire::in_order(1..=1),
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);
-        admin.send(sqe, &claim.encode());
-        assert_eq!(admin.answer(&mail, 0, &wakers[0]), 0);
+        first.send(1, sqe, &claim.encode());
+        let status = loop {
+            if let Some(pdu) = first.next(1) {
+                break pdu.completion().status;
+            }
+            first.sleep();
+        };
+        assert_eq!(status, 0);
         assert!(written.load(Ordering::Relaxed), "a write is still under way (T8)");
-        control.give(Order::Finish, &mail);
+        common.control.give(Order::Finish, &common.mail);
         other.join().unwrap();
     });
-}
-
-/// Two connections of one reactor.
-struct Both(Session, Session);
-
-impl Reader for Both {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        self.0.adopt(link)
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        self.0.notice(id);
-        self.1.notice(id);
-    }
 }

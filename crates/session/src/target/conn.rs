@@ -284,6 +284,14 @@ impl<E: TargetEnv> TargetConn<E> {
         self.pump(env, out);
     }
 
+    /// The peer takes nothing more of what is to be sent, at time `now`: from now on it is waited
+    /// for, but not for ever (T28).
+    pub const fn unsent(&mut self, now: u64) {
+        if self.unsent_since.is_none() {
+            self.unsent_since = Some(now);
+        }
+    }
+
     /// A device operation that was under way has finished: what
     /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned.
     pub fn device_done(

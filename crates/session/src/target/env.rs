@@ -10,9 +10,9 @@ use riopipe_order::region::Region;
 use super::shared::{ConnId, Shared};
 use crate::stages::Spent;
 
-/// Names a device operation of a connection; the host keeps it and hands it back. The upper 48
-/// bits are the `key` that the host gave the connection, so that it finds the connection again;
-/// the lower 16 are the connection's own.
+/// Names a device operation of a connection; the environment keeps it and hands it back. The upper
+/// 48 bits are the `key` that the connection was given, so that it is found again; the lower 16 are
+/// the connection's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
@@ -20,7 +20,7 @@ impl OpId {
     /// Bits that belong to the connection.
     pub const SLOT_BITS: u32 = 16;
 
-    /// The host's key of the connection.
+    /// The key of the connection.
     #[must_use]
     #[inline]
     pub const fn key(self) -> u64 {
@@ -56,8 +56,9 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
     }
 }
 
-/// The world of a [`TargetConn`](super::TargetConn): the same code runs over real drives and
-/// clocks and under a simulator.
+/// What a [`TargetConn`](super::TargetConn) finds around it: drives, a clock, the state that all
+/// connections share, a log book. The same code runs over real drives and clocks and under a
+/// simulator.
 ///
 /// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
 pub trait TargetEnv {
@@ -77,8 +78,9 @@ pub trait TargetEnv {
     fn device(&mut self, ns: usize) -> &mut Self::Device;
     /// What all connections share, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
-    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on whichever
-    /// thread it lives. The connection may be gone by then.
+    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on whichever core
+    /// it is: every core is sent a [`Message::Notice`](super::Message::Notice). The connection may
+    /// be gone by then.
     fn notify(&mut self, conn: ConnId);
     /// Writes an event into the log book.
     fn log(&mut self, event: Event<'_>);
@@ -86,6 +88,10 @@ pub trait TargetEnv {
     fn instant(&self) -> u64 {
         self.now()
     }
+    /// Looks whether the ordering log's store is still there. From when it is gone, every fence
+    /// fails. A [`TargetCore`](super::TargetCore) asks for it ten times a second while there is
+    /// work, before it takes anything in.
+    fn watch_log(&mut self) {}
     /// So many ordered requests have come in one batch.
     fn ordered(&mut self, _requests: u64) {}
     /// A traced write has been answered: where its time went.
@@ -140,6 +146,11 @@ pub enum Event<'a> {
         cntlid: u16,
         /// The volume and its generation.
         what: &'a String,
+    },
+    /// All places for connections are taken: no more are accepted until one is free (T28).
+    Full {
+        /// How many connections are open.
+        connections: usize,
     },
     /// A claim, bind, mark or release was refused, or a stream was poisoned.
     Trouble {

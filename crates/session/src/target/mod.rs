@@ -2,10 +2,11 @@
 //!
 //! A [`TargetConn`] takes bytes and finished device operations and gives device operations and
 //! bytes; everything outside it, drives and clock included, is a [`TargetEnv`]. What connections have
-//! in common is [`Shared`], which the host keeps behind a lock that the hot path never takes.
+//! in common is [`Shared`], which the environment keeps behind a lock that the hot path never takes.
 //!
-//! The same code serves real sockets and drives (crate `riopipe-target`) and, later, simulated
-//! ones.
+//! A [`TargetCore`] has the connections of one processor core: it decides what happens between their
+//! sockets and the drives. The same code serves real sockets and drives (crate `riopipe-target`) and
+//! simulated ones (crate `riopipe-sim`).
 
 mod admin;
 mod binding;
@@ -13,6 +14,7 @@ mod bound;
 mod budget;
 mod claims;
 mod conn;
+mod core;
 mod env;
 mod fabrics;
 mod flushes;
@@ -36,6 +38,10 @@ mod unlogged;
 mod volume;
 mod writers;
 
+pub use self::core::{
+    Action, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place, Places, QueueCounts,
+    TargetCore, Transport,
+};
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};
 pub use env::{Event, OpId, TargetEnv, status_of};

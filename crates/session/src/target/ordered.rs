@@ -234,7 +234,7 @@ impl<E: TargetEnv> TargetConn<E> {
         };
         stream.see_flush_failures(&self.namespaces);
         env.ordered(stream.tracer.news());
-        let mut persisted = false;
+        let mut persisted = 0u32;
         // Entries that were appended and wait are fenced with the batch they came in.
         while stream.appended || !stream.steps.is_empty() {
             let due = mem::take(&mut stream.appended) && !probe::planted(Plant::T7WriteBeforeFence);
@@ -257,12 +257,12 @@ impl<E: TargetEnv> TargetConn<E> {
                         // for it: what is alone and complete needs no other round.
                         if let [step @ Step::Complete { .. }] = stream.steps[..] {
                             stream.steps.clear();
-                            persisted |= stream.complete(step);
+                            persisted += u32::from(stream.complete(step));
                         }
                     }
                     Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, env),
                     Step::Complete { .. } | Step::Refuse { .. } => {
-                        persisted |= stream.complete(step);
+                        persisted += u32::from(stream.complete(step));
                     }
                 }
             }
@@ -272,7 +272,13 @@ impl<E: TargetEnv> TargetConn<E> {
         if stream.tracer.is_under_way() {
             stream.tracer.completing(&stream.done, env.instant());
         }
-        let due = persisted && !probe::planted(Plant::T7AnswerBeforeFence);
+        let shared = persisted > 1;
+        if shared {
+            probe::hit(Rare::FenceShared);
+        }
+        let due = persisted > 0
+            && !probe::planted(Plant::T7AnswerBeforeFence)
+            && !(shared && probe::planted(Plant::T7BatchBeforeFence));
         if due && stream.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
             stream.gate.fence_failed(&mut stream.done);

@@ -185,6 +185,8 @@ pub(crate) struct TestHost {
     pub(crate) ordered: u64,
     pub(crate) traced: Vec<Spent>,
     pub(crate) stopped: Vec<Cause>,
+    /// How often the log's store was looked at.
+    pub(crate) watched: usize,
 }
 
 impl Drive {
@@ -268,6 +270,9 @@ impl TargetEnv for TestHost {
     }
     fn traced(&mut self, spent: &Spent) {
         self.traced.push(*spent);
+    }
+    fn watch_log(&mut self) {
+        self.watched += 1;
     }
     fn stopped(&mut self, why: Cause) {
         self.stopped.push(why);
@@ -364,6 +369,7 @@ impl World {
             ordered: 0,
             traced: Vec::new(),
             stopped: Vec::new(),
+            watched: 0,
         };
         Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
     }

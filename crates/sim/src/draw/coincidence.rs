@@ -37,6 +37,7 @@ const ALL: &[(u64, Draw)] = &[
     (3, overtaken_while_coming_back),
     (1, stopped_and_cut_off),
     (1, reads_of_the_overtaken),
+    (2, overtaken_and_given_back),
     (1, answers_of_the_last_attempt),
     (2, spoilt_logs),
     (1, strangers_who_give_orders),
@@ -360,6 +361,30 @@ fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
         event += rng.range(40, 300);
         let for_us = *rng.pick(&[0, 0, 200]);
         scenario.faults.push(at(event, What::TakeOver { for_us }));
+    }
+    scenario
+}
+
+/// An owner is overtaken while nobody reaches it, and the volume is given back before it hears of
+/// that: what it has sent comes when nobody has the volume (T8).
+fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = 64;
+    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::None]);
+    for _ in 0..60 {
+        let block = rng.below(12) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(20)));
+        scenario.steps.push(Step { stream: 1, op: Op::Read(rng.below(12) as u32, 1) });
+    }
+    let mut event = 60;
+    for _ in 0..3 {
+        event += rng.range(40, 300);
+        let for_us = *rng.pick(&[500, 2_000, 5_000]);
+        scenario.faults.push(at(event, What::TakeOver { for_us }));
+        event += rng.range(40, 200);
+        let for_us = *rng.pick(&[5_000, 20_000]);
+        scenario.faults.push(at(event, What::GiveBack { for_us }));
     }
     scenario
 }

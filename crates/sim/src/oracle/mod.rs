@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use riopipe_order::attribute::Seq;
 
 use crate::block::{Content, ZERO};
-use crate::host::SimHost;
+use crate::env::SimEnv;
 use crate::scenario::{Place, Scenario};
 pub use blocks::Where;
 use blocks::{Block, Wr};
@@ -622,13 +622,13 @@ impl Drives<'_> {
     /// Both copies of a drive's label, as they would be read now.
     #[must_use]
     pub fn labels(&self, machine: usize, drive: usize) -> Vec<u8> {
-        let drive = &self.0[machine].host.drives[drive];
+        let drive = &self.0[machine].env.drives[drive];
         drive.bytes(&[drive.block(0), drive.block(1)])
     }
 
     fn of(&self, at: Where) -> &crate::drive::Drive {
-        let host: &SimHost = &self.0[at.machine].host;
-        &host.drives[at.drive]
+        let env: &SimEnv = &self.0[at.machine].env;
+        &env.drives[at.drive]
     }
 }
 

@@ -100,7 +100,7 @@ impl World {
                 self.part(client, Some(machine), for_us);
             }
             What::Drive { machine, drive, fault } => {
-                self.machines[machine].host.drives[drive].plan_fault(fault);
+                self.machines[machine].env.drives[drive].plan_fault(fault);
             }
             What::Log { machine, fences } => {
                 self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
@@ -142,7 +142,7 @@ impl World {
                 if self.machines[machine].is_up() {
                     self.crash_machine(machine, Doom { power: false, down_us });
                 }
-                self.machines[machine].host.drives[drive].unprotect();
+                self.machines[machine].env.drives[drive].unprotect();
             }
             What::GiveBack { for_us } => {
                 if let Some(owner) = self.owner().filter(|_| self.giving_back.is_none()) {

@@ -157,9 +157,9 @@ impl World {
         for at in 0..self.machines.len() {
             self.put_log_back(at);
             let machine = &mut self.machines[at];
-            machine.host.drives.iter_mut().for_each(Drive::heal);
+            machine.env.drives.iter_mut().for_each(Drive::heal);
             machine.store.heal();
-            machine.host.fuse.renew();
+            machine.env.fuse.renew();
             self.dooms[at] = None;
         }
     }

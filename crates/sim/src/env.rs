@@ -1,13 +1,13 @@
 //! What a target's sessions see of their machine: drives, the log, the clock.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use riopipe_session::target::{ConnId, Event, Shared, TargetEnv};
+use riopipe_session::target::{ConnId, Event, Message, Shared, TargetEnv};
 
 use crate::drive::Drive;
 use crate::fuse::Fuse;
 use crate::log_store::LogPart;
+use crate::machine::Tcp;
 
 /// What the parts of a machine have to say, line by line, if somebody listens.
 #[derive(Clone, Debug, Default)]
@@ -53,31 +53,33 @@ impl Said {
     }
 }
 
-/// The [`TargetEnv`] of one target's sessions.
-pub struct SimHost {
+/// The [`TargetEnv`] of one target's cores.
+pub struct SimEnv {
     /// The time, ns.
     pub now: u64,
     /// What the connections share; nothing while no process runs.
     pub shared: Option<Shared<LogPart>>,
     /// The machine's drives.
     pub drives: Vec<Drive>,
-    /// Connections to look at their notices.
-    pub notices: VecDeque<ConnId>,
+    /// By core: messages that it has not read, oldest first.
+    pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
+    /// The core that is at work.
+    pub core: usize,
     /// What sessions and drives have to say.
     pub said: Said,
     /// Stops the process in the middle of something.
     pub fuse: Fuse,
 }
 
-impl SimHost {
-    /// The host of a machine with these drives.
+impl SimEnv {
+    /// The environment of a machine with these drives.
     #[must_use]
     pub fn new(drives: Vec<Drive>, fuse: Fuse, said: Said) -> Self {
-        Self { now: 0, shared: None, drives, notices: VecDeque::new(), said, fuse }
+        Self { now: 0, shared: None, drives, mail: Vec::new(), core: 0, said, fuse }
     }
 }
 
-impl TargetEnv for SimHost {
+impl TargetEnv for SimEnv {
     type Buf = Vec<u8>;
     type Device = Drive;
     type Region = LogPart;
@@ -91,7 +93,9 @@ impl TargetEnv for SimHost {
     }
 
     fn device(&mut self, ns: usize) -> &mut Drive {
-        &mut self.drives[ns]
+        let drive = &mut self.drives[ns];
+        drive.core = self.core;
+        drive
     }
 
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<LogPart>) -> T) -> T {
@@ -99,7 +103,9 @@ impl TargetEnv for SimHost {
     }
 
     fn notify(&mut self, conn: ConnId) {
-        self.notices.push_back(conn);
+        for (core, message) in Message::notices(conn, self.mail.len()) {
+            self.mail[core].push(message);
+        }
     }
 
     fn log(&mut self, event: Event<'_>) {
