@@ -253,37 +253,35 @@ impl Target {
 
     /// Opens the queue to the drives, and waits for it.
     pub(crate) fn open_drives(&self) -> Result<(), AttachError> {
-        let mut error = None;
+        let mut nqn = None;
         let opened = self.change(|control, now| {
             control.connect_error = None;
-            control.association().map(|association| association.open_drives(now))
+            let association = control.association()?;
+            nqn = Some(association.subnqn().to_owned());
+            association.open_drives(now);
+            Ok(())
         });
-        if let Err(lost) = opened {
-            return Err(self.fault(lost));
-        }
+        let mut failed = opened.err();
         loop {
             let seen = self.signal.count();
             let mut control = lock(&self.control);
             match control.association().map(|association| association.drives()) {
+                _ if failed.is_some() => {}
                 Ok(DrivesState::Ready) => return Ok(()),
                 Ok(DrivesState::Opening) => {}
-                Ok(DrivesState::Failed(why)) => error = Some(CallError::from(why.clone())),
-                Ok(DrivesState::Closed) => error = Some(CallError::Closed),
-                Err(lost) => error = Some(lost),
+                Ok(DrivesState::Failed(why)) => failed = Some(why.clone().into()),
+                Ok(DrivesState::Closed) => failed = Some(CallError::Closed),
+                Err(lost) => failed = Some(lost),
             }
-            if let Some(error) = error {
+            if let Some(source) = failed {
                 return Err(match control.connect_error.take() {
-                    Some(connect_error) => AttachError::Connect(connect_error),
-                    None => self.fault(error),
+                    Some(error) => AttachError::Connect(error),
+                    None => AttachError::Target { target: self.name.clone(), nqn, source },
                 });
             }
             drop(control);
             self.signal.wait(seen, self.timeout);
         }
-    }
-
-    fn fault(&self, source: CallError) -> AttachError {
-        AttachError::Target { target: self.name.clone(), nqn: None, source }
     }
 
     /// Closes the queue to the drives.
