@@ -328,6 +328,7 @@ mod tests {
             Header { oldest: 131, ..header() },
             Header { first: Some(40), ..header() },
             Header { lsn: Lsn(u64::MAX), ..header() },
+            Header { number: u64::MAX, ..header() },
             Header { checkpoint: Some(Lsn(5040)), ..header() },
         ] {
             let read = Header::parse(&sealed(&senseless), 7, soft);

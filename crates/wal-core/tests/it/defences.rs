@@ -219,9 +219,35 @@ fn no_more_is_under_way_than_an_opener_looks_at() {
     }
     let blocks: usize = world.flying.iter().map(|group| group.writes.len()).sum();
     assert_eq!(blocks as u64, world.ring.window());
-    // Of what is not durable it asks for a FLUSH, though nobody waits for any of it.
+    assert!(world.flying.iter().any(|group| group.flush), "a FLUSH, though nobody waits for one");
     world.advance(0, 99, 99);
     assert!(world.commit() > 0);
+}
+
+#[test]
+fn t19_blocks_that_no_writer_of_this_ring_made_are_not_believed() {
+    let mut world = World::new(16, Below::Any);
+    let mut header = Header {
+        log: LOG,
+        number: 99,
+        epoch: 1,
+        follows: 1,
+        lsn: Lsn(0),
+        used: 0,
+        first: None,
+        trim: Lsn(0),
+        oldest: 0,
+        checkpoint: None,
+        settled: 99,
+    };
+    for _ in 0..2 {
+        let mut block = [0; BLOCK_BYTES];
+        header.seal(&mut block, soft);
+        world.arrive(vec![(world.ring.lba(header.number), Box::new(block))]);
+        (header.number, header.settled) = (100, 100);
+    }
+    // They need more blocks than the ring has.
+    assert_eq!(world.find().unwrap().number, 1);
 }
 
 proptest! {

@@ -54,6 +54,7 @@ pub(crate) enum Below {
 pub(crate) struct Flying {
     pub(crate) seq: u64,
     pub(crate) writes: Vec<(u64, Box<Block>)>,
+    pub(crate) flush: bool,
     tag: u64,
 }
 
@@ -143,7 +144,8 @@ impl World {
                 }
             }
             let tag = group.first + group.blocks;
-            self.flying.push_back(Flying { seq: self.seq, writes, tag });
+            let flush = group.flush;
+            self.flying.push_back(Flying { seq: self.seq, writes, flush, tag });
             self.writer.submitted(&group, self.seq);
             groups += 1;
         }

@@ -28,6 +28,35 @@ fn a_target_that_dies_and_comes_back_costs_time_and_no_record() {
     wal.close(Some(SOON)).unwrap();
 }
 
+/// Nothing tells where the log ends but its blocks.
+#[test]
+fn t26_records_are_found_without_the_ordering_log() {
+    let mut site = Site::rio();
+    let (volume, _) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let mut all = Vec::new();
+    for number in 0..200u64 {
+        let bytes = vec![number as u8; 3000];
+        all.push((wal.append(&bytes).unwrap(), bytes));
+    }
+    wal.wait_durable(all.last().unwrap().0, Some(SOON)).unwrap();
+    drop((wal, volume));
+    site.kill();
+    site.lose_log();
+    site.start();
+    let (volume, recovery) = site.open_with(&OpenOptions {
+        accept_lost_log: true,
+        take_over: true,
+        connect: connect(),
+        ..OpenOptions::default()
+    });
+    let (wal, _) = reopen(&volume, &recovery, PLACE);
+    assert!(read(&wal, Lsn(0)) == all);
+    let lsn = wal.append(b"goes on").unwrap();
+    wal.wait_durable(lsn, Some(SOON)).unwrap();
+    wal.close(Some(SOON)).unwrap();
+}
+
 #[test]
 fn a_failed_log_tells_everybody_and_is_opened_again_with_what_was_durable() {
     let mut site = Site::rio();

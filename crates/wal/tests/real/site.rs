@@ -27,7 +27,7 @@ pub(crate) struct Site {
     running: Option<Running>,
     config: Config,
     /// Its drive and log; they go last.
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Site {
@@ -48,7 +48,7 @@ impl Site {
         let running = Target::start(&config).expect("the target starts");
         // It comes back where it was.
         config.listen = vec![running.addresses()[0].to_string()];
-        let site = Self { running: Some(running), config, _dir: dir };
+        let site = Self { running: Some(running), config, dir: dir };
         let options = CreateOptions {
             streams: 4,
             engine: Some(engine),
@@ -78,6 +78,11 @@ impl Site {
     /// The target's process dies.
     pub(crate) fn kill(&mut self) {
         self.running.take().expect("it runs").kill();
+    }
+
+    /// Its ordering log is lost while it is down.
+    pub(crate) fn lose_log(&self) {
+        std::fs::remove_file(self.dir.path().join("log")).unwrap();
     }
 
     /// It is started again.
