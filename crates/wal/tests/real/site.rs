@@ -48,7 +48,7 @@ impl Site {
         let running = Target::start(&config).expect("the target starts");
         // It comes back where it was.
         config.listen = vec![running.addresses()[0].to_string()];
-        let site = Self { running: Some(running), config, dir: dir };
+        let site = Self { running: Some(running), config, dir };
         let options = CreateOptions {
             streams: 4,
             engine: Some(engine),
