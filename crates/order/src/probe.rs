@@ -260,6 +260,8 @@ named! {
         HandedOver = "handed-over",
         /// Several completions of one stream shared a fence.
         FenceShared = "fence-shared",
+        /// An operation waited because its drive had as many as it is given at once.
+        DriveFull = "drive-full",
         /// A drive finished a write after the process that issued it had died.
         LateWrite = "late-write",
         /// A crash came while a recovery was under way.

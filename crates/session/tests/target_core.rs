@@ -8,13 +8,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
 use riopipe_session::target::{
-    Action, ConnKey, CoreConfig, Input, Message, Places, QueueCounts, TargetCore, Transport,
+    Action, BoundedDevice, ConnKey, CoreConfig, Input, Message, Places, QueueCounts, TargetCore,
+    Transport,
 };
 use riopipe_session::wire;
 use world::{
-    Pending, SUBNQN, TestHost, VOLUME, World, attribute, block, crc, ordered, riopipe_bytes,
+    Drive, Pending, SUBNQN, TestHost, VOLUME, World, attribute, block, crc, ordered, riopipe_bytes,
 };
 
 const MS: u64 = 1_000_000;
@@ -472,4 +474,41 @@ fn a_core_that_stops_waits_for_what_is_on_its_way_and_gives_nothing_away() {
     t.round();
     assert!(t.did().ends_with(&[("drop", 3)]));
     assert!(t.cores[1].is_at_rest());
+}
+
+#[test]
+fn a_drive_is_given_so_many_operations_at_once_and_the_rest_in_order() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 2, <[u8]>::to_vec);
+    bounded.holds = true;
+    let bytes = [block(0), block(1), block(2)];
+    for (op, bytes) in (0..).zip(&bytes) {
+        let submitted = bounded.write(op, op, Data::Borrowed(bytes));
+        assert!(matches!(submitted, Submitted::Pending));
+    }
+    // What comes later overtakes nothing, also once there is room.
+    assert!(matches!(bounded.flush(3), Submitted::Pending));
+    assert_eq!((bounded.pending.len(), bounded.in_flight()), (2, 4));
+    let mut done = Vec::new();
+    bounded.poll(0, &mut done);
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1]);
+    let waited: Vec<_> = bounded.pending.iter().map(|pending| pending.op.0).collect();
+    assert_eq!(waited, [2, 3]);
+    bounded.poll(0, &mut done);
+    assert_eq!(bounded.in_flight(), 0);
+    assert_eq!(bounded.block(2), block(2), "the bytes were kept");
+    // What ends within the call ends with the poll.
+    assert!(matches!(bounded.read(4, 2, 1), Submitted::Pending));
+    assert!(matches!(bounded.read(5, 2, 1), Submitted::Pending));
+    assert!(matches!(bounded.read(6, 2, 1), Submitted::Pending));
+    bounded.holds = false;
+    done.clear();
+    bounded.poll(0, &mut done);
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [4, 5, 6]);
+    // The process that asks dies.
+    bounded.holds = true;
+    for op in 7..10 {
+        assert!(matches!(bounded.flush(op), Submitted::Pending));
+    }
+    bounded.forget_waiting();
+    assert_eq!(bounded.in_flight(), 2);
 }

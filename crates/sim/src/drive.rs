@@ -105,16 +105,6 @@ struct Version {
 
 const PENDING: u64 = u64::MAX;
 
-/// In the name of an operation, the core that asked is above this bit: of the 48 bits that a core
-/// has for its connections it needs far fewer.
-const CORE_SHIFT: u32 = 56;
-
-/// The core that asked for an operation, and the core's own name for it.
-#[must_use]
-pub const fn core_of(op: u64) -> (usize, u64) {
-    ((op >> CORE_SHIFT) as usize, op & ((1 << CORE_SHIFT) - 1))
-}
-
 /// What comes of an operation: bytes, of a read.
 pub type Ended = Result<Option<Vec<u8>>, IoError>;
 
@@ -153,9 +143,6 @@ struct Flight {
 /// A drive.
 #[derive(Debug)]
 pub struct Drive {
-    /// The core that asks. Each core of the target has a queue of its own, and hears of what it has
-    /// asked for.
-    pub core: usize,
     spec: DriveSpec,
     blocks: Vec<Block>,
     flights: Vec<Flight>,
@@ -199,7 +186,6 @@ impl Drive {
         said: Said,
     ) -> Self {
         Self {
-            core: 0,
             limits: Limits::new(blocks.into(), &Arc::from(name)),
             gathered: Vec::new(),
             due: BinaryHeap::new(),
@@ -323,7 +309,7 @@ impl Drive {
             return Submitted::Pending;
         }
         let text = self.said.is_wanted().then(|| format!("{ask:?}"));
-        let flight = self.begin(op | (self.core as u64) << CORE_SHIFT, ask);
+        let flight = self.begin(op, ask);
         self.said.say(|| format!("begins {flight}: {}", text.unwrap_or_default()));
         if self.rng.percent(u64::from(self.spec.at_once))
             && let Some((_, result)) = self.finish(flight)

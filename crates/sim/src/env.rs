@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_session::target::{ConnId, Event, Message, Shared, TargetEnv};
 
-use crate::drive::Drive;
+use crate::drive_queue::DriveQueue;
 use crate::fuse::Fuse;
 use crate::log_store::LogPart;
 use crate::machine::Tcp;
@@ -60,7 +60,7 @@ pub struct SimEnv {
     /// What the connections share; nothing while no process runs.
     pub shared: Option<Shared<LogPart>>,
     /// The machine's drives.
-    pub drives: Vec<Drive>,
+    pub drives: Vec<DriveQueue>,
     /// By core: messages that it has not read, oldest first.
     pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
     /// The core that is at work.
@@ -74,14 +74,14 @@ pub struct SimEnv {
 impl SimEnv {
     /// The environment of a machine with these drives.
     #[must_use]
-    pub fn new(drives: Vec<Drive>, fuse: Fuse, said: Said) -> Self {
+    pub fn new(drives: Vec<DriveQueue>, fuse: Fuse, said: Said) -> Self {
         Self { now: 0, shared: None, drives, mail: Vec::new(), core: 0, said, fuse }
     }
 }
 
 impl TargetEnv for SimEnv {
     type Buf = Vec<u8>;
-    type Device = Drive;
+    type Device = DriveQueue;
     type Region = LogPart;
 
     fn now(&self) -> u64 {
@@ -92,7 +92,7 @@ impl TargetEnv for SimEnv {
         Some(vec![0; len])
     }
 
-    fn device(&mut self, ns: usize) -> &mut Drive {
+    fn device(&mut self, ns: usize) -> &mut DriveQueue {
         let drive = &mut self.drives[ns];
         drive.core = self.core;
         drive

@@ -14,6 +14,7 @@ pub mod core;
 pub mod crc;
 pub mod draw;
 pub mod drive;
+pub mod drive_queue;
 pub mod env;
 pub mod fuse;
 pub mod log_store;

@@ -15,6 +15,7 @@ use riopipe_session::target::{Identity, NamespaceConfig, Namespaces, Shared, Spl
 use crate::block::BLOCK;
 use crate::crc::crc32c;
 use crate::drive::Drive;
+use crate::drive_queue::DriveQueue;
 use crate::env::{Said, SimEnv};
 use crate::fuse::Fuse;
 use crate::log_store::{LogPart, LogStore, SetAside};
@@ -25,6 +26,9 @@ mod process;
 
 use process::Process;
 pub use process::{Out, Tcp};
+
+/// Operations that a drive is given at once: as the product has it, unless it is made scarce.
+const DEPTH: usize = 512;
 
 /// The first volume of a simulated cluster, and mostly the only one.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
@@ -77,8 +81,13 @@ impl Machine {
         let said = Said::new(traced);
         let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
             let name = format!("drive {at}");
-            let rng = rng.fork(1 + at as u64);
-            Drive::new((*drive, spec.blocks), &name, rng, fuse.clone(), said.of(&name))
+            let mut rng = rng.fork(1 + at as u64);
+            let depth = *rng.pick(&[2, 8, DEPTH, DEPTH]);
+            let said = said.of(&name);
+            DriveQueue::new(
+                Drive::new((*drive, spec.blocks), &name, rng, fuse.clone(), said),
+                depth,
+            )
         });
         let env = SimEnv::new(drives.collect(), fuse.clone(), said);
         let mut machine = Self {
@@ -166,7 +175,7 @@ impl Machine {
     /// holds its lock until the last such operation has come back (T8).
     #[must_use]
     pub fn is_haunted(&self) -> bool {
-        self.env.drives.iter().any(Drive::is_haunted)
+        self.env.drives.iter().any(|drive| drive.is_haunted())
     }
 
     /// Starts the target's process; what was wrong with the log, if anything. A log of another
@@ -217,7 +226,7 @@ impl Machine {
     /// # Errors
     /// The log could not be written back.
     pub fn end_service(&mut self) -> Result<(), RegionError> {
-        self.env.drives.iter_mut().for_each(Drive::sync);
+        self.env.drives.iter_mut().for_each(|drive| drive.sync());
         let store = self.store.clone();
         if let Some(shared) = &mut self.env.shared {
             shared.end_service(self.env.now, || store.sync())?;
@@ -284,7 +293,7 @@ impl Machine {
     /// The machine loses its power.
     pub fn power_cut(&mut self) {
         // What is in flight is lost or lands before the process could see either.
-        self.env.drives.iter_mut().for_each(Drive::power_cut);
+        self.env.drives.iter_mut().for_each(|drive| drive.power_cut());
         self.store.power_cut(&mut self.rng);
         if let Some(log) = &mut self.set_aside {
             log.power_cut(self.store.kind(), &mut self.rng);

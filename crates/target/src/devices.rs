@@ -1,13 +1,12 @@
 //! The world of a reactor's connections: drives, the shared state, the mailboxes of the others.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{ConnId, Event, Message, OpId, Shared, TargetEnv};
+use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv};
 
 use crate::counters::{Counter, Counters};
 use crate::log::{Log, WatchedPart};
@@ -50,82 +49,21 @@ pub(crate) struct DevicesParts {
     pub(crate) stages: Arc<Stages>,
 }
 
-/// A drive's queue, and what is to go into it once there is room.
+/// A reactor's queue to a drive, with what it does counted.
 pub(crate) struct DriveQueue {
-    queue: Box<dyn Queue>,
-    /// Asked for while the queue was full.
-    backlog: VecDeque<Backlog>,
+    queue: BoundedDevice<dyn Queue>,
     /// The reactor's.
     counters: Arc<Counters>,
 }
 
-struct Backlog {
-    op: u64,
-    lba: u64,
-    what: What,
-}
-
-enum What {
-    Write(AlignedBuf),
-    Read(u64),
-    Flush,
-    Zero { blocks: u64, deallocate: bool },
-}
-
 impl DriveQueue {
-    /// The drive's queue, if there is room in it; else where to put what waits for room.
-    #[inline]
-    fn room(&mut self) -> Result<&mut dyn Queue, &mut VecDeque<Backlog>> {
-        if self.queue.in_flight() < QUEUE_DEPTH && self.backlog.is_empty() {
-            Ok(self.queue.as_mut())
-        } else {
-            Err(&mut self.backlog)
-        }
-    }
-
-    /// Looks at an operation that has ended within its call.
+    /// Looks at an operation that may have ended within its call.
     #[inline]
     fn seen(&self, submitted: Submitted) -> Submitted {
         if let Submitted::Done(Err(error)) = &submitted {
             note(error, &self.counters);
         }
         submitted
-    }
-
-    fn zero(&mut self, op: u64, lba: u64, blocks: u64, deallocate: bool) -> Submitted {
-        self.counters.add(Counter::Discards, 1);
-        match self.room() {
-            Ok(queue) => {
-                let submitted = match deallocate {
-                    true => queue.deallocate(op, lba, blocks),
-                    false => queue.write_zeroes(op, lba, blocks),
-                };
-                self.seen(submitted)
-            }
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Zero { blocks, deallocate } });
-                Submitted::Pending
-            }
-        }
-    }
-
-    /// Submits what waited for room.
-    fn submit_backlog(&mut self, done: &mut Vec<Done>) {
-        while self.queue.in_flight() < QUEUE_DEPTH {
-            let Some(Backlog { op, lba, what }) = self.backlog.pop_front() else { return };
-            let submitted = match what {
-                What::Write(data) => self.queue.write(op, lba, Data::Owned(data)),
-                What::Read(blocks) => self.queue.read(op, lba, blocks),
-                What::Flush => self.queue.flush(op),
-                What::Zero { blocks, deallocate: true } => self.queue.deallocate(op, lba, blocks),
-                What::Zero { blocks, deallocate: false } => {
-                    self.queue.write_zeroes(op, lba, blocks)
-                }
-            };
-            if let Submitted::Done(result) = submitted {
-                done.push(Done { op, result });
-            }
-        }
     }
 }
 
@@ -136,58 +74,34 @@ impl BlockDevice for DriveQueue {
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         self.counters.add(Counter::Writes, 1);
         self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
-        match self.room() {
-            Ok(queue) => {
-                let submitted = queue.write(op, lba, data);
-                self.seen(submitted)
-            }
-            Err(backlog) => {
-                let data = match data {
-                    Data::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
-                    Data::Owned(buf) => buf,
-                };
-                backlog.push_back(Backlog { op, lba, what: What::Write(data) });
-                Submitted::Pending
-            }
-        }
+        let submitted = self.queue.write(op, lba, data);
+        self.seen(submitted)
     }
 
     #[inline]
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Reads, 1);
         self.counters.add(Counter::ReadBytes, blocks * u64::from(BLOCK_SIZE));
-        match self.room() {
-            Ok(queue) => {
-                let submitted = queue.read(op, lba, blocks);
-                self.seen(submitted)
-            }
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Read(blocks) });
-                Submitted::Pending
-            }
-        }
+        let submitted = self.queue.read(op, lba, blocks);
+        self.seen(submitted)
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
         self.counters.add(Counter::Flushes, 1);
-        match self.room() {
-            Ok(queue) => {
-                let submitted = queue.flush(op);
-                self.seen(submitted)
-            }
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba: 0, what: What::Flush });
-                Submitted::Pending
-            }
-        }
+        let submitted = self.queue.flush(op);
+        self.seen(submitted)
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.zero(op, lba, blocks, false)
+        self.counters.add(Counter::Discards, 1);
+        let submitted = self.queue.write_zeroes(op, lba, blocks);
+        self.seen(submitted)
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.zero(op, lba, blocks, true)
+        self.counters.add(Counter::Discards, 1);
+        let submitted = self.queue.deallocate(op, lba, blocks);
+        self.seen(submitted)
     }
 
     fn kick(&mut self, now: u64) {
@@ -197,9 +111,6 @@ impl BlockDevice for DriveQueue {
     fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
         let from = done.len();
         self.queue.poll(now, done);
-        if !self.backlog.is_empty() {
-            self.submit_backlog(done);
-        }
         for error in done[from..].iter().filter_map(|done| done.result.as_ref().err()) {
             note(error, &self.counters);
         }
@@ -210,15 +121,14 @@ impl BlockDevice for DriveQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.queue.in_flight() + self.backlog.len()
+        self.queue.in_flight()
     }
 }
 
 impl Devices {
     pub(crate) fn new(queues: Vec<Box<dyn Queue>>, parts: DevicesParts) -> Self {
         let drives = queues.into_iter().map(|queue| DriveQueue {
-            queue,
-            backlog: VecDeque::new(),
+            queue: BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of),
             counters: Arc::clone(&parts.counters),
         });
         Self { drives: drives.collect(), parts, now: riopipe_media::now(), done: Vec::new() }

@@ -39,8 +39,8 @@ mod volume;
 mod writers;
 
 pub use self::core::{
-    Action, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place, Places, QueueCounts,
-    TargetCore, Transport,
+    Action, BoundedDevice, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place,
+    Places, QueueCounts, TargetCore, Transport,
 };
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};

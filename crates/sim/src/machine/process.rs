@@ -14,7 +14,8 @@ use riopipe_session::target::{
 use super::Machine;
 use crate::core::MS;
 use crate::crc::crc32c;
-use crate::drive::{self, Ended};
+use crate::drive::Ended;
+use crate::drive_queue::core_of;
 use crate::env::SimEnv;
 
 /// A core is busy with something else for so long at most, ns.
@@ -209,7 +210,7 @@ impl Machine {
         let mut done = Vec::new();
         self.env.drives[drive].poll(self.env.now, &mut done);
         for Done { op, result } in done {
-            let (core, op) = drive::core_of(op);
+            let (core, op) = core_of(op);
             if let Some(reactor) = self.process.reactors.get_mut(core) {
                 reactor.done.push((OpId(op), result));
             }

@@ -4,7 +4,6 @@
 use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
 use crate::client::{Client, Refused};
 use crate::core::{Ev, MS, US};
-use crate::drive::Drive;
 use crate::oracle::{Drives, Promise};
 
 impl World {
@@ -157,7 +156,7 @@ impl World {
         for at in 0..self.machines.len() {
             self.put_log_back(at);
             let machine = &mut self.machines[at];
-            machine.env.drives.iter_mut().for_each(Drive::heal);
+            machine.env.drives.iter_mut().for_each(|drive| drive.heal());
             machine.store.heal();
             machine.env.fuse.renew();
             self.dooms[at] = None;

@@ -22,6 +22,7 @@
 //! them between threads, the simulator in an order that its seed decides.
 
 mod action;
+mod bounded;
 mod connection;
 mod message;
 mod places;
@@ -41,6 +42,7 @@ use super::shared::ConnId;
 use crate::outbox::Outbox;
 
 pub use action::Action;
+pub use bounded::BoundedDevice;
 use connection::Receives;
 pub use connection::{Connection, Interest, Transport};
 pub use message::Message;
