@@ -86,6 +86,12 @@ impl Ledger {
         Ok(())
     }
 
+    /// Which stream wrote a volume block last, and in which group, unless that has been pruned.
+    #[must_use]
+    pub fn writer(&self, block: u64) -> Option<(StreamId, Seq)> {
+        self.blocks.get(&block).copied()
+    }
+
     /// Notes a write that was admitted as `seq`.
     pub fn note(&mut self, stream: StreamId, lba: u64, blocks: u32, seq: Seq) {
         for block in lba..lba + u64::from(blocks) {

@@ -18,6 +18,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod claim;
+pub mod engine_choice;
 pub mod initiator;
 pub mod label;
 pub mod label_work;

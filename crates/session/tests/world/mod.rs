@@ -481,6 +481,11 @@ impl World {
         self.send(at, &bytes);
     }
 
+    /// All bytes that the target has sent and nobody has looked at.
+    pub(crate) fn take_answers(&mut self, at: usize) -> Vec<u8> {
+        std::mem::take(&mut self.links[at].answers)
+    }
+
     /// The next PDU that the target has sent.
     pub(crate) fn next(&mut self, at: usize) -> Option<Received> {
         let link = &mut self.links[at];

@@ -1,0 +1,141 @@
+//! Which engine can run on a volume's targets (T17).
+//!
+//! Engine `rio` needs an ordering log on every target, and a target that speaks the extension. Where
+//! one does not, the volume is used with engine `sync` and its promise, unless the caller insists.
+
+use riopipe_order::engine::EngineKind;
+
+use crate::wire::{Extension, LogKind};
+
+/// What a target lacks that engine `rio` needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// It does not speak Rio's extension.
+    Extension,
+    /// It speaks the extension, and has no ordering log.
+    Log,
+}
+
+/// A target on which engine `rio` can't run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// Which target, counted from 0, as they were given.
+    pub target: usize,
+    /// What it lacks.
+    pub what: Lack,
+}
+
+/// Why engine `rio` can't run on a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// A target can't.
+    Target(Lacking),
+    /// The volume was made for this engine, so it has no room in the ordering logs.
+    MadeFor(EngineKind),
+}
+
+/// The engine that is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice<W> {
+    /// The engine.
+    pub engine: EngineKind,
+    /// Why it is `sync` instead of `rio`, if so: whoever uses the volume is to be told.
+    pub fallback: Option<W>,
+}
+
+/// Chooses the engine for a volume that is to be made. `wanted` is the one that the caller insists
+/// on, and `extensions` has what each target says of the extension in Identify Controller.
+///
+/// # Errors
+/// The caller insists on engine `rio`, which can't run.
+pub fn choose_for_new(
+    wanted: Option<EngineKind>,
+    extensions: impl IntoIterator<Item = Option<Extension>>,
+) -> Result<Choice<Lacking>, Lacking> {
+    fit(EngineKind::Rio, wanted, || lacking(extensions))
+}
+
+/// Chooses the engine for a volume that was `made_for` one; see [`choose_for_new`].
+///
+/// # Errors
+/// The caller insists on engine `rio`, which can't run.
+pub fn choose(
+    made_for: EngineKind,
+    wanted: Option<EngineKind>,
+    extensions: impl IntoIterator<Item = Option<Extension>>,
+) -> Result<Choice<Hindrance>, Hindrance> {
+    let unfit = (made_for != EngineKind::Rio).then_some(Hindrance::MadeFor(made_for));
+    fit(made_for, wanted, || lacking(extensions).map(Hindrance::Target).or(unfit))
+}
+
+/// The first target on which engine `rio` can't run.
+fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
+    extensions.into_iter().enumerate().find_map(|(target, said)| match said {
+        None => Some(Lacking { target, what: Lack::Extension }),
+        Some(said) if said.log_kind == LogKind::None => Some(Lacking { target, what: Lack::Log }),
+        Some(_) => None,
+    })
+}
+
+/// The engine that is wanted or was meant, unless that is `rio` and something hinders it.
+fn fit<W>(
+    made_for: EngineKind,
+    wanted: Option<EngineKind>,
+    hindrance: impl FnOnce() -> Option<W>,
+) -> Result<Choice<W>, W> {
+    let engine = wanted.unwrap_or(made_for);
+    if engine != EngineKind::Rio {
+        return Ok(Choice { engine, fallback: None });
+    }
+    match hindrance() {
+        None => Ok(Choice { engine, fallback: None }),
+        Some(hindrance) if wanted.is_some() => Err(hindrance),
+        Some(hindrance) => Ok(Choice { engine: EngineKind::Sync, fallback: Some(hindrance) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::EXTENSION_VERSION;
+
+    const RIO: EngineKind = EngineKind::Rio;
+
+    fn speaks(log_kind: LogKind) -> Option<Extension> {
+        let (version, region, boot) = (EXTENSION_VERSION, [1; 16], [2; 16]);
+        Some(Extension { version, log_kind, incarnation: 1, region, boot })
+    }
+
+    #[test]
+    fn t17_one_foreign_target_makes_the_volume_fall_back_to_sync() {
+        let (log, none) = (speaks(LogKind::Dax), speaks(LogKind::None));
+        let whole = Choice { engine: RIO, fallback: None };
+        assert_eq!(choose(RIO, None, [log, log]), Ok(whole));
+        let cases = [
+            ([log, None], Lacking { target: 1, what: Lack::Extension }),
+            ([none, None], Lacking { target: 0, what: Lack::Log }),
+        ];
+        for (targets, lacking) in cases {
+            let hindrance = Hindrance::Target(lacking);
+            let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
+            assert_eq!(choose(RIO, None, targets), Ok(back));
+            assert_eq!(choose(RIO, Some(RIO), targets), Err(hindrance), "never without a word");
+            let back = Choice { engine: EngineKind::Sync, fallback: Some(lacking) };
+            assert_eq!(choose_for_new(None, targets), Ok(back));
+            assert_eq!(choose_for_new(Some(RIO), targets), Err(lacking));
+        }
+        assert_eq!(choose_for_new(None, [log]), Ok(Choice { engine: RIO, fallback: None }));
+    }
+
+    #[test]
+    fn t17_an_engine_without_a_log_runs_anywhere() {
+        let log = speaks(LogKind::Block);
+        for engine in [EngineKind::Sync, EngineKind::None] {
+            let whole = Ok(Choice { engine, fallback: None });
+            assert_eq!(choose(engine, None, [None]), whole);
+            assert_eq!(choose(RIO, Some(engine), [None]), whole);
+            assert_eq!(choose_for_new(Some(engine), [None]).map(|c| c.engine), Ok(engine));
+            assert_eq!(choose(engine, Some(RIO), [log]), Err(Hindrance::MadeFor(engine)));
+        }
+    }
+}
