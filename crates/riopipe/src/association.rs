@@ -1,77 +1,102 @@
-//! An attached target, and the questions that a volume's opening asks it, one at a time.
+//! The targets of a volume, and how they are attached to.
 
 use std::sync::Arc;
 
 use riopipe_net::{Socket, SocketOptions, connect};
-use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::discovery::Entry;
-use riopipe_session::initiator::association::{
-    Association as Machine, AssociationConfig, ControlQueue,
-};
-use riopipe_session::initiator::attach::Controller;
-use riopipe_session::wire::{STATUS_LEN, VolumeStatus, status_command};
+use riopipe_session::initiator::association::{Association, AssociationConfig, AssociationError};
+use riopipe_session::initiator::volume::Associations;
+use riopipe_session::initiator::volume::members::MemberPlace;
 
 use crate::addr::{MemberAddr, socket};
-use crate::error::{AttachError, CallError};
+use crate::error::AttachError;
 use crate::identity::ConnectOptions;
+use crate::piece::Piece;
 use crate::stream::nanos;
-use crate::target::{CallData, Signal, Target};
+use crate::target::{Signal, Target};
 
 /// I/O queues asked for: one for labels, the rest for streams.
 const IO_QUEUES: u16 = 128;
 /// Bytes of data that one read may ask for.
 const DATA_MAX: u32 = 4 << 20;
 
-/// An attached controller.
+/// The targets of a member list, each of which is attached to once, and where each member is. They
+/// end when this is dropped, unless the volume has been opened.
 #[derive(Debug)]
-pub(crate) struct Association {
-    pub(crate) addr: MemberAddr,
-    pub(crate) controller: Controller,
-    target: Ending,
+pub(crate) struct Targets {
+    list: Vec<Ending>,
+    /// Where each target is, as its first member says it.
+    pub(crate) addrs: Vec<MemberAddr>,
+    pub(crate) places: Vec<MemberPlace>,
+    pub(crate) signal: Arc<Signal>,
 }
 
-impl Association {
-    /// Attaches to the target of `member`. What happens there is told to `signal`, too.
-    pub(crate) fn attach(
-        member: &MemberAddr,
+impl Targets {
+    /// Begins to attach to the targets of `members`.
+    pub(crate) fn start(
+        members: &[MemberAddr],
         options: &ConnectOptions,
-        signal: &Arc<Signal>,
     ) -> Result<Self, AttachError> {
-        let machine = Machine::new(config(member.nqn.clone(), options));
-        let ending = start(member.socket(), machine, options, signal)?;
-        let (nqn, controller) = ending.0.attached()?;
-        let addr = MemberAddr { nqn: Some(nqn), ..member.clone() };
-        Ok(Self { addr, controller, target: ending })
+        let (places, addrs) = Self::places_of(members);
+        let signal = Arc::default();
+        let begin = |addr: &MemberAddr| {
+            let machine = Association::new(config(addr.nqn.clone(), options));
+            start(addr.socket(), machine, options, &signal)
+        };
+        let list = addrs.iter().map(begin).collect::<Result<_, _>>()?;
+        Ok(Self { list, addrs, places, signal })
     }
 
-    /// Its connections.
-    pub(crate) fn target(&self) -> &Arc<Target> {
-        &self.target.0
+    /// Where each member is, and the address of each target as its first member says it.
+    pub(crate) fn places_of(members: &[MemberAddr]) -> (Vec<MemberPlace>, Vec<MemberAddr>) {
+        let mut addrs: Vec<MemberAddr> = Vec::new();
+        let place = |member: &MemberAddr| {
+            let found = addrs.iter().position(|first| first.same_target(member));
+            let target = found.unwrap_or_else(|| {
+                addrs.push(member.clone());
+                addrs.len() - 1
+            });
+            MemberPlace { target, nsid: member.nsid }
+        };
+        (members.iter().map(place).collect(), addrs)
     }
 
-    /// Asks one command on the admin queue; returns its completion, whatever its status, and its
-    /// data.
-    pub(crate) fn ask(&self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
-        self.target().ask(ControlQueue::Admin, sqe, data)
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
     }
 
-    /// Asks one command on the admin queue that has to succeed.
-    pub(crate) fn call(&self, sqe: Sqe, data: CallData<'_>) -> Result<(Cqe, Vec<u8>), CallError> {
-        self.target().call(ControlQueue::Admin, sqe, data)
+    pub(crate) fn get(&self, target: usize) -> &Arc<Target> {
+        &self.list[target].0
     }
 
-    /// What the target knows of a volume.
-    pub(crate) fn volume_status(
-        &self,
-        volume: riopipe_order::attribute::VolumeId,
-    ) -> Result<VolumeStatus, CallError> {
-        let (_, page) = self.call(status_command(volume), CallData::Read(STATUS_LEN as u32))?;
-        VolumeStatus::decode(&page).ok_or(CallError::Nonsense("a volume status that can't be read"))
+    /// A target's address for error messages.
+    pub(crate) fn name(&self, target: usize) -> String {
+        self.addrs[target].socket()
     }
 
-    /// The target's address for error messages.
-    pub(crate) fn name(&self) -> String {
-        self.addr.socket()
+    /// The namespaces that a target has, for error messages.
+    pub(crate) fn nsids(&self, target: usize) -> Vec<u32> {
+        let nsids = |association: &mut Association<Piece>| {
+            let namespaces = association.controller().map(|controller| &controller.namespaces);
+            namespaces.into_iter().flatten().map(|namespace| namespace.nsid).collect()
+        };
+        self.get(target).with_association(nsids).unwrap_or_default()
+    }
+
+    /// Why some targets can't be used.
+    pub(crate) fn attach_error(&self, failed: Vec<(usize, AssociationError)>) -> AttachError {
+        let of = |(target, error)| self.get(target).attach_error(error);
+        let mut failed: Vec<AttachError> = failed.into_iter().map(of).collect();
+        if failed.len() == 1 { failed.remove(0) } else { AttachError::Several(failed) }
+    }
+}
+
+impl Associations for &Targets {
+    type Piece = Piece;
+
+    fn with<R>(&mut self, target: usize, f: impl FnOnce(&mut Association<Piece>) -> R) -> R {
+        let done = self.get(target).with_association(f);
+        done.expect("nobody manages the associations of a volume that is being opened or made")
     }
 }
 
@@ -87,7 +112,7 @@ impl Drop for Ending {
 
 fn start(
     name: String,
-    machine: Machine<crate::piece::Piece>,
+    machine: Association<Piece>,
     options: &ConnectOptions,
     signal: &Arc<Signal>,
 ) -> Result<Ending, AttachError> {
@@ -127,6 +152,6 @@ pub fn discover(
     port: u16,
     options: &ConnectOptions,
 ) -> Result<Vec<Entry>, AttachError> {
-    let machine = Machine::discover(config(None, options));
+    let machine = Association::discover(config(None, options));
     start(socket(host, port), machine, options, &Arc::default())?.0.discovered()
 }

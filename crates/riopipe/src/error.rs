@@ -14,6 +14,7 @@ use riopipe_session::initiator::association::AssociationError;
 use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::initiator::volume::error::CallFailure;
 use riopipe_session::label::AssembleError;
 
 use crate::piece::Buf;
@@ -61,6 +62,20 @@ pub enum CallError {
     /// The target's answer makes no sense.
     #[error("the target's answer makes no sense: {0}")]
     Nonsense(&'static str),
+}
+
+impl CallError {
+    /// What a volume's machines say of a call, whose answer was waited for so long.
+    pub(crate) fn of(failure: CallFailure, timeout: Duration) -> Self {
+        match failure {
+            CallFailure::Association(error) => error.into(),
+            CallFailure::Status(status) => Self::Status(status),
+            CallFailure::TimedOut => Self::TimedOut(timeout),
+            CallFailure::Behind(owed) => Self::Behind(owed),
+            CallFailure::Ask(_) => Self::Closed,
+            CallFailure::Nonsense(what) => Self::Nonsense(what),
+        }
+    }
 }
 
 impl From<LinkError> for CallError {

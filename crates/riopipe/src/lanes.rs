@@ -462,7 +462,7 @@ impl Lanes {
             let released = self.session.engine().released();
             if released > self.released {
                 self.released = released;
-                ledger.released(self.id(), released);
+                lock(ledger).released(self.id(), released);
             }
         }
         Ok(marks)

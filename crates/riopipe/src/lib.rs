@@ -54,12 +54,9 @@
 //! thread for each target keeps the connection to it alive and makes new ones.
 
 mod addr;
-mod assemble;
 mod association;
 mod attention;
 mod create;
-mod drive_io;
-mod errand;
 mod error;
 mod group;
 mod housekeeper;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use riopipe_media::AlignedBuf;
 use riopipe_order::attribute::Seq;
@@ -191,6 +192,22 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
+/// Buffers of pieces that were made of bytes: nobody else has them. They go once the pieces are gone.
+static OF_BYTES: Mutex<Vec<Buf>> = Mutex::new(Vec::new());
+
+impl From<Vec<u8>> for Piece {
+    /// A piece with these bytes, for what is seldom written: a label. They are whole blocks.
+    fn from(bytes: Vec<u8>) -> Self {
+        let mut buf = Buf::zeroed(bytes.len());
+        buf.copy_from_slice(&bytes);
+        let piece = buf.piece();
+        let mut bufs = OF_BYTES.lock().unwrap_or_else(PoisonError::into_inner);
+        bufs.retain(|buf| !buf.is_unique());
+        bufs.push(buf);
+        piece
+    }
+}
+
 impl fmt::Debug for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Piece({} blocks)", self.blocks)
@@ -302,6 +319,16 @@ mod tests {
         assert!(!buf.is_unique());
         drop(taken);
         assert!(buf.is_unique());
+    }
+
+    #[test]
+    fn a_piece_of_bytes_outlives_whoever_made_it() {
+        let piece = Piece::from(vec![7; BLOCK_BYTES]);
+        let other = piece.clone();
+        drop(piece);
+        // The next one looks for those that are gone.
+        drop(Piece::from(vec![8; BLOCK_BYTES]));
+        assert_eq!(other.as_ref(), [7; BLOCK_BYTES]);
     }
 
     #[test]

@@ -73,8 +73,10 @@ impl ControlSockets {
         Ok(())
     }
 
-    /// Takes in what has come. The admin queue comes first: it knows why the others end.
-    pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint, now: u64) {
+    /// Takes in what has come; whether something has. The admin queue comes first: it knows why the
+    /// others end.
+    pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint, now: u64) -> bool {
+        let mut came = false;
         for queue in ControlQueue::ALL {
             let Some(ControlSocket { socket, rx, .. }) = &mut self.0[queue as usize] else {
                 continue;
@@ -82,7 +84,9 @@ impl ControlSockets {
             if !endpoint.is_open(queue) {
                 continue;
             }
-            match rx.fill(socket) {
+            let filled = rx.fill(socket);
+            came |= !matches!(filled, Ok(Received::WouldBlock));
+            match filled {
                 Ok(Received::WouldBlock) => continue,
                 Ok(Received::Bytes(_)) => {}
                 Ok(Received::Closed) => {
@@ -101,6 +105,7 @@ impl ControlSockets {
                 endpoint.closed(queue, ConnectionEnd::Broken(why), now);
             }
         }
+        came
     }
 
     /// Sends what is to be sent, as far as the kernel takes it, and closes what is over.

@@ -12,7 +12,7 @@ use crate::BLOCK_BYTES;
 use crate::association::open_socket;
 use crate::error::{CallError, RecoverError, StreamError};
 use crate::lanes::{Lanes, Side, Way};
-use crate::shared::{Inner, is_passing, lock};
+use crate::shared::{Inner, is_passing};
 use crate::stream::{StreamOptions, nanos};
 
 /// Connects and binds; a target may still be taking leave of the stream's last connection.
@@ -50,7 +50,7 @@ fn once(
     side: &Arc<Side>,
     deadline: u64,
 ) -> Result<Lanes, StreamError> {
-    let start = lock(&volume.marks)[usize::from(stream.0)];
+    let start = volume.mark(stream);
     let mut ways = Vec::new();
     let mut queues = Vec::new();
     let mut depth = options.queue_depth;

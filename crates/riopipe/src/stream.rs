@@ -17,7 +17,7 @@ use crate::housekeeper::Charge;
 use crate::lanes::{Lanes, Side};
 use crate::piece::{Buf, Exclusive, Piece, Pool};
 use crate::recovery::StreamRecovery;
-use crate::shared::Inner;
+use crate::shared::{Inner, lock};
 use crate::start;
 use crate::watched::Watched;
 
@@ -395,8 +395,8 @@ impl Stream {
         };
         recovery.replayed = replayed;
         self.volume.stream_recovered(&recovery);
-        if recovery.acknowledge {
-            let updates = recovery.pending().len();
+        if let Some(pending) = recovery.pending() {
+            let updates = pending.len();
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
@@ -437,7 +437,8 @@ impl Stream {
             }
         }
         if let Some(ledger) = &self.volume.ledger {
-            ledger.check(self.id, writes.iter().map(|w| (w.lba, w.blocks, is_fresh(&w.op))))?;
+            lock(ledger)
+                .check(self.id, writes.iter().map(|w| (w.lba, w.blocks, is_fresh(&w.op))))?;
         }
         Ok(())
     }
@@ -457,7 +458,7 @@ impl Stream {
                 }
                 if let Some(ledger) = &self.volume.ledger {
                     let writes = staged.writes.iter();
-                    ledger.note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
+                    lock(ledger).note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
                 }
                 // First of all, as long as the flag is held: what is left here of a write that was
                 // cut is counted with its parts there.

@@ -2,45 +2,29 @@
 //! when is decided by the [`Association`], and by the [`AssociationManager`] that it becomes when the
 //! volume is open.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use riopipe_net::{ConnectError, Poller, Socket, SocketOptions, connect, now_ns};
-use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::discovery::Entry;
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::association::{
-    AskError, Association, AssociationState, ConnectFailure, ControlQueue, DrivesState,
+    Association, AssociationError, AssociationState, ConnectFailure, DrivesState,
 };
-use riopipe_session::initiator::attach::Controller;
 use riopipe_session::initiator::manager::{
     Absence, AssociationManager, ConnectionId, ManagerConfig, ManagerEvent,
 };
-use riopipe_session::initiator::queue_pair::{Data, QueuePair};
+use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::initiator::reconnect::ConnectRequest;
 
 use crate::error::{AttachError, CallError};
 use crate::housekeeper::Housekeeper;
 use crate::lanes::{Mail, Side};
-use crate::piece::{Buf, Piece};
+use crate::piece::Piece;
 use crate::shared::lock;
 use crate::sockets::ControlSockets;
 use crate::stream::nanos;
-
-/// The data of a command.
-pub(crate) enum CallData<'a> {
-    None,
-    Bytes(&'a [u8]),
-    Buf(Buf),
-    Read(u32),
-}
-
-/// An answer: the name of its command, its completion, its data.
-pub(crate) type Answer = (u64, Cqe, Vec<u8>);
-
-/// Names of commands that [`Target::ask`] waits for have this bit; others are of recoveries.
-const ASKED: u64 = 1 << 63;
 
 /// Wakes the threads that wait for answers of some targets: something has happened at one of them.
 #[derive(Debug, Default)]
@@ -108,13 +92,7 @@ struct Control {
     made: Option<Socket>,
     /// Why the last connection could not be made.
     connect_error: Option<ConnectError>,
-    /// Commands of [`Target::ask`] so far, and those that are waited for.
-    asked: u64,
-    waiting: BTreeSet<u64>,
-    answers: Vec<Answer>,
     over: bool,
-    /// What is being written, until it is sent; dropped after the pieces of it.
-    bufs: Vec<Buf>,
 }
 
 /// See the [module](self).
@@ -141,11 +119,7 @@ impl Target {
             sockets: ControlSockets::default(),
             made: None,
             connect_error: None,
-            asked: 0,
-            waiting: BTreeSet::new(),
-            answers: Vec::new(),
             over: false,
-            bufs: Vec::new(),
         };
         let poller = Poller::new()
             .map_err(|_| CallError::Nonsense("this process has no descriptors left"))?;
@@ -162,17 +136,20 @@ impl Target {
     fn run(&self) {
         let mut events = Vec::new();
         loop {
-            let (wanted, deadline) = {
+            let (happened, wanted, deadline) = {
                 let mut control = lock(&self.control);
                 if control.over {
                     return;
                 }
-                control.turn(&self.name, &self.poller);
-                (control.wanted(), control.deadline())
+                let happened = control.turn(&self.name, &self.poller);
+                (happened, control.wanted(), control.deadline())
             };
-            self.signal.tell();
+            if happened {
+                self.signal.tell();
+            }
             if let Some(wanted) = wanted {
                 self.connect(wanted);
+                self.signal.tell();
                 continue;
             }
             let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
@@ -189,45 +166,6 @@ impl Target {
         let mut control = lock(&self.control);
         if !control.over {
             control.connected(wanted, made, &self.poller);
-        }
-    }
-
-    /// Waits until `done` has a result; `None` after the target's time limit.
-    fn wait<T>(&self, mut done: impl FnMut(&mut Control) -> Option<T>) -> Option<T> {
-        let deadline = now_ns().saturating_add(nanos(self.timeout));
-        loop {
-            let seen = self.signal.count();
-            if let Some(result) = done(&mut lock(&self.control)) {
-                return Some(result);
-            }
-            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-            if left.is_zero() {
-                return None;
-            }
-            self.signal.wait(seen, left);
-        }
-    }
-
-    /// Waits until it is attached, which has limits of its own; its NQN and controller.
-    pub(crate) fn attached(&self) -> Result<(String, Controller), AttachError> {
-        loop {
-            let seen = self.signal.count();
-            let mut control = lock(&self.control);
-            if let Link::Single(association) = &control.link {
-                match (association.state(), association.controller()) {
-                    (AssociationState::Attached, Some(controller)) => {
-                        return Ok((association.subnqn().into(), controller.clone()));
-                    }
-                    (AssociationState::Lost(error), _) => {
-                        let (error, nqn) = (error.clone(), association.subnqn().to_owned());
-                        let connect_error = control.connect_error.take();
-                        return Err(AttachError::of(&self.name, nqn, error, connect_error));
-                    }
-                    _ => {}
-                }
-            }
-            drop(control);
-            self.signal.wait(seen, self.timeout);
         }
     }
 
@@ -251,44 +189,32 @@ impl Target {
         }
     }
 
-    /// Opens the queue to the drives, and waits for it.
-    pub(crate) fn open_drives(&self) -> Result<(), AttachError> {
-        let mut nqn = None;
-        let opened = self.change(|control, now| {
-            control.connect_error = None;
-            let association = control.association()?;
-            nqn = Some(association.subnqn().to_owned());
-            association.open_drives(now);
-            Ok(())
-        });
-        let mut failed = opened.err();
-        loop {
-            let seen = self.signal.count();
-            let mut control = lock(&self.control);
-            match control.association().map(|association| association.drives()) {
-                _ if failed.is_some() => {}
-                Ok(DrivesState::Ready) => return Ok(()),
-                Ok(DrivesState::Opening) => {}
-                Ok(DrivesState::Failed(why)) => failed = Some(why.clone().into()),
-                Ok(DrivesState::Closed) => failed = Some(CallError::Closed),
-                Err(lost) => failed = Some(lost),
-            }
-            if let Some(source) = failed {
-                return Err(match control.connect_error.take() {
-                    Some(error) => AttachError::Connect(error),
-                    None => AttachError::Target { target: self.name.clone(), nqn, source },
-                });
-            }
-            drop(control);
-            self.signal.wait(seen, self.timeout);
-        }
+    /// Why there is no association.
+    pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
+        let mut control = lock(&self.control);
+        let nqn = match &control.link {
+            Link::Single(association) => association.subnqn().to_owned(),
+            Link::Managed(_) => String::new(),
+        };
+        AttachError::of(&self.name, nqn, error, control.connect_error.take())
     }
 
-    /// Closes the queue to the drives.
-    pub(crate) fn close_drives(&self) {
+    /// Calls `f` with the association, as long as the volume is not open.
+    pub(crate) fn with_association<R>(
+        &self,
+        f: impl FnOnce(&mut Association<Piece>) -> R,
+    ) -> Option<R> {
+        self.change(|control, _| match &mut control.link {
+            Link::Single(association) => Some(f(association)),
+            Link::Managed(_) => None,
+        })
+    }
+
+    /// Calls `f` with the association's manager, once the volume is open.
+    pub(crate) fn with_manager(&self, f: &mut dyn FnMut(&mut AssociationManager<Piece>)) {
         self.change(|control, _| {
-            if let Ok(association) = control.association() {
-                association.close_drives();
+            if let Link::Managed(managed) = &mut control.link {
+                f(&mut managed.manager);
             }
         });
     }
@@ -301,79 +227,6 @@ impl Target {
         drop(control);
         self.poller.waker().wake();
         result
-    }
-
-    /// Asks one command; returns its completion, whatever its status, and its data.
-    pub(crate) fn ask(
-        &self,
-        queue: ControlQueue,
-        sqe: Sqe,
-        data: CallData<'_>,
-    ) -> Result<(Cqe, Vec<u8>), CallError> {
-        let (name, number) = self.change(|control, now| {
-            control.asked += 1;
-            let name = ASKED | control.asked;
-            control.send_command(queue, name, sqe, data, now)?;
-            control.waiting.insert(name);
-            Ok::<_, CallError>((name, control.number()))
-        })?;
-        let answered = self.wait(|control| {
-            let at = control.answers.iter().position(|(one, ..)| *one == name);
-            if let Some((_, cqe, page)) = at.map(|at| control.answers.swap_remove(at)) {
-                return Some(Ok((cqe, page)));
-            }
-            control.why(queue, number).map(Err)
-        });
-        lock(&self.control).waiting.remove(&name);
-        answered.unwrap_or(Err(CallError::TimedOut(self.timeout)))
-    }
-
-    /// Asks one command that has to succeed.
-    pub(crate) fn call(
-        &self,
-        queue: ControlQueue,
-        sqe: Sqe,
-        data: CallData<'_>,
-    ) -> Result<(Cqe, Vec<u8>), CallError> {
-        let (cqe, page) = self.ask(queue, sqe, data)?;
-        if cqe.status().is_ok() { Ok((cqe, page)) } else { Err(CallError::Status(cqe.status())) }
-    }
-
-    /// Asks one command without waiting for its answer, which [`collect`](Self::collect) brings under
-    /// the name `ticket`. The caller bounds how many are out.
-    pub(crate) fn send(
-        &self,
-        queue: ControlQueue,
-        ticket: u64,
-        sqe: Sqe,
-        data: CallData<'_>,
-    ) -> Result<(), CallError> {
-        let mut control = lock(&self.control);
-        control.send_command(queue, ticket, sqe, data, now_ns())?;
-        control.send(&self.poller);
-        Ok(())
-    }
-
-    /// Hands out the answers to [`send`](Self::send) that are there, with their data. Never waits.
-    /// `number` is that of the association that was asked.
-    pub(crate) fn collect(&self, number: u32, answers: &mut Vec<Answer>) -> Result<(), CallError> {
-        let mut control = lock(&self.control);
-        let lost = control.why(ControlQueue::Admin, number);
-        if let Some(error) = lost.or_else(|| control.why(ControlQueue::Drives, number)) {
-            return Err(error);
-        }
-        answers.extend(control.answers.extract_if(.., |(name, ..)| *name & ASKED == 0));
-        Ok(())
-    }
-
-    /// Counts the associations.
-    pub(crate) fn number(&self) -> u32 {
-        lock(&self.control).number()
-    }
-
-    /// What tells that something has happened.
-    pub(crate) fn signal(&self) -> &Arc<Signal> {
-        &self.signal
     }
 
     /// A fresh I/O queue of the association, and the bytes of data that its capsules take.
@@ -442,30 +295,39 @@ impl Target {
 }
 
 impl Control {
-    /// One round of what is to be done.
-    fn turn(&mut self, name: &str, poller: &Poller) {
+    /// One round of what is to be done; whether something has happened.
+    fn turn(&mut self, name: &str, poller: &Poller) -> bool {
         let now = now_ns();
-        match &mut self.link {
+        let before = self.state();
+        let came = match &mut self.link {
             Link::Single(association) => {
-                self.sockets.receive(&mut **association, now);
+                let came = self.sockets.receive(&mut **association, now);
                 association.timeout(now);
+                came
             }
             Link::Managed(managed) => {
-                self.sockets.receive(&mut managed.manager, now);
+                let came = self.sockets.receive(&mut managed.manager, now);
                 managed.manager.timeout(now);
+                while let Some(event) = managed.manager.next_event() {
+                    managed.act(name, event, &mut self.made);
+                }
+                came
             }
-        }
-        if let Link::Managed(managed) = &mut self.link {
-            while let Some(event) = managed.manager.next_event() {
-                managed.act(name, event, &mut self.made);
-            }
-        }
-        while let Some(answer) = self.association().ok().and_then(Association::answer) {
-            if answer.name & ASKED == 0 || self.waiting.contains(&answer.name) {
-                self.answers.push((answer.name, answer.cqe, answer.page));
-            }
-        }
+        };
         self.send(poller);
+        came || self.state() != before
+    }
+
+    /// What time alone may change.
+    fn state(&mut self) -> (u32, bool, bool) {
+        let number = match &self.link {
+            Link::Single(_) => 0,
+            Link::Managed(managed) => managed.manager.number(),
+        };
+        let association = self.association().ok();
+        let stands = association.is_some();
+        let failed = association.is_some_and(|a| matches!(a.drives(), DrivesState::Failed(_)));
+        (number, stands, failed)
     }
 
     fn send(&mut self, poller: &Poller) {
@@ -474,7 +336,6 @@ impl Control {
             Link::Single(association) => self.sockets.send(&mut **association, poller, now),
             Link::Managed(managed) => self.sockets.send(&mut managed.manager, poller, now),
         }
-        self.bufs.retain(|buf| !buf.is_unique());
     }
 
     fn wanted(&self) -> Option<ConnectionId> {
@@ -551,53 +412,6 @@ impl Control {
                 }
             }
         }
-    }
-
-    /// Why what was asked on a queue of association `number` will not be answered, if that is so.
-    fn why(&mut self, queue: ControlQueue, number: u32) -> Option<CallError> {
-        if number != self.number() {
-            return Some(CallError::Closed);
-        }
-        match self.association() {
-            Err(error) => Some(error),
-            Ok(association) => match (queue, association.drives()) {
-                (ControlQueue::Drives, DrivesState::Failed(error)) => Some(error.clone().into()),
-                (ControlQueue::Drives, DrivesState::Closed) => Some(CallError::Closed),
-                _ => None,
-            },
-        }
-    }
-
-    fn number(&self) -> u32 {
-        match &self.link {
-            Link::Single(_) => 0,
-            Link::Managed(managed) => managed.manager.number(),
-        }
-    }
-
-    fn send_command(
-        &mut self,
-        queue: ControlQueue,
-        name: u64,
-        sqe: Sqe,
-        data: CallData<'_>,
-        now: u64,
-    ) -> Result<(), CallError> {
-        let association = self.association()?;
-        let asked = match data {
-            CallData::None => association.ask(queue, name, sqe, Data::None, now),
-            CallData::Bytes(bytes) => association.ask(queue, name, sqe, Data::Bytes(bytes), now),
-            CallData::Read(len) => association.ask(queue, name, sqe, Data::Read(len), now),
-            CallData::Buf(mut buf) => {
-                let asked = association.ask(queue, name, sqe, Data::Write(&[buf.piece()]), now);
-                self.bufs.push(buf);
-                asked
-            }
-        };
-        asked.map_err(|error| match error {
-            AskError::Full { owed } => CallError::Behind(owed),
-            AskError::NotReady | AskError::Data(_) => CallError::Closed,
-        })
     }
 }
 

@@ -31,6 +31,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use riopipe_order::attribute::{StreamId, VolumeId};
+pub use riopipe_session::initiator::volume::saving::UndoneExtent as SavedExtent;
 
 use crate::recovery::BlockRange;
 use crate::{BLOCK_BYTES, crc32c};
@@ -39,15 +40,6 @@ const MAGIC: [u8; 8] = *b"RIOUNDO\x01";
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const RECORD: usize = 32;
-
-/// Blocks that recovery was about to zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SavedExtent {
-    /// The stream whose groups wrote them.
-    pub stream: StreamId,
-    /// Where.
-    pub range: BlockRange,
-}
 
 /// Why what is about to be zeroed could not be kept.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,6 @@ use std::time::Duration;
 use riopipe_metrics::{Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
-use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
@@ -22,8 +21,7 @@ use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
 use crate::stat::{Told, VolumeStat};
 use crate::stream::{Stream, StreamOptions};
-use crate::target::CallData;
-use crate::{assemble, create, start};
+use crate::{create, start};
 
 /// How a volume is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,7 +135,7 @@ impl Volume {
         members: &[MemberAddr],
         connect: &ConnectOptions,
     ) -> Result<VolumeInfo, OpenError> {
-        assemble::inspect(members, connect)
+        open::inspect(members, connect)
     }
 
     /// Opens the volume `name`, whose members are given in its order, and becomes its owner. What
@@ -326,9 +324,6 @@ impl Volume {
     pub fn stream(&self, id: u16, options: &StreamOptions) -> Result<Stream, StreamError> {
         let stream = StreamId(id);
         let inner = &self.inner;
-        if id >= inner.info.streams {
-            return Err(StreamError::NoSuchStream { id, streams: inner.info.streams });
-        }
         if !(1..=1024).contains(&options.queue_depth) {
             return Err(StreamError::Options("a stream's queue depth is 1 to 1024"));
         }
@@ -338,16 +333,16 @@ impl Volume {
         let reserved = inner.reserve(stream)?;
         let started = (|| {
             let mut recovery = None;
-            if reserved.unrecovered && inner.is_logged() {
+            if reserved.unrecovered {
                 let found = inner.recover_stream(stream)?;
                 inner.stream_recovered(&found);
-                if found.acknowledge {
-                    let updates = found.pending().len();
+                if let Some(pending) = found.pending() {
+                    let updates = pending.len();
                     return Err(StreamError::InPlacePending { stream, updates });
                 }
                 recovery = Some(found);
             }
-            let start = lock(&inner.marks)[usize::from(id)];
+            let start = inner.mark(stream);
             let side = Side::new(start).map_err(|_| {
                 StreamError::Options("this process has no descriptors left for a stream")
             })?;
@@ -365,7 +360,7 @@ impl Volume {
     /// the old content or the new (T11, T26).
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
-        lock(&self.inner.streams).pending.get(&StreamId(id)).cloned().unwrap_or_default()
+        lock(&self.inner.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
     }
 
     /// Says that the in-place updates of a recovered stream have been looked at: the targets forget
@@ -386,17 +381,10 @@ impl Volume {
     }
 
     fn release(&self) -> Result<(), CloseError> {
-        let open = lock(&self.inner.streams).open.len();
+        let open = lock(&self.inner.state).open_streams();
         if open > 0 {
             return Err(CloseError::StreamsOpen(open));
         }
-        for server in self.inner.servers.iter().filter(|s| s.is_claimed) {
-            let release = wire::release_command(self.inner.id, false);
-            server
-                .target
-                .call(ControlQueue::Admin, release, CallData::None)
-                .map_err(|source| CloseError::Call { target: server.name.clone(), source })?;
-        }
-        Ok(())
+        self.inner.release()
     }
 }
