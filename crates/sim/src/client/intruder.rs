@@ -56,6 +56,7 @@ enum Doing {
 /// See [the module](self).
 pub struct Intruder {
     index: usize,
+    config: AssociationConfig,
     server: Server,
     queue: Option<Queue>,
     /// Which block it writes or reads.
@@ -82,9 +83,10 @@ impl Intruder {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
         let config = association(hostnqn, [0xee; 16], subnqn(at.machine));
         let config = AssociationConfig { tell_ns: None, ..config };
-        let server = Server::new(at.machine as u16, config);
+        let server = Server::new(at.machine as u16);
         Self {
             index: FIRST + index,
+            config,
             server,
             queue: None,
             at,
@@ -111,7 +113,9 @@ impl Intruder {
 
     /// Begins.
     pub fn start(&mut self, core: &mut Core) {
-        self.wake(core);
+        let end = self.end(Role::Admin(0));
+        self.server.attach(self.config.clone(), end, core);
+        self.hear(core);
     }
 
     /// Something is due at its target.
@@ -125,8 +129,7 @@ impl Intruder {
 
     /// A target that is lost ends it.
     fn hear(&mut self, core: &mut Core) {
-        let end = self.end(Role::Admin(0));
-        while let Some(news) = self.server.news(end, core) {
+        while let Some(news) = self.server.news(core) {
             if matches!(news, News::Lost) {
                 return self.close(core);
             }

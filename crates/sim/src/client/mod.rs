@@ -4,10 +4,10 @@
 //! lost targets back, reopens streams that failed, and closes in good order.
 
 pub mod intruder;
-mod labels;
 mod ledger;
 mod lines;
 mod opening;
+mod recovery;
 mod running;
 mod server;
 mod stream;
@@ -23,19 +23,19 @@ use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
-use riopipe_session::initiator::association::AssociationConfig;
-use riopipe_session::initiator::opening::Opening;
+use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::opening::VolumeOpening;
+use riopipe_session::initiator::volume::state::VolumeState;
+use riopipe_session::initiator::volume::streams::{StreamsRecovery, VolumeRelease};
 use riopipe_session::wire as rio;
 
-use self::labels::Labels;
-use self::ledger::Ledger;
-use self::server::{News, Purpose, Server, association};
+use self::server::{News, Server};
 use self::stream::Stream;
 use crate::core::{Core, Ev, MS};
-use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
-use crate::oracle::{Drives, Era, Recovered};
+use crate::oracle::{Drives, Era};
 
 /// The owner of a second volume, where initiators of the first are counted from 0.
 pub const NEIGHBOUR: usize = 2;
@@ -64,27 +64,35 @@ struct Volume {
     nsids: Vec<u32>,
     shared: Arc<FlushFailures>,
     board: Arc<ReplayBoard>,
-    ledger: Ledger,
+    /// The volume as the recovery of its streams sees it.
+    config: OpeningConfig,
+    state: VolumeState,
+    ledger: HandoverLedger,
 }
 
-/// The streams that an opening is about.
-enum Errand {
-    /// All: the volume is being opened.
-    Open,
+/// What a recovery of streams is for.
+enum RecoveryGoal {
     /// One that failed is reopened.
     Reopen(u16),
     /// The in-place lists of these are acknowledged.
     Acknowledge(Vec<StreamId>),
 }
 
+/// A recovery of streams that is on its way.
+struct Recovery {
+    machine: StreamsRecovery,
+    goal: RecoveryGoal,
+    /// When it was begun, ns.
+    asked_at: u64,
+}
+
 enum State {
-    /// Waiting for all targets.
-    Attaching { since: u64, tried: bool },
+    /// The volume is being opened, or is tried again after a while.
+    Opening,
     /// Running.
     Running,
-    /// Giving the volume back; so many targets have not answered, and whether the others have it
-    /// back.
-    Releasing(usize, bool),
+    /// Giving the volume back.
+    Releasing(VolumeRelease),
     /// The volume is closed, or another owner has it.
     Over,
 }
@@ -100,14 +108,11 @@ pub struct Client {
     accept_lost: bool,
     servers: Vec<Server>,
     state: State,
-    opening: Option<(Opening, Errand)>,
-    labels: Labels,
-    /// Openings begun, when the last one was, and when it was last answered (or began).
-    attempts: u32,
-    asked_at: u64,
-    answered_at: u64,
+    opening: Option<Box<VolumeOpening>>,
+    recovery: Option<Recovery>,
+    /// When one of these is woken next.
+    opening_wakes_at: u64,
     retry_at: u64,
-    found: Vec<Recovered>,
     volume: Option<Volume>,
     streams: Vec<Option<Stream>>,
     /// Streams without a log that have had a life already.
@@ -135,12 +140,9 @@ impl Client {
             servers: Vec::new(),
             state: State::Over,
             opening: None,
-            labels: Labels::default(),
-            attempts: 0,
-            asked_at: 0,
-            answered_at: 0,
+            recovery: None,
+            opening_wakes_at: 0,
             retry_at: 0,
-            found: Vec::new(),
             volume: None,
             streams: Vec::new(),
             anew: BTreeSet::new(),
@@ -177,9 +179,11 @@ impl Client {
         if !self.up {
             return "down".into();
         }
-        let state = match (&self.state, &self.opening) {
-            (_, Some((opening, _))) => format!("opening ({})", opening.phase().name()),
-            (State::Attaching { .. }, None) => "attaching".into(),
+        let phase = self.opening.as_ref().and_then(|opening| opening.recovery());
+        let phase = phase.or(self.recovery.as_ref().map(|it| it.machine.driver().opening()));
+        let state = match (&self.state, phase) {
+            (_, Some(opening)) => format!("opening ({})", opening.phase().name()),
+            (State::Opening, None) => "attaching".into(),
             (State::Running, None) => "running".into(),
             (State::Releasing(..), None) => "releasing".into(),
             (State::Over, None) => "over".into(),
@@ -204,8 +208,9 @@ impl Client {
 
     /// Whether it recovers a volume or stream right now.
     #[must_use]
-    pub const fn is_opening(&self) -> bool {
-        self.opening.is_some()
+    pub fn is_opening(&self) -> bool {
+        self.recovery.is_some()
+            || self.opening.as_ref().is_some_and(|opening| opening.recovery().is_some())
     }
 
     /// Whether one of its streams replays something right now.
@@ -259,6 +264,10 @@ impl Client {
         ClientEnd { client: self.index, life: self.life, role: Role::Admin(0) }
     }
 
+    fn hostid(&self) -> [u8; 16] {
+        [0x11 * (self.index as u8 + 1); 16]
+    }
+
     fn hostnqn(&self) -> String {
         format!("nqn.2026-01.io.example:host{}", self.index)
     }
@@ -268,24 +277,13 @@ impl Client {
         self.life += 1;
         self.began = core.now;
         self.up = true;
-        let spec = core.scenario.client;
-        self.servers = (0..core.scenario.machines.len())
-            .map(|machine| {
-                let hostid = [0x11 * (self.index as u8 + 1); 16];
-                let config = AssociationConfig {
-                    keep_alive_ms: spec.keep_alive_ms,
-                    header_digest: spec.digests,
-                    data_digest: Some(spec.digests),
-                    ..association(self.hostnqn(), hostid, subnqn(machine))
-                };
-                Server::new(machine as u16, config)
-            })
-            .collect();
-        self.state = State::Attaching { since: core.now, tried: false };
+        let machines = core.scenario.machines.len() as u16;
+        self.servers = (0..machines).map(Server::new).collect();
+        self.state = State::Opening;
         self.opening = None;
-        self.labels = Labels::default();
+        self.recovery = None;
+        self.opening_wakes_at = 0;
         self.retry_at = 0;
-        self.found.clear();
         self.volume = None;
         self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
         self.anew.clear();
@@ -298,9 +296,6 @@ impl Client {
         let index = self.index;
         core.trace(|| format!("initiator {index} starts"));
         let (client, life) = (self.index, self.life);
-        for server in 0..self.servers.len() as u16 {
-            core.after(0, Ev::WakeClient { client, life, server });
-        }
         core.after(0, Ev::TickClient { client, life });
     }
 
@@ -310,6 +305,7 @@ impl Client {
         self.servers.clear();
         self.streams.clear();
         self.opening = None;
+        self.recovery = None;
         self.volume = None;
         self.state = State::Over;
     }
@@ -323,7 +319,7 @@ impl Client {
     #[must_use]
     pub fn has_work(&self, core: &Core) -> bool {
         !matches!(self.state, State::Running)
-            || self.opening.is_some()
+            || self.recovery.is_some()
             || self.streams.iter().flatten().any(|s| s.has_failed() || s.has_work(core))
     }
 
@@ -333,13 +329,15 @@ impl Client {
         for stream in self.streams.iter_mut().flatten() {
             stream.tick(core);
         }
-        self.lose_patience(core);
         self.advance(drives, core);
     }
 
     /// Something is due at one of its targets.
     pub fn wake(&mut self, server: u16, drives: &Drives<'_>, core: &mut Core) {
         let (end, at) = (self.end(), usize::from(server));
+        if self.opening_wakes_at <= core.now {
+            self.opening_wakes_at = 0;
+        }
         self.servers[at].wake(end, core);
         self.hear(at, core);
         self.advance(drives, core);
@@ -347,17 +345,13 @@ impl Client {
 
     /// Acts on what has happened at one of its targets.
     fn hear(&mut self, at: usize, core: &mut Core) {
-        let end = self.end();
-        while let Some(news) = self.servers[at].news(end, core) {
+        if matches!(self.state, State::Opening) {
+            return;
+        }
+        while let Some(news) = self.servers[at].news(core) {
             match news {
-                News::Answer(Purpose::Opening(ticket), answer) => {
-                    self.opening_done(ticket, answer, core);
-                }
-                News::Answer(Purpose::Label, answer) => self.label_done(answer, core),
-                News::Answer(Purpose::Release, answer) => {
-                    self.given_back(at, answer.is_ok(), core);
-                }
-                News::Lost => self.lost_target(core),
+                // Whatever was asked there notices that by itself.
+                News::Lost => {}
                 News::Back => self.has_back(at, core),
                 News::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
                 News::Connection(stream, wire, queue) => {
@@ -429,18 +423,6 @@ impl Client {
         self.work(drives, core);
     }
 
-    /// An association is gone, and what was under way with it.
-    fn lost_target(&mut self, core: &mut Core) {
-        self.forget_labels(core);
-        if self.opening.take().is_some() {
-            // From any point the same prefix is found: begun again once all targets are there.
-            self.retry_at = self.retry_at.max(core.now + MS);
-        }
-        if matches!(self.state, State::Releasing(..)) {
-            self.state = State::Over;
-        }
-    }
-
     /// The target has the volume claimed again.
     fn has_back(&mut self, server: usize, core: &mut Core) {
         if self.era() == Some(core.oracle.current()) {
@@ -448,21 +430,6 @@ impl Client {
         }
         for stream in self.streams.iter_mut().flatten() {
             stream.has_association(server as u16, core);
-        }
-    }
-
-    /// The target has answered to having the volume back.
-    fn given_back(&mut self, server: usize, given: bool, core: &mut Core) {
-        if let State::Releasing(left, all) = &mut self.state {
-            *left -= 1;
-            *all &= given;
-            if given {
-                core.oracle.given_back(server);
-            }
-            if *left == 0 {
-                self.released = *all;
-                self.state = State::Over;
-            }
         }
     }
 
@@ -482,10 +449,16 @@ impl Client {
 
     /// Goes on with whatever can go on.
     fn advance(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        match self.state {
-            State::Attaching { since, tried } => self.attach(since, tried, drives, core),
+        match &self.state {
+            State::Opening => {
+                if self.opening.is_none() && core.now >= self.retry_at {
+                    self.begin_opening(core);
+                }
+                self.go_on_opening(drives, core);
+            }
             State::Running => self.run(drives, core),
-            State::Releasing(..) | State::Over => {}
+            State::Releasing(_) => self.go_on_releasing(core),
+            State::Over => {}
         }
         self.work(drives, core);
     }

@@ -1,22 +1,18 @@
 //! A volume that is open: its streams start, have lost targets back, are reopened, and end.
 
-use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_session::initiator::opening::Mode;
+use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
 
 use super::server::Server;
 use super::stream::{Setup, Stream};
-use super::{Client, Errand, Refused, State, is_fenced};
+use super::{Client, RecoveryGoal, Refused, State, is_fenced};
 use crate::core::Core;
 use crate::oracle::Drives;
 
 impl Client {
     /// The volume is open: acknowledges, starts streams, has targets back, reopens, closes.
     pub(super) fn run(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        if self.opening.is_some() {
-            return self.open(drives, core);
-        }
         if !matches!(self.state, State::Running) || self.volume.is_none() {
             return;
         }
@@ -31,16 +27,17 @@ impl Client {
                 }
             }
         }
-        if all && core.now >= self.retry_at {
+        if all && self.recovery.is_none() && core.now >= self.retry_at {
             self.acknowledge(core);
-            if self.opening.is_some() {
-                return self.open(drives, core);
+            if self.recovery.is_none() {
+                self.start_streams(core);
             }
-            self.start_streams(core);
-            if let Some(stream) = self.failed_stream() {
+            if let Some(stream) = self.failed_stream().filter(|_| self.recovery.is_none()) {
                 self.reopen(stream, core);
-                return self.open(drives, core);
             }
+        }
+        if self.recovery.is_some() {
+            return self.go_on_recovering(drives, core);
         }
         self.rejoin_streams(core);
         if self.closing {
@@ -63,15 +60,15 @@ impl Client {
     }
 
     pub(super) fn acknowledge(&mut self, core: &mut Core) {
-        let pending = self.found.iter().filter(|found| !found.in_place.is_empty());
-        let streams: Vec<StreamId> = pending.map(|found| StreamId(found.stream)).collect();
-        let Some(volume) = self.volume.as_ref().filter(|_| !streams.is_empty()) else { return };
+        let Some(volume) = &self.volume else { return };
+        let streams: Vec<StreamId> = volume.state.pending_streams().collect();
+        if streams.is_empty() {
+            return;
+        }
         for stream in &streams {
             core.oracle.acknowledged(stream.0);
         }
-        let generation = volume.generation;
-        let mode = Mode::Acknowledge { generation, streams: streams.clone() };
-        self.begin(mode, Errand::Acknowledge(streams), core);
+        self.begin_recovery(RecoveryGoal::Acknowledge(streams), core);
     }
 
     pub(super) fn start_streams(&mut self, core: &mut Core) {
@@ -81,7 +78,7 @@ impl Client {
             if self.streams[usize::from(id)].is_some() {
                 continue;
             }
-            let start = self.found.iter().find(|f| f.stream == id).map_or(Seq::ZERO, |f| f.last);
+            let start = volume.state.mark(StreamId(id));
             let depth = core.scenario.client.depth + CONTROL_COMMANDS;
             let queues = self.servers.iter_mut().map(|s| s.io_queue(id + 2, depth));
             let Some(queues) = queues.collect::<Option<Vec<_>>>() else { return };
@@ -114,13 +111,10 @@ impl Client {
         if !core.is_logged() {
             return self.begin_anew(id, core);
         }
-        let Some(volume) = &self.volume else { return };
-        let generation = volume.generation;
         if let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) {
             stream.drop_wires(core);
         }
-        let mode = Mode::Reopen { generation, streams: vec![StreamId(id)] };
-        self.begin(mode, Errand::Reopen(id), core);
+        self.begin_recovery(RecoveryGoal::Reopen(id), core);
     }
 
     pub(super) fn wind_up(&mut self, core: &mut Core) {
@@ -135,11 +129,7 @@ impl Client {
         for stream in self.streams.iter_mut().flatten() {
             stream.drop_wires(core);
         }
-        core.oracle.gives_back();
-        let end = self.end();
-        for server in &mut self.servers {
-            server.release(rio::release_command(core.id, false), end, core);
-        }
-        self.state = State::Releasing(self.servers.len(), true);
+        self.begin_release(core);
+        self.go_on_releasing(core);
     }
 }

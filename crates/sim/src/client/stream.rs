@@ -7,14 +7,16 @@ use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{
     self, Cause, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
 };
+use riopipe_order::probe::{self, Plant};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::initiator::stream::{
     FlushFailures, LinkState, ReplayBoard, StreamConfig, StreamSession,
 };
+use riopipe_session::initiator::volume::handover::HandoverLedger;
 use riopipe_session::wire::status;
 
-use super::ledger::Ledger;
+use super::ledger::stage;
 use super::lines::Line;
 use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, MS, US};
@@ -191,7 +193,7 @@ impl Stream {
     pub(super) fn work(
         &mut self,
         life: ClientEnd,
-        ledger: &mut Ledger,
+        ledger: &mut HandoverLedger,
         drives: &Drives<'_>,
         core: &mut Core,
     ) {
@@ -220,7 +222,7 @@ impl Stream {
         let marks = self.session.marks();
         if self.started || !self.anew {
             core.oracle.marks(self.era, self.id, marks.complete, marks.durable, drives);
-            ledger.released(self.id, self.released());
+            ledger.released(StreamId(self.id), self.released());
         }
         self.check_memory(core);
         if let Err(failure) = polled {
@@ -296,7 +298,7 @@ impl Stream {
     pub(super) fn act(
         &mut self,
         life: ClientEnd,
-        ledger: &mut Ledger,
+        ledger: &mut HandoverLedger,
         drives: &Drives<'_>,
         core: &mut Core,
     ) {
@@ -351,12 +353,12 @@ impl Stream {
         &mut self,
         wishes: &[crate::scenario::WriteOp],
         durable: bool,
-        ledger: &mut Ledger,
+        ledger: &mut HandoverLedger,
         core: &mut Core,
     ) -> Wait {
         let mut parts: Vec<(u32, u32, Place)> = Vec::new();
         for wish in wishes {
-            ledger.stage(self.id, wish, &mut parts);
+            stage(ledger, core.map.len(), self.id, wish, &mut parts);
         }
         if parts.is_empty() && !durable {
             return Wait::No;
@@ -378,13 +380,21 @@ impl Stream {
             };
             writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
         }
+        let checked = parts
+            .iter()
+            .map(|(first, blocks, place)| ((*first).into(), *blocks, *place != Place::InPlace));
+        if let Err(breach) = ledger.check(StreamId(self.id), checked)
+            && !probe::planted(Plant::T15HandOverEarly)
+        {
+            let what = format!("a group that keeps its caller's duties is refused: {breach}");
+            core.oracle.broken(Promise::P8, what);
+        }
         let tag = core.tags + 1;
         match self.session.admit(&mut writes, tag, durable) {
             Ok(seq) => {
                 core.tags = tag;
-                for (first, blocks, _) in &parts {
-                    ledger.note(self.id, *first, *blocks, seq);
-                }
+                let written = parts.iter().map(|(first, blocks, _)| ((*first).into(), *blocks));
+                ledger.note(StreamId(self.id), written, seq);
                 let id = self.id;
                 core.trace(|| {
                     let blocks: Vec<String> = submitted

@@ -3,11 +3,12 @@
 //! behind what it knows to be durable, once no write of its last life is under way anywhere: a
 //! target takes the same queue again only then (T8).
 
+use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Failure;
 use riopipe_order::probe::{self, Rare};
+use riopipe_session::initiator::volume::handover::HandoverLedger;
 
 use super::Client;
-use super::ledger::Ledger;
 use super::stream::Stream;
 use crate::core::{Core, US};
 use crate::oracle::{Drives, Recovered};
@@ -28,8 +29,9 @@ impl Client {
         self.fenced |= self.guarded > GUARDED_MAX;
         // Of an engine without a log nothing else is known to be there (P2).
         let last = stream.session.marks().durable;
-        self.found.retain(|found| found.stream != id);
-        self.found.push(Recovered { stream: id, last, ..Recovered::default() });
+        if let Some(volume) = &mut self.volume {
+            volume.state.recovered(StreamId(id), last, None);
+        }
         if stream.started || stream.anew {
             self.anew.insert(id);
         }
@@ -40,11 +42,16 @@ impl Client {
 
 impl Stream {
     /// Its connections are there. If it had a life before, the oracle is told from where it goes on.
-    pub(super) fn has_begun(&self, ledger: &mut Ledger, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn has_begun(
+        &self,
+        ledger: &mut HandoverLedger,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) {
         if self.anew {
             let (stream, last) = (self.id, self.session.config().start);
             probe::hit(Rare::Reopened);
-            ledger.forget(stream, last);
+            ledger.restarted(StreamId(stream), last);
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, drives);
         }

@@ -55,6 +55,10 @@ impl Ownership {
 
     /// Whether the owner's lease runs on a machine, on any of them (T25).
     fn is_leased(&self, machine: Option<usize>, now: u64) -> bool {
+        // Whoever has fenced the owner may have given the volume back, and nobody keeps it then.
+        if self.claimed_over > self.generation {
+            return false;
+        }
         let Some(heard) = self.owner.map(|owner| &self.heard[owner]) else { return false };
         let mut of = heard.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
         of.any(|(_, heard)| now < heard + self.lease)
