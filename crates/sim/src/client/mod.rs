@@ -110,6 +110,8 @@ pub struct Client {
     state: State,
     opening: Option<Box<VolumeOpening>>,
     recovery: Option<Recovery>,
+    /// It was looked what opening would do.
+    looked: bool,
     /// When one of these is woken next.
     opening_wakes_at: u64,
     retry_at: u64,
@@ -141,6 +143,7 @@ impl Client {
             state: State::Over,
             opening: None,
             recovery: None,
+            looked: false,
             opening_wakes_at: 0,
             retry_at: 0,
             volume: None,
@@ -282,6 +285,7 @@ impl Client {
         self.state = State::Opening;
         self.opening = None;
         self.recovery = None;
+        self.looked = false;
         self.opening_wakes_at = 0;
         self.retry_at = 0;
         self.volume = None;

@@ -36,6 +36,12 @@ const RETRY_NS: u64 = 2 * MS;
 /// most, ns.
 const BACK_OFF_NS: u64 = 20 * US;
 const BACK_OFF_NS_MAX: u64 = 3 * MS;
+/// How often the volume is looked at before it is opened, an owner is waited for, and how long, ns,
+/// and what will be zeroed is kept.
+const DRY_RUN_ONE_IN: u64 = 8;
+const WAIT_ONE_IN: u64 = 8;
+const WAIT_NS: u64 = 20 * MS;
+const SAVE_ONE_IN: u64 = 4;
 /// Calls of the opening without time going by, after which something is wrong with its deadline.
 const ROUNDS_MAX: usize = 1000;
 
@@ -51,8 +57,14 @@ impl Client {
         (0..core.scenario.machines.len()).map(target).collect()
     }
 
-    /// Begins to open the volume.
+    /// Begins to open the volume; now and then it is only looked what recovery would do, and the
+    /// volume is opened after that. Whoever waits for an owner to go asks again by itself (T25).
     pub(super) fn begin_opening(&mut self, core: &mut Core) {
+        let dry_run = !core::mem::take(&mut self.looked) && core.rng.one_in(DRY_RUN_ONE_IN);
+        self.looked = dry_run;
+        let waits = core.rng.one_in(WAIT_ONE_IN);
+        let for_ns = if waits { WAIT_NS } else { 0 };
+        let save_undone = core.rng.one_in(SAVE_ONE_IN);
         let (spec, volume) = (core.scenario.client, &core.scenario.volume);
         let place = |(machine, drive): &(usize, usize)| MemberPlace {
             target: *machine,
@@ -62,17 +74,17 @@ impl Client {
             name: Some(core.name.into()),
             places: volume.members.iter().map(place).collect(),
             targets: self.servers.len(),
-            purpose: Purpose::Take,
+            purpose: if dry_run { Purpose::DryRun } else { Purpose::Take },
             engine: None,
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
-            wait: Patience::of(0),
+            wait: Patience { for_ns, ask_ns: RETRY_NS, tell_ns: RETRY_NS },
             lease: LeaseTimes {
                 loss_ms: spec.loss_ms.into(),
                 keep_alive_ms: spec.keep_alive_ms,
                 timeout_ms: NOTICED_MS,
             },
-            save_undone: false,
+            save_undone,
             timeout_ns: ANSWER_NS,
             attempt: 0,
             layout: Layout {
@@ -97,10 +109,20 @@ impl Client {
             self.servers.iter_mut().for_each(|server| server.carry(end, core));
             self.see_to_events(core);
             let Some(opening) = &mut self.opening else { return };
+            if opening.save_step().is_some() {
+                opening.saved(true, core.now, &mut Targets(&mut self.servers));
+                continue;
+            }
             match opening.take_result() {
                 None => {}
                 Some(Ok(opened)) => {
                     self.opening = None;
+                    if opened.generation == 0 {
+                        core.trace(|| {
+                            format!("initiator: would be recovered: {:?}", opened.outcome)
+                        });
+                        return self.retry_at = core.now;
+                    }
                     return self.opened(opened, drives, core);
                 }
                 Some(Err(error)) => {
@@ -132,7 +154,8 @@ impl Client {
                     }
                     // The logs are read once the labels are the new owner's.
                     if let (Phase::List, Some(recovery)) = (progress.phase, opening.recovery()) {
-                        core.label_generation = recovery.generation();
+                        // A dry run has none.
+                        core.label_generation = core.label_generation.max(recovery.generation());
                     }
                 }
                 OpeningEvent::Sent { server, call } => {
