@@ -3,8 +3,8 @@
 //! argument (`copies`, `drives`, `model`, `logs`) does one part only. `make bench` measures the whole
 //! path instead.
 
-use riopipe_media::ssd::{FLASH, Model};
-use riopipe_media::{BLOCK_SIZE, Data, Submitted, now, open_drive, open_log};
+use riopipe_media::ssd::{self, Command, FLASH};
+use riopipe_media::{BLOCK_SIZE, Data, Operation, Submitted, now, open_drive, open_log};
 use riopipe_order::region::Region;
 
 fn random(state: &mut u64) -> u64 {
@@ -76,7 +76,7 @@ fn random_writes_of_4_kib() {
 
 fn what_the_model_costs() {
     let blocks = 1 << 18;
-    let mut drive = Model::new(&FLASH, blocks, 1, true).unwrap();
+    let mut drive = ssd::in_memory(&FLASH, blocks, 1, true).unwrap();
     let queue = drive.open_queue();
     let block = vec![7; BLOCK_SIZE];
     let (mut state, mut done) = (88_172_645_463_325_252, Vec::new());
@@ -87,8 +87,11 @@ fn what_the_model_costs() {
             let lba = random(&mut state) % blocks;
             let time = op * 2_222;
             match what {
-                "write" => drive.write(time, queue, op, lba, &block).unwrap(),
-                _ => drive.write_zeroes(time, queue, op, lba, 1).unwrap(),
+                "write" => ssd::write(&mut drive, time, queue, op, lba, &block).unwrap(),
+                _ => {
+                    let what = Operation::WriteZeroes;
+                    drive.submit(time, queue, op, Command::Zeroes { what, lba, blocks: 1 });
+                }
             }
             drive.take_done(queue, &mut done);
             done.clear();

@@ -12,7 +12,7 @@ use crate::mapping::Mapping;
 use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::mem::Mem;
 use crate::spec::Spec;
-use crate::ssd::{Model, Profile, Ssd};
+use crate::ssd::{self as modelled, Profile, Ssd};
 
 /// The kinds of drive and their options, as shown with every complaint about a specification.
 pub const DRIVE_HELP: &str = "drives are:
@@ -88,11 +88,11 @@ fn ssd(mut spec: Spec<'_>, busy: Busy) -> Result<Arc<dyn Drive>, OpenError> {
         let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
         let map = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
         let mapping = Mapping::shared(&medium.file, medium.len as usize, false).map_err(map)?;
-        let model = Model::in_file(profile, mapping, seed)?;
+        let model = modelled::in_file(profile, mapping, seed)?;
         return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(medium.file))));
     }
     let bytes = size.ok_or_else(|| spec.wrong("a modelled drive in memory needs size="))?;
-    let model = Model::new(profile, bytes / BLOCK_SIZE as u64, seed, !lazy)?;
+    let model = modelled::in_memory(profile, bytes / BLOCK_SIZE as u64, seed, !lazy)?;
     Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
 }
 

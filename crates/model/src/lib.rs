@@ -1,8 +1,9 @@
-//! Media as pure state machines: what a log's store writes when, and what it believes.
+//! Media as pure state machines: the modelled SSD, and the stores of ordering logs with what each
+//! writes when and what it believes.
 //!
 //! Nothing here reads a clock, opens a file or starts a thread: it is `no_std` with `alloc`. What
 //! reaches a medium goes through small traits of raw effects ([`log::block::Blocks`],
-//! [`log::mapped::Memory`]). `riopipe-media` implements them with system calls and stores,
+//! [`log::mapped::Memory`], [`ssd::Pages`]). `riopipe-media` implements them with system calls and stores,
 //! the simulator with media that lose whatever they may lose.
 #![no_std]
 
@@ -12,3 +13,4 @@ extern crate std;
 
 pub mod log;
 pub mod seed;
+pub mod ssd;

@@ -3,7 +3,7 @@
 //! What a seed draws may change from version to version; a [`Scenario`] that was written down does
 //! not.
 
-use crate::drive::{DriveFault, DriveSpec};
+use crate::drive::{DriveFault, DriveSpec, ModelKind};
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
 use crate::oracle::PATIENT_MS;
@@ -85,11 +85,27 @@ pub fn draw(seed: u64) -> Scenario {
         let Scenario { machines, volume, .. } = &mut scenario;
         scenario.neighbour = second_volume(machines, volume, &mut Rng::new(seed ^ NEIGHBOURS));
     }
+    choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
     scenario
+}
+
+/// Some machines have modelled SSDs, in one of six runs.
+fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
+    if !rng.one_in(6) {
+        return;
+    }
+    for machine in machines {
+        let is_modelled = rng.one_in(2);
+        for drive in machine.drives.iter_mut().filter(|_| is_modelled) {
+            drive.model = Some(if drive.plp { ModelKind::Optane } else { ModelKind::Flash });
+        }
+    }
 }
 
 /// What else is drawn from a seed without a change of what was drawn before.
 const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
+/// The same.
+const MODELS: u64 = 0x6d6f_6465_6c73_0000;
 
 /// A second volume with a drive on each machine, in one of six runs.
 fn second_volume(
@@ -163,6 +179,7 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         at_once,
         latency_us,
         slow,
+        model: None,
     };
     (0..count)
         .map(|_| {

@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
+use riopipe_model::ssd::Command;
 use riopipe_order::block_device::{
     BlockDevice, Cause, Data, Done, IoError, Limits, Operation, Submitted,
 };
@@ -20,6 +21,11 @@ use crate::crc::crc32c;
 use crate::env::Said;
 use crate::fuse::Fuse;
 use crate::rng::Rng;
+use modelled::{Finished, Modelled};
+
+pub use modelled::ModelKind;
+
+mod modelled;
 
 /// What kind of drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +40,9 @@ pub struct DriveSpec {
     pub latency_us: u32,
     /// Of 100 operations, how many take up to a hundred times as long.
     pub slow: u8,
+    /// It is a modelled SSD instead, with times and losses of its own, and never fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelKind>,
 }
 
 /// What is asked of a drive.
@@ -50,6 +59,17 @@ enum Ask {
 }
 
 impl Ask {
+    /// The same for a modelled drive.
+    fn command(self) -> Command<Content> {
+        let (what, lba, blocks) = self.extent();
+        match self {
+            Self::Write(_, contents) => Command::Write { lba, pages: modelled::pages(contents) },
+            Self::Zero(..) => Command::Zeroes { what, lba, blocks },
+            Self::Read(..) => Command::Read { lba, blocks },
+            Self::Flush(_) => Command::Flush,
+        }
+    }
+
     /// What it is, where, and on how many blocks.
     fn extent(&self) -> (Operation, u64, u64) {
         match self {
@@ -166,6 +186,7 @@ pub struct Drive {
     /// Stops the process in the middle of something.
     fuse: Fuse,
     said: Said,
+    modelled: Option<Modelled>,
 }
 
 /// The first blocks of a drive, which hold labels: real bytes, not only names.
@@ -181,12 +202,13 @@ impl Drive {
     pub fn new(
         (spec, blocks): (DriveSpec, u32),
         name: &str,
-        rng: Rng,
+        mut rng: Rng,
         fuse: Fuse,
         said: Said,
     ) -> Self {
         Self {
             limits: Limits::new(blocks.into(), &Arc::from(name)),
+            modelled: spec.model.map(|kind| Modelled::new(kind, blocks, rng.u64())),
             gathered: Vec::new(),
             due: BinaryHeap::new(),
             rng,
@@ -248,6 +270,9 @@ impl Drive {
 
     /// What a block holds from the start, durably.
     pub fn preset(&mut self, lba: u32, content: Content) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.preset(lba, content);
+        }
         self.blocks[lba as usize].durable = content;
     }
 
@@ -265,6 +290,9 @@ impl Drive {
     /// What a reader finds in a block.
     #[must_use]
     pub fn block(&self, lba: u32) -> Content {
+        if let Some(modelled) = &self.modelled {
+            return modelled.block(lba);
+        }
         self.blocks[lba as usize].now()
     }
 
@@ -272,12 +300,17 @@ impl Drive {
     pub fn possible(&self, lba: u32) -> impl Iterator<Item = Content> {
         let block = &self.blocks[lba as usize];
         let kept = block.versions.iter().filter(|v| !v.doomed).map(|v| v.content);
-        core::iter::once(block.durable).chain(kept)
+        let older = self.modelled.iter().flat_map(move |modelled| modelled.older(lba));
+        let newest = self.modelled.as_ref().map_or(block.durable, |modelled| modelled.block(lba));
+        older.chain([newest]).chain(kept)
     }
 
     /// What is durable in a block.
     #[must_use]
     pub fn durable(&self, lba: u32) -> Content {
+        if let Some(modelled) = &self.modelled {
+            return modelled.older(lba).next().unwrap_or_else(|| modelled.block(lba));
+        }
         self.blocks[lba as usize].durable
     }
 
@@ -294,7 +327,7 @@ impl Drive {
     /// Whether it still works on what an earlier process has asked of it.
     #[must_use]
     pub fn is_haunted(&self) -> bool {
-        !self.flights.is_empty()
+        !self.flights.is_empty() || self.modelled.as_ref().is_some_and(Modelled::is_busy)
     }
 
     fn submit(&mut self, op: u64, ask: Ask) -> Submitted<Vec<u8>> {
@@ -306,6 +339,11 @@ impl Drive {
         }
         if !self.fuse.burn() {
             // The process has stopped before; nobody will hear of it.
+            return Submitted::Pending;
+        }
+        if let Some(modelled) = &mut self.modelled {
+            self.said.say(|| format!("begins {op}: {ask:?}"));
+            modelled.submit(op, ask.command());
             return Submitted::Pending;
         }
         let text = self.said.is_wanted().then(|| format!("{ask:?}"));
@@ -439,6 +477,9 @@ impl Drive {
 
     /// All that has completed is made durable.
     pub fn sync(&mut self) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.sync();
+        }
         self.flush(self.clock);
     }
 
@@ -502,6 +543,9 @@ impl Drive {
     /// The process that issued the operations under way has died: they go on.
     pub fn orphan(&mut self) {
         debug_assert!(self.gathered.is_empty(), "an operation that would never end");
+        if let Some(modelled) = &mut self.modelled {
+            modelled.orphan();
+        }
         for flight in &mut self.flights {
             flight.op = None;
         }
@@ -509,7 +553,10 @@ impl Drive {
     }
 
     /// The power is cut: of all that is not durable, any subset is there afterwards.
-    pub fn power_cut(&mut self) {
+    pub fn power_cut(&mut self, now: u64) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.power_cut(now, self.rng.u64());
+        }
         self.gathered.clear();
         self.due.clear();
         let mut flights = core::mem::take(&mut self.flights);
@@ -578,12 +625,27 @@ impl BlockDevice for Drive {
     }
 
     fn kick(&mut self, now: u64) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.kick(now);
+        }
         self.due
             .extend(self.gathered.drain(..).map(|(flight, delay)| Reverse((now + delay, flight))));
     }
 
     /// Operations of a process that has died end, too, but are not told of.
     fn poll(&mut self, now: u64, done: &mut Vec<Done<Vec<u8>>>) {
+        if let Some(modelled) = &mut self.modelled {
+            for Finished { op, writes, contents, result } in modelled.poll(now) {
+                self.said.say(|| format!("ends {op:?}: {result:?}"));
+                if result.is_ok() && !contents.is_empty() {
+                    self.told.push(Told::Completed(contents));
+                }
+                self.late += u64::from(writes && op.is_none());
+                let result = result.map(|read| read.map(|contents| self.bytes(&contents)));
+                done.extend(op.map(|op| Done { op, result }));
+            }
+            return;
+        }
         while let Some(Reverse((due, flight))) = self.due.peek().copied()
             && due <= now
         {
@@ -595,10 +657,16 @@ impl BlockDevice for Drive {
     }
 
     fn next_deadline(&self) -> Option<u64> {
+        if let Some(modelled) = &self.modelled {
+            return modelled.next_deadline();
+        }
         self.due.peek().map(|Reverse((due, _))| *due)
     }
 
     fn in_flight(&self) -> usize {
+        if let Some(modelled) = &self.modelled {
+            return modelled.in_flight();
+        }
         self.flights.iter().filter(|flight| flight.op.is_some()).count()
     }
 }

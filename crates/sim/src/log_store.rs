@@ -501,7 +501,7 @@ impl Memory for SimMemory {
         }
     }
 
-    fn len(&self) -> usize {
+    fn size(&self) -> usize {
         self.len
     }
 
@@ -512,7 +512,7 @@ impl Memory for SimMemory {
     /// What is stored into a cache line in one go is one effect.
     fn store(&mut self, offset: usize, value: u64) {
         let word = offset as u32 / 8;
-        let goes_on = offset == self.next && word % LINE != 0;
+        let goes_on = offset == self.next && !word.is_multiple_of(LINE);
         self.next = offset + 8;
         let loses_words = self.store.kind == LogStoreKind::Dax;
         self.with(|part, fuse| {

@@ -293,7 +293,8 @@ impl Machine {
     /// The machine loses its power.
     pub fn power_cut(&mut self) {
         // What is in flight is lost or lands before the process could see either.
-        self.env.drives.iter_mut().for_each(|drive| drive.power_cut());
+        let now = self.env.now;
+        self.env.drives.iter_mut().for_each(|drive| drive.power_cut(now));
         self.store.power_cut(&mut self.rng);
         if let Some(log) = &mut self.set_aside {
             log.power_cut(self.store.kind(), &mut self.rng);

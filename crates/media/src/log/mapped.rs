@@ -56,7 +56,7 @@ impl Memory for MappedMemory {
     }
 
     #[inline]
-    fn len(&self) -> usize {
+    fn size(&self) -> usize {
         self.part.len()
     }
 

@@ -4,15 +4,15 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use riopipe_model::ssd::Pages;
 use riopipe_order::block_device::{BLOCK_SIZE, BlockDevice, Cause, Limits, Operation};
 
 use crate::buf::AlignedBuf;
 use crate::clock::now;
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
-use crate::ssd::frames::{Bytes, Frame};
-use crate::ssd::model::{Command, FrameList};
-use crate::ssd::{Model, PowerCut, Profile, QueueId};
+use crate::ssd::pages::{Bytes, Frame};
+use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
 
 /// Frames that a queue takes from the drive at once, to take its lock rarely.
@@ -47,7 +47,7 @@ impl Ssd {
         let describe =
             format!("modelled drive like a {}, {mib} MiB {place}, {cache}", profile.like);
         Ssd {
-            bytes: Arc::clone(model.bytes()),
+            bytes: Arc::clone(model.pages().bytes()),
             model: Arc::new(Mutex::new(model)),
             geometry: Geometry {
                 block_size: BLOCK_SIZE as u32,
@@ -115,7 +115,7 @@ struct SsdQueue {
     /// Frames of this queue's own, for data that arrives.
     reserve: Vec<Frame>,
     /// Waiting for `kick`.
-    staged: Vec<(u64, Command)>,
+    staged: Vec<(u64, Command<Frame>)>,
     /// Including the staged ones.
     in_flight: usize,
     /// Nothing of this queue is due earlier; `u64::MAX` when nothing is under way.
@@ -123,7 +123,7 @@ struct SsdQueue {
 }
 
 impl SsdQueue {
-    fn stage(&mut self, op: u64, command: Command) -> Submitted {
+    fn stage(&mut self, op: u64, command: Command<Frame>) -> Submitted {
         self.staged.push((op, command));
         self.in_flight += 1;
         Submitted::Pending
@@ -153,7 +153,7 @@ impl SsdQueue {
     fn refill(&mut self, count: usize) -> Result<(), Cause> {
         let mut model = lock(&self.model);
         while self.reserve.len() < count.max(RESERVE) {
-            match model.allocate() {
+            match model.pages_mut().allocate() {
                 Some(frame) => self.reserve.push(frame),
                 None if self.reserve.len() >= count => break,
                 None => return Err(Cause::QueueFull { depth: self.depth }),
@@ -185,11 +185,11 @@ impl BlockDevice for SsdQueue {
         for (frame, block) in frames.iter().zip(bytes.chunks_exact(BLOCK_SIZE)) {
             self.bytes.fill(*frame, block);
         }
-        let frames = match frames[..] {
-            [frame] => FrameList::One(frame),
-            _ => FrameList::Many(frames.into()),
+        let pages = match frames[..] {
+            [frame] => PageList::One(frame),
+            _ => PageList::Many(frames.into()),
         };
-        self.stage(op, Command::Write { lba, frames })
+        self.stage(op, Command::Write { lba, pages })
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
@@ -271,7 +271,7 @@ impl Drop for SsdQueue {
             }
         }
         let mut model = lock(&self.model);
-        self.reserve.drain(..).for_each(|f| model.release(f));
+        self.reserve.drain(..).for_each(|frame| model.pages_mut().release(frame));
         model.close_queue(self.id);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use riopipe_order::block_device::{BLOCK_SIZE, Cause};
+use riopipe_order::block_device::{Cause, Operation};
 
 use crate::drive::Done;
 use crate::mapping::Mapping;
@@ -111,17 +111,21 @@ struct Seen {
 
 fn model(profile: &'static Profile, in_file: bool, seed: u64) -> Model {
     if !in_file {
-        return Model::new(profile, BLOCKS, seed, false).unwrap();
+        return in_memory(profile, BLOCKS, seed, false).unwrap();
     }
     let file = tempfile::tempfile().unwrap();
     file.set_len(BLOCKS * BLOCK_SIZE as u64).unwrap();
     let mapping = Mapping::shared(&file, BLOCKS as usize * BLOCK_SIZE, false).unwrap();
-    Model::in_file(profile, mapping, seed).unwrap()
+    super::in_file(profile, mapping, seed).unwrap()
+}
+
+fn zeroes(lba: u64, blocks: u64) -> Command<u32> {
+    Command::Zeroes { what: Operation::WriteZeroes, lba, blocks }
 }
 
 fn contents(model: &mut Model, queue: QueueId, now: u64) -> Vec<u8> {
     let mut done = Vec::new();
-    model.read(now, queue, u64::MAX, 0, BLOCKS).unwrap();
+    model.submit(now, queue, u64::MAX, Command::Read { lba: 0, blocks: BLOCKS });
     model.advance(u64::MAX);
     model.take_done(queue, &mut done);
     let buf = done.pop().unwrap().result.unwrap().unwrap();
@@ -148,12 +152,12 @@ fn check(profile: &'static Profile, in_file: bool, acts: &[Act], seed: u64) -> S
         match *act {
             Act::Write { lba, blocks } => {
                 let bytes = vec![value; blocks as usize * BLOCK_SIZE];
-                drive.write(now, queue, op, lba, &bytes).unwrap();
+                write(&mut drive, now, queue, op, lba, &bytes).unwrap();
             }
-            Act::Zero { lba, blocks } => drive.write_zeroes(now, queue, op, lba, blocks).unwrap(),
+            Act::Zero { lba, blocks } => drive.submit(now, queue, op, zeroes(lba, blocks)),
             Act::Flush => {
                 oracle.flush(op);
-                drive.flush(now, queue, op);
+                drive.submit(now, queue, op, Command::Flush);
             }
             Act::Wait { ns } => {
                 now += ns;
@@ -184,7 +188,7 @@ fn check(profile: &'static Profile, in_file: bool, acts: &[Act], seed: u64) -> S
     for done in done.drain(..) {
         assert_eq!(done.result.unwrap_err().cause(), &Cause::PowerLost);
     }
-    drive.flush(now, queue, 0);
+    drive.submit(now, queue, 0, Command::Flush);
     drive.take_done(queue, &mut done);
     assert!(done.pop().unwrap().result.is_err(), "off is off");
 
@@ -225,9 +229,9 @@ proptest! {
                 let value = if matches!(act, Act::Write { .. }) { op as u8 + 1 } else { 0 };
                 if value > 0 {
                     let bytes = vec![value; blocks as usize * BLOCK_SIZE];
-                    drive.write(0, queue, op, lba, &bytes).unwrap();
+                    write(&mut drive, 0, queue, op, lba, &bytes).unwrap();
                 } else {
-                    drive.write_zeroes(0, queue, op, lba, blocks).unwrap();
+                    drive.submit(0, queue, op, zeroes(lba, blocks));
                 }
                 let put = |lba| Put { op, lba, value, completed: None, durable: false };
                 oracle.puts.extend((lba..lba + blocks).map(put));
@@ -280,8 +284,8 @@ fn writes_in_flight_to_one_block_land_in_either_order() {
     for seed in 0..200 {
         let mut drive = model(&OPTANE, false, seed);
         let queue = drive.open_queue();
-        drive.write(0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
-        drive.write(0, queue, 2, 0, &[2; BLOCK_SIZE]).unwrap();
+        write(&mut drive, 0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
+        write(&mut drive, 0, queue, 2, 0, &[2; BLOCK_SIZE]).unwrap();
         drive.power_cut(1, seed);
         drive.power_on();
         ends.insert(contents(&mut drive, queue, 1)[0]);
@@ -296,8 +300,8 @@ fn a_flush_covers_only_what_had_completed() {
     for seed in 0..50 {
         let mut drive = model(&FLASH, false, seed);
         let queue = drive.open_queue();
-        drive.write(0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
-        drive.flush(1, queue, 2);
+        write(&mut drive, 0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
+        drive.submit(1, queue, 2, Command::Flush);
         drive.advance(10_000_000);
         let mut done = Vec::new();
         assert_eq!(drive.take_done(queue, &mut done), 2);
@@ -313,7 +317,7 @@ fn the_same_seed_gives_the_same_drive() {
         let queue = drive.open_queue();
         for op in 0..100 {
             let bytes = [op as u8; BLOCK_SIZE];
-            drive.write(op * 1000, queue, op, op % BLOCKS, &bytes).unwrap();
+            write(&mut drive, op * 1000, queue, op, op % BLOCKS, &bytes).unwrap();
         }
         let mut done = Vec::new();
         drive.advance(90_000);

@@ -23,7 +23,7 @@ pub trait Memory {
     fn persist(&self) -> Persist;
 
     /// Size in bytes.
-    fn len(&self) -> usize;
+    fn size(&self) -> usize;
 
     /// The word at `offset`, little endian.
     fn load(&self, offset: usize) -> u64;
@@ -61,7 +61,7 @@ pub fn open<M: Memory>(memory: &mut M) -> Result<(), RegionError> {
     match memory.persist() {
         Persist::Stores => Ok(()),
         Persist::Lines => {
-            memory.write_back_lines(0..memory.len());
+            memory.write_back_lines(0..memory.size());
             memory.drain();
             Ok(())
         }
@@ -88,11 +88,11 @@ impl<M: Memory> MappedPart<M> {
 
     #[inline]
     fn check(&self, offset: usize, len: usize) {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.memory.len());
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.memory.size());
         assert!(
             fits && offset.is_multiple_of(8) && len.is_multiple_of(8),
             "{len} bytes at {offset} are not aligned words of a part of {} bytes",
-            self.memory.len()
+            self.memory.size()
         );
     }
 
@@ -106,7 +106,7 @@ impl<M: Memory> MappedPart<M> {
 
 impl<M: Memory> Region for MappedPart<M> {
     fn len(&self) -> usize {
-        self.memory.len()
+        self.memory.size()
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
@@ -147,5 +147,123 @@ impl<M: Memory> Region for MappedPart<M> {
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()?;
         self.memory.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    const WORDS: usize = 64;
+
+    /// Memory that remembers what would be left without power.
+    struct Fake {
+        persist: Persist,
+        words: Vec<u64>,
+        durable: Vec<u64>,
+        /// Lines that are being written back.
+        begun: Vec<usize>,
+        ordered: u32,
+        sync_fails: bool,
+    }
+
+    impl Fake {
+        fn new(persist: Persist) -> Self {
+            let words = vec![0; WORDS];
+            let durable = words.clone();
+            Self { persist, words, durable, begun: Vec::new(), ordered: 0, sync_fails: false }
+        }
+    }
+
+    impl Memory for Fake {
+        fn persist(&self) -> Persist {
+            self.persist
+        }
+
+        fn size(&self) -> usize {
+            8 * WORDS
+        }
+
+        fn load(&self, offset: usize) -> u64 {
+            self.words[offset / 8]
+        }
+
+        fn store(&mut self, offset: usize, value: u64) {
+            self.words[offset / 8] = value;
+        }
+
+        fn write_back_lines(&mut self, bytes: Range<usize>) {
+            self.begun.extend(bytes.start / 64..bytes.end.div_ceil(64));
+        }
+
+        fn drain(&mut self) {
+            for line in self.begun.drain(..) {
+                let words = 8 * line..8 * line + 8;
+                self.durable[words.clone()].copy_from_slice(&self.words[words]);
+            }
+        }
+
+        fn order_stores(&mut self) {
+            self.ordered += 1;
+        }
+
+        fn sync(&mut self) -> Result<(), RegionError> {
+            if self.sync_fails {
+                return Err(RegionError::new("the disk is gone"));
+            }
+            self.durable.clone_from(&self.words);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_fence_makes_durable_all_that_was_stored_and_nothing_is_before() {
+        for persist in [Persist::Lines, Persist::Sync] {
+            let mut part = MappedPart::new(Fake::new(persist));
+            part.write(56, &[7; 24]);
+            part.write_word(504, 9);
+            assert!(part.memory.durable.iter().all(|word| *word == 0), "{persist:?}");
+            part.fence().unwrap();
+            assert_eq!(part.memory.durable, part.memory.words, "{persist:?}");
+            assert_eq!((part.memory.words[7], part.memory.words[63]), (0x0707_0707_0707_0707, 9));
+            let mut read = [0; 32];
+            part.read(48, &mut read);
+            assert_eq!((&read[..8], &read[8..]), (&[0; 8][..], &[7; 24][..]));
+        }
+    }
+
+    #[test]
+    fn a_mapped_file_is_only_kept_in_order_until_it_is_written_back() {
+        let mut part = MappedPart::new(Fake::new(Persist::Stores));
+        part.write_word(0, 1);
+        part.fence().unwrap();
+        assert_eq!((part.memory.ordered, part.memory.durable[0]), (1, 0));
+        assert!(part.memory.begun.is_empty());
+        part.write_back().unwrap();
+        assert_eq!(part.memory.durable[0], 1);
+        part.memory.sync_fails = true;
+        assert!(part.write_back().is_err());
+    }
+
+    #[test]
+    fn what_is_found_is_durable_before_it_is_believed() {
+        for persist in [Persist::Lines, Persist::Sync, Persist::Stores] {
+            let mut memory = Fake::new(persist);
+            // An earlier process has stored it, and died before its fence.
+            memory.words[5] = 1;
+            open(&mut memory).unwrap();
+            assert_eq!(memory.durable[5] == 1, persist != Persist::Stores, "{persist:?}");
+        }
+        let mut memory = Fake { sync_fails: true, ..Fake::new(Persist::Sync) };
+        assert!(open(&mut memory).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "not aligned words of a part of 512 bytes")]
+    fn what_is_outside_of_a_part_is_not_touched() {
+        MappedPart::new(Fake::new(Persist::Stores)).write(504, &[0; 16]);
     }
 }

@@ -61,7 +61,8 @@ pub(super) fn draw(seed: u64) -> Option<Scenario> {
 
 /// One stream on one drive without power-loss protection, with nothing to do and no faults.
 fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
-    let drive = DriveSpec { plp: false, garbage: false, at_once: 0, latency_us: 60, slow: 0 };
+    let drive =
+        DriveSpec { plp: false, garbage: false, at_once: 0, latency_us: 60, slow: 0, model: None };
     Scenario {
         seed: rng.u64() >> 1,
         machines: vec![MachineSpec {

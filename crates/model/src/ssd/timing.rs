@@ -3,8 +3,11 @@
 //! Every completion time follows at submission from `now`, what came before, and the seed. The
 //! formulas are in docs/media.md, to be checked by hand; this file is their only implementation.
 
-use crate::ssd::Profile;
-use riopipe_model::seed::Seed;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::Profile;
+use crate::seed::Seed;
 
 /// The state of a drive's parts, as the times at which each is free again. All times are ns on
 /// the caller's clock, which must not go back.
@@ -96,6 +99,9 @@ impl Timing {
 
 #[cfg(test)]
 mod tests {
+    use alloc::collections::BinaryHeap;
+    use core::cmp::Reverse;
+
     use super::*;
     use crate::ssd::{FLASH, OPTANE};
 
@@ -104,16 +110,16 @@ mod tests {
     /// Operations per second of a loop that submits the next one when the one `depth` earlier
     /// has completed.
     fn rate(depth: usize, count: u64, mut submit: impl FnMut(u64, u64) -> u64) -> u64 {
-        let mut ends = std::collections::BinaryHeap::new();
+        let mut ends = BinaryHeap::new();
         let mut now = 0;
         for i in 0..count {
             if ends.len() == depth {
-                let std::cmp::Reverse(end) = ends.pop().unwrap();
+                let Reverse(end) = ends.pop().unwrap();
                 now = u64::max(now, end);
             }
-            ends.push(std::cmp::Reverse(submit(now, i)));
+            ends.push(Reverse(submit(now, i)));
         }
-        while let Some(std::cmp::Reverse(end)) = ends.pop() {
+        while let Some(Reverse(end)) = ends.pop() {
             now = u64::max(now, end);
         }
         count * SECOND / now
