@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -408,14 +407,8 @@ fn block_file_survival(in_memory: bool) -> Survival {
 /// Whether a file's file system is memory.
 fn is_in_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i128 = 0x8584_58f6;
-    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: an open descriptor and room for the answer, which is read only if it was filled in.
-    let kind = unsafe {
-        match libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) {
-            0 => i128::from(found.assume_init().f_type),
-            _ => return false,
-        }
-    };
+    let Ok(found) = rustix::fs::fstatfs(file) else { return false };
+    let kind = i128::from(found.f_type);
     kind == i128::from(libc::TMPFS_MAGIC) || kind == RAMFS_MAGIC
 }
 

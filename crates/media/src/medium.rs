@@ -2,12 +2,12 @@
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use riopipe_order::block_device::{BLOCK_SIZE, Gone};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::OpenError;
 
@@ -264,13 +264,7 @@ impl Medium {
 
 /// `fallocate(2)`.
 pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
-    // Files longer than i64::MAX don't exist; the sum is checked by the kernel.
-    let (offset, len) = (offset as libc::off64_t, len as libc::off64_t);
-    // SAFETY: no pointers; the descriptor is open.
-    match unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(fallocate(file, FallocateFlags::from_bits_retain(mode as u32), offset, len)?)
 }
 
 /// The file system (or the device) doesn't have this operation.

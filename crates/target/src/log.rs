@@ -10,6 +10,7 @@ use riopipe_order::log_region::HEADER_BYTES;
 use riopipe_order::log_region::opening::{Place, Refused};
 use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Found, Split, Volumes};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::crc::crc32c;
 use crate::devices::{SharedState, lock};
@@ -192,10 +193,8 @@ pub(crate) fn open_volumes(
 /// A name for a new log region: random, from the kernel.
 fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
-    // SAFETY: the 16 bytes are valid for writing; up to 256 bytes are never cut short, and the
-    // flags ask for nothing unusual.
-    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
-    if got != id.len() as isize {
+    // Up to 256 bytes are never cut short.
+    if getrandom(&mut id, GetRandomFlags::empty()) != Ok(id.len()) {
         // Before the kernel's pool is ready: the clock will do for a name.
         id[..8].copy_from_slice(&riopipe_media::now().to_le_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_le_bytes());

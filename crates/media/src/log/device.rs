@@ -1,14 +1,14 @@
 //! The device (or file) under a `block:` log.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_model::log::block::{self, Blocks, FlushFailure};
 use riopipe_order::region::RegionError;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
 use crate::buf::AlignedBuf;
 use crate::error::{OpenError, cause_of};
@@ -50,26 +50,17 @@ impl BlockStore {
         self.medium.len as usize
     }
 
-    /// Writes one run; `flags` are those of `pwritev2(2)`.
-    fn put(&self, mut bytes: &[u8], mut offset: u64, flags: libc::c_int) -> io::Result<()> {
+    /// Writes one run.
+    fn put(&self, mut bytes: &[u8], mut offset: u64, flags: ReadWriteFlags) -> io::Result<()> {
         while !bytes.is_empty() {
-            let part =
-                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            let fd = self.medium.file.as_raw_fd();
-            // SAFETY: one iovec over `bytes`, which are only read, until the call returns.
-            let done = unsafe { libc::pwritev2(fd, &raw const part, 1, offset as i64, flags) };
-            match usize::try_from(done) {
+            match pwritev2(&self.medium.file, &[IoSlice::new(bytes)], offset, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(done) => {
                     bytes = &bytes[done..];
                     offset += done as u64;
                 }
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -107,14 +98,16 @@ impl Blocks for DevicePart {
     fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
         let store = &*self.0;
         if durable && store.can_dsync.load(Ordering::Relaxed) {
-            match store.put(bytes, at as u64, libc::RWF_DSYNC) {
+            match store.put(bytes, at as u64, ReadWriteFlags::DSYNC) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     store.can_dsync.store(false, Ordering::Relaxed);
                 }
                 done => return done.map_err(|error| store.explain(&error)),
             }
         }
-        store.put(bytes, at as u64, 0).map_err(|error| store.explain(&error))?;
+        store
+            .put(bytes, at as u64, ReadWriteFlags::empty())
+            .map_err(|error| store.explain(&error))?;
         if durable { self.flush() } else { Ok(()) }
     }
 
