@@ -51,6 +51,10 @@ named! {
         T1ReuseBeforeMark = "T1-reuse-before-mark",
         /// Recovery starts at the smallest released mark among the servers, not the largest.
         T1SmallestMark = "T1-smallest-mark",
+        /// An idle stream tells targets a mark up to its last group, durable or not.
+        T1IdleMarkEarly = "T1-idle-mark-early",
+        /// A stream that its owner has left is not flushed in the background.
+        T1NobodyFlushes = "T1-nobody-flushes",
         /// A volume is closed without having told the targets how far its streams are.
         T1CloseUntold = "T1-close-untold",
         /// A FLUSH is issued without waiting for the stream's earlier writes there.
@@ -198,6 +202,8 @@ named! {
         P8BelieveKeepAlive = "P8-believe-keep-alive",
         /// A target that cannot be reached is not tried again.
         P8NeverAgain = "P8-never-again",
+        /// The background driver takes no stream over whose owner is elsewhere.
+        P8NobodyMinds = "P8-nobody-minds",
         /// A read does not wait for the stream's own writes.
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.
@@ -250,6 +256,8 @@ named! {
         MarkForRoom = "mark-for-room",
         /// A durable mark was sent alone by an idle stream.
         IdleMark = "idle-mark",
+        /// The background driver flushed a stream that its owner had left.
+        BackgroundFlush = "background-flush",
         /// A new owner waited for the old one's operations.
         FenceWaited = "fence-waited",
         /// An old owner was told that it is fenced.

@@ -14,6 +14,7 @@ use riopipe_session::initiator::association::AssociationError;
 use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::initiator::stream_driver::NotSubmitted;
 use riopipe_session::label::AssembleError;
 
 use crate::piece::Buf;
@@ -613,6 +614,12 @@ pub enum WaitError {
     /// The stream has failed.
     #[error(transparent)]
     Failed(#[from] StreamFailure),
+}
+
+impl From<NotSubmitted> for WaitError {
+    fn from(NotSubmitted { seq, last }: NotSubmitted) -> Self {
+        Self::NotSubmitted { seq, last }
+    }
 }
 
 /// Why a read failed.

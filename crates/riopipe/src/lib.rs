@@ -50,22 +50,20 @@
 //!
 //! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
 //! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
-//! While its owner is elsewhere, one housekeeper thread for each volume takes the stream over. One
+//! While its owner is elsewhere, one background thread for each volume takes the stream over. One
 //! thread for each target keeps the connection to it alive and makes new ones.
 
 mod addr;
 mod assemble;
 mod association;
-mod attention;
+mod background;
 mod create;
 mod drive_io;
 mod errand;
 mod error;
 mod group;
-mod housekeeper;
 mod identity;
 mod info;
-mod lanes;
 mod open;
 mod piece;
 mod recover;
@@ -75,6 +73,7 @@ mod sockets;
 mod start;
 mod stat;
 mod stream;
+mod stream_shell;
 mod sync;
 mod target;
 pub mod undone;
@@ -99,10 +98,11 @@ pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_order::engine::{EngineKind, Marks, Place};
 pub use riopipe_session::claim::ClaimError;
+pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
 pub use riopipe_session::wire::LogKind;
 pub use stat::{StreamStat, TargetLink, VolumeStat};
-pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
+pub use stream::{Readiness, Stream, StreamOptions, Watch};
 pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};
 
 /// Bytes of a block: volumes are addressed in blocks of 4 KiB.

@@ -25,9 +25,9 @@ use riopipe_session::wire::{self, Claim, LogKind, VolumeStatus};
 use crate::addr::MemberAddr;
 use crate::assemble::{Assembled, members_on};
 use crate::association::Association;
+use crate::background::Background;
 use crate::errand::{Errand, ErrandError, Lines};
 use crate::error::{CallError, OpenError, RecoverError};
-use crate::housekeeper::Housekeeper;
 use crate::identity::ConnectOptions;
 use crate::recover::save_undone;
 use crate::recovery::{Recovery, streams_of};
@@ -177,15 +177,15 @@ fn open_now(
     let taken = take(&mut assembled, name, mode, way).and_then(|mut taken| {
         taken.recovery.steps.connect = connected;
         taken.recovery.fallback = fallback;
-        Ok((housekeeper(name)?, taken))
+        Ok((background(name)?, taken))
     });
     match taken {
-        Ok((housekeeper, taken)) => {
+        Ok((background, taken)) => {
             let recovery = taken.recovery.clone();
             if !recovery.is_nothing() {
                 tracing::info!(%recovery, "a crash was recovered from");
             }
-            Ok((inner(assembled, engine, taken, housekeeper, way), recovery))
+            Ok((inner(assembled, engine, taken, background, way), recovery))
         }
         Err(error) => {
             release(&mut assembled);
@@ -299,8 +299,8 @@ fn open_error(name: &str, error: ErrandError, target: impl Fn(usize) -> String) 
 }
 
 /// What looks after the volume's idle streams.
-fn housekeeper(name: &str) -> Result<Arc<Housekeeper>, OpenError> {
-    Housekeeper::new(name).map_err(|_| {
+fn background(name: &str) -> Result<Arc<Background>, OpenError> {
+    Background::new(name).map_err(|_| {
         let source = CallError::Nonsense("this process has no descriptors left");
         OpenError::Call { target: name.into(), doing: "watching its connections", source }
     })
@@ -310,7 +310,7 @@ fn inner(
     assembled: Assembled,
     engine: EngineKind,
     taken: Taken,
-    housekeeper: Arc<Housekeeper>,
+    background: Arc<Background>,
     way: &Way<'_>,
 ) -> Arc<Inner> {
     let Taken { generation, statuses, topology, recovery } = taken;
@@ -376,7 +376,7 @@ fn inner(
             seed: now_ns(),
         };
         let owner =
-            Owner { volume: set.head.name.clone(), index, streams: Arc::clone(&housekeeper) };
+            Owner { volume: set.head.name.clone(), index, streams: Arc::clone(&background) };
         server.target.manage(config, owner);
         servers.push(Arc::new(server));
     }
@@ -395,7 +395,7 @@ fn inner(
         marks: Mutex::new(marks),
         streams: Mutex::new(streams),
         ledger,
-        housekeeper,
+        background,
         stages: Arc::new(Stages::of_initiator()),
         opened: Start::now(),
         recovering: Mutex::new(FIRST_ATTEMPT),

@@ -11,11 +11,10 @@ use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
 use riopipe_session::stages::Stages;
-use riopipe_session::wire;
 
 use crate::addr::MemberAddr;
-use crate::error::{CallError, StreamError};
-use crate::housekeeper::Housekeeper;
+use crate::background::Background;
+use crate::error::StreamError;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::recovery::{InPlaceRange, StreamRecovery};
@@ -40,7 +39,7 @@ pub(crate) struct Inner {
     pub(crate) flush_failures: Arc<FlushFailures>,
     pub(crate) replay_board: Arc<ReplayBoard>,
     pub(crate) ledger: Option<SharedLedger>,
-    pub(crate) housekeeper: Arc<Housekeeper>,
+    pub(crate) background: Arc<Background>,
     /// Where the time of the streams' groups goes.
     pub(crate) stages: Arc<Stages>,
     pub(crate) opened: Start,
@@ -234,15 +233,6 @@ impl SharedLedger {
 /// Locks; a panic of another thread while it held the lock leaves nothing half-done here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether a refusal goes away by itself: the old connection's end has not been seen yet.
-pub(crate) fn is_passing(error: &CallError) -> bool {
-    match error {
-        CallError::Status(status) => status.is(wire::status::STREAM_BUSY),
-        CallError::Session(error) => error.is_passing(),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -1,129 +1,159 @@
-//! Binding a stream on all targets.
+//! Starting a stream: the connections that its [`StreamStart`] asks for.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use riopipe_net::{now_ns, relax};
 use riopipe_order::attribute::StreamId;
-use riopipe_order::engine::{Limits, engine};
-use riopipe_session::initiator::stream::{CONTROL_COMMANDS, StreamConfig, StreamSession};
+use riopipe_session::initiator::reconnect::ConnectRequest;
+use riopipe_session::initiator::stream::StreamConfig;
+use riopipe_session::initiator::stream_driver::{
+    StartError, StartStep, StreamShared, StreamSpec, StreamStart,
+};
 
-use crate::BLOCK_BYTES;
 use crate::association::open_socket;
 use crate::error::{CallError, RecoverError, StreamError};
-use crate::lanes::{Lanes, Side, Way};
-use crate::shared::{Inner, is_passing, lock};
+use crate::piece::Piece;
+use crate::shared::{Inner, Server, lock};
 use crate::stream::{StreamOptions, nanos};
+use crate::stream_shell::{Connections, Mail, StreamHandle, StreamShell, poll_error};
 
-/// Connects and binds; a target may still be taking leave of the stream's last connection.
-pub(crate) fn lanes(
+/// Connects a stream to all targets and binds it there.
+pub(crate) fn start(
     volume: &Arc<Inner>,
     stream: StreamId,
     qids: &[u16],
     options: &StreamOptions,
-    side: &Arc<Side>,
-) -> Result<Lanes, StreamError> {
-    let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
+    handle: &Arc<StreamHandle>,
+) -> Result<StreamShell, StreamError> {
+    let shared = StreamShared {
+        flush_failures: Arc::clone(&volume.flush_failures),
+        replay_board: Arc::clone(&volume.replay_board),
+    };
+    let spec = spec(volume, stream, qids, options);
+    let mut start = StreamStart::new(spec, shared, nanos(volume.connect.timeout), now_ns());
+    let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
+    let fault = |server: usize, source| {
+        let target = volume.server_name(server);
+        StreamError::Target { stream, target, source }
+    };
+    // What a socket met, beside what the session says of it.
+    let mut met = None;
     loop {
-        for server in &volume.servers {
-            // Waiting for it would only hide why (T8, T27).
-            if let Some(absence) = server.target.absence().filter(|absence| absence.for_good) {
-                return Err(RecoverError::absent(&server.name, absence).into());
+        for mail in handle.take_mail() {
+            match mail {
+                Mail::AssociationEnded { server } => {
+                    start.association_ended(server as u16, now_ns());
+                }
+                Mail::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
+                // Asked for in an earlier life.
+                Mail::Connected { .. } => {}
             }
         }
-        match once(volume, stream, qids, options, side, deadline) {
-            Err(StreamError::Target { source, .. })
-                if is_passing(&source) && now_ns() < deadline =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
+        match start.step(now_ns()) {
+            StartStep::Connect(request) => {
+                let at = request.server;
+                match connect(volume, &mut start, &mut connections, &request) {
+                    Ok(()) => {}
+                    Err(Unconnected::Away(why)) => {
+                        met = Some(why);
+                        start.put_off(at, now_ns());
+                    }
+                    Err(Unconnected::Failed(error)) => return Err(error),
+                }
             }
-            other => return other,
+            StartStep::Drive => {
+                let Some(driver) = start.driver() else { continue };
+                match connections.round(driver, now_ns(), &mut |_, _| ()) {
+                    Ok(true) => relax(),
+                    Ok(false) => {
+                        handle.sleep(start.deadline(now_ns()));
+                    }
+                    Err((server, CallError::Session(error))) => {
+                        start.failed(server as u16, Some(error), now_ns());
+                    }
+                    Err((server, error)) => {
+                        met = Some(error);
+                        start.failed(server as u16, None, now_ns());
+                    }
+                }
+            }
+            StartStep::Rest(until) => {
+                connections.close_all();
+                std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
+            }
+            StartStep::Ready => break,
+            StartStep::Failed(StartError::Ended { server, error }) => {
+                let of_session = error.map(CallError::Session);
+                let source = of_session.or(met).unwrap_or(CallError::Closed);
+                return Err(fault(usize::from(server), source));
+            }
+            StartStep::Failed(StartError::Refused(refused)) => {
+                return Err(fault(usize::from(refused.server), CallError::Status(refused.status)));
+            }
+            StartStep::Failed(StartError::TimedOut { server, after_ns }) => {
+                let source = CallError::TimedOut(Duration::from_nanos(after_ns));
+                return Err(fault(usize::from(server), source));
+            }
         }
+    }
+    let driver = start.into_driver();
+    let driver =
+        driver.ok_or_else(|| fault(0, CallError::Nonsense("a stream that is not bound")))?;
+    Ok(StreamShell::new(Arc::clone(volume), driver, connections))
+}
+
+fn spec(volume: &Inner, stream: StreamId, qids: &[u16], options: &StreamOptions) -> StreamSpec {
+    StreamSpec {
+        config: StreamConfig {
+            volume: volume.id,
+            stream,
+            generation: volume.generation,
+            engine: volume.engine,
+            start: lock(&volume.marks)[usize::from(stream.0)],
+            nsids: volume.nsids.clone(),
+            queue_depth: options.queue_depth,
+            timeout_ns: nanos(options.timeout),
+            loss_ns: nanos(volume.connect.loss_timeout),
+        },
+        topology: volume.topology.clone(),
+        kept_bytes_max: options.kept_bytes_max,
+        merge: options.merge,
+        qids: qids.to_vec(),
     }
 }
 
-fn once(
-    volume: &Arc<Inner>,
-    stream: StreamId,
-    qids: &[u16],
-    options: &StreamOptions,
-    side: &Arc<Side>,
-    deadline: u64,
-) -> Result<Lanes, StreamError> {
-    let start = lock(&volume.marks)[usize::from(stream.0)];
-    let mut ways = Vec::new();
-    let mut queues = Vec::new();
-    let mut depth = options.queue_depth;
-    let mut in_capsule = u32::MAX;
-    for (server, qid) in volume.servers.iter().zip(qids) {
-        let commands = options.queue_depth + CONTROL_COMMANDS;
-        let (queue, in_capsule_bytes) =
-            server.target.io_queue(*qid, commands).map_err(|source| StreamError::Target {
-                stream,
-                target: server.name.clone(),
-                source,
-            })?;
-        // A target that takes no data with commands asks for all of it anyway.
-        in_capsule = match in_capsule_bytes / BLOCK_BYTES as u32 {
-            0 => in_capsule,
-            blocks => in_capsule.min(blocks),
-        };
-        let most = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
-        depth = depth.min(most.max(1));
-        let socket = open_socket(&server.addr, &volume.connect)?;
-        ways.push(Way { socket, qid: *qid, depth: commands });
-        queues.push(queue);
+/// A target that is lost for good is not waited for: that would only hide why (T8, T27).
+fn not_for_good(server: &Server) -> Result<(), StreamError> {
+    match server.target.absence().filter(|absence| absence.for_good) {
+        Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
+        None => Ok(()),
     }
-    let limits = Limits {
-        kept_bytes_max: options.kept_bytes_max,
-        merge: options.merge,
-        merged_blocks_max: in_capsule,
-        start,
-    };
-    let config = StreamConfig {
-        volume: volume.id,
-        stream,
-        generation: volume.generation,
-        engine: volume.engine,
-        start,
-        nsids: volume.nsids.clone(),
-        queue_depth: depth,
-        timeout_ns: nanos(options.timeout),
-        loss_ns: nanos(volume.connect.loss_timeout),
-    };
-    let session = StreamSession::new(
-        config,
-        engine(volume.engine, volume.topology.clone(), limits),
-        volume.topology.clone(),
-        queues,
-        Arc::clone(&volume.flush_failures),
-        &volume.replay_board,
-    );
-    let fault = |server: usize, source: CallError| StreamError::Target {
-        stream,
-        target: volume.server_name(server),
-        source,
-    };
-    let mut lanes = Lanes::new(Arc::clone(volume), Arc::clone(side), session, ways)
-        .map_err(|(server, source)| fault(server, source))?;
-    lanes.session.start(now_ns());
-    loop {
-        let worked = lanes.turn(&mut |_, _| ()).map_err(|(server, e)| fault(server, e))?;
-        match lanes.session.is_ready() {
-            Ok(true) => return Ok(lanes),
-            Ok(false) => {}
-            Err(refused) => {
-                let source = CallError::Status(refused.status);
-                return Err(fault(usize::from(refused.server), source));
-            }
-        }
-        if now_ns() >= deadline {
-            return Err(fault(0, CallError::TimedOut(volume.connect.timeout)));
-        }
-        if worked {
-            relax();
-        } else {
-            lanes.sleep(Some(deadline));
-        }
-    }
+}
+
+/// Why there is no connection.
+enum Unconnected {
+    /// The target is away.
+    Away(CallError),
+    Failed(StreamError),
+}
+
+fn connect(
+    volume: &Inner,
+    start: &mut StreamStart<Piece>,
+    connections: &mut Connections,
+    request: &ConnectRequest,
+) -> Result<(), Unconnected> {
+    let at = usize::from(request.server);
+    let server = &volume.servers[at];
+    not_for_good(server).map_err(Unconnected::Failed)?;
+    let queue = server.target.io_queue(request.qid, request.depth).map_err(Unconnected::Away)?;
+    let socket = open_socket(&server.addr, &volume.connect);
+    let socket = socket.map_err(|error| Unconnected::Failed(error.into()))?;
+    connections.open(at, socket).map_err(|error| {
+        let (stream, target) = (request.stream, server.name.clone());
+        Unconnected::Failed(StreamError::Target { stream, target, source: poll_error(error) })
+    })?;
+    start.connected(request.server, queue, now_ns());
+    Ok(())
 }

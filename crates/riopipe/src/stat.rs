@@ -99,7 +99,7 @@ impl Inner {
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
             connected: server.target.absence().is_none(),
         };
-        let streams = self.housekeeper.watched().into_iter().map(|(id, watched)| {
+        let streams = self.background.watched().into_iter().map(|(id, watched)| {
             let marks = watched.marks();
             StreamStat {
                 id: id.0,

@@ -7,18 +7,19 @@ use std::time::Duration;
 use riopipe_net::{Next, Owned, SpinPolicy, Taken, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Marks, Op, Place, Refusal};
+use riopipe_session::initiator::stream_driver::Until;
 
 use crate::BLOCK_BYTES;
+use crate::background::OpenStream;
 use crate::error::{
     CallError, ReadError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
 };
 use crate::group::{Group, Staged};
-use crate::housekeeper::Charge;
-use crate::lanes::{Lanes, Side};
 use crate::piece::{Buf, Exclusive, Piece, Pool};
 use crate::recovery::StreamRecovery;
 use crate::shared::Inner;
-use crate::start;
+use crate::start::start;
+use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::watched::Watched;
 
 /// How a stream is to work.
@@ -47,22 +48,8 @@ impl Default for StreamOptions {
     }
 }
 
-/// What to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
-    /// The group and all before it are complete on all targets.
-    Complete(Seq),
-    /// The group and all before it are durable. If no group submitted since asked for that, the
-    /// drives are flushed.
-    Durable(Seq),
-    /// There is room for groups again.
-    Room,
-    /// Nothing is under way.
-    Idle,
-}
-
-/// The marks of a stream, for other threads: they read what was found last by whoever looks after
-/// the stream, its owner or, while that one is elsewhere, the volume's housekeeper.
+/// The marks of a stream, for other threads: they read what was found last by the stream's owner
+/// or, while the owner is elsewhere, by the volume's background thread.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Watched>);
 
@@ -90,13 +77,9 @@ pub struct Readiness<'a> {
     pub timeout: Option<Duration>,
 }
 
-/// Groups submitted before they are sent without being asked to: four full TCP segments of blocks.
-/// Fewer cost a system call on either side for each segment.
-const UNSENT_MAX: usize = 64;
-
 /// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
 ///
-/// While its owner is elsewhere, the volume's housekeeper looks after it: what was submitted is
+/// While its owner is elsewhere, the volume's background thread looks after it: what was submitted is
 /// sent and completes, [watchers](Self::watch) see its marks move, and targets that come back get
 /// what they have lost.
 ///
@@ -108,14 +91,11 @@ const UNSENT_MAX: usize = 64;
 /// was durable, and opening it again recovers it.
 pub struct Stream {
     id: StreamId,
-    lanes: Arc<Owned<Lanes>>,
-    side: Arc<Side>,
+    shell: Arc<Owned<StreamShell>>,
+    handle: Arc<StreamHandle>,
     waiter: Waiter,
     pool: Pool,
     pub(crate) staged: Exclusive<Staged>,
-    unsent: usize,
-    /// Up to here the engine has forgotten payload.
-    forgotten: Seq,
     volume: Arc<Inner>,
     options: StreamOptions,
     /// What its own recovery found, if it had one.
@@ -124,28 +104,26 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream over lanes that have been bound everywhere; the volume has reserved it.
+    /// A stream that has been bound everywhere; the volume has reserved it.
     pub(crate) fn new(
         volume: Arc<Inner>,
-        lanes: Lanes,
-        side: Arc<Side>,
+        shell: StreamShell,
+        handle: Arc<StreamHandle>,
         options: &StreamOptions,
         recovery: Option<StreamRecovery>,
     ) -> Self {
-        let (id, start) = (lanes.id(), lanes.session.config().start);
-        let lanes = Arc::new(Owned::new(lanes));
-        let charge = Charge { lanes: Arc::clone(&lanes), side: Arc::clone(&side) };
-        volume.housekeeper.add(id, charge);
+        let id = shell.id();
+        let shell = Arc::new(Owned::new(shell));
+        let open = OpenStream { shell: Arc::clone(&shell), handle: Arc::clone(&handle) };
+        volume.background.add(id, open);
         let spin_ns = nanos(volume.connect.spin);
         Self {
             id,
-            lanes,
-            side,
+            shell,
+            handle,
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
             staged: Exclusive::default(),
-            unsent: 0,
-            forgotten: start,
             volume,
             options: options.clone(),
             recovery,
@@ -155,8 +133,8 @@ impl Stream {
 
     /// Takes the stream for one call of its owner.
     #[inline]
-    fn take(&self) -> Taken<'_, Lanes> {
-        taken(&self.lanes, &self.volume)
+    fn take(&self) -> Taken<'_, StreamShell> {
+        taken(&self.shell, &self.volume)
     }
 
     /// Which stream of the volume.
@@ -168,7 +146,7 @@ impl Stream {
     /// The last group submitted.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.take().session.engine().last()
+        self.take().driver.last()
     }
 
     /// The last group that is *released*: it and all before it are complete on all targets, durable
@@ -177,7 +155,7 @@ impl Stream {
     /// (T11), and by another stream once the group that wrote it is (T15).
     #[must_use]
     pub fn released(&self) -> Seq {
-        self.take().session.engine().released()
+        self.take().driver.released()
     }
 
     /// What was found when the stream itself was recovered, on being opened after it had been
@@ -190,7 +168,7 @@ impl Stream {
     /// Requests that had to be sent again to targets that had been lost (P7), so far.
     #[must_use]
     pub fn replayed(&self) -> u64 {
-        self.take().session.engine().replayed()
+        self.take().driver.replayed()
     }
 
     /// A buffer of `len` bytes, a multiple of 4096. What is in it is not defined: it may have been
@@ -221,11 +199,10 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        self.unsent = 0;
-        let mut lanes = taken(&self.lanes, &self.volume);
-        lanes.work(&mut |_, _| ());
-        let marks = lanes.marks()?;
-        self.forgotten = lanes.reclaim(&mut self.pool);
+        let mut shell = taken(&self.shell, &self.volume);
+        shell.work(&mut |_, _| ());
+        let marks = shell.marks()?;
+        shell.reclaim(&mut self.pool);
         Ok(marks)
     }
 
@@ -235,28 +212,12 @@ impl Stream {
     /// The time is up, the group was never submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
-        let before = self.forgotten;
-        self.unsent = 0;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        let last = waiting.lanes.session.engine().last();
-        match until {
-            Until::Complete(seq) | Until::Durable(seq) if seq > last => {
-                return Err(WaitError::NotSubmitted { seq, last });
-            }
-            Until::Durable(seq) => waiting.lanes.session.ask_durable(seq),
-            _ => {}
-        }
+        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
+        waiting.shell.driver.begin_wait(until)?;
         let result = loop {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            let marks = waiting.lanes.marks()?;
-            let engine = waiting.lanes.session.engine();
-            let there = match until {
-                Until::Complete(seq) => marks.complete >= seq,
-                Until::Durable(seq) => marks.durable >= seq,
-                Until::Room => engine.kept_after() > before || engine.is_idle(),
-                Until::Idle => engine.is_idle(),
-            };
-            if there {
+            let worked = waiting.shell.work(&mut |_, _| ());
+            let marks = waiting.shell.marks()?;
+            if waiting.shell.driver.reached(until) {
                 break Ok(marks);
             }
             if let (Some(timeout), Some(deadline)) = (timeout, deadline)
@@ -266,7 +227,7 @@ impl Stream {
             }
             waiting.rest(worked, deadline);
         };
-        self.forgotten = waiting.lanes.reclaim(&mut self.pool);
+        waiting.shell.reclaim(&mut self.pool);
         result
     }
 
@@ -285,39 +246,35 @@ impl Stream {
         if !within {
             return Err(ReadError::OutOfRange { lba, bytes: into.len(), volume });
         }
-        self.unsent = 0;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        waiting.lanes.marks()?;
+        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
+        waiting.shell.marks()?;
         if blocks == 0 {
             return Ok(());
         }
-        while waiting.lanes.session.read_must_wait(lba, blocks as u32) {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            waiting.lanes.marks()?;
-            waiting.rest(worked, None);
-        }
-        waiting.lanes.session.start_read(lba, blocks as u32);
-        while waiting.lanes.session.is_reading() {
-            let worked = waiting.lanes.work(&mut |offset, bytes| {
+        waiting.shell.driver.begin_read(lba, blocks as u32);
+        loop {
+            if let Some(result) = waiting.shell.driver.read_step() {
+                return result.map_err(|(offset, status)| ReadError::Status {
+                    lba: lba + (offset / BLOCK_BYTES) as u64,
+                    status,
+                });
+            }
+            let worked = waiting.shell.work(&mut |offset, bytes| {
                 if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
                     part.copy_from_slice(bytes);
                 }
             });
-            waiting.lanes.marks()?;
-            if waiting.lanes.session.is_reading() {
+            waiting.shell.marks()?;
+            if waiting.shell.driver.read_waits() {
                 waiting.rest(worked, None);
             }
         }
-        waiting.lanes.session.read_result().map_err(|(offset, status)| ReadError::Status {
-            lba: lba + (offset / BLOCK_BYTES) as u64,
-            status,
-        })
     }
 
     /// The marks for other threads.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch(Arc::clone(&self.side.watched))
+        Watch(Arc::clone(&self.handle.watched))
     }
 
     /// For epoll and async runtimes: when to call [`poll`](Self::poll).
@@ -325,7 +282,7 @@ impl Stream {
     pub fn readiness(&self) -> Readiness<'_> {
         let deadline = self.take().deadline();
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
-        Readiness { fd: self.side.poller().as_fd(), timeout }
+        Readiness { fd: self.handle.poller().as_fd(), timeout }
     }
 
     /// Waits until everything submitted is durable, tells the targets that their logs may forget
@@ -334,34 +291,26 @@ impl Stream {
     /// # Errors
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
-        let last = self.last();
-        let failed = |e: WaitError, stream: &Self| match e {
-            WaitError::Failed(failure) => failure,
-            other => stream.take().failure_of(other.to_string()),
-        };
-        // A flush that the engine put in itself counts too: the last group may move.
-        self.wait(Until::Durable(last), None).map_err(|e| failed(e, &self))?;
-        let last = self.wait(Until::Idle, None).map_err(|e| failed(e, &self))?.durable;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        waiting.lanes.session.send_marks();
-        let released = loop {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            waiting.lanes.marks()?;
-            match waiting.lanes.session.marks_confirmed() {
-                Ok(true) => break waiting.lanes.session.engine().released(),
-                Ok(false) => waiting.rest(worked, None),
+        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
+        waiting.shell.driver.begin_close();
+        let closed = loop {
+            let worked = waiting.shell.work(&mut |_, _| ());
+            waiting.shell.marks()?;
+            match waiting.shell.driver.close_step() {
+                Ok(Some(closed)) => break closed,
+                Ok(None) => waiting.rest(worked, None),
                 Err(refused) => {
                     let said = CallError::Status(refused.status);
                     let what = format!("forgetting the log failed: {said}");
-                    return Err(waiting.lanes.failure_of(what));
+                    return Err(waiting.shell.failure_of(what));
                 }
             }
         };
-        waiting.lanes.hang_up();
+        waiting.shell.hang_up();
         drop(waiting);
         self.closed = true;
-        self.volume.stream_closed(self.id, released);
-        Ok(last)
+        self.volume.stream_closed(self.id, closed.released);
+        Ok(closed.last)
     }
 
     /// Brings a failed stream back: closes its connections, waits until no write of it is under
@@ -378,16 +327,16 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// it again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let mut lanes = self.take();
-        if lanes.marks().is_ok() {
+        let mut shell = self.take();
+        if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on nothing of the old life reaches a target.
-        lanes.hang_up();
+        shell.hang_up();
         // Of an engine without a log nothing else is known to be there after a crash (P2).
-        let (qids, durable) = (lanes.qids(), lanes.session.marks().durable);
-        let replayed = lanes.session.engine().replayed();
-        drop(lanes);
+        let durable = shell.driver.delivered().durable;
+        let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
+        drop(shell);
         let mut recovery = if self.volume.is_logged() {
             self.volume.recover_stream(self.id)?
         } else {
@@ -401,15 +350,12 @@ impl Stream {
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
         // The last life's marks stay in sight until the new one stands.
-        let side = Arc::clone(&self.side);
-        let fresh = start::lanes(&self.volume, self.id, &qids, &self.options, &side)?;
-        let mut lanes = self.lanes.take();
-        lanes.restart(fresh, &mut self.pool);
-        self.side.watched.restart(recovery.last);
-        drop(lanes);
-        self.volume.housekeeper.wake();
-        self.unsent = 0;
-        self.forgotten = recovery.last;
+        let fresh = start(&self.volume, self.id, &qids, &self.options, &self.handle)?;
+        let mut shell = self.shell.take();
+        shell.restart(fresh, &mut self.pool);
+        self.handle.watched.restart(recovery.last);
+        drop(shell);
+        self.volume.background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
@@ -447,13 +393,13 @@ impl Stream {
         if let Err(why) = self.check() {
             return Err(self.refused(why));
         }
-        let mut lanes = taken(&self.lanes, &self.volume);
-        let traced = lanes.session.traces_next().then(now_ns);
+        let mut shell = taken(&self.shell, &self.volume);
+        let traced = shell.driver.traces_next().then(now_ns);
         let staged = self.staged.get_mut();
-        match lanes.session.admit(&mut staged.writes, tag, durable) {
+        match shell.driver.admit(&mut staged.writes, tag, durable) {
             Ok(seq) => {
                 if let Some(since) = traced {
-                    lanes.session.trace(seq, since, now_ns());
+                    shell.driver.trace(seq, since, now_ns());
                 }
                 if let Some(ledger) = &self.volume.ledger {
                     let writes = staged.writes.iter();
@@ -462,11 +408,9 @@ impl Stream {
                 // First of all, as long as the flag is held: what is left here of a write that was
                 // cut is counted with its parts there.
                 staged.writes.clear();
-                lanes.kept.keep(seq, staged.bufs.drain(..));
-                self.unsent += 1;
-                if self.unsent >= UNSENT_MAX {
-                    self.unsent = 0;
-                    lanes.send();
+                shell.kept.keep(seq, staged.bufs.drain(..));
+                if shell.driver.should_send() {
+                    shell.send();
                 }
                 Ok(seq)
             }
@@ -476,9 +420,9 @@ impl Stream {
                     Refusal::TooLarge(bound) => Why::TooLarge(bound),
                     Refusal::TooManyEntries => Why::TooManyEntries,
                     Refusal::Empty => Why::Empty,
-                    Refusal::Poisoned(failure) => Why::Poisoned(lanes.poisoned(failure)),
+                    Refusal::Poisoned(failure) => Why::Poisoned(shell.poisoned(failure)),
                 };
-                drop(lanes);
+                drop(shell);
                 Err(self.refused(why))
             }
         }
@@ -493,25 +437,25 @@ impl Stream {
     }
 }
 
-/// Takes a stream's lanes for one call of its owner.
+/// Takes a stream for one call of its owner.
 #[inline]
-fn taken<'a>(lanes: &'a Owned<Lanes>, volume: &Inner) -> Taken<'a, Lanes> {
-    let mut lanes = lanes.take();
-    if lanes.attention.called() {
-        volume.housekeeper.wake();
+fn taken<'a>(shell: &'a Owned<StreamShell>, volume: &Inner) -> Taken<'a, StreamShell> {
+    let mut shell = shell.take();
+    if shell.driver.owner_calls() {
+        volume.background.wake();
     }
-    lanes
+    shell
 }
 
 /// A call that waits: it has the stream until it returns.
 struct Waiting<'a> {
-    lanes: Taken<'a, Lanes>,
+    shell: Taken<'a, StreamShell>,
     waiter: &'a mut Waiter,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(lanes: &'a Owned<Lanes>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
-        Self { lanes: taken(lanes, volume), waiter }
+    fn new(shell: &'a Owned<StreamShell>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
+        Self { shell: taken(shell, volume), waiter }
     }
 
     /// Looks again at once, or sleeps until something comes.
@@ -520,20 +464,20 @@ impl<'a> Waiting<'a> {
             self.waiter.worked();
             return;
         }
-        if self.waiter.idle(self.lanes.now) == Next::Look {
+        if self.waiter.idle(self.shell.now) == Next::Look {
             self.waiter.relax();
             return;
         }
-        self.lanes.sleep(deadline);
+        self.shell.sleep(deadline);
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.volume.housekeeper.remove(self.id);
+        self.volume.background.remove(self.id);
         let last = self.last();
-        // Others may hold the lanes for a moment longer; the connections end here.
-        self.lanes.take().hang_up();
+        // Others may hold the stream for a moment longer; the connections end here.
+        self.shell.take().hang_up();
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
@@ -550,7 +494,7 @@ impl std::fmt::Debug for Stream {
         f.debug_struct("Stream")
             .field("volume", &self.volume.name)
             .field("id", &self.id)
-            .field("marks", &self.side.watched.marks())
+            .field("marks", &self.handle.watched.marks())
             .finish_non_exhaustive()
     }
 }

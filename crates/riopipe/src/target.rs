@@ -20,13 +20,13 @@ use riopipe_session::initiator::manager::{
 use riopipe_session::initiator::queue_pair::{Data, QueuePair};
 use riopipe_session::initiator::reconnect::ConnectRequest;
 
+use crate::background::Background;
 use crate::error::{AttachError, CallError};
-use crate::housekeeper::Housekeeper;
-use crate::lanes::{Mail, Side};
 use crate::piece::{Buf, Piece};
 use crate::shared::lock;
 use crate::sockets::ControlSockets;
 use crate::stream::nanos;
+use crate::stream_shell::{Mail, StreamHandle};
 
 /// The data of a command.
 pub(crate) enum CallData<'a> {
@@ -82,7 +82,7 @@ pub(crate) struct Owner {
     pub(crate) volume: String,
     /// Which of the volume's servers it is.
     pub(crate) index: usize,
-    pub(crate) streams: Arc<Housekeeper>,
+    pub(crate) streams: Arc<Background>,
 }
 
 #[derive(Debug)]
@@ -91,7 +91,7 @@ struct Managed {
     owner: Owner,
     loss_timeout: Duration,
     /// The streams that have asked for connections.
-    sides: BTreeMap<StreamId, Arc<Side>>,
+    handles: BTreeMap<StreamId, Arc<StreamHandle>>,
 }
 
 #[derive(Debug)]
@@ -376,16 +376,10 @@ impl Target {
         &self.signal
     }
 
-    /// A fresh I/O queue of the association, and the bytes of data that its capsules take.
-    pub(crate) fn io_queue(
-        &self,
-        qid: u16,
-        depth: usize,
-    ) -> Result<(QueuePair<Piece>, u32), CallError> {
+    /// A fresh I/O queue of the association.
+    pub(crate) fn io_queue(&self, qid: u16, depth: usize) -> Result<QueuePair<Piece>, CallError> {
         let mut control = lock(&self.control);
-        let association = control.association()?;
-        let queue = association.io_queue(qid, depth).ok_or(CallError::Closed)?;
-        Ok((queue, association.controller().map_or(0, |controller| controller.in_capsule_bytes)))
+        control.association()?.io_queue(qid, depth).ok_or(CallError::Closed)
     }
 
     /// The volume is open: from now on the association is kept.
@@ -397,17 +391,17 @@ impl Target {
         let nothing = Association::new(association.config().clone());
         let association = core::mem::replace(&mut **association, nothing);
         let manager = AssociationManager::new(association, config);
-        let sides = BTreeMap::new();
-        control.link = Link::Managed(Box::new(Managed { manager, owner, loss_timeout, sides }));
+        let handles = BTreeMap::new();
+        control.link = Link::Managed(Box::new(Managed { manager, owner, loss_timeout, handles }));
         drop(control);
         self.poller.waker().wake();
     }
 
     /// A stream wants a connection.
-    pub(crate) fn request(&self, request: ConnectRequest, side: &Arc<Side>) {
+    pub(crate) fn request(&self, request: ConnectRequest, handle: &Arc<StreamHandle>) {
         self.change(|control, now| {
             if let Link::Managed(managed) = &mut control.link {
-                managed.sides.insert(request.stream, Arc::clone(side));
+                managed.handles.insert(request.stream, Arc::clone(handle));
                 managed.manager.request(request, now);
             }
         });
@@ -616,8 +610,8 @@ impl Managed {
                 "lost the target; trying to reach it again"
             ),
             ManagerEvent::Back { away_ns, attempts } => {
-                for charge in streams.streams() {
-                    charge.side.post(Mail::Ended { server });
+                for stream in streams.streams() {
+                    stream.handle.post(Mail::AssociationEnded { server });
                 }
                 tracing::info!(
                     %volume, %target, after_ms = away_ns / 1_000_000, attempts,
@@ -634,13 +628,14 @@ impl Managed {
                         %volume, %target, %why, "the target will not have this owner back"
                     );
                 }
-                for charge in streams.streams() {
-                    charge.side.post(Mail::GiveUp { server, cause });
+                for stream in streams.streams() {
+                    stream.handle.post(Mail::GiveUp { server, cause });
                 }
             }
             ManagerEvent::StreamConnection { stream, queue } => {
-                if let (Some(socket), Some(side)) = (made.take(), self.sides.remove(&stream)) {
-                    side.post(Mail::Link { server, socket, queue: Box::new(queue) });
+                if let (Some(socket), Some(handle)) = (made.take(), self.handles.remove(&stream)) {
+                    let queue = Box::new(queue);
+                    handle.post(Mail::Connected { server, socket, queue });
                 }
             }
         }

@@ -16,14 +16,15 @@ use crate::error::{
 };
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
-use crate::lanes::Side;
 use crate::open::{self, Way};
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
+use crate::start::start;
 use crate::stat::{Told, VolumeStat};
 use crate::stream::{Stream, StreamOptions};
+use crate::stream_shell::StreamHandle;
 use crate::target::CallData;
-use crate::{assemble, create, start};
+use crate::{assemble, create};
 
 /// How a volume is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,12 +348,12 @@ impl Volume {
                 }
                 recovery = Some(found);
             }
-            let start = lock(&inner.marks)[usize::from(id)];
-            let side = Side::new(start).map_err(|_| {
+            let mark = lock(&inner.marks)[usize::from(id)];
+            let handle = StreamHandle::new(mark).map_err(|_| {
                 StreamError::Options("this process has no descriptors left for a stream")
             })?;
-            let lanes = start::lanes(inner, stream, &reserved.qids, options, &side)?;
-            Ok(Stream::new(Arc::clone(inner), lanes, side, options, recovery))
+            let shell = start(inner, stream, &reserved.qids, options, &handle)?;
+            Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery))
         })();
         if started.is_err() {
             inner.stream_dropped(stream);

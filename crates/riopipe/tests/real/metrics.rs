@@ -80,7 +80,7 @@ fn two_endpoints_tell_of_an_open_volume_and_of_its_end() {
     stream.close().unwrap();
     assert!(volume.stat().streams.is_empty());
     volume.close().unwrap();
-    // The housekeeper may still be looking around.
+    // The background thread may still be looking around.
     let began = Instant::now();
     let (status, said) = loop {
         let answer = get(first.address(), "/metrics");

@@ -78,7 +78,7 @@ fn p7_broken_connections_are_made_again() {
     volume.close().unwrap();
 }
 
-/// While its owner is elsewhere, the housekeeper brings a stream back.
+/// While its owner is elsewhere, the background thread brings a stream back.
 #[test]
 fn a_stream_that_nobody_polls_comes_back_too() {
     let mut nodes = [Node::new()];

@@ -15,3 +15,4 @@ mod script;
 #[cfg(test)]
 mod scripted_target;
 pub mod stream;
+pub mod stream_driver;

@@ -266,6 +266,12 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         self.in_capsule = bytes;
     }
 
+    /// How much data an I/O command capsule takes, bytes.
+    #[must_use]
+    pub const fn in_capsule(&self) -> u32 {
+        self.in_capsule
+    }
+
     /// Bytes that the next PDU in `buf` needs; see [`Rx::need`].
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {

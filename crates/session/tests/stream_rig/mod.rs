@@ -142,6 +142,25 @@ impl Shape {
         queue
     }
 
+    pub(crate) fn config(&self, stream: u16, generation: u32) -> StreamConfig {
+        let mut next = vec![0; usize::from(self.servers())];
+        let nsids = self.members.iter().map(|(server, _)| {
+            next[usize::from(*server)] += 1;
+            next[usize::from(*server)]
+        });
+        StreamConfig {
+            volume: VOLUME,
+            stream: StreamId(stream),
+            generation,
+            engine: self.engine,
+            start: Seq(self.start),
+            nsids: nsids.collect(),
+            queue_depth: self.depth,
+            timeout_ns: TIMEOUT,
+            loss_ns: self.loss_ns,
+        }
+    }
+
     pub(crate) fn session(
         &self,
         stream: u16,
@@ -150,23 +169,7 @@ impl Shape {
         failures: &Arc<FlushFailures>,
         board: &Arc<ReplayBoard>,
     ) -> StreamSession<Piece> {
-        let mut next = vec![0; usize::from(self.servers())];
-        let nsids = self.members.iter().map(|(server, _)| {
-            next[usize::from(*server)] += 1;
-            next[usize::from(*server)]
-        });
-        let start = Seq(self.start);
-        let config = StreamConfig {
-            volume: VOLUME,
-            stream: StreamId(stream),
-            generation,
-            engine: self.engine,
-            start,
-            nsids: nsids.collect(),
-            queue_depth: self.depth,
-            timeout_ns: TIMEOUT,
-            loss_ns: self.loss_ns,
-        };
+        let (config, start) = (self.config(stream, generation), Seq(self.start));
         let limits = Limits { merge: self.merge, start, ..Limits::default() };
         let engine = engine(self.engine, self.topology(), limits);
         StreamSession::new(config, engine, self.topology(), queues, Arc::clone(failures), board)

@@ -19,7 +19,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
 
 use super::link::{Loss, PATIENCE_MIN_NS, State, Step};
-use super::{BIND, BindRefused, IDLE_MARK_NS, LIST, LinkState, StreamSession};
+use super::{BIND, BindRefused, IDLE_MARK_NS, LIST, LinkState, StreamSession, idle_mark};
 use crate::initiator::queue_pair::{Data, QueuePair};
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
@@ -98,6 +98,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         link.cut();
         link.state = State::Dead;
+        self.unsettled = true;
         self.reading.give_up(server);
         probe::hit(Rare::GivenUp);
         self.marks = self.engine.poll();
@@ -151,7 +152,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let mut first: Option<u64> = None;
         let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
-        let idle_mark = self.idle_mark();
+        let idle_mark = idle_mark(&*self.engine, self.config.engine);
         for link in &self.links {
             if let (Some(loss), false) = (link.loss, link.carries()) {
                 at(loss.since.saturating_add(self.config.loss_ns));
