@@ -71,6 +71,13 @@ pub enum Ev {
         /// The target.
         server: u16,
     },
+    /// A thread of an initiator that drives a stream wakes.
+    WakeStreams {
+        /// The initiator.
+        client: usize,
+        /// In which life.
+        life: u32,
+    },
     /// A stream does its next step.
     Act {
         /// The initiator.

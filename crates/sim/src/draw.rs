@@ -210,6 +210,8 @@ fn client(rng: &mut Rng) -> ClientSpec {
         retry_us: *rng.pick(&[0, 100, 3_000]),
         think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
         patience_us: 0,
+        away_us: *rng.pick(&[200, 2_000, 10_000, 50_000]),
+        flush_us: *rng.pick(&[1_000, 20_000, 100_000, 1_000_000]),
     }
 }
 

@@ -117,6 +117,20 @@ pub struct ClientSpec {
     /// same connections, µs; 0: as long as the connections last.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub patience_us: u32,
+    /// An owner that has not called for so long has left its stream to the background driver, µs.
+    #[serde(default = "away_us")]
+    pub away_us: u32,
+    /// An idle stream that was left is made durable after so long, µs.
+    #[serde(default = "flush_us")]
+    pub flush_us: u32,
+}
+
+const fn away_us() -> u32 {
+    50_000
+}
+
+const fn flush_us() -> u32 {
+    1_000_000
 }
 
 fn is_zero(number: &u32) -> bool {

@@ -221,6 +221,7 @@ impl World {
             Ev::StartClient(NEIGHBOUR)
             | Ev::TickClient { client: NEIGHBOUR, .. }
             | Ev::WakeClient { client: NEIGHBOUR, .. }
+            | Ev::WakeStreams { client: NEIGHBOUR, .. }
             | Ev::Act { client: NEIGHBOUR, .. } => {
                 self.with_neighbour(|client, drives, core| happen_to(client, ev, drives, core));
             }
@@ -230,6 +231,7 @@ impl World {
             Ev::StartClient(client)
             | Ev::TickClient { client, .. }
             | Ev::WakeClient { client, .. }
+            | Ev::WakeStreams { client, .. }
             | Ev::Act { client, .. } => {
                 let Self { clients, core, machines, .. } = self;
                 happen_to(&mut clients[client], ev, &Drives(machines), core);
@@ -515,6 +517,7 @@ fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) 
         Ev::WakeClient { life, server, .. } if there(client, life) => {
             client.wake(server, drives, core);
         }
+        Ev::WakeStreams { life, .. } if there(client, life) => client.wake_streams(drives, core),
         Ev::Act { life, stream, .. } if there(client, life) => client.act(stream, drives, core),
         _ => {}
     }

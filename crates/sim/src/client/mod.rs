@@ -3,20 +3,21 @@
 //! It attaches to every target, opens the volume (recovering it if needed), runs its streams, has
 //! lost targets back, reopens streams that failed, and closes in good order.
 
+mod application;
 pub mod intruder;
 mod labels;
 mod ledger;
-mod lines;
 mod opening;
+mod reports;
 mod running;
 mod server;
 mod stream;
+mod streams;
 mod unlogged;
 mod wire;
 mod words;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
@@ -25,14 +26,14 @@ use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::initiator::opening::Opening;
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, StreamShared};
 use riopipe_session::wire as rio;
 
 use self::labels::Labels;
 use self::ledger::Ledger;
 use self::server::{News, Purpose, Server, association};
-use self::stream::Stream;
-use crate::core::{Core, Ev, MS};
+use self::stream::{Mail, Stream};
+use crate::core::{Core, Ev, MS, US};
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::{Drives, Era, Recovered};
@@ -62,8 +63,7 @@ struct Volume {
     era: Era,
     topology: Topology,
     nsids: Vec<u32>,
-    shared: Arc<FlushFailures>,
-    board: Arc<ReplayBoard>,
+    shared: StreamShared,
     ledger: Ledger,
 }
 
@@ -110,6 +110,11 @@ pub struct Client {
     found: Vec<Recovered>,
     volume: Option<Volume>,
     streams: Vec<Option<Stream>>,
+    background: BackgroundDriver,
+    /// When the next thread wakes, as far as is planned.
+    wakes_at: u64,
+    /// Once there is nothing left to do, its owner leaves the streams alone until they are durable.
+    leaves: bool,
     /// Streams without a log that have had a life already.
     anew: BTreeSet<u16>,
     /// How often in a row one of them was kept out from the volume's drives.
@@ -143,6 +148,9 @@ impl Client {
             found: Vec::new(),
             volume: None,
             streams: Vec::new(),
+            background: BackgroundDriver::new(BackgroundConfig::default()),
+            wakes_at: 0,
+            leaves: false,
             anew: BTreeSet::new(),
             guarded: 0,
             refused: None,
@@ -288,6 +296,10 @@ impl Client {
         self.found.clear();
         self.volume = None;
         self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
+        let (away_ns, flush_ns) = (u64::from(spec.away_us) * US, u64::from(spec.flush_us) * US);
+        self.background = BackgroundDriver::new(BackgroundConfig { away_ns, flush_ns });
+        self.wakes_at = 0;
+        self.leaves = core.rng.one_in(2);
         self.anew.clear();
         self.guarded = 0;
         self.refused = None;
@@ -327,12 +339,19 @@ impl Client {
             || self.streams.iter().flatten().any(|s| s.has_failed() || s.has_work(core))
     }
 
+    /// Whether its owner has left streams that are not durable yet, and waits for the background
+    /// driver to see to that (T1).
+    #[must_use]
+    pub fn has_left(&self, core: &Core) -> bool {
+        self.leaves
+            && !self.closing
+            && core.is_logged()
+            && self.streams.iter().flatten().any(|s| s.has_begun() && !s.is_durable(core))
+    }
+
     /// Time goes by.
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
         core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
-        for stream in self.streams.iter_mut().flatten() {
-            stream.tick(core);
-        }
         self.lose_patience(core);
         self.advance(drives, core);
     }
@@ -362,7 +381,10 @@ impl Client {
                 News::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
                 News::Connection(stream, wire, queue) => {
                     match self.streams.get_mut(usize::from(stream.0)) {
-                        Some(Some(stream)) => stream.rejoin(at as u16, wire, *queue, core),
+                        Some(Some(stream)) => {
+                            let server = at as u16;
+                            stream.post(Mail::Connected { server, wire, queue });
+                        }
                         _ => wire.close(core),
                     }
                 }
@@ -387,14 +409,7 @@ impl Client {
                 self.advance(drives, core);
             }
             Role::Stream { stream, .. } => {
-                let end = self.end();
-                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-                    && let Some(server) = stream.server_of(conn)
-                    && let Some(volume) = &mut self.volume
-                {
-                    stream.receive(server, bytes, core);
-                    stream.work(end, &mut volume.ledger, drives, core);
-                }
+                self.arrives(stream, conn, Some(bytes), drives, core);
             }
         }
     }
@@ -407,26 +422,9 @@ impl Client {
                 self.servers[at].closed(conn, end, core);
                 self.hear(at, core);
             }
-            Role::Stream { stream, .. } => {
-                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-                    && let Some(server) = stream.server_of(conn)
-                {
-                    stream.lose(server, Cause::Disconnected, "the connection has ended", core);
-                }
-            }
+            Role::Stream { stream, .. } => self.arrives(stream, conn, None, drives, core),
         }
         self.advance(drives, core);
-    }
-
-    /// A stream's turn to do its next step.
-    pub fn act(&mut self, stream: u16, drives: &Drives<'_>, core: &mut Core) {
-        let end = self.end();
-        if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-            && let Some(volume) = &mut self.volume
-        {
-            stream.act(end, &mut volume.ledger, drives, core);
-        }
-        self.work(drives, core);
     }
 
     /// An association is gone, and what was under way with it.
@@ -446,9 +444,9 @@ impl Client {
         if self.era() == Some(core.oracle.current()) {
             core.oracle.resumed(self.index, server, core.now);
         }
-        for stream in self.streams.iter_mut().flatten() {
-            stream.has_association(server as u16, core);
-        }
+        // Before any connection of the new association is handed out.
+        let server = server as u16;
+        self.post(|| Mail::AssociationEnded { server });
     }
 
     /// The target has answered to having the volume back.
@@ -475,9 +473,8 @@ impl Client {
         }
         // As a program does that is told so: the volume is opened again.
         self.broken |= !self.fenced;
-        for stream in self.streams.iter_mut().flatten() {
-            stream.give_up(server as u16, cause, core);
-        }
+        let server = server as u16;
+        self.post(|| Mail::GiveUp { server, cause });
     }
 
     /// Goes on with whatever can go on.
@@ -487,15 +484,7 @@ impl Client {
             State::Running => self.run(drives, core),
             State::Releasing(..) | State::Over => {}
         }
-        self.work(drives, core);
-    }
-
-    fn work(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        let end = self.end();
-        let Some(volume) = &mut self.volume else { return };
-        for stream in self.streams.iter_mut().flatten() {
-            stream.work(end, &mut volume.ledger, drives, core);
-        }
+        self.tend_streams(drives, core);
     }
 }
 

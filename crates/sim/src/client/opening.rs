@@ -2,7 +2,7 @@
 //! [`Opening`] go out, its results come in.
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::Member;
+use riopipe_order::attribute::{Member, StreamId};
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
@@ -15,6 +15,7 @@ use riopipe_session::initiator::opening::{
 };
 use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::stream_driver::StreamShared;
 use riopipe_session::wire as rio;
 
 use super::labels::Labels;
@@ -265,6 +266,7 @@ impl Client {
                     self.found.push(found.clone());
                 }
                 self.streams[usize::from(stream)] = None;
+                self.background.remove(StreamId(stream));
             }
             Errand::Acknowledge(streams) => {
                 for stream in streams {
@@ -348,8 +350,10 @@ impl Client {
             generation,
             era,
             nsids: spec.volume.members.iter().map(|(_, drive)| *drive as u32 + 1).collect(),
-            shared: FlushFailures::new(topology.members().len()),
-            board: ReplayBoard::new(topology.servers().len()),
+            shared: StreamShared {
+                flush_failures: FlushFailures::new(topology.members().len()),
+                replay_board: ReplayBoard::new(topology.servers().len()),
+            },
             topology,
             ledger: Ledger::new(core.map.len(), released),
         })

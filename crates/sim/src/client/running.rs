@@ -2,7 +2,6 @@
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::opening::Mode;
-use riopipe_session::initiator::stream::CONTROL_COMMANDS;
 use riopipe_session::wire as rio;
 
 use super::server::Server;
@@ -42,23 +41,8 @@ impl Client {
                 return self.open(drives, core);
             }
         }
-        self.rejoin_streams(core);
         if self.closing {
-            self.wind_up(core);
-        }
-    }
-
-    /// Connects streams again to targets that have them back (P7).
-    pub(super) fn rejoin_streams(&mut self, core: &mut Core) {
-        let end = self.end();
-        let depth = core.scenario.client.depth + CONTROL_COMMANDS;
-        for stream in self.streams.iter_mut().flatten() {
-            for request in stream.wants_connections(depth) {
-                self.servers[usize::from(request.server)].request(request, end, core);
-            }
-        }
-        for server in 0..self.servers.len() {
-            self.hear(server, core);
+            self.wind_up(drives, core);
         }
     }
 
@@ -75,16 +59,12 @@ impl Client {
     }
 
     pub(super) fn start_streams(&mut self, core: &mut Core) {
-        let end = self.end();
         let Some(volume) = &self.volume else { return };
         for id in 0..self.streams.len() as u16 {
             if self.streams[usize::from(id)].is_some() {
                 continue;
             }
             let start = self.found.iter().find(|f| f.stream == id).map_or(Seq::ZERO, |f| f.last);
-            let depth = core.scenario.client.depth + CONTROL_COMMANDS;
-            let queues = self.servers.iter_mut().map(|s| s.io_queue(id + 2, depth));
-            let Some(queues) = queues.collect::<Option<Vec<_>>>() else { return };
             let setup = Setup {
                 id,
                 generation: volume.generation,
@@ -93,11 +73,9 @@ impl Client {
                 topology: &volume.topology,
                 nsids: &volume.nsids,
                 shared: &volume.shared,
-                board: &volume.board,
             };
-            let mut stream = Stream::new(&setup, queues, core);
+            let mut stream = Stream::new(&setup, core);
             stream.anew = self.anew.contains(&id);
-            stream.start(end, core);
             self.streams[usize::from(id)] = Some(stream);
         }
     }
@@ -117,23 +95,21 @@ impl Client {
         let Some(volume) = &self.volume else { return };
         let generation = volume.generation;
         if let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) {
-            stream.drop_wires(core);
+            stream.drop_connections(core);
         }
         let mode = Mode::Reopen { generation, streams: vec![StreamId(id)] };
         self.begin(mode, Errand::Reopen(id), core);
     }
 
-    pub(super) fn wind_up(&mut self, core: &mut Core) {
-        for stream in self.streams.iter_mut().flatten() {
-            stream.close(core);
-        }
+    pub(super) fn wind_up(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        self.close_streams(drives, core);
         let closed = |stream: &Option<Stream>| stream.as_ref().is_some_and(Stream::is_closed);
         let all = self.servers.iter().all(Server::is_claimed);
         if !self.streams.iter().all(closed) || !all {
             return;
         }
         for stream in self.streams.iter_mut().flatten() {
-            stream.drop_wires(core);
+            stream.drop_connections(core);
         }
         core.oracle.gives_back();
         let end = self.end();

@@ -31,7 +31,7 @@ const ALL: &[(u64, Draw)] = &[
     (2, replayed_over_newer),
     (3, words_of_older_laps),
     (1, words_that_were_never_fenced),
-    (1, overlap_in_one_fence),
+    (2, overlap_in_one_fence),
     (1, reads_beside_replays),
     (1, closed_while_cut_off),
     (3, overtaken_while_coming_back),
@@ -42,6 +42,8 @@ const ALL: &[(u64, Draw)] = &[
     (2, spoilt_logs),
     (1, strangers_who_give_orders),
     (2, strangers_while_the_owner_is_away),
+    (3, left_alone),
+    (2, away_for_about_the_loss_time),
 ];
 
 /// The scenario of a seed that is about a coincidence.
@@ -91,6 +93,8 @@ fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             retry_us: 0,
             think_ns: 5_000,
             patience_us: 0,
+            away_us: *rng.pick(&[200, 2_000, 10_000]),
+            flush_us: *rng.pick(&[1_000, 20_000]),
         },
         net: NetSpec { delay_min: 5_000, delay_max: 15_000, split: 0 },
         steps: Vec::new(),
@@ -109,6 +113,79 @@ fn write(stream: u16, block: u32, blocks: u32, place: Place, durable: bool) -> S
 
 fn at(event: u64, what: What) -> Fault {
     Fault { when: When::Event(event as u32), what }
+}
+
+/// An owner leaves its stream with writes that are not durable: the background driver takes it over,
+/// tells its mark when it is idle and flushes it; the power goes meanwhile (T1).
+fn left_alone(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.volume.streams = *rng.pick(&[1, 2]);
+    scenario.client.away_us = *rng.pick(&[200, 2_000, 50_000]);
+    scenario.client.flush_us = *rng.pick(&[20_000, 100_000, 1_000_000]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..rng.range(3, 8) {
+        let stream = rng.below(streams) as u16;
+        for _ in 0..rng.range(1, 5) {
+            let block = rng.below(24) as u32;
+            scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(10)));
+        }
+        let us = *rng.pick(&[60_000, 60_000, 120_000, 300_000]);
+        scenario.steps.push(Step { stream, op: Op::Pause(us) });
+    }
+    let mut event = 60;
+    for _ in 0..rng.range(1, 4) {
+        event += rng.range(60, 400);
+        let (machine, effects, fences, down_us) = (0, 0, false, 200);
+        scenario.faults.push(at(
+            event,
+            match rng.below(4) {
+                0 => What::KillClient { down_us },
+                1 => What::Kill { machine, effects, fences, down_us },
+                2 => What::PowerCut { machine, effects, fences, down_us },
+                _ => What::BlackOut { down_us },
+            },
+        ));
+    }
+    scenario
+}
+
+/// A target is away for about as long as its streams wait for it: some are back in time, others
+/// give it up (P6, P7).
+fn away_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.volume.streams = *rng.pick(&[1, 2, 3]);
+    let loss_ms = *rng.pick(&[5, 20, 60]);
+    scenario.client.loss_ms = loss_ms;
+    scenario.client.retry_us = *rng.pick(&[0, 100]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..rng.range(40, 90) {
+        let stream = rng.below(streams) as u16;
+        let op = match rng.below(8) {
+            0 => Op::WaitDurable,
+            1 => Op::Pause(*rng.pick(&[100, 2_000, 20_000])),
+            _ => {
+                let block = rng.below(24) as u32;
+                Op::Group {
+                    writes: vec![WriteOp(block, 1, Place::Fresh)],
+                    durable: rng.percent(20),
+                }
+            }
+        };
+        scenario.steps.push(Step { stream, op });
+    }
+    let mut event = 60;
+    for _ in 0..rng.range(2, 5) {
+        event += rng.range(40, 300);
+        let down_us = (loss_ms * 1_000 + rng.below(3_000) as u32).saturating_sub(2_500);
+        let (machine, effects, fences) = (0, 0, false);
+        let what = match rng.below(3) {
+            0 => What::Kill { machine, effects, fences, down_us },
+            1 => What::PowerCut { machine, effects, fences, down_us },
+            _ => What::Away { for_us: down_us },
+        };
+        scenario.faults.push(at(event, what));
+    }
+    scenario
 }
 
 /// FLUSHes of several streams on one drive fail, and the reactors hear of it late: what another

@@ -186,8 +186,9 @@ impl World {
                 self.core.after(MS, Ev::StartClient(owner));
             }
             Some(owner) => {
-                if !self.clients[owner].has_work(&self.core) {
-                    self.clients[owner].close();
+                let client = &mut self.clients[owner];
+                if !client.has_work(&self.core) && !client.has_left(&self.core) {
+                    client.close();
                 }
             }
             None => {

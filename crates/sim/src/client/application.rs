@@ -1,0 +1,366 @@
+//! What an application does with a stream: the steps of the scenario, as calls of the library.
+//!
+//! Its thread is either in a call that waits, and then drives the stream; or it thinks, pauses, or
+//! has nothing left to do, and then only the background driver drives the stream.
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
+use riopipe_order::probe::{self, Rare};
+use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
+
+use super::ledger::Ledger;
+use super::stream::Stream;
+use crate::block::{self, BLOCK};
+use crate::core::{Core, Ev, US};
+use crate::network::ClientEnd;
+use crate::oracle::{Drives, Read, Recovered, Submitted};
+use crate::payload::Payload;
+use crate::scenario::{Op, Place, WriteOp};
+
+/// After a call that was refused for lack of room, ns: so that nothing goes round for ever at one
+/// moment.
+const AGAIN_NS: u64 = US;
+/// Of 100 submissions, how many are followed by a poll at once. The others wait for the next call,
+/// or for the background driver.
+const POLLED: u64 = 75;
+/// Of 100 waits, how many are given up after a while.
+const IMPATIENT: u64 = 10;
+
+/// What the owner of a stream is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// No call.
+    None,
+    /// It waits; after `deadline` no longer.
+    Wait { until: Until, deadline: Option<u64> },
+    /// It reads.
+    Read,
+    /// It closes the stream.
+    Close,
+}
+
+/// The read under way.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    due: Read,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What a step comes to.
+enum Done {
+    /// It is over.
+    Yes,
+    /// It waits.
+    Waits(Call),
+    /// It is to be done again after a wait.
+    Again(Call),
+}
+
+/// The process that the application is, beside the stream.
+pub(super) struct Process<'a, 'd> {
+    /// Its process.
+    pub(super) end: ClientEnd,
+    pub(super) ledger: &'a mut Ledger,
+    pub(super) drives: &'a Drives<'d>,
+}
+
+impl Stream {
+    /// Whether it has steps left, or waits for something that it has begun.
+    #[must_use]
+    pub(super) fn has_work(&self, core: &Core) -> bool {
+        let (steps, begun) = &core.steps[usize::from(self.id)];
+        *begun < steps.len() || self.acting || self.is_in_call() && self.call != Call::Close
+    }
+
+    /// Whether everything that was submitted is durable, as its owner was told.
+    #[must_use]
+    pub(super) fn is_durable(&self, core: &Core) -> bool {
+        let (_, durable, last) = core.oracle.progress(self.era, self.id);
+        durable >= last
+    }
+
+    /// It is bound everywhere: its owner begins. If it had a life before, the oracle is told from
+    /// where it goes on.
+    pub(super) fn begins(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        if self.anew {
+            let (stream, last) = (self.id, self.start);
+            probe::hit(Rare::Reopened);
+            process.ledger.forget(stream, last);
+            let found = Recovered { stream, last, ..Recovered::default() };
+            core.oracle.reopened((self.era, self.made_at), &found, process.drives);
+        }
+        self.plan(process.end, 0, core);
+    }
+
+    /// Plans the next step, if there is one.
+    fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
+        let (steps, begun) = &core.steps[usize::from(self.id)];
+        if *begun < steps.len() && !self.acting && !self.closing && !self.failed {
+            self.acting = true;
+            let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
+            let ev = Ev::Act { client: end.client, life: end.life, stream: self.id };
+            core.after(pause_ns + think, ev);
+        }
+    }
+
+    /// Does the next step. Whether the background driver has to be woken.
+    pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+        self.acting = false;
+        // It may be the turn of the stream that this one has come after; nobody has this one before
+        // it is bound everywhere.
+        if self.is_in_call() || self.closing {
+            return false;
+        }
+        let index = usize::from(self.id);
+        let Some(driver) = self.driver() else { return false };
+        let last = driver.last();
+        let (steps, begun) = &core.steps[index];
+        let Some(step) = steps.get(*begun) else { return false };
+        let op = core.scenario.steps[*step].op.clone();
+        if let Op::Pause(us) = op {
+            core.steps[index].1 += 1;
+            self.acting = true;
+            let ev =
+                Ev::Act { client: process.end.client, life: process.end.life, stream: self.id };
+            core.after(u64::from(us) * US, ev);
+            return false;
+        }
+        let wake = driver.owner_calls();
+        let done = match op {
+            Op::Group { writes, durable } => self.group(&writes, durable, process, core),
+            Op::WaitComplete => self.wait(Until::Complete(last), core),
+            Op::WaitDurable => self.wait(Until::Durable(last), core),
+            Op::Read(block, blocks) => self.read(block, blocks, core),
+            Op::Pause(_) => Done::Yes,
+            Op::Restart => {
+                let id = self.id;
+                core.trace(|| format!("stream {id}: left, to be opened anew"));
+                core.oracle.left(self.era, id);
+                self.failed = true;
+                self.is_dropped(core);
+                Done::Yes
+            }
+        };
+        match done {
+            Done::Yes => core.steps[index].1 += 1,
+            Done::Waits(call) => {
+                core.steps[index].1 += 1;
+                self.call = call;
+            }
+            Done::Again(call) => self.call = call,
+        }
+        if self.is_in_call() {
+            self.go_on(process, core);
+        } else {
+            self.plan(process.end, 0, core);
+        }
+        wake
+    }
+
+    /// Goes on with the call that its owner is in.
+    pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        while self.is_in_call() {
+            let worked = self.round(core);
+            if !self.look_at_marks(process.ledger, process.drives, core) {
+                return;
+            }
+            if self.is_answered(core) {
+                let pause = if self.call_was_for_room() { AGAIN_NS } else { 0 };
+                self.call = Call::None;
+                self.falls_asleep(core.now);
+                if !self.closed {
+                    self.plan(process.end, pause, core);
+                }
+                return;
+            }
+            let eager = self.driver().is_some_and(|driver| driver.wants_pump());
+            if !worked && !eager {
+                return self.falls_asleep(core.now);
+            }
+        }
+    }
+
+    fn call_was_for_room(&self) -> bool {
+        matches!(self.call, Call::Wait { until: Until::Room, .. })
+    }
+
+    /// Whether the call that its owner is in returns, after a look at the marks.
+    fn is_answered(&mut self, core: &mut Core) -> bool {
+        let call = self.call;
+        let Some(driver) = self.driver() else { return true };
+        match call {
+            Call::None => true,
+            Call::Wait { until, deadline } => {
+                let reached = driver.reached(until);
+                let given_up = deadline.is_some_and(|deadline| core.now >= deadline);
+                if reached || given_up {
+                    driver.reclaim();
+                }
+                reached || given_up
+            }
+            Call::Read => match driver.read_step() {
+                None => false,
+                Some(result) => {
+                    if result.is_ok() {
+                        let found = block::names(&self.reading.bytes);
+                        core.oracle.read_ends(&self.reading.due, &found);
+                    }
+                    true
+                }
+            },
+            Call::Close => match driver.close_step() {
+                Ok(None) => false,
+                Ok(Some(_)) => {
+                    self.closed = true;
+                    self.is_dropped(core);
+                    true
+                }
+                Err(refused) => {
+                    let id = self.id;
+                    core.trace(|| format!("stream {id}: its mark was refused: {refused:?}"));
+                    self.refused = Some((refused.server, refused.status));
+                    self.failed = true;
+                    true
+                }
+            },
+        }
+    }
+
+    fn wait(&mut self, until: Until, core: &mut Core) -> Done {
+        let impatient = core.rng.percent(IMPATIENT);
+        let deadline = impatient.then(|| core.now + core.rng.below(2_000) * US);
+        match self.driver().map(|driver| driver.begin_wait(until)) {
+            Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
+            // What was submitted last was submitted.
+            Some(Err(_)) | None => Done::Yes,
+        }
+    }
+
+    fn group(
+        &mut self,
+        wishes: &[WriteOp],
+        durable: bool,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> Done {
+        let mut parts: Vec<(u32, u32, Place)> = Vec::new();
+        for wish in wishes {
+            process.ledger.stage(self.id, wish, &mut parts);
+        }
+        if parts.is_empty() && !durable {
+            return Done::Yes;
+        }
+        let mut writes = Vec::with_capacity(parts.len());
+        let mut submitted = Vec::new();
+        for (first, blocks, place) in &parts {
+            let numbers: Vec<u64> = (0..*blocks).map(|_| core.oracle.next_number()).collect();
+            let list = (*first..).zip(&numbers);
+            submitted.extend(list.map(|(block, number)| Submitted {
+                block,
+                number: *number,
+                place: *place,
+            }));
+            let op = match place {
+                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, self.payload(&numbers)),
+                Place::InPlace => EngineOp::Write(EnginePlace::InPlace, self.payload(&numbers)),
+                Place::Discard => EngineOp::Discard,
+            };
+            writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
+        }
+        let tag = core.tags + 1;
+        let Some(driver) = self.driver() else { return Done::Yes };
+        match driver.admit(&mut writes, tag, durable) {
+            Ok(seq) => {
+                let full = driver.should_send();
+                core.tags = tag;
+                for (first, blocks, _) in &parts {
+                    process.ledger.note(self.id, *first, *blocks, seq);
+                }
+                self.was_submitted(seq, &submitted, durable, core);
+                if full || core.rng.percent(POLLED) {
+                    self.round(core);
+                    self.look_at_marks(process.ledger, process.drives, core);
+                    if let Some(driver) = self.driver() {
+                        driver.reclaim();
+                    }
+                }
+                Done::Yes
+            }
+            Err(Refusal::Full(_)) => Done::Again(Call::Wait { until: Until::Room, deadline: None }),
+            Err(Refusal::Poisoned(failure)) => {
+                self.has_failed_with(failure, core);
+                Done::Again(Call::None)
+            }
+            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Yes,
+        }
+    }
+
+    fn was_submitted(&self, seq: Seq, submitted: &[Submitted], durable: bool, core: &mut Core) {
+        let id = self.id;
+        core.trace(|| {
+            let blocks: Vec<String> = submitted
+                .iter()
+                .map(|w| format!("{}:#{} {:?}", w.block, w.number, w.place))
+                .collect();
+            let durable = if durable { ", durable" } else { "" };
+            format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
+        });
+        let of = (self.era, self.id, core.now);
+        core.oracle.submitted(of, seq, core.tags, submitted);
+    }
+
+    fn payload(&self, numbers: &[u64]) -> Payload {
+        Payload::new(numbers, &self.held)
+    }
+
+    fn read(&mut self, block: u32, blocks: u32, core: &mut Core) -> Done {
+        let blocks = blocks.min((core.map.len() as u32).saturating_sub(block));
+        if blocks == 0 {
+            return Done::Yes;
+        }
+        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
+        self.reading = Reading { due, bytes: vec![0; blocks as usize * BLOCK] };
+        let Some(driver) = self.driver() else { return Done::Yes };
+        driver.begin_read(u64::from(block), blocks);
+        // Its own writes may all be complete: then it starts at once.
+        match driver.read_step() {
+            Some(_) => Done::Yes,
+            None => Done::Waits(Call::Read),
+        }
+    }
+
+    /// Ends in good order: everything becomes durable, and the logs learn that. Whether the
+    /// background driver has to be woken.
+    pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+        self.closing = true;
+        if self.is_in_call() {
+            return false;
+        }
+        let Some(driver) = self.driver() else { return false };
+        let wake = driver.owner_calls();
+        driver.begin_close();
+        self.call = Call::Close;
+        self.go_on(process, core);
+        wake
+    }
+
+    /// The background driver's turn; when the next one is due though nothing may come.
+    pub(super) fn tend(
+        &mut self,
+        flush_ns: u64,
+        ledger: &mut Ledger,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) -> Option<u64> {
+        let mut worked = true;
+        for _ in 0..riopipe_session::initiator::stream_driver::ROUNDS_MAX {
+            worked = worked && self.round(core);
+        }
+        if !self.look_at_marks(ledger, drives, core) {
+            return None;
+        }
+        let now = core.now;
+        self.driver()
+            .and_then(|driver: &mut StreamDriver<Payload>| driver.look_after(worked, flush_ns, now))
+    }
+}
