@@ -238,16 +238,16 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
     let _ = cntlid;
 }
 
+/// The next claim of the volume, which has no log here.
+fn unlogged(w: &World, generation: u32) -> wire::Claim {
+    wire::Claim { unlogged: true, slots: 0, ..next_claim(w, generation) }
+}
+
 #[test]
 fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
     let mut w = World::new(&[false]);
     let (old, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
-    let unlogged = |w: &World, generation| wire::Claim {
-        unlogged: true,
-        slots: 0,
-        ..next_claim(w, generation)
-    };
     let first = unlogged(&w, 1);
     assert_eq!(w.claim(old, &first).unwrap().status, 0);
     assert_eq!(w.call(io, peer::write(1, 1, 3, 1), &block(1)).status, 0);
@@ -305,11 +305,6 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_given_back() {
     let (old, cntlid) = w.admin();
     // It has not written yet, so no claim asks it (T28).
     let io = w.io(cntlid, 1);
-    let unlogged = |w: &World, generation| wire::Claim {
-        unlogged: true,
-        slots: 0,
-        ..next_claim(w, generation)
-    };
     let first = unlogged(&w, 1);
     assert_eq!(w.claim(old, &first).unwrap().status, 0);
     // The owner dies. Its other connection is on a core that is busy: it has not seen its notice.
