@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim sim-build sim-seeds sim-plants sim-worlds lint bench guest mutants build setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-worlds lint bench guest mutants build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -42,7 +42,7 @@ test: setup ## All tests; the build first, then the tests, each bounded in time
 	  exit $$rc; }
 	@echo "test: passed"
 
-lint: setup ## Format, clippy, rustdoc, licences and advisories, house rules
+lint: setup ## Format, clippy, rustdoc, licences and advisories, tidy rules
 	@scripts/lint
 
 bench: build ## All ways to keep order, and a raw exchange, at three depths: a minute
@@ -51,7 +51,10 @@ bench: build ## All ways to keep order, and a raw exchange, at three depths: a m
 guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated machine (minutes; Debian)
 	@scripts/kernel-guest --rio $(RIO) $(ARGS)
 
-mutants: setup ## Small wrong changes in the pure rooms: does a test notice each? (SLICE=0/40 MINUTES=60)
+miri: setup ## Tests in Miri, an interpreter that finds undefined behaviour (needs nightly; MINUTES=15)
+	@scripts/miri
+
+mutants: setup ## Small wrong changes in the pure crates: does a test notice each? (SLICE=0/40 MINUTES=60)
 	@scripts/mutants
 
 build: setup ## The rio program, optimised

@@ -1,10 +1,11 @@
-//! From the command line to the library: who connects, to which drives, and what its errors mean
-//! for the exit code.
+//! From the command line to the library: identity, members, and exit codes of the library's errors.
 
 use std::net::IpAddr;
 
 use riopipe::{
-    AttachError, CallError, ConnectOptions, CreateError, MemberAddr, OpenError, StreamError,
+    AttachError, CallError, ClaimError, ConnectOptions, CreateError, MemberAddr, OpenError,
+    RecoverError, StreamError,
+    cause::{AssembleError, Lack, OpeningError},
 };
 
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     failure::{Code, Failure},
 };
 
-/// Who we are and how we connect.
+/// The options of a connection, from the command line.
 #[must_use]
 pub fn connect_options(args: &Connect) -> ConnectOptions {
     let mut options = ConnectOptions {
@@ -38,10 +39,10 @@ pub fn connect_options(args: &Connect) -> ConnectOptions {
 /// The members, in order.
 ///
 /// # Errors
-/// The first that is no address.
+/// The first text that is not an address.
 pub fn members(texts: &[String]) -> Result<Vec<MemberAddr>, Failure> {
     let parse = |text: &String| {
-        // An IPv6 address alone would need brackets, which nobody remembers.
+        // An IPv6 address alone would otherwise need brackets.
         let whole = match text.split(',').next().map(str::parse::<IpAddr>) {
             Some(Ok(IpAddr::V6(ip))) => {
                 text.replacen(&text[..host_len(text)], &format!("[{ip}]"), 1)
@@ -57,7 +58,7 @@ fn host_len(text: &str) -> usize {
     text.find(',').unwrap_or(text.len())
 }
 
-/// No target at the other end, or one that refuses us.
+/// The failure for a target that is unreachable, or that refuses the connection.
 #[must_use]
 pub fn attach_failure(error: &AttachError) -> Failure {
     let failure = Failure::new(Code::Connection, error.to_string());
@@ -65,10 +66,8 @@ pub fn attach_failure(error: &AttachError) -> Failure {
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }
-        // These say what to do themselves.
-        AttachError::Connect(_) | AttachError::WhichSubsystem { .. } | AttachError::Several(_) => {
-            failure
-        }
+        // The others say what to do themselves.
+        _ => failure,
     }
 }
 
@@ -79,7 +78,7 @@ fn call_code(error: &CallError) -> Code {
     }
 }
 
-/// A volume that can't be made.
+/// The failure for a volume that can't be created.
 #[must_use]
 pub fn create_failure(name: &str, error: &CreateError) -> Failure {
     let code = match error {
@@ -88,10 +87,70 @@ pub fn create_failure(name: &str, error: &CreateError) -> Failure {
         CreateError::Call { source, .. } => call_code(source),
         _ => Code::Volume,
     };
-    Failure::new(code, format!("can't create volume {name:?}")).because(error)
+    let failure = Failure::new(code, format!("can't create volume {name:?}")).because(error);
+    match error {
+        CreateError::InUse { .. } => {
+            failure.hint("--force gives the other volume up, with all that is on it")
+        }
+        CreateError::Engine { lack: Lack::Log, .. } => {
+            failure.hint("`rio target serve --log` gives a target an ordering log")
+        }
+        CreateError::ReadBack(error) => hinted(failure, open_hint(error)),
+        _ => failure,
+    }
 }
 
-/// A volume that can't be opened or looked at.
+fn hinted(failure: Failure, hint: Option<&'static str>) -> Failure {
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+const ACCEPT: &str = "to accept the loss, open the volume once with --accept-lost-log: then nothing is \
+    undone on any target, and what is in doubt is listed";
+const FENCE: &str = "--take-over fences an owner that is there";
+
+/// Which option of this program helps, if one does.
+fn open_hint(error: &OpenError) -> Option<&'static str> {
+    match error {
+        OpenError::Claim { error, .. } => claim_hint(error),
+        OpenError::Assemble { error: AssembleError::LogDue { .. }, .. } => Some(ACCEPT),
+        OpenError::Recover(error) => recover_hint(error),
+        _ => None,
+    }
+}
+
+fn claim_hint(error: &ClaimError) -> Option<&'static str> {
+    match error {
+        ClaimError::Owned { lease_left_ms: 0, .. } => {
+            Some("if that owner is gone for good: --take-over")
+        }
+        ClaimError::Owned { .. } => {
+            Some("--wait waits for the owner's lease; if it is gone for good: --take-over")
+        }
+        ClaimError::LogLost { .. }
+        | ClaimError::LogDamaged { .. }
+        | ClaimError::LogMissing { .. }
+        | ClaimError::LogBehind { .. } => Some(ACCEPT),
+        _ => None,
+    }
+}
+
+fn recover_hint(error: &RecoverError) -> Option<&'static str> {
+    match error {
+        RecoverError::Lost { .. } => Some(FENCE),
+        RecoverError::Opening { error, .. } => match error {
+            OpeningError::TakenOver { .. } => Some(FENCE),
+            OpeningError::Decide(_) | OpeningError::Outside { .. } => Some(ACCEPT),
+            OpeningError::Claim(error) => claim_hint(error),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The failure for a volume that can't be opened or inspected.
 #[must_use]
 pub fn open_failure(error: &OpenError) -> Failure {
     let code = match error {
@@ -99,10 +158,10 @@ pub fn open_failure(error: &OpenError) -> Failure {
         OpenError::Call { source, .. } => call_code(source),
         _ => Code::Volume,
     };
-    Failure::new(code, error.to_string())
+    hinted(Failure::new(code, error.to_string()), open_hint(error))
 }
 
-/// A stream that can't be opened.
+/// The failure for a stream that can't be opened.
 #[must_use]
 pub fn stream_failure(error: &StreamError) -> Failure {
     let code = match error {
@@ -110,12 +169,35 @@ pub fn stream_failure(error: &StreamError) -> Failure {
         StreamError::Target { source, .. } => call_code(source),
         _ => Code::Volume,
     };
-    Failure::new(code, error.to_string())
+    let hint = match error {
+        StreamError::InPlacePending { .. } => {
+            Some("`rio volume recover` lists them, and with --acknowledge acknowledges them")
+        }
+        StreamError::Recover(error) => recover_hint(error),
+        _ => None,
+    };
+    hinted(Failure::new(code, error.to_string()), hint)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_option_can_do_is_hinted_at() {
+        let of =
+            |error| open_failure(&OpenError::Claim { volume: "v".into(), target: None, error });
+        let owned = |lease_left_ms| {
+            let error = ClaimError::Owned { target: 0, owner: "nqn.x".into(), lease_left_ms };
+            of(error).hint.unwrap_or_default()
+        };
+        assert!(owned(0).contains("--take-over") && !owned(0).contains("--wait"));
+        assert!(owned(1).contains("--take-over") && owned(1).contains("--wait"));
+        let missing = of(ClaimError::LogMissing { target: 0 });
+        assert!(missing.hint.is_some_and(|hint| hint.contains("--accept-lost-log")));
+        assert!(!missing.message.contains("--"), "{}", missing.message);
+        assert_eq!(of(ClaimError::Generations).hint, None);
+    }
 
     fn one(text: &str) -> Result<MemberAddr, Failure> {
         members(&[text.to_owned()]).map(|mut members| members.remove(0))

@@ -1,37 +1,38 @@
-//! What went wrong, for people and for scripts: one message, what to do, an exit code.
+//! Failures, for people and for scripts: a message, a remedy, an exit code.
 
 use std::{error::Error, fmt, process::ExitCode};
 
 use serde::Serialize;
 
-/// The exit codes. Scripts depend on them: they are listed in `rio --help` and docs/program.md,
-/// and their numbers never change.
+/// The exit codes. Scripts depend on them: `rio --help` and docs/program.md list them, and their
+/// numbers never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Code {
     /// A local file, the terminal, or anything else without a code of its own.
     Failed = 1,
-    /// The command line or a configuration makes no sense.
+    /// The command line or a configuration is invalid.
     Usage = 2,
     /// A target can't be reached, or refuses the connection.
     Connection = 3,
-    /// The volume can't be created or opened as asked: labels, members, owner, log, engine.
+    /// The volume can't be created or opened as requested: labels, members, owner, log, engine.
     Volume = 4,
-    /// What was read is not what was written: a difference, a wrong checksum, no file.
+    /// The content is not that which was written: a difference, a wrong checksum, no file.
     Differs = 5,
-    /// A write, read or FLUSH failed, or a connection was lost, on a volume that was open.
+    /// A write, read or FLUSH on an open volume failed, or a connection was lost.
     Storage = 6,
     /// A drive, a log or an address can't be served.
     Media = 7,
-    /// Ctrl-C or SIGTERM; what was under way was brought to an end in order.
+    /// Ctrl-C or SIGTERM; operations in flight were completed in order.
     Interrupted = 130,
-    /// The reader of standard output has gone: what a shell reports of a process that SIGPIPE ends.
+    /// The reader of standard output has gone: the code that a shell reports for a process that
+    /// SIGPIPE ends.
     Unread = 141,
 }
 
 impl Code {
-    /// Every code, lowest first.
+    /// All codes, lowest first.
     pub const ALL: [Self; 9] = [
         Self::Failed,
         Self::Usage,
@@ -44,7 +45,7 @@ impl Code {
         Self::Unread,
     ];
 
-    /// What it stands for, in one line.
+    /// The meaning of a code, in one line.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
@@ -61,14 +62,14 @@ impl Code {
     }
 }
 
-/// Why a command failed.
+/// The failure of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit code.
     pub code: Code,
-    /// What was tried, where, and why it failed.
+    /// The operation, its object, and the reason of the failure.
     pub message: String,
-    /// What to do about it, where the message doesn't say so already.
+    /// The remedy, if the message does not contain it.
     pub hint: Option<String>,
 }
 
@@ -79,13 +80,13 @@ impl Failure {
         Self { code, message: message.into(), hint: None }
     }
 
-    /// The same, because of `error` and all that is behind it.
+    /// Adds `error` and all of its sources to the message.
     #[must_use]
     pub fn because(mut self, error: &dyn Error) -> Self {
         let mut cause = Some(error);
         while let Some(error) = cause {
             let text = error.to_string();
-            // Many errors quote their source; saying it twice helps nobody.
+            // Many errors quote their source; it should appear once.
             if !text.is_empty() && !self.message.contains(&text) {
                 self.message.push_str(": ");
                 self.message.push_str(&text);
@@ -95,7 +96,7 @@ impl Failure {
         self
     }
 
-    /// The same, with what to do about it.
+    /// Adds the remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -108,7 +109,7 @@ impl Failure {
         ExitCode::from(self.code as u8)
     }
 
-    /// One JSON object on one line: what standard error shows with `-o json`.
+    /// One JSON object on one line: the form of a failure on standard error with `-o json`.
     #[must_use]
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
@@ -129,7 +130,7 @@ impl Failure {
             message: &self.message,
             hint: self.hint.as_deref(),
         };
-        // Strings and a number: nothing here can fail to serialise.
+        // Strings and a number: serialisation can't fail.
         serde_json::to_string(&Line { error: fields }).unwrap_or_else(|_| self.message.clone())
     }
 }
@@ -155,7 +156,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn causes_are_told_once() {
+    fn causes_appear_once() {
         let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let failure = Failure::new(Code::Connection, "discovery").because(&Outer(refused()));
         assert_eq!(

@@ -1,15 +1,15 @@
 //! A file in an ordered volume: copied in, copied out, compared.
 //!
-//! The volume holds one file. What makes a half-written copy harmless is order alone, so this is
-//! also the smallest real use of it:
+//! The volume holds one file. Order alone makes an interrupted copy harmless, so this is also the
+//! smallest real use of it:
 //!
-//! 1. The header block is overwritten by one that says "being copied", durably, before anything
-//!    else: from here on an older file is gone, and no crash brings back a mixture.
-//! 2. The file's bytes follow as groups. None waits for the one before.
-//! 3. Last comes the header with name, length and checksum, as one durable group. It is in the
+//! 1. The header block is overwritten by one with the state "being copied", durably, before
+//!    anything else. From here on an older file is gone, and no crash brings back a mixture.
+//! 2. The bytes of the file follow as groups. None waits for the one before.
+//! 3. The last group is the header with name, length and checksum, as a durable group. It is in the
 //!    volume only if all groups before it are (P1): the only wait is the one for its durability.
 //!
-//! After a crash the volume holds the older file, or none, or the new one, whole.
+//! After a crash the volume holds the older file, no file, or the whole new one.
 
 use std::{
     ffi::OsStr,
@@ -20,126 +20,130 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use riopipe::Place;
+use riopipe::{BLOCK_BYTES, Place};
 
 use crate::file_header::{
-    self, BLOCK, Checksum, DATA_BLOCK, Found, HEADER_BLOCK, Header, NAME_MAX, blocks_for,
+    self, Checksum, DATA_BLOCK, Found, HEADER_BLOCK, Header, NAME_MAX, blocks_for,
 };
 
-/// How much is read from the volume at a time, bytes.
+/// Bytes per read from the volume.
 const READ_CHUNK: usize = 1 << 20;
 
-/// An ordered volume as the copy needs it. All addresses are in blocks of 4096 bytes.
+/// The operations of an ordered volume that the copy needs. All addresses are in blocks of 4096
+/// bytes.
 pub trait Store {
-    /// Bytes that are moved into a write.
+    /// A buffer whose bytes are moved into a write.
     type Buf: DerefMut<Target = [u8]>;
-    /// Why it failed.
+    /// The error of an operation.
     type Error: std::error::Error;
 
-    /// Blocks it has.
+    /// Size of the volume in blocks.
     fn blocks(&self) -> u64;
 
-    /// Whether groups keep their order without being waited for.
+    /// Whether groups keep their order without a wait.
     fn keeps_order(&self) -> bool;
 
     /// A buffer of `len` bytes, whole blocks, of any content.
-    fn buf(&mut self, len: usize) -> Self::Buf;
-
-    /// Submits one group of one write, waiting for room if need be, not for the write.
     ///
     /// # Errors
-    /// If an earlier write failed or this one can't be taken.
+    /// If no group can take so many.
+    fn buf(&mut self, len: usize) -> Result<Self::Buf, Self::Error>;
+
+    /// Submits one group of one write. It may wait for space, but not for the write.
+    ///
+    /// # Errors
+    /// An earlier write failed, or this one was refused.
     fn submit(&mut self, lba: u64, buf: Self::Buf, place: Place) -> Result<(), Self::Error>;
 
-    /// The same as a durable group.
+    /// Submits one durable group of one write.
     ///
     /// # Errors
     /// As [`Store::submit`].
     fn submit_durable(&mut self, lba: u64, buf: Self::Buf, place: Place)
     -> Result<(), Self::Error>;
 
-    /// Waits until all that was submitted is durable.
+    /// Waits until all submitted groups are durable.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// One of the groups failed.
     fn settle(&mut self) -> Result<(), Self::Error>;
 
     /// Reads whole blocks.
     ///
     /// # Errors
-    /// If they can't be read.
+    /// The blocks can't be read.
     fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// Watches a copy.
+/// The observer of a copy.
 pub trait Watch {
-    /// So many of the file's bytes are done.
+    /// Reports that `done` of the file's `total` bytes are done.
     fn progress(&mut self, done: u64, total: u64);
 
-    /// Whether to stop here. The volume then holds no file, or the one it held.
+    /// Whether to stop here. The volume then holds no file, or the old one.
     fn stop(&self) -> bool;
 }
 
-/// What was copied or checked.
+/// The result of copying or checking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// The file.
+    /// The header of the file.
     pub header: Header,
-    /// Groups that it took; 0 where nothing was written.
+    /// Number of groups; 0 if nothing was written.
     pub groups: u64,
 }
 
-/// How a volume's file compares with a local one.
+/// The comparison of a volume's file with a local one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// The volume's file.
+    /// The header of the volume's file.
     pub header: Header,
-    /// Whether its bytes have the checksum that its header says.
+    /// Whether its bytes have the checksum in its header.
     pub checksum_ok: bool,
-    /// Length of the local file, bytes; `None` where there was none to compare with.
+    /// Length of the local file in bytes; `None` without one.
     pub local_length: Option<u64>,
-    /// Bytes that differ within the shorter length.
+    /// Number of bytes that differ within the shorter length.
     pub differing: u64,
-    /// Offset of the first of them, or of the first byte that only one file has.
+    /// Offset of the first difference, or of the first byte that only one file has.
     pub first_difference: Option<u64>,
 }
 
 impl Comparison {
-    /// Whether the volume holds the file as it should be.
+    /// Whether the volume holds the expected file.
     #[must_use]
     pub fn is_equal(&self) -> bool {
         self.checksum_ok && self.first_difference.is_none()
     }
 }
 
-/// Why a file can't be copied or compared.
+/// The reason why a file can't be copied or compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError<E: std::error::Error> {
     /// The local file can't be read.
     #[error("{}: {source}", path.display())]
     Source {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A folder, a pipe, a device.
+    /// The path is a folder, a pipe or a device.
     #[error("{}: not a regular file; copy it to one first", .0.display())]
     NotAFile(PathBuf),
-    /// The name doesn't fit the header.
+    /// The name is too long for the header.
     #[error("{}: its name has more than {NAME_MAX} bytes; give it a shorter one", .0.display())]
     Name(PathBuf),
-    /// Longer or shorter than when the copy began.
+    /// The file became longer or shorter during the copy.
     #[error(
         "{}: it had {began} bytes when the copy began and has {now} now; the volume holds no file; \
          copy it again when nobody writes it", path.display()
     )]
     Changed {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// Its length then.
+        /// Its length at the start, in bytes.
         began: u64,
-        /// Bytes read.
+        /// Number of bytes read.
         now: u64,
     },
     /// The volume is too small.
@@ -148,12 +152,12 @@ pub enum CopyError<E: std::error::Error> {
          a larger volume"
     )]
     TooLarge {
-        /// Blocks needed.
+        /// Number of blocks needed.
         need: u64,
-        /// Blocks there.
+        /// Number of blocks of the volume.
         have: u64,
     },
-    /// The volume holds something that isn't a copied file.
+    /// The volume holds something other than a copied file.
     #[error("the volume's first block holds something that no file copy wrote")]
     Foreign,
     /// The volume holds a newer format.
@@ -162,39 +166,39 @@ pub enum CopyError<E: std::error::Error> {
     /// The header is damaged.
     #[error("the header of the volume's file is damaged: {0}; write the file again")]
     Damaged(&'static str),
-    /// There is no file.
+    /// The volume holds no file.
     #[error("the volume holds no file; `rio volume write` puts one there")]
     NoFile,
-    /// The copy was cut short.
+    /// The copy was interrupted.
     #[error("the volume holds no file: a copy of {0:?} was begun and not finished; write it again")]
     Unfinished(std::ffi::OsString),
-    /// The bytes are not those that were written.
+    /// The bytes have changed since they were written.
     #[error(
         "the volume's file {name:?} is damaged: its checksum is {found:016x}, its header says \
          {expected:016x}; nothing was kept of it"
     )]
     Checksum {
-        /// Its name.
+        /// Name of the file.
         name: std::ffi::OsString,
-        /// What the header says.
+        /// The checksum in the header.
         expected: u64,
-        /// What the bytes have.
+        /// The checksum of the bytes.
         found: u64,
     },
-    /// The file to write to is there.
+    /// The destination exists.
     #[error("{}: already there; --force replaces it", .0.display())]
     Exists(PathBuf),
-    /// The file can't be written.
+    /// The destination can't be written.
     #[error("{}: can't {doing}: {source}; nothing was left behind", path.display())]
     Destination {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// [`Watch::stop`] said so.
+    /// [`Watch::stop`] requested it.
     #[error("interrupted")]
     Interrupted,
     /// The volume failed.
@@ -206,8 +210,8 @@ pub enum CopyError<E: std::error::Error> {
 /// `force` overwrites a first block that no copy wrote.
 ///
 /// # Errors
-/// [`CopyError`]; unless it is one of those found before anything was written, the volume then
-/// holds no file.
+/// [`CopyError`]. Unless the error was found before anything was written, the volume then holds no
+/// file.
 pub fn write<S: Store>(
     store: &mut S,
     path: &Path,
@@ -215,7 +219,7 @@ pub fn write<S: Store>(
     force: bool,
     watch: &mut dyn Watch,
 ) -> Result<Copied, CopyError<S::Error>> {
-    assert!(group_bytes > 0 && group_bytes.is_multiple_of(BLOCK));
+    assert!(group_bytes > 0 && group_bytes.is_multiple_of(BLOCK_BYTES));
     let (mut file, length) = open_source(path)?;
     let name = path.file_name().unwrap_or(OsStr::new("file")).to_owned();
     if !file_header::is_plain_name(&name) {
@@ -232,9 +236,10 @@ pub fn write<S: Store>(
         _ => {}
     }
 
-    // In place: until this is durable, a state with the older file can still come back, and undo
-    // must not make a hole in it. Once it is durable, no state to recover to needs any block.
-    let mut buf = store.buf(BLOCK);
+    // In place: until this is durable, a crash may restore a state with the older file, and undo
+    // must not make a hole in it. Afterwards no state that the volume may recover to needs any of
+    // its blocks.
+    let mut buf = store.buf(BLOCK_BYTES)?;
     Header::encode_copying(&name, &mut buf);
     store.submit_durable(HEADER_BLOCK, buf, Place::InPlace)?;
     store.settle()?;
@@ -245,7 +250,7 @@ pub fn write<S: Store>(
     let mut done = 0;
     while done < length {
         let bytes = usize::try_from(length - done).unwrap_or(usize::MAX).min(group_bytes);
-        let mut buf = store.buf(bytes.next_multiple_of(BLOCK));
+        let mut buf = store.buf(bytes.next_multiple_of(BLOCK_BYTES))?;
         let read = fill(&mut file, &mut buf[..bytes]).map_err(source_error)?;
         if read < bytes {
             let now = done + read as u64;
@@ -253,7 +258,7 @@ pub fn write<S: Store>(
         }
         buf[bytes..].fill(0);
         checksum.add(&buf[..bytes]);
-        let lba = DATA_BLOCK + done / BLOCK as u64;
+        let lba = DATA_BLOCK + done / BLOCK_BYTES as u64;
         store.submit(lba, buf, Place::Fresh)?;
         groups += 1;
         done += bytes as u64;
@@ -271,18 +276,18 @@ pub fn write<S: Store>(
         store.settle()?;
     }
     let header = Header { name, length, checksum: checksum.value() };
-    let mut buf = store.buf(BLOCK);
+    let mut buf = store.buf(BLOCK_BYTES)?;
     header.encode(&mut buf);
     store.submit_durable(HEADER_BLOCK, buf, Place::Fresh)?;
     store.settle()?;
     Ok(Copied { header, groups: groups + 1 })
 }
 
-/// Copies the volume's file to `path`, or, without one, to its own name in the current folder.
-/// Its name appears only once it is whole and its checksum right.
+/// Copies the volume's file to `path`, or to its own name in the current folder. The name appears
+/// only when the file is complete and its checksum right.
 ///
 /// # Errors
-/// [`CopyError`]; no file is left behind then.
+/// [`CopyError`]; no file remains then.
 pub fn read<S: Store>(
     store: &mut S,
     path: Option<&Path>,
@@ -295,7 +300,7 @@ pub fn read<S: Store>(
         Some(path) => path.to_owned(),
         None => PathBuf::from(&header.name),
     };
-    // A courtesy: the rename below decides.
+    // An early check; the rename below decides.
     if !force && path.symlink_metadata().is_ok() {
         return Err(CopyError::Exists(path));
     }
@@ -342,7 +347,7 @@ pub fn read<S: Store>(
 /// byte by byte.
 ///
 /// # Errors
-/// [`CopyError`] if there is nothing to compare; a difference is a result.
+/// [`CopyError`], if there is nothing to compare; a difference is a result.
 pub fn verify<S: Store>(
     store: &mut S,
     path: Option<&Path>,
@@ -381,7 +386,7 @@ pub fn verify<S: Store>(
     Ok(Comparison { header, checksum_ok, local_length, differing, first_difference: first })
 }
 
-/// Calls `each` with every piece of the file and how far that is.
+/// Calls `each` with every piece of the file and the number of bytes so far.
 fn each_chunk<S: Store>(
     store: &mut S,
     length: u64,
@@ -391,8 +396,8 @@ fn each_chunk<S: Store>(
     let mut done = 0;
     while done < length {
         let bytes = usize::try_from(length - done).unwrap_or(usize::MAX).min(READ_CHUNK);
-        let blocks = &mut chunk[..bytes.next_multiple_of(BLOCK)];
-        store.read(DATA_BLOCK + done / BLOCK as u64, blocks)?;
+        let blocks = &mut chunk[..bytes.next_multiple_of(BLOCK_BYTES)];
+        store.read(DATA_BLOCK + done / BLOCK_BYTES as u64, blocks)?;
         done += bytes as u64;
         each(done, &chunk[..bytes])?;
     }
@@ -400,7 +405,7 @@ fn each_chunk<S: Store>(
 }
 
 fn find<S: Store>(store: &mut S) -> Result<Found, CopyError<S::Error>> {
-    let mut block = [0; BLOCK];
+    let mut block = [0; BLOCK_BYTES];
     store.read(HEADER_BLOCK, &mut block)?;
     Ok(file_header::decode(&block, store.blocks()))
 }
@@ -418,7 +423,7 @@ fn whole<S: Store>(store: &mut S) -> Result<Header, CopyError<S::Error>> {
 
 fn open_source<E: std::error::Error>(path: &Path) -> Result<(File, u64), CopyError<E>> {
     let failed = |source| CopyError::Source { path: path.to_owned(), source };
-    // Looked at before it is opened: opening a pipe would wait for its other end.
+    // Checked before it is opened: opening a pipe would wait for its other end.
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(CopyError::NotAFile(path.to_owned()));
     }
@@ -427,7 +432,7 @@ fn open_source<E: std::error::Error>(path: &Path) -> Result<(File, u64), CopyErr
     Ok((file, length))
 }
 
-/// Reads until `into` is full or the file ends; how much that was.
+/// Reads until `into` is full or the file ends; returns the number of bytes.
 fn fill(file: &mut File, into: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {

@@ -12,8 +12,8 @@
 //! 4088  CRC-64/NVME of bytes 0 to 4087     u64
 //! ```
 //!
-//! All numbers are little endian. One block is written atomically (media assumption 1), so a
-//! header is old or new, never a mixture.
+//! All numbers are little endian. One block is written atomically (M1), so a header is old or new,
+//! never a mixture.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,14 +21,13 @@ use std::{
 };
 
 use crc_fast::CrcAlgorithm::Crc64Nvme;
+use riopipe::BLOCK_BYTES;
 
-/// Bytes in a block.
-pub const BLOCK: usize = 4096;
 /// Block of the header.
 pub const HEADER_BLOCK: u64 = 0;
 /// First block of the file's bytes.
 pub const DATA_BLOCK: u64 = 1;
-/// Longest name, bytes.
+/// Largest length of a name in bytes.
 pub const NAME_MAX: usize = 255;
 
 const MAGIC: [u8; 8] = *b"RIOFILE\0";
@@ -36,65 +35,66 @@ const VERSION: u32 = 1;
 const STATE_COPYING: u32 = 1;
 const STATE_WHOLE: u32 = 2;
 const NAME_AT: usize = 42;
-const CHECK_AT: usize = BLOCK - 8;
+const CHECK_AT: usize = BLOCK_BYTES - 8;
 
-/// What a volume's file is.
+/// The description of a volume's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Its name, without a path.
     pub name: OsString,
-    /// Its length, bytes.
+    /// Length of the file in bytes.
     pub length: u64,
-    /// CRC-64/NVME of its bytes.
+    /// CRC-64/NVME of the file's bytes.
     pub checksum: u64,
 }
 
-/// What block 0 of a volume says.
+/// The content of block 0 of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A whole file.
     Whole(Header),
-    /// A copy of this name was begun and not finished.
+    /// A copy of a file with this name was begun and not finished.
     Copying(OsString),
-    /// Nothing: all zeroes.
+    /// All zeroes.
     Blank,
     /// A file in a newer format.
     Newer(u32),
     /// A header whose own checksum or fields are wrong.
     Damaged(&'static str),
-    /// Something else.
+    /// Other data.
     Foreign,
 }
 
-/// Blocks that a file of `length` bytes takes, header included. `None`: more than there can be.
+/// Number of blocks of a file of `length` bytes, including the header. `None`: more than a volume
+/// can have.
 #[must_use]
 pub fn blocks_for(length: u64) -> Option<u64> {
-    length.div_ceil(BLOCK as u64).checked_add(DATA_BLOCK)
+    length.div_ceil(BLOCK_BYTES as u64).checked_add(DATA_BLOCK)
 }
 
-/// The checksum of a whole slice.
+/// The checksum of `bytes`.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(Crc64Nvme, bytes)
 }
 
-/// A checksum over bytes that come piece by piece.
+/// A checksum over bytes that arrive in pieces.
 #[derive(Debug)]
 pub struct Checksum(crc_fast::Digest);
 
 impl Checksum {
-    /// Of nothing yet.
+    /// The checksum of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(Crc64Nvme))
     }
 
-    /// Some more bytes.
+    /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The checksum of all of them.
+    /// The checksum of all bytes so far.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.finalize()
@@ -108,15 +108,16 @@ impl Default for Checksum {
 }
 
 impl Header {
-    /// Writes the block that says: this file is here, whole.
+    /// Encodes the header of a complete file.
     ///
     /// # Panics
-    /// If `block` is not one block, or the name longer than [`NAME_MAX`]: both are the caller's.
+    /// If `block` is not one block long, or the name is longer than [`NAME_MAX`]: both are errors
+    /// of the caller.
     pub fn encode(&self, block: &mut [u8]) {
         encode(block, STATE_WHOLE, &self.name, self.length, self.checksum);
     }
 
-    /// Writes the block that says: a file of this name is being copied here.
+    /// Encodes the header of a file that is being copied.
     ///
     /// # Panics
     /// As [`Header::encode`].
@@ -127,7 +128,7 @@ impl Header {
 
 fn encode(block: &mut [u8], state: u32, name: &OsStr, length: u64, checksum_of_file: u64) {
     let name = name.as_bytes();
-    assert!(block.len() == BLOCK && name.len() <= NAME_MAX);
+    assert!(block.len() == BLOCK_BYTES && name.len() <= NAME_MAX);
     block.fill(0);
     block[..8].copy_from_slice(&MAGIC);
     block[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -141,13 +142,13 @@ fn encode(block: &mut [u8], state: u32, name: &OsStr, length: u64, checksum_of_f
     block[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
 }
 
-/// What the block says, on a volume of `volume_blocks`. A volume is input like any other (T19):
-/// nothing in it is believed before it is checked.
+/// Decodes a block of a volume of `volume_blocks`. A volume is untrusted input (T19): every field
+/// is checked.
 #[must_use]
 pub fn decode(block: &[u8], volume_blocks: u64) -> Found {
     let u32_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| block[at + i]));
     let u64_at = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| block[at + i]));
-    if block.len() != BLOCK {
+    if block.len() != BLOCK_BYTES {
         return Found::Damaged("it is not one block");
     }
     if block.iter().all(|byte| *byte == 0) {
@@ -156,8 +157,8 @@ pub fn decode(block: &[u8], volume_blocks: u64) -> Found {
     if block[..8] != MAGIC {
         return Found::Foreign;
     }
-    // The checksum lies where every version has it, so that a flipped bit in the version is not
-    // taken for news from the future.
+    // The checksum is at the same place in every version, so that a flipped bit in the version is
+    // not taken for a newer format.
     if u64_at(CHECK_AT) != checksum(&block[..CHECK_AT]) {
         return Found::Damaged("its checksum is wrong");
     }
@@ -185,7 +186,7 @@ pub fn decode(block: &[u8], volume_blocks: u64) -> Found {
     }
 }
 
-/// Whether this can name a file in a folder, and nothing outside of it.
+/// Whether `name` is a file in a folder, and never a path out of it.
 #[must_use]
 pub fn is_plain_name(name: &OsStr) -> bool {
     let bytes = name.as_bytes();
@@ -205,12 +206,12 @@ mod tests {
     }
 
     fn block(header: &Header) -> Vec<u8> {
-        let mut block = vec![0xee; BLOCK];
+        let mut block = vec![0xee; BLOCK_BYTES];
         header.encode(&mut block);
         block
     }
 
-    /// Sets bytes and puts the block's own checksum right again.
+    /// Changes bytes and corrects the block's own checksum.
     fn forged(at: usize, bytes: &[u8]) -> Vec<u8> {
         let mut block = block(&header("a", 5000));
         block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -224,7 +225,7 @@ mod tests {
         for header in [header("a", 0), header(&"n".repeat(255), 4096 * 99)] {
             assert_eq!(decode(&block(&header), 100), Found::Whole(header));
         }
-        let mut copying = vec![0; BLOCK];
+        let mut copying = vec![0; BLOCK_BYTES];
         Header::encode_copying(OsStr::new("a"), &mut copying);
         assert_eq!(decode(&copying, 100), Found::Copying("a".into()));
     }
@@ -244,7 +245,7 @@ mod tests {
     #[test]
     fn every_flipped_bit_is_noticed() {
         let good = block(&header("report.pdf", 5000));
-        for bit in 0..BLOCK * 8 {
+        for bit in 0..BLOCK_BYTES * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             let found = decode(&bad, 100);
@@ -253,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_not_taken_for_one() {
-        assert_eq!(decode(&[0; BLOCK], 100), Found::Blank);
-        assert_eq!(decode(&[7; BLOCK], 100), Found::Foreign);
+    fn other_blocks_are_not_taken_for_a_header() {
+        assert_eq!(decode(&[0; BLOCK_BYTES], 100), Found::Blank);
+        assert_eq!(decode(&[7; BLOCK_BYTES], 100), Found::Foreign);
         assert_eq!(decode(&forged(8, &[2]), 100), Found::Newer(2));
         assert!(matches!(decode(&forged(12, &[3]), 100), Found::Damaged(_)));
         assert!(matches!(decode(&block(&header("a", 4096 * 99 + 1)), 100), Found::Damaged(_)));

@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM: the first asks to stop, the second stops.
+//! Ctrl-C and SIGTERM: the first requests a stop, the second ends the process.
 //!
-//! A stream that is simply cut off leaves entries in the targets' logs, and its volume closed to
-//! everybody until they are recovered. So what writes to a volume stops in order: it submits no
-//! more, waits for what is under way, and closes.
+//! A stream without a close leaves entries in the targets' logs, and its volume unusable until they
+//! are recovered. So a command that writes to a volume stops in order: it submits nothing more,
+//! waits for the operations in flight, and closes.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use signal_hook::{
 
 use crate::failure::{Code, Failure};
 
-/// Whether somebody wants this process to stop.
+/// Whether a signal has requested a stop.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -30,7 +30,7 @@ impl Interrupt {
     /// Watches for SIGINT and SIGTERM; a second one ends the process at once.
     ///
     /// # Errors
-    /// If the system refuses the handlers.
+    /// The system refuses the handlers.
     pub fn watch() -> Result<Self, Failure> {
         let interrupt = Self::default();
         for signal in [SIGINT, SIGTERM] {
@@ -45,10 +45,10 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Fails once a signal came: for loops that stop between two steps.
+    /// Fails once a signal has come: for loops that may stop between two steps.
     ///
     /// # Errors
-    /// If a signal came.
+    /// A signal has come.
     pub fn check(&self) -> Result<(), Failure> {
         match self.requested() {
             true => Err(Failure::new(Code::Interrupted, "interrupted")),
@@ -56,14 +56,14 @@ impl Interrupt {
         }
     }
 
-    /// Whether a signal came.
+    /// Whether a signal has come.
     #[must_use]
     pub fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// For servers: the signal that ends them.
+/// The signal that ends a server.
 #[derive(Debug)]
 pub struct Stop(Signals);
 
@@ -71,12 +71,12 @@ impl Stop {
     /// Watches for SIGINT and SIGTERM.
     ///
     /// # Errors
-    /// If the system refuses the handlers.
+    /// The system refuses the handlers.
     pub fn watch() -> Result<Self, Failure> {
         Signals::new([SIGINT, SIGTERM]).map(Self).map_err(|error| refused(&error))
     }
 
-    /// Waits until one comes, and returns its name; `None` once `alive` says no.
+    /// Waits for a signal, and returns its name; `None` once `alive` returns false.
     pub fn wait_while(mut self, alive: impl Fn() -> bool) -> Option<&'static str> {
         loop {
             if let Some(signal) = self.0.pending().next() {
@@ -85,13 +85,13 @@ impl Stop {
             if !alive() {
                 return None;
             }
-            thread::sleep(LOOK);
+            thread::sleep(CHECK_INTERVAL);
         }
     }
 }
 
-/// How often a server looks whether it should end.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval in which a server checks whether it should end.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 fn refused(error: &io::Error) -> Failure {
     Failure::new(Code::Failed, "can't watch for SIGINT and SIGTERM").because(error)

@@ -1,9 +1,9 @@
-//! The program `rio`: what a person types, and what it answers.
+//! The program `rio`: its command line and its output.
 //!
 //! [`args`] is the command tree with its help, [`commands`] has one module per command, [`output`]
-//! prints results (text or JSON) and [`failure`] tells of errors, each with its exit code.
-//! [`file_copy`] keeps a real file in an ordered volume. Nothing here decides about order: that is
-//! what the library underneath is for.
+//! prints results (text or JSON), and [`failure`] reports errors with their exit codes.
+//! [`file_copy`] keeps a file in an ordered volume. This crate makes no decision about order: that
+//! is done by the library.
 
 pub mod args;
 pub mod commands;
@@ -15,6 +15,7 @@ pub mod interrupt;
 pub mod live;
 pub mod load;
 mod logging;
+mod metrics_server;
 pub mod output;
 pub mod own_targets;
 pub mod progress;
@@ -27,13 +28,13 @@ use clap::Parser;
 
 use crate::{args::Cli, output::Output};
 
-/// Reads the command line, does what it says, and answers with the exit code.
+/// Parses the command line, executes it, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors and go to standard output; clap knows.
+            // Help and version are not errors and go to standard output.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }

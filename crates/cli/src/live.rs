@@ -1,5 +1,5 @@
-//! Asking somebody who tells his figures over HTTP, once or again and again: `rio target stat` and
-//! `rio volume stat`.
+//! Reading the metrics of a running target or volume over HTTP, once or repeatedly: `rio target
+//! stat` and `rio volume stat`.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -19,23 +19,23 @@ use crate::{
     output::{Output, Report},
 };
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// More than this nobody has to say.
+/// Longest time for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest answer in bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// How often it is looked whether to end.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval in which the end is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Who tells.
+/// The kind of a source of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Teller {
+pub enum SourceKind {
     /// A target, with `rio target serve --metrics`.
     Target,
     /// A program that has a volume open.
     Volume,
 }
 
-impl Teller {
+impl SourceKind {
     const ALL: [Self; 2] = [Self::Target, Self::Volume];
 
     const fn schema(self) -> &'static str {
@@ -45,7 +45,7 @@ impl Teller {
         }
     }
 
-    /// Whether this is its schema, of whatever version.
+    /// Whether this is its schema, of any version.
     fn has_schema(self, schema: &str) -> bool {
         let kind = |schema: &'static str| schema.split('/').next().unwrap_or_default();
         schema.split('/').next() == Some(kind(self.schema()))
@@ -68,12 +68,12 @@ impl Teller {
     const fn hint(self) -> &'static str {
         match self {
             Self::Target => {
-                "a target that was started with `rio target serve --metrics ADDR:PORT` tells, at \
-                 that address; that of its drives is another"
+                "a target that was started with `rio target serve --metrics ADDR:PORT` serves \
+                 metrics at that address, which is not the address of its drives"
             }
             Self::Volume => {
-                "a volume tells while somebody has it open and wants it to: `rio bench run \
-                 --metrics ADDR:PORT`, or a program with Volume::serve_metrics; a target is asked \
+                "a volume's metrics are served by the program that has it open: `rio bench run \
+                 --metrics ADDR:PORT`, or one that serves Volume::stat_source; a target is asked \
                  with `rio target stat`"
             }
         }
@@ -86,29 +86,29 @@ impl Teller {
     }
 }
 
-/// Figures of somebody who runs.
+/// The metrics of a source.
 pub trait Figures: Clone + DeserializeOwned + Serialize {
-    /// Whose.
-    const TELLER: Teller;
+    /// The kind of the source.
+    const KIND: SourceKind;
 
-    /// What has happened between the two.
+    /// The difference from `before`.
     #[must_use]
     fn since(&self, before: &Self) -> Self;
 
-    /// The text, each line ended. With `before` these are the figures since then.
+    /// The text; each line ends with a newline. With `before`, it is about the time since then.
     fn text(&self, before: Option<&Self>, terminal: &Terminal) -> String;
 }
 
-/// Shows what is told at `address`: once, or then every so often what came in between.
+/// Shows the metrics at `address`: once, or repeatedly the difference since the last time.
 ///
 /// # Errors
-/// Nobody tells there, or somebody else.
+/// There is no source at the address, or one of another kind.
 pub fn show<F: Figures>(
     address: &str,
     watch: Option<Duration>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let address = parse(address, F::TELLER)?;
+    let address = parse(address, F::KIND)?;
     let interrupt = watch.map(|_| Interrupt::watch()).transpose()?;
     let mut before: Option<F> = None;
     let mut is_missed = false;
@@ -120,11 +120,11 @@ pub fn show<F: Figures>(
                 }
                 let stat = before.as_ref().map_or_else(|| now.clone(), |before| now.since(before));
                 let is_interval = before.is_some();
-                output.result(&Look { stat, address, is_interval, before: before.as_ref() })?;
+                output.result(&Reading { stat, address, is_interval, before: before.as_ref() })?;
                 before = Some(now);
                 is_missed = false;
             }
-            // Who watches waits: a measurement opens its volume again for each run.
+            // The watch continues: a measurement opens its volume again for each run.
             Err(Unanswered::Gone(why)) if watch.is_some() => {
                 if !std::mem::replace(&mut is_missed, true) {
                     output.note(format!("{address}: {why}"));
@@ -143,13 +143,13 @@ pub fn show<F: Figures>(
             if interrupt.requested() {
                 return Ok(());
             }
-            thread::sleep(LOOK.min(due.saturating_duration_since(Instant::now())));
+            thread::sleep(CHECK_INTERVAL.min(due.saturating_duration_since(Instant::now())));
         }
     }
 }
 
-/// `ADDR:PORT`, also as people copy it from a browser or a Prometheus configuration.
-fn parse(text: &str, teller: Teller) -> Result<&str, Failure> {
+/// `ADDR:PORT`, also in the form of a browser's or a Prometheus configuration's URL.
+fn parse(text: &str, kind: SourceKind) -> Result<&str, Failure> {
     let text = text.strip_prefix("http://").unwrap_or(text);
     let text = text.split('/').next().unwrap_or_default();
     match text.rsplit_once(':') {
@@ -157,16 +157,16 @@ fn parse(text: &str, teller: Teller) -> Result<&str, Failure> {
         _ => Err(Failure::new(Code::Usage, format!("{text:?} is no address with a port")).hint(
             format!(
                 "give what the {0} was given, as in `rio {0} stat 127.0.0.1:9420`",
-                teller.name()
+                kind.name()
             ),
         )),
     }
 }
 
-/// Why there are no figures.
+/// The reason why there are no metrics.
 #[derive(Debug)]
 enum Unanswered {
-    /// There were, or will be: a sentence for people.
+    /// The source is gone, or not there yet: a sentence for people.
     Gone(String),
     Failed(Failure),
 }
@@ -177,66 +177,62 @@ impl From<Failure> for Unanswered {
     }
 }
 
-/// What is told there now.
+/// Reads the current metrics.
 fn ask<F: Figures>(address: &str) -> Result<F, Unanswered> {
     #[derive(Deserialize)]
     struct Head {
         schema: String,
     }
-    let teller = F::TELLER;
-    let body = fetch(address, teller)?;
-    let senseless = |error: serde_json::Error| {
-        teller.is_not_at(address, &format!("its answer makes no sense: {error}"))
+    let kind = F::KIND;
+    let body = fetch(address, kind)?;
+    let invalid = |error: serde_json::Error| {
+        kind.is_not_at(address, &format!("its answer can't be understood: {error}"))
     };
-    let Head { schema } = serde_json::from_slice(&body).map_err(senseless)?;
-    if schema == teller.schema() {
-        return Ok(serde_json::from_slice(&body).map_err(senseless)?);
+    let Head { schema } = serde_json::from_slice(&body).map_err(invalid)?;
+    if schema == kind.schema() {
+        return Ok(serde_json::from_slice(&body).map_err(invalid)?);
     }
-    let who = Teller::ALL.into_iter().find(|who| who.has_schema(&schema));
-    let failure = match who {
-        Some(who) if who == teller => Failure::new(
+    let found = SourceKind::ALL.into_iter().find(|found| found.has_schema(&schema));
+    let failure = match found {
+        Some(found) if found == kind => Failure::new(
             Code::Connection,
-            format!(
-                "the {} at {address} tells {schema:?}, not {:?}",
-                teller.name(),
-                teller.schema()
-            ),
+            format!("the {} at {address} serves {schema:?}, not {:?}", kind.name(), kind.schema()),
         )
         .hint("it is of another version; use the `rio` that serves it"),
-        Some(who) => teller
-            .is_not_at(address, &format!("a {} tells there", who.name()))
-            .hint(format!("ask it with `rio {} stat {address}`", who.name())),
-        None => teller.is_not_at(address, &format!("it tells {schema:?}")),
+        Some(found) => kind
+            .is_not_at(address, &format!("a {} serves metrics there", found.name()))
+            .hint(format!("ask it with `rio {} stat {address}`", found.name())),
+        None => kind.is_not_at(address, &format!("it serves {schema:?}")),
     };
     Err(failure.into())
 }
 
 /// The body of `/stat`.
-fn fetch(address: &str, teller: Teller) -> Result<Vec<u8>, Unanswered> {
+fn fetch(address: &str, kind: SourceKind) -> Result<Vec<u8>, Unanswered> {
     let failed = |error: &std::io::Error| match error.kind() {
         ErrorKind::ConnectionRefused => {
-            Failure::new(Code::Connection, format!("nobody listens at {address}"))
-                .hint(teller.hint())
+            Failure::new(Code::Connection, format!("nobody listens at {address}")).hint(kind.hint())
         }
         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            teller.is_not_at(address, &format!("no answer within {} s", PATIENCE.as_secs()))
+            kind.is_not_at(address, &format!("no answer within {} s", TIMEOUT.as_secs()))
         }
         ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
-            teller.is_not_at(address, "it hung up")
+            kind.is_not_at(address, "it closed the connection")
         }
         _ => Failure::new(Code::Connection, format!("can't ask {address}")).because(error),
     };
     let mut answer = Vec::new();
     let asked = (|| {
         let peer = address.to_socket_addrs()?.next().ok_or(ErrorKind::NotFound)?;
-        let mut socket = TcpStream::connect_timeout(&peer, PATIENCE)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        let mut socket = TcpStream::connect_timeout(&peer, TIMEOUT)?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_write_timeout(Some(TIMEOUT))?;
         let ask = format!("GET /stat HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         socket.write_all(ask.as_bytes())?;
         socket.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)
     })();
-    // Whoever doesn't speak HTTP may hang up on it in many ways; what it said first tells more.
+    // A server that doesn't speak HTTP may close in many ways; an earlier answer of it explains
+    // more.
     if let Err(error) = asked
         && answer.is_empty()
     {
@@ -251,28 +247,28 @@ fn fetch(address: &str, teller: Teller) -> Result<Vec<u8>, Unanswered> {
                 let why = String::from_utf8_lossy(&answer[head..]);
                 return Err(Unanswered::Gone(why.lines().next().unwrap_or_default().to_owned()));
             }
-            code => teller.is_not_at(address, &format!("HTTP status {}", code.unwrap_or(0))),
+            code => kind.is_not_at(address, &format!("HTTP status {}", code.unwrap_or(0))),
         },
-        Ok(httparse::Status::Partial) => teller.is_not_at(address, "it hung up"),
-        Err(_) => teller.is_not_at(address, "it doesn't speak HTTP"),
+        Ok(httparse::Status::Partial) => kind.is_not_at(address, "it closed the connection"),
+        Err(_) => kind.is_not_at(address, "it doesn't speak HTTP"),
     };
     Err(failure.into())
 }
 
 #[derive(Debug, Serialize)]
-struct Look<'a, F> {
+struct Reading<'a, F> {
     #[serde(flatten)]
     stat: F,
-    /// Where it was asked.
+    /// The address of the source.
     address: &'a str,
-    /// Whether counters and stages are those since the last look, `uptime_s` ago, not since the
-    /// start.
+    /// Whether counters and stages are those since the last reading, `uptime_s` ago, and not since
+    /// the start.
     is_interval: bool,
     #[serde(skip)]
     before: Option<&'a F>,
 }
 
-impl<F: Figures> Report for Look<'_, F> {
+impl<F: Figures> Report for Reading<'_, F> {
     fn text(&self, terminal: &Terminal) -> String {
         self.stat.text(self.before, terminal)
     }
@@ -284,7 +280,7 @@ mod tests {
 
     #[test]
     fn addresses_as_people_write_them() {
-        let parse = |text| parse(text, Teller::Volume);
+        let parse = |text| parse(text, SourceKind::Volume);
         for text in ["127.0.0.1:9420", "http://127.0.0.1:9420/metrics", "http://127.0.0.1:9420"] {
             assert_eq!(parse(text), Ok("127.0.0.1:9420"));
         }
@@ -297,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn schemas_say_who_tells() {
-        for teller in Teller::ALL {
-            let of = Teller::ALL.into_iter().filter(|who| who.has_schema(teller.schema()));
-            assert_eq!(of.collect::<Vec<_>>(), [teller]);
+    fn a_schema_identifies_its_source() {
+        for kind in SourceKind::ALL {
+            let of = SourceKind::ALL.into_iter().filter(|found| found.has_schema(kind.schema()));
+            assert_eq!(of.collect::<Vec<_>>(), [kind]);
         }
-        assert!(Teller::Volume.has_schema("rio-volume-stat/77"));
-        assert!(!Teller::Volume.has_schema("rio-volume/1"));
+        assert!(SourceKind::Volume.has_schema("rio-volume-stat/77"));
+        assert!(!SourceKind::Volume.has_schema("rio-volume/1"));
     }
 }

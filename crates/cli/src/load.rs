@@ -1,4 +1,4 @@
-//! Writing as fast as it goes: a workload's groups through the streams of a volume.
+//! The load generator: a workload's groups through the streams of a volume, as fast as possible.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +8,7 @@ use std::{
 
 use riopipe::{
     Buf, ConnectOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, Stream, StreamOptions,
-    SubmitError, Until, Volume, Why,
+    SubmitError, SubmitErrorKind, Until, Volume,
     stages::{Distribution, Stage},
 };
 use riopipe_lab::{
@@ -25,28 +25,28 @@ use crate::{
     interrupt::Interrupt,
 };
 
-/// A volume to write to, and how.
+/// The parameters of a load on a volume.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The volume's name.
+    /// Name of the volume.
     pub volume: String,
     /// Its drives, in order.
     pub members: Vec<MemberAddr>,
-    /// How to connect.
+    /// Options of its connections.
     pub connect: ConnectOptions,
-    /// How long a target may owe an answer.
+    /// Longest time for an answer of a target.
     pub io_timeout: Duration,
-    /// What to write.
+    /// The workload.
     pub workload: Workload,
-    /// How long.
+    /// Duration of the run.
     pub window: Window,
     /// Whether neighbouring requests are merged (T16).
     pub merge: bool,
-    /// Writer `i` runs on core `i mod n` of these; empty: anywhere.
+    /// Writer `i` runs on core `i mod n` of these; empty: on any core.
     pub cores: Vec<usize>,
 }
 
-/// One group under way.
+/// One group in flight.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     seq: Seq,
@@ -60,8 +60,8 @@ impl Load {
     /// the CPU time of the targets' threads, where that is known.
     ///
     /// # Errors
-    /// Whatever keeps the volume from being opened or written to, or an interruption; the volume is
-    /// closed in order either way.
+    /// The failure that keeps the volume from being opened or written to, or an interruption; the
+    /// volume is closed in order in both cases.
     pub fn run(
         &self,
         engine: EngineKind,
@@ -71,8 +71,8 @@ impl Load {
         self.run_traced(engine, interrupt, target_cpu_ns, |_| ()).map(|(sample, _)| sample)
     }
 
-    /// The same, and where the time of the groups went on the initiator's side; that has the
-    /// warming up in it. `opened` sees the volume before anything is written.
+    /// As [`run`](Self::run), with the time of the groups in each stage on the initiator's side;
+    /// that includes the warm-up. `opened` gets the volume before anything is written.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -97,7 +97,7 @@ impl Load {
             Failure::new(Code::Storage, format!("can't close volume {:?}", self.volume))
                 .because(&error)
         });
-        // The first failure is the cause; what closing says then is its consequence.
+        // The first failure is the cause; that of closing is its consequence.
         let sample = result?;
         closed?;
         interrupt.check()?;
@@ -116,7 +116,7 @@ impl Load {
             workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         }
         let options = StreamOptions {
-            // A write of the workload may become several requests, at stripes.
+            // A write of the workload may become several requests, at stripe boundaries.
             queue_depth: (workload.queue_depth as usize * 2).clamp(1, 1024),
             merge: self.merge,
             timeout: self.io_timeout,
@@ -152,19 +152,19 @@ fn storage(error: &dyn std::error::Error) -> Failure {
     Failure::new(Code::Storage, error.to_string())
 }
 
-/// One thread's loop.
+/// The loop of one thread.
 struct Writer {
     stream: Stream,
     generator: Generator,
-    /// Writes that may be under way.
+    /// Largest number of writes in flight.
     depth: u32,
-    /// Writes under way.
+    /// Number of writes in flight.
     in_flight: u32,
     under_way: VecDeque<UnderWay>,
-    /// The writes of a group, and whether they still have to be submitted.
+    /// The writes of a group that may still have to be submitted.
     extents: Vec<Extent>,
     staged: bool,
-    /// Their buffers, if they are staged and were refused.
+    /// Their buffers, if they were staged and refused.
     spare: Vec<Buf>,
 }
 
@@ -177,11 +177,11 @@ impl Writer {
     ) -> Result<Self, Failure> {
         let area = workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         let generator = Generator::new(workload, thread, area);
-        let depth = match volume.engine() {
-            // Who waits for each group has one under way. More would only stand in line, and their
-            // latency would be that of the line.
-            EngineKind::Sync => generator.writes_in_next_group(),
-            _ => workload.queue_depth,
+        let depth = match volume.engine().capabilities().completes_durable {
+            // With a wait for each group, one group is in flight. More would only queue, and their
+            // latency would be that of the queue.
+            true => generator.writes_in_next_group(),
+            false => workload.queue_depth,
         };
         Ok(Self {
             stream,
@@ -195,7 +195,7 @@ impl Writer {
         })
     }
 
-    /// Writes until told to stop, then closes the stream in order.
+    /// Writes until it is told to stop, then closes the stream in order.
     fn run(mut self, worker: &Worker<'_>, interrupt: &Interrupt) -> Result<Latencies, Failure> {
         let mut latencies = Latencies::new();
         worker.ready();
@@ -239,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// Submits groups as long as they are within the depth; false when the stream takes no more.
+    /// Submits groups up to the depth; false when the stream accepts no more.
     fn fill(&mut self) -> Result<bool, Failure> {
         let since = Instant::now();
         loop {
@@ -252,8 +252,9 @@ impl Writer {
             }
             if self.spare.is_empty() {
                 for extent in &self.extents {
-                    // What is in them does not matter.
-                    self.spare.push(self.stream.buf((extent.blocks * BLOCK) as usize));
+                    // Their content does not matter.
+                    let buf = self.stream.buf((extent.blocks * BLOCK) as usize);
+                    self.spare.push(buf.map_err(|error| storage(&error))?);
                 }
             }
             let mut group = self.stream.group();
@@ -270,17 +271,17 @@ impl Writer {
                     self.in_flight += writes;
                     self.staged = false;
                 }
-                Err(SubmitError { why: Why::Full(_), bufs }) => {
+                Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
                     self.spare = bufs;
                     return Ok(false);
                 }
-                Err(SubmitError { why, .. }) => return Err(storage(&why)),
+                Err(SubmitError { kind, .. }) => return Err(storage(&kind)),
             }
         }
     }
 
-    /// The group whose completion makes it worth while to submit again: once a quarter of the depth
-    /// is free. One at a time would mean a system call per write on both sides.
+    /// The group after whose completion it pays to submit again: a quarter of the depth is then
+    /// free. One at a time would cost a system call per write on both sides.
     fn enough(&self) -> Option<Seq> {
         let wanted = (self.depth / 4).max(1);
         let mut free = self.depth - self.in_flight;

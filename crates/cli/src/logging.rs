@@ -1,8 +1,8 @@
-//! Standard error: the log, one line per event; notes; and why a command failed.
+//! Standard error: the log, one line per event; notes; and the failure of a command.
 //!
-//! None of it waits for a reader, and none of it fails for want of one: reactors and the threads that
-//! keep a volume's connections alive log, too. What can't be written is lost and counted. Of the lines
-//! of one kind, which peers may cause without end, only so many are logged in a time.
+//! Nothing of it waits for a reader, and nothing fails without one: reactors and the threads of a
+//! volume's connections log, too. A line that can't be written is lost and counted. Lines of a kind
+//! that peers can cause without limit are logged up to a number per period.
 
 mod lines;
 mod quota;
@@ -25,12 +25,12 @@ use self::{
 };
 use crate::args::{Cli, Command, target::Target};
 
-/// The variable that says in detail what to log: `RIO_LOG=riopipe_target=debug`.
+/// The variable with the log filter: `RIO_LOG=riopipe_target=debug`.
 const VARIABLE: &str = "RIO_LOG";
-/// How long the end of the process waits for a reader that doesn't go on reading.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait at the end of the process for a reader that does not read on.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starts logging as the command line and `RIO_LOG` have it.
+/// Starts logging, as set by the command line and `RIO_LOG`.
 pub(crate) fn start(cli: &Cli) {
     let level = match (cli.global.verbose, cli.global.quiet) {
         (_, true) => LevelFilter::ERROR,
@@ -41,37 +41,37 @@ pub(crate) fn start(cli: &Cli) {
     };
     let builder = EnvFilter::builder().with_default_directive(level.into()).with_env_var(VARIABLE);
     let filter = builder.from_env().unwrap_or_else(|error| {
-        say(format!("rio: {VARIABLE} is ignored: {error}"));
+        print_line(format!("rio: {VARIABLE} is ignored: {error}"));
         builder.parse_lossy("")
     });
     let colour = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    // Fails only if somebody set a logger before, and nobody did.
+    // This fails only if a logger was set before, and none was.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(ToLog)
         .with_ansi(colour)
-        // These would be printed in the way that may wait and fail.
+        // These would be printed in a way that may wait and fail.
         .log_internal_errors(false)
         .try_init();
 }
 
-/// Says something on standard error, whatever else is logged.
-pub(crate) fn say(line: String) {
-    log().lines.say(line + "\n");
+/// Prints a line on standard error, independently of the log level.
+pub(crate) fn print_line(line: String) {
+    log().lines.push(line + "\n");
 }
 
-/// Before the process ends: what was said is written, unless nobody reads it.
+/// Writes all pending lines before the process ends, unless nothing reads them.
 pub(crate) fn finish() {
     let Some(log) = LOG.get() else { return };
     for text in overdue(&log.quotas, None) {
-        log.lines.say(text);
+        log.lines.push(text);
     }
-    log.lines.drain(PATIENCE);
+    log.lines.drain(DRAIN_TIMEOUT);
 }
 
-/// What is logged without `-v`: a server tells what it does; a demonstration on drives that are
-/// modelled anyway doesn't warn that they are.
+/// The log level without `-v`. A server reports its events; a demonstration does not warn that its
+/// drives are modelled.
 fn quietest(command: &Command) -> LevelFilter {
     match command {
         Command::Target(Target::Serve(_)) => LevelFilter::INFO,
@@ -82,7 +82,7 @@ fn quietest(command: &Command) -> LevelFilter {
 
 struct Log {
     lines: Lines,
-    /// By where in the code a line comes from.
+    /// By the place in the code that a line comes from.
     quotas: Arc<Quotas<Identifier>>,
 }
 
@@ -96,7 +96,7 @@ fn log() -> &'static Log {
     })
 }
 
-/// Not Rust's own, whose lock would be held for as long as a write waits.
+/// Not Rust's own handle, whose lock would be held while a write waits.
 fn stderr() -> Box<dyn Write + Send> {
     match io::stderr().as_fd().try_clone_to_owned() {
         Ok(fd) => Box::new(File::from(fd)),
@@ -104,13 +104,13 @@ fn stderr() -> Box<dyn Write + Send> {
     }
 }
 
-/// Lines about lines that were left out.
+/// Lines about omitted lines.
 fn overdue(quotas: &Quotas<Identifier>, now: Option<u64>) -> Vec<Vec<u8>> {
-    let told = quotas.overdue(now).into_iter();
-    told.map(|(more, last)| [left_out(more).into_bytes(), last].concat()).collect()
+    let reports = quotas.overdue(now).into_iter();
+    reports.map(|(more, last)| [left_out(more).into_bytes(), last].concat()).collect()
 }
 
-/// Says that `more` lines were left out before the next.
+/// The line that `more` lines were omitted before the next.
 fn left_out(more: u64) -> String {
     match more {
         0 => String::new(),
@@ -118,7 +118,7 @@ fn left_out(more: u64) -> String {
     }
 }
 
-/// For the logger: where it writes.
+/// The logger's destination.
 struct ToLog;
 
 impl<'a> MakeWriter<'a> for ToLog {
@@ -129,14 +129,14 @@ impl<'a> MakeWriter<'a> for ToLog {
     }
 
     fn make_writer_for(&'a self, event: &Metadata<'_>) -> OneLine {
-        // Who asks for more wants to see all of it.
+        // With a higher log level, all lines are logged.
         OneLine { kind: (*event.level() <= Level::INFO).then(|| event.callsite()) }
     }
 }
 
-/// One event's line, written at once.
+/// The line of one event, written at once.
 struct OneLine {
-    /// What it has in common with others; `None` if there may be any number of them.
+    /// Its kind; `None` if the number of lines is not limited.
     kind: Option<Identifier>,
 }
 
@@ -148,7 +148,7 @@ impl Write for OneLine {
             None => Verdict::Log { left_out: 0 },
         };
         if let Verdict::Log { left_out: more } = verdict {
-            log.lines.say([left_out(more).as_bytes(), text].concat());
+            log.lines.push([left_out(more).as_bytes(), text].concat());
         }
         Ok(text.len())
     }

@@ -1,4 +1,4 @@
-//! The program `rio`; all of it is in the library beside.
+//! The program `rio`; all of its code is in the library of this crate.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! What a command prints: its result on standard output, as text or JSON; notes and progress on
-//! standard error, and only where they are wanted.
+//! The output of a command: its result on standard output, as text or JSON; notes and progress on
+//! standard error, if they are wanted.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
@@ -12,13 +12,13 @@ use crate::{
     logging,
 };
 
-/// A command's result. The JSON (its serialisation) says all that the text says, and more.
+/// The result of a command. The JSON (its serialisation) has all that the text has, and more.
 pub trait Report: Serialize {
-    /// The text, each line ended.
+    /// The text; each line ends with a newline.
     fn text(&self, terminal: &Terminal) -> String;
 }
 
-/// Where and how to print.
+/// The destination and the format of output.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     format: Format,
@@ -27,7 +27,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// As the command line and the environment have it.
+    /// The output as set by the command line and the environment.
     #[must_use]
     pub fn new(global: &Global) -> Self {
         Self { format: global.output, quiet: global.quiet, terminal: Terminal::of_stdout() }
@@ -36,8 +36,8 @@ impl Output {
     /// Prints the result.
     ///
     /// # Errors
-    /// If standard output can't be written. A reader that has gone away (`| head`) is
-    /// [`Code::Unread`], of which nobody is told.
+    /// Standard output can't be written. A reader that has gone (`
+    /// head`) is [`Code::Unread`], which is not reported.
     pub fn result(&self, report: &impl Report) -> Result<(), Failure> {
         match self.format {
             Format::Normal => self.raw(report.text(&self.terminal).as_bytes()),
@@ -51,7 +51,7 @@ impl Output {
         }
     }
 
-    /// Prints bytes as they are.
+    /// Prints bytes unchanged.
     ///
     /// # Errors
     /// As [`Output::result`].
@@ -66,29 +66,29 @@ impl Output {
         })
     }
 
-    /// Says something in passing, on standard error.
+    /// Prints a note on standard error.
     pub fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {
-            logging::say(text.as_ref().to_owned());
+            logging::print_line(text.as_ref().to_owned());
         }
     }
 
-    /// Tells of a failure, on standard error.
+    /// Prints a failure on standard error.
     pub fn failure(&self, failure: &Failure) {
         match (failure.code, self.format) {
             (Code::Unread, _) => {}
-            (_, Format::Normal) => logging::say(format!("rio: {failure}")),
-            (_, Format::Json) => logging::say(failure.to_json()),
+            (_, Format::Normal) => logging::print_line(format!("rio: {failure}")),
+            (_, Format::Json) => logging::print_line(failure.to_json()),
         }
     }
 
-    /// Whether progress bars make sense: somebody watches, and wants to.
+    /// Whether progress bars are shown: standard error is a terminal, and they are not disabled.
     #[must_use]
     pub fn shows_progress(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
 
-    /// Whether the result is asked for as JSON.
+    /// Whether the result is requested as JSON.
     #[must_use]
     pub fn is_json(&self) -> bool {
         self.format == Format::Json

@@ -1,5 +1,5 @@
-//! Targets in this process, on loopback, with an ordered volume over them: for the demo and for
-//! measuring. Nothing is left behind.
+//! Targets in this process, on loopback, with an ordered volume on them: for the demo and for
+//! measurements. They leave nothing behind.
 
 use std::{
     env, fs,
@@ -10,7 +10,8 @@ use std::{
 use riopipe::{ConnectOptions, CreateOptions, EngineKind, MemberAddr, Volume};
 use riopipe_lab::link::{Link, LinkModel};
 use riopipe_media::Drive;
-use riopipe_net::{CpuClock, SpinPolicy};
+use riopipe_net::SpinPolicy;
+use riopipe_platform::CpuClock;
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
@@ -20,44 +21,43 @@ use crate::{
     failure::{Code, Failure},
 };
 
-/// The usual ordering log of [`Plan::log`]: a mapped file of this size.
+/// The usual value of [`Plan::log`]: a mapped file of this size.
 #[must_use]
 pub fn file_log(bytes: u64) -> String {
     format!("file:{{}},size={bytes}")
 }
 
-/// What to start.
+/// The targets and the volume to start.
 #[derive(Clone)]
 pub struct Plan<'a> {
     /// The volume's name.
     pub volume: &'a str,
-    /// Targets, each with an ordering log.
+    /// Number of targets, each with an ordering log.
     pub targets: u32,
-    /// How many drives each has.
+    /// Number of drives of each target.
     pub drives: u32,
-    /// What they are; `{}` stands for a path of its own, where they need a file each.
+    /// Specification of the drives; `{}` stands for a path of its own for each.
     pub drive: String,
-    /// Each ordering log; `{}` stands for a path of its own.
+    /// Specification of the ordering logs; `{}` stands for a path of its own for each.
     pub log: String,
-    /// The volume's stripe unit, bytes.
+    /// Stripe unit of the volume in bytes.
     pub unit_bytes: u32,
-    /// The volume's streams.
+    /// Number of streams of the volume.
     pub streams: u32,
-    /// Whether targets and writers get cores of their own.
+    /// Whether targets and writers have cores of their own.
     pub pin: bool,
-    /// How the volume is reached.
+    /// Options of the volume's connections.
     pub connect: ConnectOptions,
-    /// How the targets wait.
+    /// The way in which the targets wait.
     pub spin: SpinPolicy,
-    /// What lies between them and the writers; `None`: loopback alone.
+    /// The modelled link to the writers; `None`: loopback alone.
     pub link: Option<LinkModel>,
-    /// Drives that are open already, target by target, instead of `drive`. What is on them is
-    /// given up.
+    /// Drives that are open already, target by target, instead of `drive`. Their content is lost.
     pub open: Vec<Arc<dyn Drive>>,
 }
 
 impl Default for Plan<'_> {
-    /// One target without cores of its own, one volume of one stream; neither name nor drive.
+    /// One target without cores of its own, one volume of one stream; no name and no drive.
     fn default() -> Self {
         Self {
             volume: "",
@@ -78,11 +78,12 @@ impl Default for Plan<'_> {
 
 /// Running targets and their volume.
 pub struct OwnTargets {
-    // Stopped before their logs' folder goes: fields are dropped in this order.
+    // The targets stop before the folder of their logs is removed: fields are dropped in this
+    // order.
     targets: Vec<Running>,
     configs: Vec<Config>,
     logs: TempDir,
-    /// In front of the targets, one each or none.
+    /// In front of the targets: one each, or none.
     _links: Vec<Link>,
     volume: String,
     members: Vec<MemberAddr>,
@@ -91,10 +92,10 @@ pub struct OwnTargets {
 }
 
 impl OwnTargets {
-    /// Starts them, and makes the volume.
+    /// Starts the targets, and creates the volume.
     ///
     /// # Errors
-    /// If a target doesn't start or the volume can't be made of their drives.
+    /// A target doesn't start, or the volume can't be created on their drives.
     pub fn start(plan: &Plan<'_>) -> Result<Self, Failure> {
         let logs =
             tempfile::Builder::new().prefix("rio-").tempdir_in(folder()).map_err(|error| {
@@ -116,12 +117,12 @@ impl OwnTargets {
                     Failure::new(Code::Failed, "no modelled link").because(&error)
                 })?);
             }
-            // It comes back where it was.
+            // It comes back at the same address.
             config.listen = vec![target.addresses()[0].to_string()];
             configs.push(config);
             targets.push(target);
         }
-        // Neighbouring stripes lie on different targets.
+        // Neighbouring stripes are on different targets.
         let member = |nsid: u32, number: usize| {
             let target: &Running = &targets[number];
             let address = links.get(number).map_or(target.addresses()[0], Link::address);
@@ -160,7 +161,7 @@ impl OwnTargets {
         })
     }
 
-    /// The volume's name.
+    /// Name of the volume.
     #[must_use]
     pub fn volume(&self) -> &str {
         &self.volume
@@ -172,32 +173,32 @@ impl OwnTargets {
         &self.members
     }
 
-    /// The targets.
+    /// The running targets.
     #[must_use]
     pub fn targets(&self) -> &[Running] {
         &self.targets
     }
 
-    /// Where each target's ordering log is.
+    /// The path of each target's ordering log.
     #[must_use]
     pub fn logs(&self) -> Vec<PathBuf> {
         (0..self.configs.len()).map(|number| log_path(self.logs.path(), number)).collect()
     }
 
     /// Cuts the power of all targets and their drives, as far as these model it, and starts them
-    /// again. The logs keep what they have: they stand in for persistent memory.
+    /// again. The logs keep their content: they stand for persistent memory.
     ///
     /// # Errors
-    /// If a target doesn't start again.
+    /// A target doesn't start again.
     pub fn power_cut(&mut self, seed: u64) -> Result<(), Failure> {
         self.down(|index, target| target.power_cut(seed.wrapping_add(index as u64 * 1000))).up()
     }
 
-    /// Ends all targets as if they were killed, lets `change` do something to what is left, and
-    /// starts them again. Only drives in files outlive that.
+    /// Ends all targets as if they were killed, calls `change`, and starts them again. Only drives
+    /// in files outlive that.
     ///
     /// # Errors
-    /// What `change` says, or if a target doesn't start again.
+    /// The failure of `change`, or of a target that doesn't start again.
     pub fn killed(
         &mut self,
         change: impl FnOnce(&[PathBuf]) -> Result<(), Failure>,
@@ -217,26 +218,26 @@ impl OwnTargets {
         Down { own: self, drives }
     }
 
-    /// Cores of the targets; empty if they may run anywhere.
+    /// Cores of the targets; empty: any.
     #[must_use]
     pub fn server_cores(&self) -> &[usize] {
         &self.server_cores
     }
 
-    /// Cores that are left to writers; empty if they may run anywhere.
+    /// Cores of the writers; empty: any.
     #[must_use]
     pub fn writer_cores(&self) -> &[usize] {
         &self.writer_cores
     }
 
-    /// CPU time that the targets' threads have used, ns, where the kernel tells.
+    /// CPU time that the targets' threads have used, in ns, if the kernel reports it.
     #[must_use]
     pub fn cpu_ns(&self) -> Option<u64> {
         let mut sum = None;
         for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
             let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             if name.starts_with("reactor-") {
-                // Not the kernel's statistics, which are a tick old.
+                // Not the kernel's statistics, which are up to a tick old.
                 let tid = task.file_name().to_str()?.parse().ok()?;
                 sum = Some(sum.unwrap_or(0) + CpuClock::of_thread(tid).used_ns()?);
             }
@@ -245,10 +246,10 @@ impl OwnTargets {
     }
 }
 
-/// All targets are down.
+/// The state in which all targets are down.
 struct Down<'a> {
     own: &'a mut OwnTargets,
-    /// The drives that each comes back with.
+    /// The drives with which each will start again.
     drives: Vec<Vec<Arc<dyn Drive>>>,
 }
 
@@ -278,7 +279,7 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
         })
         .collect();
     let mut config = Config::on_loopback(&drives.iter().map(String::as_str).collect::<Vec<_>>());
-    // Targets on one machine would otherwise make the same names of the same things.
+    // Targets on one machine would otherwise have the same identifiers.
     config.subnqn = Some(format!(
         "nqn.2014-08.org.nvmexpress:rio:{}:{}:{number}",
         plan.volume,
@@ -305,8 +306,8 @@ pub(crate) fn cores() -> (Vec<usize>, Vec<usize>) {
     }
 }
 
-/// Where the logs are: in memory where that is easily had, since writing back a mapped file of a
-/// disk now and then holds up who writes to it.
+/// The folder of the logs: in memory if possible, since the write-back of a mapped file on a disk
+/// sometimes delays its writers.
 fn folder() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let is_ours = |path: &Path| tempfile::tempfile_in(path).is_ok();

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::Output;
 
-/// A bar on standard error, or nothing where nobody watches. Vanishes when dropped.
+/// A bar on standard error, or nothing if it is not shown. It vanishes when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
@@ -19,7 +19,7 @@ impl Progress {
         Self::new(output, what, total, template)
     }
 
-    /// A bar over `total` steps, whose message [`Progress::say`] changes.
+    /// A bar over `total` steps, with a message that [`Progress::set_message`] changes.
     #[must_use]
     pub fn steps(output: &Output, what: &str, total: u64) -> Self {
         Self::new(output, what, total, "{wide_bar} {pos}/{len}  {msg}")
@@ -32,8 +32,8 @@ impl Progress {
         };
         let bar = ProgressBar::with_draw_target(Some(total), target);
         if output.shows_progress() {
-            // A template that doesn't parse is seen at once by whoever changes it; the bar is an
-            // ornament and not worth a panic.
+            // A template that doesn't parse is noticed when it is changed; the bar is not worth a
+            // panic.
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style);
             }
@@ -43,23 +43,23 @@ impl Progress {
         Self(bar)
     }
 
-    /// How much there is in all, where that is found out on the way.
+    /// Sets the total, if it becomes known later.
     pub fn of(&self, total: u64) {
         self.0.set_length(total);
     }
 
-    /// So far.
+    /// Sets the position.
     pub fn at(&self, position: u64) {
         self.0.set_position(position);
     }
 
-    /// One more step.
+    /// Advances by one step.
     pub fn step(&self) {
         self.0.inc(1);
     }
 
-    /// What is going on.
-    pub fn say(&self, what: impl Into<String>) {
+    /// Sets the message.
+    pub fn set_message(&self, what: impl Into<String>) {
         self.0.set_message(what.into());
     }
 }

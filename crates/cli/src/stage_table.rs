@@ -1,4 +1,4 @@
-//! Where the time of ordered writes goes, as a table.
+//! The time of ordered writes in each stage, as a table.
 
 use riopipe_lab::{
     table::{Align, Table},
@@ -7,7 +7,7 @@ use riopipe_lab::{
 };
 use riopipe_metrics::StageStat;
 
-/// Columns of a bar that stands for all the time.
+/// Width in columns of a bar for the whole time.
 const BAR: f64 = 20.0;
 
 /// A line for each stage. A share is that of the time of all stages shown, which belong to one
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts, times and shares stand under one another; nothing seen is no time of 0.
+    /// Counts, times and shares are aligned; a stage without values shows no time of 0.
     #[test]
     fn a_line_for_each_stage() {
         let distribution = |filled: &[(u64, u64)]| {

@@ -1,13 +1,13 @@
-//! A real volume as the file copy sees it: one stream of it.
+//! An ordered volume as the store of the file copy: one of its streams.
 
 use riopipe::{
-    Buf, EngineKind, Place, ReadError, Stream, StreamFailure, SubmitError, Until, Volume,
-    WaitError, Why,
+    Buf, BufError, EngineKind, Place, ReadError, Stream, StreamFailure, SubmitError,
+    SubmitErrorKind, Until, Volume, WaitError,
 };
 
 use crate::file_copy::Store;
 
-/// The stream that files travel on.
+/// The stream for files.
 pub const STREAM: u16 = 0;
 
 /// A stream of an open volume.
@@ -18,12 +18,15 @@ pub struct VolumeStore {
     engine: EngineKind,
 }
 
-/// Why it failed.
+/// The error of an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// No group can take a buffer.
+    #[error(transparent)]
+    Buf(#[from] BufError),
     /// A group was refused.
     #[error(transparent)]
-    Submit(#[from] Why),
+    Submit(#[from] SubmitErrorKind),
     /// A wait ended early.
     #[error(transparent)]
     Wait(#[from] WaitError),
@@ -36,16 +39,16 @@ pub enum StoreError {
 }
 
 impl VolumeStore {
-    /// This stream of this volume.
+    /// A store on this stream of this volume.
     #[must_use]
     pub fn new(volume: &Volume, stream: Stream) -> Self {
         Self { stream, blocks: volume.blocks(), engine: volume.engine() }
     }
 
-    /// Ends the stream in order: waits until all is durable.
+    /// Closes the stream in order: waits until all is durable.
     ///
     /// # Errors
-    /// If it has failed.
+    /// The stream has failed.
     pub fn close(self) -> Result<(), StreamFailure> {
         self.stream.close().map(|_| ())
     }
@@ -62,15 +65,16 @@ impl VolumeStore {
             let group = self.stream.group().write(lba, bytes, place);
             match if durable { group.submit_durable() } else { group.submit() } {
                 Ok(_) => {}
-                Err(SubmitError { why: Why::Full(_), mut bufs }) => {
-                    // The stream's own timeout bounds this wait: a target that stalls fails it.
+                Err(SubmitError { kind: SubmitErrorKind::Full(_), mut bufs }) => {
+                    // The stream's own timeout bounds this wait: a target that stalls makes it
+                    // fail.
                     self.stream.wait(Until::Room, None)?;
                     buf = bufs.pop();
                 }
-                Err(SubmitError { why, .. }) => return Err(why.into()),
+                Err(SubmitError { kind, .. }) => return Err(kind.into()),
             }
         }
-        // Sends what was submitted and takes in what has arrived; the marks don't matter yet.
+        // Sends submitted groups and receives answers; the marks don't matter yet.
         self.stream.poll()?;
         Ok(())
     }
@@ -85,11 +89,11 @@ impl Store for VolumeStore {
     }
 
     fn keeps_order(&self) -> bool {
-        self.engine != EngineKind::None
+        self.engine.capabilities().keeps_order
     }
 
-    fn buf(&mut self, len: usize) -> Buf {
-        self.stream.buf(len)
+    fn buf(&mut self, len: usize) -> Result<Buf, StoreError> {
+        Ok(self.stream.buf(len)?)
     }
 
     fn submit(&mut self, lba: u64, buf: Buf, place: Place) -> Result<(), StoreError> {
@@ -107,6 +111,6 @@ impl Store for VolumeStore {
     }
 
     fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        Ok(self.stream.read(lba, into)?)
+        Ok(self.stream.read(lba, into, None)?)
     }
 }

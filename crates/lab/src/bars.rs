@@ -8,17 +8,17 @@ use crate::{
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// Stands before it.
+    /// Text before the bar.
     pub name: String,
-    /// How long it is.
+    /// The value, which determines the length.
     pub value: f64,
-    /// Stands behind it: the value as people read it.
+    /// Text behind the bar: the value as people read it.
     pub label: String,
-    /// Its colour.
+    /// Colour of the bar.
     pub colour: Colour,
 }
 
-/// Bars under one another, the longest as long as the terminal allows, all from zero.
+/// Bars below one another, the longest as wide as the terminal allows, all from zero.
 #[must_use]
 pub fn render(bars: &[Bar], terminal: &Terminal) -> String {
     let widest = |text: fn(&Bar) -> &str| bars.iter().map(|b| width_of(text(b))).max().unwrap_or(0);
@@ -40,7 +40,8 @@ pub fn render(bars: &[Bar], terminal: &Terminal) -> String {
         .collect()
 }
 
-/// `share` of `room` columns: in eighths where the terminal can. What isn't zero shows.
+/// `share` of `room` columns, in eighths of a column if the terminal can show them. A value above
+/// zero is always visible.
 fn blocks(share: f64, room: usize, unicode: bool) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let steps = if unicode { 8 } else { 1 };
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_nothing() {
+    fn no_bars_render_as_no_text() {
         assert_eq!(render(&[], &NARROW), "");
         let text = render(&bars(&[("a", 0.0)]), &NARROW);
         assert!(!text.contains('#'), "{text}");

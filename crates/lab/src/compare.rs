@@ -1,4 +1,4 @@
-//! A comparison as text: for each point a table of its contenders, and at the end the ratios of all
+//! A comparison as text: for each point a table of its contenders, at the end the ratios of all
 //! points.
 
 use crate::{
@@ -19,7 +19,7 @@ const COLUMNS: [(&str, &str); 7] = [
     ("rio_over_sync", "rio/sync"),
 ];
 
-/// What the summary's headings mean, where they don't say.
+/// The meaning of headings in the summary that need one.
 const LEGEND: &str = "\
 CPU: time per write on both sides with rio over that with none, in runs of
 their own in which both sides sleep while they wait. dax, block: rio with such
@@ -27,7 +27,7 @@ a log over none. merged: rio with merging over none without, on the same
 sequential writes (from batches of 2 on: the same batches).
 ";
 
-/// The text, each line ended.
+/// The text; each line ends with a newline.
 #[must_use]
 pub fn render(report: &Report, terminal: &Terminal) -> String {
     let mut text = terminal.paint(Colour::Grey, &report.machine.line()) + "\n";
@@ -48,7 +48,7 @@ pub fn render(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// How fast everybody is asleep, where that was run; lines no longer than `width`.
+/// The speed with both sides sleeping, if that was run; lines are no longer than `width`.
 fn asleep(point: &Point, width: usize) -> String {
     let mut lines = vec!["  writes/s if both sides sleep while they wait:".to_owned()];
     let speed = |figures: &EngineFigures| Some(figures.blocking.as_ref()?.writes_per_s);
@@ -71,7 +71,7 @@ fn asleep(point: &Point, width: usize) -> String {
     lines.join("\n") + "\n"
 }
 
-/// One line for each point, and what the headings mean.
+/// One line for each point, and the meaning of the headings.
 fn ratios(points: &[Point], terminal: &Terminal) -> String {
     let heading = "Ratios of the same round: median, and below it the interval";
     format!(
@@ -130,7 +130,7 @@ fn summary(points: &[Point], terminal: &Terminal) -> String {
             row.push(ratio.unwrap_or_default());
         }
         table.row(row);
-        // Below, so that the line stays short enough to be read.
+        // On a line below, so that lines stay short.
         let mut row = vec![String::new()];
         for (name, _) in &COLUMNS {
             let ends = point.ratio_intervals.get(*name);
@@ -164,7 +164,7 @@ mod tests {
     };
 
     #[test]
-    fn speeds_asleep_are_wrapped() {
+    fn speeds_with_sleeping_are_wrapped() {
         let mut point = Point::new(&Workload::random_4k(1, 1), 2, &rounds(), &[]);
         assert_eq!(asleep(&point, 80), "");
         for figures in point.engines.values_mut() {
@@ -196,7 +196,7 @@ mod tests {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        // No floor was run, and nothing asleep.
+        // No floor was run, and no run with sleeping.
         assert!(!text.contains("none/floor") && !text.contains("if both sides sleep"), "{text}");
     }
 }

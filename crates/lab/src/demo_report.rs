@@ -1,4 +1,4 @@
-//! What the demo found, as JSON, and as a table, bars and one sentence.
+//! The results of the demo, as JSON, and as a table, bars and one sentence.
 
 use std::collections::BTreeMap;
 
@@ -18,34 +18,34 @@ use crate::{
     workload::Workload,
 };
 
-/// The JSON's version.
+/// Version of the JSON format.
 pub const SCHEMA: &str = "rio-demo/1";
 
-/// The demo's ratios: of groups per second.
+/// The demo's ratios, of groups per second.
 const RATIOS: [Ratio; 2] = [
     Ratio { name: "rio_over_sync", over: "rio", under: "sync", figure: Figure::Groups },
     Ratio { name: "rio_over_none", over: "rio", under: "none", figure: Figure::Groups },
 ];
 
-/// The engines in the order in which they are shown: slowest first, the ceiling last.
+/// The order in which the engines are shown: slowest first, the upper bound last.
 const ORDER: [&str; 3] = ["sync", "rio", "none"];
 
-/// The whole result.
+/// The whole result of the demo.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DemoReport {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// The drives it ran on, in words.
+    /// Description of the drives.
     pub drives: String,
-    /// Whether the file that was copied through the volume came back byte for byte.
+    /// Whether the file copied through the volume was read back unchanged.
     pub verified: bool,
-    /// Bytes of that file.
+    /// Size of that file in bytes.
     pub file_bytes: u64,
-    /// The workload, in words.
+    /// Description of the workload.
     pub workload: String,
-    /// How often each engine ran.
+    /// Number of runs of each engine.
     pub rounds: usize,
     /// Figures by engine.
     pub engines: BTreeMap<String, DemoFigures>,
@@ -55,19 +55,19 @@ pub struct DemoReport {
     pub ratio_intervals: BTreeMap<String, [f64; 2]>,
 }
 
-/// One engine's figures.
+/// Figures of one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DemoFigures {
     /// Ordered groups per second: the median of the rounds.
     pub groups_per_s: f64,
     /// Its 95 % confidence interval.
     pub groups_per_s_interval: [f64; 2],
-    /// From submission to completion.
+    /// Latency from submission to completion.
     pub latency: LatencySummary,
 }
 
 impl DemoReport {
-    /// From interleaved rounds of the engines `none`, `sync` and `rio`.
+    /// The report of interleaved rounds of the engines `none`, `sync` and `rio`.
     #[must_use]
     pub fn new(
         machine: Machine,
@@ -94,7 +94,7 @@ impl DemoReport {
         }
     }
 
-    /// The text.
+    /// The report as text.
     #[must_use]
     pub fn render(&self, terminal: &Terminal) -> String {
         let mut text = format!(
@@ -145,7 +145,7 @@ impl DemoReport {
         text
     }
 
-    /// What it means, in one sentence; `None` when an engine is missing.
+    /// The result in one sentence; `None` if an engine is missing.
     #[must_use]
     pub fn meaning(&self) -> Option<String> {
         let over_sync = *self.ratios.get("rio_over_sync")?;
@@ -161,7 +161,7 @@ impl DemoReport {
                 units::ratio(over_sync)
             )
         } else {
-            // Can only be with a drive whose flush costs nothing.
+            // Only possible with a drive whose flush costs nothing.
             format!(
                 "waiting after every group would be {} times as fast",
                 units::ratio(1.0 / over_sync)
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_what_readers_look_for_and_comes_back() {
+    fn json_has_its_documented_fields_and_can_be_parsed() {
         let json = serde_json::to_value(report()).unwrap();
         for engine in ["none", "sync", "rio"] {
             assert!(json["engines"][engine]["groups_per_s"].is_f64(), "{engine}");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_says_what_the_numbers_say() {
+    fn the_sentence_agrees_with_the_numbers() {
         let mut report = report();
         let mut with = |sync, none| {
             report.ratios.insert("rio_over_sync".to_owned(), sync);

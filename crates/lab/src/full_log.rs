@@ -1,5 +1,5 @@
-//! A log region filled to the brim, as a crash in the worst moment would leave it: for measuring
-//! recovery (Rio paper §6.5).
+//! A full log region, as a crash in the worst moment would leave it: for measuring recovery (Rio
+//! paper §6.5).
 
 use std::path::Path;
 
@@ -10,52 +10,52 @@ use riopipe_order::{
     log_region::{Class, HEADER_BYTES, VolumeRecord, inspect},
     ordering_log::{StreamLog, partition_bytes},
 };
+use riopipe_platform::crc32c;
 use riopipe_session::label::DATA_START;
-use riopipe_target::crc32c;
 
-/// Where a log is among those of its volume.
+/// The place of a log in its volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// This target's number.
+    /// Number of this target.
     pub target: u32,
-    /// Targets of the volume.
+    /// Number of targets of the volume.
     pub targets: u32,
-    /// Members on each.
+    /// Number of members on each target.
     pub drives: u32,
-    /// Blocks of each member that may be named.
+    /// Number of blocks of each member that entries may name.
     pub blocks: u64,
 }
 
-/// Why a log could not be filled.
+/// The reason why a log could not be filled.
 #[derive(Debug, thiserror::Error)]
 pub enum FillError {
     /// The region can't be opened.
     #[error(transparent)]
     Open(#[from] riopipe_media::OpenError),
-    /// A part of it is not to be had.
+    /// A part of the region is not available.
     #[error(transparent)]
     Part(#[from] PartError),
-    /// It is not the log of one volume that is owned.
+    /// The region does not belong to one volume with an owner.
     #[error("the log region is not that of a single volume: {0}")]
     Region(String),
-    /// A partition refuses.
+    /// A partition refused an entry.
     #[error("partition of stream {stream}: {what}")]
     Partition {
         /// The stream.
         stream: u16,
-        /// What it said.
+        /// The partition's error.
         what: String,
     },
 }
 
 /// Fills every partition of the only volume in the region at `path` with entries of single 4 KiB
-/// writes. All count as durable but the first of each stream, on target 0: the hole that makes
-/// recovery undo everything. Returns the number of entries.
+/// writes. All count as durable, except the first of each stream on target 0: the hole after which
+/// recovery undoes everything. Returns the number of entries.
 ///
-/// Neighbouring entries lie two blocks apart, so that nothing of the undoing can be joined.
+/// Neighbouring entries are two blocks apart, so that no two undo operations can be merged.
 ///
 /// # Errors
-/// [`FillError`]; nobody may be serving the log.
+/// [`FillError`]; no target may serve the log.
 pub fn fill(path: &Path, place: Place) -> Result<u64, FillError> {
     let store = open_log(&format!("file:{}", path.display()))?;
     let record = only_volume(&store)?;
@@ -71,7 +71,7 @@ fn only_volume(store: &LogStore) -> Result<VolumeRecord, FillError> {
     match inspect(&header, store.len(), boot_id()?, crc32c) {
         Class::Ours(header) if header.volumes.len() == 1 => {
             let mut volumes = header.volumes;
-            // There is exactly one.
+            // There is exactly one volume.
             volumes.pop().ok_or_else(|| FillError::Region("no volume".into()))
         }
         other => Err(FillError::Region(format!("{other:?}"))),
@@ -96,7 +96,7 @@ fn fill_partition(
     for slot in 0..u64::from(record.slots) {
         let number = slot * targets + u64::from(place.target);
         let drive = slot % u64::from(place.drives);
-        // Each stream has a part of each drive for itself.
+        // Each stream has a part of each drive of its own.
         let on_drive = u64::from(stream.0) * u64::from(record.slots) + slot;
         let attribute = Attribute {
             seq: scan.released.plus(number + 1),

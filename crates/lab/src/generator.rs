@@ -1,4 +1,4 @@
-//! A workload's writes for one thread, one group after another, for ever.
+//! The writes of a workload for one thread: an endless sequence of groups.
 
 use std::ops::Range;
 
@@ -7,16 +7,16 @@ use crate::{
     workload::{BLOCK, Pattern, Shape, Workload},
 };
 
-/// One write.
+/// The place of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First block on the volume.
     pub lba: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
-/// The groups of one thread. Pure: the same workload, thread and area give the same groups.
+/// The groups of one thread. The same workload, thread and area give the same groups.
 #[derive(Clone, Debug)]
 pub struct Generator {
     area: Range<u64>,
@@ -31,12 +31,12 @@ enum Writes {
         blocks: u32,
         batch: u64,
         group: u32,
-        /// Batches that the area holds.
+        /// Number of batches in the area.
         places: u64,
-        /// `None`: in order.
+        /// Permutation of the batches; `None`: in order.
         walk: Option<Permutation>,
-        /// The next write's batch in this lap, and its place within that: counted, since dividing
-        /// twice per write would show.
+        /// The batch of the next write in this lap, and its place in the batch. They are counted:
+        /// two divisions per write would affect the measurement.
         at: (u64, u64),
     },
     Journal {
@@ -45,11 +45,11 @@ enum Writes {
 }
 
 impl Generator {
-    /// For a workload that passed [`Workload::check`], thread `thread`, and the area that
-    /// [`Workload::area`] gave it.
+    /// The groups of a workload that passed [`Workload::check`], for thread `thread` and the area
+    /// that [`Workload::area`] returned for it.
     ///
     /// # Panics
-    /// If the area holds not even one batch, which `Workload::area` never gives.
+    /// If the area is smaller than one batch, which `Workload::area` never returns.
     #[must_use]
     pub fn new(workload: &Workload, thread: u32, area: Range<u64>) -> Self {
         let places = (area.end - area.start) / workload.unit_blocks();
@@ -69,7 +69,7 @@ impl Generator {
         Self { area, writes, next: 0 }
     }
 
-    /// The writes of the next group, into `group` (cleared first); never none.
+    /// Puts the writes of the next group, at least one, into `group` (cleared first).
     #[inline]
     pub fn next_group(&mut self, group: &mut Vec<Extent>) {
         group.clear();
@@ -78,7 +78,7 @@ impl Generator {
         }
     }
 
-    /// How many writes [`next_group`](Generator::next_group) would give.
+    /// The number of writes that [`next_group`](Generator::next_group) would return.
     #[must_use]
     pub fn writes_in_next_group(&self) -> u32 {
         match self.writes {
@@ -87,8 +87,8 @@ impl Generator {
         }
     }
 
-    /// Whether the group just given ended a batch: nothing that follows can be merged with it, so
-    /// now is the time to let everything go.
+    /// Whether the last group ended a batch: no later write can be merged with it, so everything
+    /// should be sent now.
     #[must_use]
     pub fn at_batch_end(&self) -> bool {
         match &self.writes {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_adjacent_inside_and_scattered_outside() {
+    fn writes_of_a_batch_are_adjacent_and_batches_are_scattered() {
         let workload = uniform(Pattern::Random, 4096, 4, 1);
         let writes: Vec<_> = groups(&workload, 0, 8000, 400).concat();
         for batch in writes.chunks(4) {
@@ -231,8 +231,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every write of every workload stays in its thread's area, and none comes near one that
-        /// may still be under way (T12 is for tests of its own).
+        /// Every write of every workload stays in its thread's area, and none overlaps one that may
+        /// still be in flight (T12 has tests of its own).
         #[test]
         fn in_bounds_and_never_overlapping_in_flight(
             random in any::<bool>(),
@@ -258,7 +258,7 @@ mod tests {
             let mut lbas: Vec<_> = writes[..window].iter().map(|w| w.lba).collect();
             lbas.sort_unstable();
             prop_assert!(lbas.windows(2).all(|w| w[1] >= w[0] + u64::from(blocks)));
-            // A lap is as many whole batches as the area holds, and the next one is the same.
+            // A lap has as many whole batches as the area, and the next one is the same.
             let lap = (lap - lap % (1 << batch_bits)) as usize;
             let twice = groups(&workload, thread, volume, 2 * lap).concat();
             prop_assert_eq!(&twice[..lap], &twice[lap..2 * lap]);

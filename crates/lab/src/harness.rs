@@ -1,11 +1,10 @@
-//! Running worker threads through a warm-up and a measured window.
+//! The execution of worker threads with a warm-up and a measured window.
 //!
-//! The workers only count; the window is cut by a third thread that reads their counters and CPU
-//! clocks at its two ends. So a worker's loop has no notion of time, and all threads are measured
-//! over the same stretch of it.
+//! The workers only count. A third thread reads their counters and CPU clocks at both ends of the
+//! window. So a worker's loop needs no clock, and all threads are measured over the same period.
 //!
-//! A machine that is busy with something else may let nothing complete in a short window, and of
-//! nothing there is no ratio. So a window stays open until something was seen to complete.
+//! On a busy machine nothing may complete in a short window, and no ratio exists then. So a window
+//! stays open until something has completed.
 
 use std::{
     sync::{
@@ -16,36 +15,36 @@ use std::{
     time::Duration,
 };
 
-use riopipe_net::{CpuClock, now_ns};
+use riopipe_platform::{CpuClock, now_ns};
 
 use crate::{latency::Latencies, sample::Sample};
 
-/// How long to run.
+/// The duration of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Not counted: connections, caches and congestion windows settle.
+    /// Not measured: connections, caches and congestion windows reach their steady state.
     pub warm_up: Duration,
-    /// Counted: at least so long, and until two batches of completions fell into it.
+    /// Measured: at least so long, and until two batches of completions fell into it.
     pub duration: Duration,
 }
 
-/// By how much a window in which nothing completed is made longer, again and again.
+/// Time by which a window without completions is extended, repeatedly.
 const STEP: Duration = Duration::from_millis(1);
-/// By how much in all: longer than a target may owe an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest extension in all: longer than a target may delay an answer.
+const EXTENSION_MAX: Duration = Duration::from_secs(60);
 
-/// Where a run stands.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Work, record no latencies.
+    /// Work, without recording latencies.
     WarmUp,
     /// Work and record.
     Measure,
-    /// Begin nothing; let what is under way end, and return.
+    /// Begin nothing, wait for operations in flight, and return.
     Stop,
 }
 
-/// A worker's side of the harness.
+/// A worker's access to the harness.
 #[derive(Debug)]
 pub struct Worker<'a> {
     shared: &'a Shared,
@@ -58,11 +57,11 @@ struct Shared {
     phase: AtomicU8,
 }
 
-/// On a cache line of its own (two, for the prefetcher), so that workers don't slow one another.
+/// On cache lines of its own (two, for the prefetcher), so that workers don't slow one another.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counters {
-    /// Calls of [`Worker::completed`] that had something to count.
+    /// Number of calls of [`Worker::completed`] that counted something.
     batches: AtomicU64,
     writes: AtomicU64,
     groups: AtomicU64,
@@ -70,18 +69,18 @@ struct Counters {
 }
 
 enum Event {
-    Ready(Option<CpuClock>),
+    Ready(CpuClock),
     Ended,
 }
 
 impl Worker<'_> {
-    /// Set-up is over; the warm-up begins when all workers are. Call it once.
+    /// Reports the end of the set-up; the warm-up begins when all workers have. Call it once.
     pub fn ready(&self) {
         // The receiver outlives the workers.
-        let _ = self.events.send(Event::Ready(CpuClock::of_this_thread().ok()));
+        let _ = self.events.send(Event::Ready(CpuClock::of_this_thread()));
     }
 
-    /// Where the run stands. One load: ask as often as you like.
+    /// The current phase: one load, cheap enough for every iteration.
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -92,10 +91,10 @@ impl Worker<'_> {
         }
     }
 
-    /// Counts what has completed.
+    /// Counts completed writes, groups and bytes.
     #[inline]
     pub fn completed(&self, writes: u64, groups: u64, bytes: u64) {
-        // Only this thread writes them, so plain additions do.
+        // Only this thread writes them, so plain additions suffice.
         let add = |counter: &AtomicU64, n| {
             counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         };
@@ -114,11 +113,11 @@ impl Drop for Worker<'_> {
     }
 }
 
-/// Runs `threads` workers; `body` is told its number and returns the latencies it recorded while
-/// measuring. `target_cpu_ns` reads the CPU time of the target's threads, where that is known.
+/// Runs `threads` workers. `body` gets its number and returns the latencies that it recorded while
+/// measuring. `target_cpu_ns` reads the CPU time of the target's threads, if it is known.
 ///
 /// # Errors
-/// The first worker's error; the others are stopped. A worker that returns early, without error,
+/// The first worker's error; the others are stopped. A worker that returns early without an error
 /// ends the run: the sample then covers less than the window.
 pub fn run<E: Send>(
     window: Window,
@@ -139,7 +138,7 @@ pub fn run<E: Send>(
                 thread::Builder::new()
                     .name(format!("writer {number}"))
                     .spawn_scoped(scope, move || body(number, &worker))
-                    // Out of threads: nothing sensible can be measured here.
+                    // Out of threads: no useful measurement is possible.
                     .expect("start a thread")
             })
             .collect();
@@ -159,13 +158,13 @@ pub fn run<E: Send>(
         let start = read(&clocks);
         if go_on {
             shared.phase.store(1, Ordering::Relaxed);
-            // The second batch of a worker was waited for wholly within the window, so its latency
-            // is known, too.
+            // The whole wait for a worker's second batch was in the window, so its latency is
+            // known, too.
             let of_each = || counters.iter().map(|c| c.batches.load(Ordering::Relaxed));
             let before: Vec<u64> = of_each().collect();
             let is_seen = || of_each().zip(&before).any(|(now, before)| now - before >= 2);
             let mut go_on = pause(&events, window.duration);
-            let mut longer = PATIENCE.as_nanos() / STEP.as_nanos();
+            let mut longer = EXTENSION_MAX.as_nanos() / STEP.as_nanos();
             while go_on && longer > 0 && !is_seen() {
                 go_on = pause(&events, STEP);
                 longer -= 1;
@@ -217,19 +216,19 @@ fn sum(counters: &[Counters], which: impl Fn(&Counters) -> &AtomicU64) -> u64 {
     counters.iter().map(|c| which(c).load(Ordering::Relaxed)).sum()
 }
 
-/// The workers' clocks once all are ready; `None` when one has ended before.
+/// The workers' clocks once all are ready; `None` if one has ended before.
 fn wait_ready(events: &mpsc::Receiver<Event>, threads: u32) -> Option<Vec<CpuClock>> {
     let mut clocks = Vec::new();
     for _ in 0..threads {
         match events.recv() {
-            Ok(Event::Ready(clock)) => clocks.extend(clock),
+            Ok(Event::Ready(clock)) => clocks.push(clock),
             Ok(Event::Ended) | Err(_) => return None,
         }
     }
     Some(clocks)
 }
 
-/// Lets the workers work; false when one has ended.
+/// Lets the workers run for `time`; false if one has ended.
 fn pause(events: &mpsc::Receiver<Event>, time: Duration) -> bool {
     matches!(events.recv_timeout(time), Err(mpsc::RecvTimeoutError::Timeout))
 }
@@ -250,7 +249,7 @@ mod tests {
             || None,
             |_, worker| {
                 let mut latencies = Latencies::new();
-                // Before the window, for certain.
+                // Certainly before the window.
                 worker.completed(2, 1, 8192);
                 total.fetch_add(2, Ordering::Relaxed);
                 worker.ready();
@@ -273,13 +272,13 @@ mod tests {
         assert!(sample.wall_ns >= 20_000_000);
         assert!(sample.latencies.summary().count > 0);
         assert!(sample.initiator_cpu_ns > 0);
-        // The workers slept nearly all the time; both threads' CPU clocks must show it.
+        // The workers slept almost all the time; both threads' CPU clocks must show it.
         assert!(sample.initiator_cpu_ns < 2 * sample.wall_ns);
         assert_eq!(sample.target_cpu_ns, None);
     }
 
     #[test]
-    fn the_targets_time_is_its_share_of_the_window() {
+    fn the_targets_cpu_time_is_that_of_the_window() {
         let clock = AtomicU64::new(1_000);
         let read = || Some(clock.fetch_add(500, Ordering::Relaxed));
         let sample = run::<()>(SHORT, 1, read, |_, worker| {
@@ -304,7 +303,7 @@ mod tests {
             |number, worker| {
                 let mut latencies = Latencies::new();
                 worker.ready();
-                // One works far too slowly for this window, the other never gets to it.
+                // One is far too slow for this window, the other never completes anything.
                 while worker.phase() != Phase::Stop {
                     let phase = worker.phase();
                     thread::sleep(Duration::from_millis(20));

@@ -1,34 +1,35 @@
-//! Latency histograms and what is reported of them.
+//! Latency histograms and their summary.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest latency told apart; longer ones count as this: 100 s.
+/// Longest latency that is distinguished, in ns; longer ones count as this one: 100 s.
 const MAX_NS: u64 = 100_000_000_000;
 
-/// Latencies in nanoseconds, to three digits. About 200 KiB, so one per thread and run.
+/// Latencies in nanoseconds, to three digits. It takes about 200 KiB, so there is one per thread
+/// and run.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     histogram: Histogram<u64>,
-    /// The last latency, and how often it came in a row: writes that were sent together and came
-    /// back together have the same, and looking up its place each time would show.
+    /// The last latency, and the length of its run. Writes that were sent and completed together
+    /// have the same latency, and a look-up for each would affect the measurement.
     run: (u64, u64),
 }
 
-/// What is reported of [`Latencies`], in nanoseconds.
+/// The summary of [`Latencies`], in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
-    /// Values recorded.
+    /// Number of recorded values.
     pub count: u64,
     /// Mean.
     pub mean_ns: f64,
-    /// Half are faster.
+    /// The median.
     pub p50_ns: u64,
-    /// 99 of 100 are faster.
+    /// The 99th percentile.
     pub p99_ns: u64,
-    /// 999 of 1000 are faster.
+    /// The 99.9th percentile.
     pub p999_ns: u64,
-    /// The slowest.
+    /// The largest value.
     pub max_ns: u64,
 }
 
@@ -39,7 +40,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// None yet.
+    /// An empty histogram.
     #[must_use]
     pub fn new() -> Self {
         // 1 ns to 100 s with three digits: constants that hdrhistogram accepts.
@@ -47,13 +48,13 @@ impl Latencies {
         Self { histogram, run: (0, 0) }
     }
 
-    /// One more.
+    /// Records one latency.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.record_n(ns, 1);
     }
 
-    /// Many alike: what one batch of answers brought.
+    /// Records `count` equal latencies: those of one batch of answers.
     #[inline]
     pub fn record_n(&mut self, ns: u64, count: u64) {
         if ns == self.run.0 {
@@ -66,26 +67,26 @@ impl Latencies {
 
     fn end_run(&mut self) {
         let (ns, count) = std::mem::take(&mut self.run);
-        // Even no value at all would count towards the smallest and the largest.
+        // Even zero values would affect the minimum and the maximum.
         if count > 0 {
             self.histogram.saturating_record_n(ns.max(1), count);
         }
     }
 
-    /// Adds another thread's, or another round's.
+    /// Adds the latencies of another thread or another round.
     pub fn add(&mut self, other: &Self) {
         // Same bounds, so it cannot fail.
         self.histogram.add(&other.histogram).expect("same bounds");
         self.record_n(other.run.0, other.run.1);
     }
 
-    /// Forgets all: the warm-up.
+    /// Removes all values, after the warm-up.
     pub fn clear(&mut self) {
         self.histogram.clear();
         self.run = (0, 0);
     }
 
-    /// The figures.
+    /// The summary.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
         let mut all = self.clone();
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_a_row_counts_as_often_as_it_came() {
+    fn equal_values_in_a_row_are_all_counted() {
         let mut all = Latencies::new();
         for _ in 0..3 {
             all.record(5);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_are_kept_not_refused() {
+    fn values_beyond_the_range_are_clamped() {
         let mut all = Latencies::new();
         assert_eq!(all.summary(), LatencySummary::default());
         all.record(0);

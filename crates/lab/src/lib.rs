@@ -1,12 +1,12 @@
-//! Workloads, measurements and figures: how fast it is, and how sure that is.
+//! Workloads, measurements and figures with their confidence.
 //!
-//! A figure here is a median over several rounds in which the contenders take turns, with a
-//! confidence interval that assumes nothing about how the noise is distributed; what is claimed
-//! are *ratios* of contenders in the same round, since a machine's absolute speed drifts by more
-//! than what is to be shown. The [`floor`] stands beside every engine: the same bytes between the
-//! same threads with nothing of Rio between.
+//! A figure is a median over several rounds in which the contenders take turns, with a confidence
+//! interval that assumes nothing about the distribution of the noise. Claims are *ratios* of
+//! contenders in the same round, since a machine's absolute speed varies more than the differences
+//! to be shown. The [`floor`] accompanies every engine: the same bytes between the same threads
+//! without Rio.
 //!
-//! Nothing here decides anything about storage: a workload only says what to write.
+//! This crate decides nothing about storage: a workload only describes the writes.
 
 pub mod bars;
 pub mod compare;
@@ -30,4 +30,5 @@ pub mod sweep;
 pub mod table;
 pub mod terminal;
 pub mod units;
+pub mod wal_load;
 pub mod workload;

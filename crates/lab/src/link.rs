@@ -1,23 +1,22 @@
-//! A modelled link: what goes through it arrives later, in order.
+//! A modelled link: bytes that pass through it arrive later, in order.
 //!
-//! Loopback answers in a few microseconds, which no network does. So between initiator and target
-//! stands a relay, one thread in user space, that takes the bytes of each connection, holds each
-//! piece back until the model says that it has arrived, and passes it on:
+//! Loopback answers in a few microseconds, which no network does. So a relay, one thread in user
+//! space, stands between initiator and target. It receives the bytes of each connection, holds each
+//! piece until its arrival in the model, and sends it on:
 //!
 //! ```text
 //! departs = max(now, the link is free) + bytes / bandwidth      each direction for itself
 //! arrives = max(departs + rtt/2 ± jitter/2, the piece before it on this connection)
 //! ```
 //!
-//! Every connection through one link shares its bandwidth, as they would share a network card.
-//! Nothing is lost: TCP would repeat it, and what that looks like from above is jitter.
+//! All connections through one link share its bandwidth, as they would share a network card.
+//! Nothing is lost: TCP would repeat it, and the effect above TCP is jitter.
 //!
-//! **What it costs.** Each byte is received and sent once more, on a core that initiator and target
-//! would like to have, too; when the next arrival is near the relay looks instead of sleeping, if
-//! nobody else wants its core. On a machine with fewer than three cores it takes its time from both
-//! sides, so figures through a link (the [`floor`](crate::floor)'s as well: it goes through the same
-//! link) are to be compared with one another and not with those without. It also cannot be more
-//! punctual than the scheduler.
+//! **Its cost.** Each byte is received and sent once more, on a core that initiator and target
+//! could use. When the next arrival is near, the relay polls instead of sleeping, unless another
+//! thread needs its core. On a machine with fewer than three cores it takes its time from both
+//! sides. So figures through a link (also those of the [`floor`](crate::floor), which uses the same
+//! link) are only comparable with one another. It also cannot be more punctual than the scheduler.
 
 use std::{
     collections::VecDeque,
@@ -33,42 +32,43 @@ use std::{
 
 use riopipe_net::{
     ConnectError, Interest, ListenError, Listener, Next, Poller, PollerError, Received, Socket,
-    SocketOptions, SpinPolicy, Waiter, connect, fine_timers, now_ns,
+    SocketOptions, SpinPolicy, Waiter, connect, now_ns,
 };
+use riopipe_platform::fine_timers;
 
 use crate::permutation::mix;
 
 /// The listener's token; connections have twice their index, and one more for the far side.
 const LISTENER: u64 = u64::MAX - 1;
-/// Sleeps end after this long to look whether the link is to end.
-const NAP_NS: u64 = 20_000_000;
-/// A sleep is late by about this much, so the last stretch is waited for awake.
+/// Longest sleep before the end of the link is checked, in ns.
+const SLEEP_MAX_NS: u64 = 20_000_000;
+/// A sleep ends late by about this time (ns), so the rest before an arrival is polled.
 const AWAKE_NS: u64 = 60_000;
-/// Received at once: a piece arrives as a whole, so large pieces would distort the model.
+/// Largest receive in bytes: a piece arrives as a whole, so large pieces would distort the model.
 const PIECE_BYTES: usize = 64 << 10;
-/// Held back at most in one direction of a connection; then its sender has to wait.
+/// Most bytes held in one direction of a connection; beyond that its sender has to wait.
 const HELD_BYTES_MAX: usize = 256 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a link behaves.
+/// The properties of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkModel {
-    /// There and back, for a piece without length, ns.
+    /// Round-trip time of a piece without length, in ns.
     pub rtt_ns: u64,
-    /// A round trip takes up to this much longer or shorter, ns.
+    /// Largest deviation of a round trip, in ns.
     pub jitter_ns: u64,
-    /// Bits per second in each direction; 0: no limit.
+    /// Bandwidth in each direction, in bits per second; 0: no limit.
     pub bits_per_s: u64,
 }
 
 impl LinkModel {
-    /// Whether it changes anything at all.
+    /// Whether the link has no effect at all.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// How long `bytes` occupy the link, ns.
+    /// Time for which `bytes` occupy the link, in ns.
     fn occupies_ns(&self, bytes: usize) -> u64 {
         if self.bits_per_s == 0 {
             return 0;
@@ -77,7 +77,7 @@ impl LinkModel {
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// One way, for the `n`-th piece, ns.
+    /// One-way delay of the `n`-th piece, in ns.
     fn way_ns(&self, n: u64) -> u64 {
         let early = self.rtt_ns.saturating_sub(self.jitter_ns) / 2;
         // Jitter beyond the round trip can only make it longer.
@@ -97,21 +97,21 @@ impl fmt::Display for LinkModel {
     }
 }
 
-/// Why there is no link.
+/// The reason why a link could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkStartError {
-    /// No port to listen on.
+    /// There is no port to listen on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No descriptors left.
+    /// No descriptors are left.
     #[error(transparent)]
     Poller(#[from] PollerError),
-    /// Out of threads.
+    /// No thread could be started.
     #[error("can't start the link's thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// A running link to one address. Dropped, it cuts all its connections.
+/// A running link to one address. Dropping it cuts all of its connections.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
@@ -120,7 +120,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts one that leads to `far`.
+    /// Starts a link to `far`.
     ///
     /// # Errors
     /// [`LinkStartError`].
@@ -147,7 +147,7 @@ impl Link {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// Its near end: connect here.
+    /// Address of its near end, to connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -158,7 +158,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; the connections are gone either way.
+            // A panic of the thread has been printed; the connections are gone in any case.
             let _ = thread.join();
         }
     }
@@ -167,14 +167,14 @@ impl Drop for Link {
 /// One direction of the link, shared by its connections.
 #[derive(Debug, Default)]
 struct Wire {
-    /// When it has sent all that it was given.
+    /// Time at which it has sent all of its bytes, in ns.
     free_at: u64,
-    /// Pieces so far.
+    /// Number of pieces so far.
     pieces: u64,
 }
 
 impl Wire {
-    /// When a piece that was received at `now` arrives, if it were alone on its connection.
+    /// The arrival of a piece received at `now`, without regard to its connection's order.
     fn arrival(&mut self, model: &LinkModel, now: u64, bytes: usize) -> u64 {
         self.free_at = now.max(self.free_at).saturating_add(model.occupies_ns(bytes));
         self.pieces += 1;
@@ -185,25 +185,25 @@ impl Wire {
 /// One direction of one connection.
 #[derive(Debug, Default)]
 struct Flow {
-    /// Arrival and bytes.
+    /// Arrival time and bytes of each piece.
     pieces: VecDeque<(u64, Vec<u8>)>,
-    /// Bytes of the first piece that were passed on already.
+    /// Bytes of the first piece that are already sent on.
     sent: usize,
     held_bytes: usize,
     last_arrival: u64,
-    /// The sender has said that nothing more will come.
+    /// The sender has closed its direction.
     ended: bool,
 }
 
 impl Flow {
     fn take(&mut self, arrival: u64, bytes: &[u8]) {
-        // TCP hands bytes over in order: what overtakes waits.
+        // TCP delivers bytes in order: a piece that would overtake another waits.
         self.last_arrival = self.last_arrival.max(arrival);
         self.pieces.push_back((self.last_arrival, bytes.to_vec()));
         self.held_bytes += bytes.len();
     }
 
-    /// Passes on what has arrived at `now`; whether anything was.
+    /// Sends on the pieces that have arrived at `now`; returns whether there were any.
     fn pass_on(&mut self, now: u64, to: &Socket) -> Result<bool, ()> {
         let arrived = self.pieces.iter().take_while(|(arrival, _)| *arrival <= now);
         let mut skip = self.sent;
@@ -221,13 +221,13 @@ impl Flow {
     }
 }
 
-/// A connection: the near and the far socket, and what is on its way from each to the other.
+/// A connection: the near and the far socket, and the bytes in transit in both directions.
 #[derive(Debug)]
 struct Pair {
     sockets: [Socket; 2],
     flows: [Flow; 2],
-    /// That the sender ended was passed on.
-    told: [bool; 2],
+    /// The end of the sender was passed on.
+    end_passed_on: [bool; 2],
 }
 
 struct Relay {
@@ -235,9 +235,9 @@ struct Relay {
     far: SocketAddr,
     listener: Listener,
     poller: Poller,
-    /// Ended ones leave a gap: tokens are places.
+    /// An ended pair leaves a gap: tokens are indices.
     pairs: Vec<Option<Pair>>,
-    /// There, and back.
+    /// Both directions.
     wires: [Wire; 2],
     buffer: Vec<u8>,
 }
@@ -246,13 +246,13 @@ impl Relay {
     fn run(mut self, stop: &AtomicBool) {
         fine_timers();
         let mut events = Vec::new();
-        // Sleeps where somebody else wants the core: who looks and yields would come back late.
+        // It sleeps if another thread needs the core: a poll after a yield would be late.
         let mut waiter = Waiter::new(SpinPolicy { spin_ns: 2 * AWAKE_NS, steady: false });
         while !stop.load(Ordering::Relaxed) {
             let mut worked = self.accept();
             for place in 0..self.pairs.len() {
                 if let Some(mut pair) = self.pairs[place].take() {
-                    // A broken connection ends here: both ends notice by their sockets' closing.
+                    // A broken connection ends here: both ends notice the closing of their sockets.
                     if let Ok(any) = self.turn(&mut pair) {
                         worked |= any;
                         self.pairs[place] = Some(pair);
@@ -264,21 +264,22 @@ impl Relay {
                 continue;
             }
             let now = now_ns();
-            let mut wait_ns = self.next_arrival().map_or(NAP_NS, |at| at.saturating_sub(now));
+            let mut wait_ns = self.next_arrival().map_or(SLEEP_MAX_NS, |at| at.saturating_sub(now));
             if wait_ns > AWAKE_NS {
                 wait_ns -= AWAKE_NS;
-            } else if waiter.idle(now) == Next::Look {
+            } else if waiter.idle(now) == Next::Poll {
                 waiter.relax();
                 continue;
             }
-            let wait_ns = wait_ns.min(NAP_NS);
+            let wait_ns = wait_ns.min(SLEEP_MAX_NS);
             if self.poller.wait(&mut events, Some(Duration::from_nanos(wait_ns))).is_err() {
                 return;
             }
         }
     }
 
-    /// Takes new connections; whether there were any. One that the far side refuses is closed.
+    /// Accepts new connections; returns whether there were any. One that the far side refuses is
+    /// closed.
     fn accept(&mut self) -> bool {
         let mut any = false;
         while let Ok(Some(near)) = self.listener.accept() {
@@ -294,13 +295,13 @@ impl Relay {
         let far = connect(&self.far.to_string(), CONNECT_TIMEOUT, &SocketOptions::default())?;
         let token = 2 * self.pairs.len() as u64;
         for (socket, token) in [(&near, token), (&far, token + 1)] {
-            // Without it the pair is looked at only every now and then; nothing goes wrong.
+            // Without it the pair is only checked now and then, which is harmless.
             let _ = self.poller.add(socket, token, Interest::Read);
         }
-        Ok(Pair { sockets: [near, far], flows: Default::default(), told: [false; 2] })
+        Ok(Pair { sockets: [near, far], flows: Default::default(), end_passed_on: [false; 2] })
     }
 
-    /// Moves one connection on; whether anything moved.
+    /// Moves the bytes of one connection; returns whether there were any.
     fn turn(&mut self, pair: &mut Pair) -> Result<bool, ()> {
         let mut worked = false;
         for (side, wire) in self.wires.iter_mut().enumerate() {
@@ -316,18 +317,18 @@ impl Relay {
                     Received::WouldBlock => {}
                     Received::Closed => {
                         flow.ended = true;
-                        // Readable for ever from now on: don't be woken by it.
+                        // Readable for ever from now on, so it must not wake the poller.
                         let _ = self.poller.remove(from);
                     }
                 }
             }
             worked |= flow.pass_on(now_ns(), to)?;
-            if flow.ended && flow.pieces.is_empty() && !pair.told[side] {
+            if flow.ended && flow.pieces.is_empty() && !pair.end_passed_on[side] {
                 to.finish_sending();
-                pair.told[side] = true;
+                pair.end_passed_on[side] = true;
             }
         }
-        if pair.told == [true; 2] { Err(()) } else { Ok(worked) }
+        if pair.end_passed_on == [true; 2] { Err(()) } else { Ok(worked) }
     }
 
     fn next_arrival(&self) -> Option<u64> {
@@ -348,7 +349,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Sends everything back; ends with its connection.
+    /// A server that sends everything back; each thread ends with its connection.
     fn echo() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -370,12 +371,12 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_takes_no_less_than_the_model_says() {
+    fn a_round_trip_takes_at_least_the_modelled_time() {
         let model = LinkModel { rtt_ns: 30 * MS, ..LinkModel::default() };
         let link = Link::start(model, echo()).unwrap();
         let mut stream = TcpStream::connect(link.address()).unwrap();
         for _ in 0..3 {
-            // How much longer it takes is the machine's affair.
+            // The upper bound depends on the machine.
             let (took, back) = round_trip(&mut stream, b"there and back");
             assert!(took >= Duration::from_millis(30), "{took:?}");
             assert_eq!(back, b"there and back");
@@ -384,7 +385,7 @@ mod tests {
 
     #[test]
     fn bytes_stay_in_order_and_bandwidth_is_shared() {
-        // 1 MiB there and back at 80 Mbit/s: 105 ms each, but overlapping.
+        // 1 MiB in both directions at 80 Mbit/s: 105 ms each, but overlapping.
         let model = LinkModel { rtt_ns: MS, jitter_ns: 4 * MS, bits_per_s: 80_000_000 };
         let link = Link::start(model, echo()).unwrap();
         let begun = Instant::now();
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_goes_through_in_both_directions() {
+    fn an_end_is_passed_on_in_both_directions() {
         let link = Link::start(LinkModel::default(), echo()).unwrap();
         let mut stream = TcpStream::connect(link.address()).unwrap();
         stream.write_all(b"last words").unwrap();
@@ -416,7 +417,7 @@ mod tests {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         assert_eq!(all, b"last words");
-        // And when the link goes, so do its connections.
+        // When the link ends, so do its connections.
         let mut stream = TcpStream::connect(link.address()).unwrap();
         round_trip(&mut stream, b"up");
         drop(link);
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_itself() {
+    fn the_model_computes_delays_and_occupancy() {
         let model = LinkModel { rtt_ns: 100_000, jitter_ns: 10_000, bits_per_s: 25_000_000_000 };
         let ways: Vec<u64> = (0..1000).map(|n| model.way_ns(n)).collect();
         assert!(ways.iter().all(|way| (45_000..=55_000).contains(way)));

@@ -1,29 +1,29 @@
-//! What was measured on.
+//! The description of the machine that was measured.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine, as far as it explains a figure. Holds nothing that names its owner.
+/// The properties of a machine that explain a figure. Nothing in it identifies its owner.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Processor model.
     pub cpu: String,
-    /// Cores this process may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
-    /// Memory, bytes.
+    /// Size of the memory in bytes.
     pub memory_bytes: u64,
     /// Kernel release.
     pub kernel: String,
-    /// TCP's congestion control.
+    /// Congestion control of TCP.
     pub congestion: String,
-    /// Load average of the last minute when the run began: well above 0, somebody else was
-    /// working, and absolute figures are too low.
+    /// Load average of the last minute when the run began. Well above 0, other programs were
+    /// running, and absolute figures are too low.
     pub load: f64,
 }
 
 impl Machine {
-    /// This machine, now. What the system doesn't tell stays empty or 0.
+    /// This machine, now. A value that the system does not report is empty or 0.
     #[must_use]
     pub fn this() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
@@ -37,7 +37,7 @@ impl Machine {
         }
     }
 
-    /// One line.
+    /// The description on one line.
     #[must_use]
     pub fn line(&self) -> String {
         let cores = match self.cores {
@@ -53,7 +53,7 @@ impl Machine {
         )
     }
 
-    /// A warning when the machine was busy before we began.
+    /// A warning if the machine was busy before the run.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         (self.load > 0.3).then(|| {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_says_something() {
+    fn this_machine_has_a_description() {
         let machine = Machine::this();
         assert!(machine.cores > 0);
         assert!(machine.memory_bytes > 0);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_is_said() {
+    fn a_busy_machine_gets_a_warning() {
         let with = |load| Machine { load, ..Machine::default() };
         assert_eq!(with(0.1).warning(), None);
         assert!(with(1.5).warning().unwrap().contains("load 1.5"));

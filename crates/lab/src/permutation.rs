@@ -1,20 +1,20 @@
-//! A walk over `0..n` in random order that meets every number once per lap.
+//! A random order of `0..n` in which every number occurs once per lap.
 //!
-//! Drawing places independently would now and then draw one that is still being written, and then
-//! what is measured is the handling of overlaps (T12), a little more or less of it each run. A
-//! permutation keeps two writes to one place `n` writes apart, without remembering anything.
+//! Independent random places would sometimes repeat one that is still being written. The
+//! measurement would then include the handling of overlaps (T12), in each run a different amount of
+//! it. A permutation keeps two writes to one place `n` writes apart, without any memory.
 
-/// A random permutation of `0..n`, computed, not stored: steps of which each can be taken back, on
-/// the smallest power of two that holds `n`, walking on while outside.
+/// A random permutation of `0..n`, computed, not stored. It consists of invertible steps on the
+/// smallest power of two that holds `n`, repeated while the result is outside.
 ///
-/// Two multiplications, since the writers of both sides of every ratio pay for it.
+/// It takes two multiplications, since both sides of every ratio pay for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     n: u64,
     mask: u64,
-    /// High bits come down this far.
+    /// Shift by which high bits affect low ones.
     shift: u32,
-    /// Odd numbers: multiplying by one loses nothing.
+    /// Odd numbers: multiplication by one is invertible.
     factors: [u64; 2],
     offset: u64,
 }
@@ -35,14 +35,14 @@ impl Permutation {
         }
     }
 
-    /// Where `i` (below `n`) goes.
+    /// The image of `i` (below `n`).
     #[inline]
     pub(crate) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n);
         let Self { n, mask, shift, factors: [first, second], offset } = *self;
         let mut x = i;
-        // The domain is less than 2 n numbers, so on average fewer than two steps; the walk ends
-        // since a permutation's cycle through `i` comes back to `i`, which is inside.
+        // The domain has less than 2 n numbers, so on average fewer than two steps are needed. The
+        // loop ends, since the permutation's cycle through `i` returns to `i`, which is inside.
         loop {
             x = x.wrapping_add(offset).wrapping_mul(first) & mask;
             x ^= x >> shift;
@@ -55,7 +55,7 @@ impl Permutation {
     }
 }
 
-/// SplitMix64's finisher: every bit of the answer depends on every bit of `x`.
+/// The finisher of SplitMix64: every bit of the result depends on every bit of `x`.
 pub(crate) fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -104,7 +104,7 @@ mod tests {
         };
         let one = walk(1);
         let ascents = one.windows(2).filter(|w| w[0] < w[1]).count();
-        // Half of the steps go up; ±150 is some 16 standard deviations.
+        // Half of the steps go up; ±150 is about 16 standard deviations.
         assert!((350..650).contains(&ascents), "{ascents}");
         assert_ne!(one, walk(2));
         assert_eq!(one, walk(1));

@@ -1,7 +1,7 @@
 //! Pictures of a comparison: for each axis one SVG with speed, CPU time and latency.
 //!
-//! Steps on an axis are equally wide (its values double). Bars at the points of the first panel are
-//! confidence intervals; behind grey there are more threads than cores.
+//! All steps on an axis have the same width (its values double). Bars at the points of the first
+//! panel are confidence intervals; in the grey area there are more threads than cores.
 
 use std::{
     fs, io,
@@ -27,29 +27,29 @@ const SIZE: (u32, u32) = (1380, 470);
 const LEGEND_HEIGHT: u32 = 34;
 const FONT: &str = "sans-serif";
 
-/// What could not be drawn or kept.
+/// The reason why a picture could not be drawn or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// The folder or a file in it can't be written.
+    /// The folder, or a file in it, can't be written.
     #[error("can't write {path}: {source}", path = path.display())]
     Write {
-        /// Which.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A bug.
+    /// Drawing failed, by a bug.
     #[error("can't draw {axis}: {why}")]
     Draw {
-        /// Of which picture.
+        /// Axis of the picture.
         axis: Axis,
-        /// What the library said.
+        /// The library's error.
         why: String,
     },
 }
 
-/// Draws each axis of the sweep into `folder` (made if missing) as `depth.svg`, `threads.svg`, …;
-/// returns the files. Files of these names are overwritten.
+/// Draws each axis of the sweep into `folder` (created if missing) as `depth.svg`, `threads.svg`,
+/// …; returns the files. Files with these names are overwritten.
 ///
 /// # Errors
 /// [`PlotError`].
@@ -78,7 +78,7 @@ pub fn write(
 
 type Drawn<T> = Result<T, DrawingAreaErrorKind<io::Error>>;
 
-/// One figure of each contender.
+/// One figure of all contenders.
 struct Panel {
     title: &'static str,
     of: fn(&EngineFigures) -> f64,
@@ -150,7 +150,7 @@ fn legend(
 }
 
 impl Panel {
-    /// From below the smallest value to a little above the largest.
+    /// The range from below the smallest value to a little above the largest.
     fn range(&self, points: &[&Point]) -> (f64, f64) {
         let values = points.iter().flat_map(|point| point.engines.values()).flat_map(|figures| {
             let [low, high] = self.interval.map_or([(self.of)(figures); 2], |of| of(figures));
@@ -237,7 +237,7 @@ impl Panel {
     }
 }
 
-/// The horizontal scale: so many steps, equally wide, labelled at each.
+/// The horizontal scale: this number of steps of equal width, each with a label.
 struct Steps(usize);
 
 impl Ranged for Steps {
@@ -289,7 +289,7 @@ impl Ranged for Decades {
 
 impl ValueFormatter<f64> for Decades {}
 
-/// All that ran at any of these points.
+/// All contenders that ran at any of these points.
 fn contenders<'a>(points: &[&'a Point]) -> Vec<&'a str> {
     let mut names: Vec<&str> =
         points.iter().flat_map(|point| point.engines.keys().map(String::as_str)).collect();
@@ -350,12 +350,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_an_empty_picture() {
+    fn no_points_give_an_empty_picture() {
         assert!(draw(Axis::Batch, &[], "").unwrap().contains("<svg"));
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_named() {
+    fn a_folder_that_cannot_be_created_is_reported() {
         let sweep = Sweep::new([Some(vec![1, 2]), None, None, None]);
         let error = write(Path::new("/proc/no/such"), &[], &sweep, "").unwrap_err();
         assert!(error.to_string().contains("/proc/no/such"), "{error}");

@@ -18,10 +18,10 @@ use crate::{
     workload::{Pattern, Shape, Workload},
 };
 
-/// The JSON's version: readers should check it.
+/// Version of the JSON format, for readers to check.
 pub const SCHEMA: &str = "rio-bench/1";
 
-/// From this share of the machine's time on it is said that the host took some.
+/// Share of the machine's time from which on stolen time is reported.
 const STOLEN_IS_SAID: f64 = 0.005;
 
 /// A whole comparison.
@@ -29,7 +29,7 @@ const STOLEN_IS_SAID: f64 = 0.005;
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// What it was measured on.
+    /// The machine that was measured.
     pub machine: Machine,
     /// One per set of parameters.
     pub points: Vec<Point>,
@@ -38,36 +38,36 @@ pub struct Report {
 /// All contenders at one set of parameters, interleaved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// What it was, in words.
+    /// Description of the workload.
     pub workload: String,
-    /// Writing threads.
+    /// Number of writing threads.
     pub threads: u32,
-    /// Bytes per write; of a journal, its largest.
+    /// Bytes per write; of a journal, its largest write.
     pub size: u32,
-    /// Adjacent writes made in one go.
+    /// Number of adjacent writes of a batch.
     pub batch: u32,
-    /// Writes per group.
+    /// Number of writes per group.
     pub group: u32,
-    /// Writes under way per thread.
+    /// Writes in flight per thread.
     pub queue_depth: u32,
     /// `seq`, `rand` or `journal`.
     pub pattern: String,
-    /// More threads than cores: figures show sharing, not speed.
+    /// There were more threads than cores: figures show sharing, not speed.
     pub beyond_cores: bool,
-    /// How often each contender ran; without what was set aside.
+    /// Number of runs of each contender, without discarded ones.
     pub rounds: usize,
-    /// Which share of the machine's time the host took, 0 to 1: mean of the runs that were kept.
-    /// Absent where it is not known.
+    /// Share of the machine's time that the host took, 0 to 1: mean of the kept runs. Absent if it
+    /// is not known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub host_stole: Option<f64>,
-    /// Runs that the host disturbed, and that were taken again.
+    /// Number of runs that the host disturbed, and that were repeated.
     #[serde(default)]
     pub set_aside: u64,
     /// Figures by contender.
     pub engines: BTreeMap<String, EngineFigures>,
     /// Medians of round-by-round ratios.
     pub ratios: BTreeMap<String, f64>,
-    /// 95 % confidence intervals of the ratios (wider claims need six rounds or more).
+    /// 95 % confidence intervals of the ratios (they need at least six rounds).
     pub ratio_intervals: BTreeMap<String, [f64; 2]>,
 }
 
@@ -78,42 +78,43 @@ pub struct EngineFigures {
     pub writes_per_s: f64,
     /// Its 95 % confidence interval.
     pub writes_per_s_interval: [f64; 2],
-    /// Groups per second.
+    /// Groups per second, the median over the rounds.
     pub groups_per_s: f64,
-    /// Payload bytes per second.
+    /// Payload bytes per second, the median over the rounds.
     pub bytes_per_s: f64,
-    /// CPU time per write on both sides together, ns; the initiator's alone where the target's is
-    /// not known. Of the blocking runs where there are some.
+    /// CPU time per write on both sides together, in ns; the initiator's alone if the target's is
+    /// not known. It comes from the runs with sleeping, if there are any.
     pub cpu_ns_per_write: f64,
-    /// The initiator's part.
+    /// The initiator's part, in ns.
     pub initiator_cpu_ns_per_write: f64,
-    /// The target's part, where known.
+    /// The target's part in ns, if it is known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target_cpu_ns_per_write: Option<f64>,
-    /// From submission to completion.
+    /// Latency from submission to completion.
     pub latency: LatencySummary,
-    /// The same with everybody waiting asleep, where that was run: what CPU time is taken from.
+    /// The figures with both sides sleeping while they wait, if that was run; CPU time comes from
+    /// these.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub blocking: Option<BlockingFigures>,
 }
 
-/// Figures of runs in which both sides sleep whenever they wait.
+/// Figures of runs in which both sides sleep while they wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockingFigures {
     /// Writes per second, the median over the rounds.
     pub writes_per_s: f64,
-    /// From submission to completion, over all rounds together.
+    /// Latency from submission to completion, over all rounds together.
     pub latency: LatencySummary,
 }
 
-/// What a ratio is of.
+/// The figure that a ratio compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
     /// Writes per second.
     Speed,
     /// Groups per second.
     Groups,
-    /// CPU time per write, both sides.
+    /// CPU time per write of both sides.
     Cpu,
 }
 
@@ -130,22 +131,22 @@ impl Figure {
     }
 }
 
-/// A ratio to report: its name, and the contenders over and under the line.
+/// A ratio to report: its name, numerator and denominator.
 #[derive(Clone, Copy, Debug)]
 pub struct Ratio {
     /// Name in the report.
     pub name: &'static str,
-    /// Over the line.
+    /// Contender in the numerator.
     pub over: &'static str,
-    /// Under the line.
+    /// Contender in the denominator.
     pub under: &'static str,
-    /// Of what.
+    /// The compared figure.
     pub figure: Figure,
 }
 
-/// The ratios of interest; those whose contenders both ran are reported, of two with one name the
-/// latter. (`none_seq` runs where merging has to write sequentially to find something to merge, and
-/// is then what it must be held against.)
+/// The ratios of interest. Those with both contenders present are reported; of two with one name,
+/// the latter. (`none_seq` runs if merging needs sequential writes, and is then the right
+/// denominator.)
 pub const RATIOS: [Ratio; 9] = [
     ratio("none_over_floor", "none", "floor", Figure::Speed),
     ratio("rio_over_none", "rio", "none", Figure::Speed),
@@ -168,13 +169,14 @@ const fn ratio(
 }
 
 impl Report {
-    /// Of these points, on this machine (asked before the run, for its load).
+    /// A report of these points on this machine. The machine was described before the run, for its
+    /// load.
     #[must_use]
     pub fn new(machine: Machine, points: Vec<Point>) -> Self {
         Self { schema: SCHEMA.to_owned(), machine, points }
     }
 
-    /// The text: machine, then per point a table and bars.
+    /// The report as text: machine, then per point a table and bars.
     #[must_use]
     pub fn render(&self, terminal: &Terminal) -> String {
         let mut text = terminal.paint(Colour::Grey, &self.machine.line()) + "\n";
@@ -191,7 +193,7 @@ impl Report {
         text
     }
 
-    /// What the host did to all points together, where that is worth a line.
+    /// The host's effect on all points together, if it is worth a line.
     pub(crate) fn host_line(&self) -> Option<String> {
         let runs_of = |point: &Point| (point.rounds * point.engines.len()) as f64;
         let known = || self.points.iter().filter_map(|p| Some((runs_of(p), p.host_stole?)));
@@ -208,7 +210,7 @@ impl Report {
 }
 
 impl Point {
-    /// From interleaved rounds.
+    /// A point from interleaved rounds.
     #[must_use]
     pub fn new(
         workload: &Workload,
@@ -322,13 +324,13 @@ impl EngineFigures {
     }
 }
 
-/// `None` of nothing.
+/// The mean; `None` without values.
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Of all rounds together.
+/// The latencies of all rounds together.
 fn latency<'a>(samples: impl Iterator<Item = &'a Sample>) -> LatencySummary {
     let mut latencies = Latencies::new();
     for sample in samples {
@@ -337,7 +339,7 @@ fn latency<'a>(samples: impl Iterator<Item = &'a Sample>) -> LatencySummary {
     latencies.summary()
 }
 
-/// Those of `ratios` whose contenders both ran: medians, and intervals.
+/// Those of `ratios` with both contenders present: medians, and intervals.
 pub(crate) fn ratios_of(
     rounds: &Rounds<Sample>,
     ratios: &[Ratio],
@@ -413,7 +415,7 @@ pub(crate) mod tests {
         let speeds = [("none", 200_000), ("rio", 190_000), ("sync", 500)];
         let names = speeds.map(|(name, _)| name);
         Rounds::run::<()>(&names, 7, |index, round| {
-            // The machine gets slower and slower: ratios must not care.
+            // The machine becomes slower in each round; ratios must not depend on it.
             let slower = 10 - round as u64;
             Ok(sample(speeds[index].1 * slower / 10, 500 + 10 * index as u64))
         })
@@ -449,7 +451,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn json_has_what_readers_look_for_and_comes_back() {
+    fn json_has_its_documented_fields_and_can_be_parsed() {
         let report = report();
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["schema"], "rio-bench/1");
@@ -469,7 +471,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn text_shows_it_all_within_the_width() {
+    fn the_text_has_all_figures_within_the_width() {
         let text = report().render(&Terminal::PLAIN);
         for part in [
             "Test CPU, 2 cores, 8 GiB, Linux 6.1, TCP cubic",
@@ -483,7 +485,7 @@ pub(crate) mod tests {
         assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
     }
 
-    /// A point of two contenders in two rounds, of which the host took these shares.
+    /// A point of two contenders in two rounds; the host took these shares.
     fn disturbed(shares: [Option<f64>; 4], set_aside: u32) -> Point {
         let rounds = Rounds::run::<()>(&["none", "rio"], 2, |index, round| {
             let disturbance = Disturbance { stole: shares[2 * round + index], set_aside };
@@ -493,29 +495,29 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_point_says_what_the_host_took_and_how_often_it_was_taken_again() {
+    fn a_point_reports_stolen_time_and_repeated_runs() {
         let point = disturbed([Some(0.01), Some(0.03), Some(0.0), Some(0.0)], 2);
         let json = serde_json::to_value(&point).unwrap();
         assert!((json["host_stole"].as_f64().unwrap() - 0.01).abs() < 1e-9, "{json}");
         assert_eq!(json["set_aside"], 8);
-        assert_eq!(json["rounds"], 2, "what was set aside is no round");
+        assert_eq!(json["rounds"], 2, "a discarded run is not a round");
         assert_eq!(serde_json::from_value::<Point>(json).unwrap(), point);
     }
 
     #[test]
-    fn a_host_that_tells_nothing_is_not_one_that_took_nothing() {
+    fn unknown_stolen_time_is_not_reported_as_zero() {
         let json = serde_json::to_value(disturbed([None; 4], 0)).unwrap();
         assert!(json.get("host_stole").is_none(), "{json}");
         assert_eq!(json["set_aside"], 0);
         let json = serde_json::to_value(disturbed([Some(0.0); 4], 0)).unwrap();
         assert_eq!(json["host_stole"], 0.0);
-        // Of those that are known.
+        // The mean of the known ones.
         let some = disturbed([None, Some(0.02), None, None], 0);
         assert_eq!(some.host_stole, Some(0.02));
     }
 
     #[test]
-    fn what_the_host_did_is_one_line_where_it_did_something() {
+    fn stolen_time_is_one_line_if_there_was_any() {
         let line = |points: &[Point]| {
             let report = Report::new(Machine::default(), points.to_vec());
             let line = report.host_line();

@@ -1,57 +1,56 @@
-//! Taking again what the host has disturbed, within bounds: on a host that never rests a
-//! measurement must end all the same.
+//! The repetition of runs that the host has disturbed, within bounds: a measurement must also end
+//! on a host that is always busy.
 
-use crate::steal::{Look, Stolen};
+use crate::steal::{Reading, Stolen};
 
-/// How often one run is tried at most.
+/// Largest number of tries for one run.
 const TRIES: u32 = 3;
 
-/// At least so many more runs are allowed, however few are planned.
+/// Number of repetitions that are always allowed.
 const MORE_MIN: u64 = 2;
 
-/// How many runs may still be taken again.
+/// The number of runs that may still be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retakes {
     left: u64,
 }
 
-/// What the host did to a run.
+/// The host's effect on a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// Which share of the machine's time it took during the run that was kept, 0 to 1, where that
-    /// is known.
+    /// Share of the machine's time that the host took during the kept run, 0 to 1, if it is known.
     pub stole: Option<f64>,
-    /// How many tries were set aside for the one that was kept.
+    /// Number of tries that were discarded for the kept one.
     pub set_aside: u32,
 }
 
 impl Retakes {
-    /// How many percent more runs than planned there may be, unless somebody is in a hurry.
+    /// Default number of additional runs, in percent of the planned ones.
     pub const PERCENT: u64 = 40;
 
-    /// For `planned` runs in all: `percent` more of them (rounded up), but two in any case.
+    /// A budget for `planned` runs: `percent` more of them (rounded up), but at least two.
     #[must_use]
     pub fn new(planned: u64, percent: u64) -> Self {
         Self { left: planned.saturating_mul(percent).div_ceil(100).max(MORE_MIN) }
     }
 
-    /// Runs, and runs again while the host disturbs it; the result is that of the try which lost
-    /// least.
+    /// Runs, and repeats while the host disturbs the run. Returns the try that lost least.
     ///
     /// # Errors
-    /// The first error of `run` ends it, also where an earlier try was good.
+    /// The first error of `run` ends it, even if an earlier try was good.
     pub fn take<T, E>(
         &mut self,
         mut run: impl FnMut() -> Result<T, E>,
     ) -> Result<(T, Disturbance), E> {
         self.least_disturbed(|| {
-            let before = Look::now();
+            let before = Reading::now();
             let result = run()?;
-            Ok((result, Look::now().since(&before)))
+            Ok((result, Reading::now().since(&before)))
         })
     }
 
-    /// The same for who knows what each try has lost; where nothing is known nothing is set aside.
+    /// As [`take`](Self::take), with the lost time of each try given by `run`; if it is not known,
+    /// nothing is discarded.
     fn least_disturbed<T, E>(
         &mut self,
         mut run: impl FnMut() -> Result<(T, Option<Stolen>), E>,
@@ -83,8 +82,8 @@ mod tests {
     use super::*;
     use crate::steal::TICK_NS;
 
-    /// Runs with tries that lose these shares, one after the other (without end: the last again);
-    /// which try was kept, and what was done to it.
+    /// Runs with tries that lose these shares in order (the last one repeats); returns the index of
+    /// the kept try, and its disturbance.
     fn take(retakes: &mut Retakes, shares: &[f64]) -> (usize, Disturbance) {
         let mut tries = 0;
         let result = retakes.least_disturbed::<_, ()>(|| {
@@ -138,7 +137,7 @@ mod tests {
     fn with_the_budget_spent_the_best_so_far_is_kept() {
         let mut retakes = Retakes { left: 3 };
         assert_eq!(take(&mut retakes, &[0.5, 0.4, 0.3]).0, 3);
-        assert_eq!(take(&mut retakes, &[0.5, 0.6, 0.0]).0, 1, "the third try was not paid for");
+        assert_eq!(take(&mut retakes, &[0.5, 0.6, 0.0]).0, 1, "the budget had no third try");
         for _ in 0..5 {
             let (kept, disturbance) = take(&mut retakes, &[0.5, 0.0]);
             assert_eq!((kept, disturbance), (1, Disturbance { stole: Some(0.5), set_aside: 0 }));
@@ -146,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_rests_costs_what_was_allowed() {
+    fn an_always_busy_host_uses_up_the_budget() {
         let mut retakes = Retakes::new(20, Retakes::PERCENT);
         let tries: u32 = (0..20).map(|_| 1 + take(&mut retakes, &[0.3]).1.set_aside).sum();
         assert_eq!(tries, 28);
     }
 
     #[test]
-    fn where_nothing_is_known_nothing_is_set_aside() {
+    fn without_a_counter_nothing_is_discarded() {
         let mut retakes = Retakes { left: 10 };
         let mut tries = 0;
         let result = retakes.least_disturbed::<_, ()>(|| {
@@ -164,9 +163,9 @@ mod tests {
         assert_eq!((tries, retakes.left), (1, 10));
     }
 
-    /// One tick, however large its share: it is not disturbed, so it beats who is.
+    /// One tick of any share is no disturbance, so this try wins over a disturbed one.
     #[test]
-    fn an_undisturbed_try_is_kept_whatever_its_share() {
+    fn an_undisturbed_try_is_kept_with_any_share() {
         let mut tries = [(20, 0.03), (1, 0.05)].into_iter();
         let result = Retakes { left: 10 }.least_disturbed::<_, ()>(|| {
             let (ticks, share) = tries.next().unwrap();
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_looked_at() {
+    fn runs_are_measured_with_the_real_counter() {
         let mut runs = 0;
         let result = Retakes { left: 2 }.take::<_, ()>(|| {
             runs += 1;
@@ -198,7 +197,7 @@ mod tests {
             Ok(())
         });
         let ((), disturbance) = result.unwrap();
-        // What it says depends on the host; all tries are counted in any case.
+        // The result depends on the host; all tries are counted in any case.
         assert_eq!(disturbance.set_aside + 1, runs);
         assert!(disturbance.stole.is_none_or(|share| (0.0..=1.0).contains(&share)));
     }

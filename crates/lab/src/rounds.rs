@@ -1,6 +1,6 @@
-//! Taking turns: every contender once per round, in a different order each round.
+//! Interleaved rounds: every contender once per round, in a different order each round.
 
-/// What the contenders brought, by contender, in round order.
+/// The samples of all contenders, in round order.
 #[derive(Clone, Debug)]
 pub struct Rounds<S> {
     names: Vec<String>,
@@ -8,11 +8,11 @@ pub struct Rounds<S> {
 }
 
 impl<S> Rounds<S> {
-    /// Runs `rounds` rounds over `contenders`; `run` is told the contender's index and the round.
+    /// Runs `rounds` rounds over `contenders`; `run` gets the contender's index and the round.
     ///
-    /// Each round starts with another contender, and every other one goes backwards, so that over
-    /// the rounds no contender always runs first (on a cool machine) or always after the same one
-    /// (with its caches and its TCP state).
+    /// Each round starts with another contender, and every second one goes backwards. So no
+    /// contender always runs first (on a cool machine), or always after the same one (with its
+    /// caches and its TCP state).
     ///
     /// # Errors
     /// The first error of `run` ends it.
@@ -45,14 +45,14 @@ impl<S> Rounds<S> {
         Some(&self.samples[index])
     }
 
-    /// One figure of one contender's samples, in round order; empty for a stranger.
+    /// One figure of one contender's samples, in round order; empty for an unknown name.
     #[must_use]
     pub fn values(&self, name: &str, figure: impl Fn(&S) -> f64) -> Vec<f64> {
         self.samples(name).unwrap_or_default().iter().map(figure).collect()
     }
 }
 
-/// The order of `n` contenders in a round: rotated by the round, backwards in every other one.
+/// The order of `n` contenders in a round: rotated by the round, backwards in every second one.
 fn order(n: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..n).map(move |i| {
         let i = if round.is_multiple_of(2) { i } else { n - 1 - i };

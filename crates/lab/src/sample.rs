@@ -1,13 +1,13 @@
-//! What one run of one contender brought.
+//! The result of one run of one contender.
 
 use crate::{latency::Latencies, retakes::Disturbance};
 
-/// One run, measured between the end of its warm-up and its last counted completion.
+/// One run, measured from the end of its warm-up to its last counted completion.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Writes completed.
+    /// Number of completed writes.
     pub writes: u64,
-    /// Groups completed.
+    /// Number of completed groups.
     pub groups: u64,
     /// Payload bytes of these writes.
     pub bytes: u64,
@@ -17,17 +17,17 @@ pub struct Sample {
     pub initiator_cpu_ns: u64,
     /// CPU time of the target's threads in that time, ns, where it is known.
     pub target_cpu_ns: Option<u64>,
-    /// From submission to completion, per write.
+    /// Latency from submission to completion, per write.
     pub latencies: Latencies,
-    /// The same once more with everybody waiting asleep, where that was run: who looks while
-    /// waiting burns CPU time that no write needs, so CPU time is then taken from here.
+    /// The same with both sides sleeping while they wait, if that was run. Polling uses CPU time
+    /// that no write needs, so CPU time is then taken from here.
     pub blocking: Option<Box<Self>>,
-    /// What the host did meanwhile, to this run and to the blocking one together.
+    /// The host's effect on this run and the one with sleeping together.
     pub disturbance: Disturbance,
 }
 
 impl Sample {
-    /// Adds what another thread of the same run did in the same time.
+    /// Adds the results of another thread in the same run and time.
     pub fn add_thread(&mut self, other: &Self) {
         self.writes += other.writes;
         self.groups += other.groups;
@@ -59,15 +59,15 @@ impl Sample {
         per_second(self.bytes, self.wall_ns)
     }
 
-    /// CPU time per write on the initiator's side, ns; of the [`blocking`](Self::blocking) run
-    /// where there is one.
+    /// CPU time per write on the initiator's side, in ns; of the [`blocking`](Self::blocking) run
+    /// if there is one.
     #[must_use]
     pub fn initiator_cpu_ns_per_write(&self) -> f64 {
         let run = self.for_cpu();
         per_write(run.initiator_cpu_ns, run.writes)
     }
 
-    /// CPU time per write on the target's side, ns; of the [`blocking`](Self::blocking) run where
+    /// CPU time per write on the target's side, in ns; of the [`blocking`](Self::blocking) run if
     /// there is one.
     #[must_use]
     pub fn target_cpu_ns_per_write(&self) -> Option<f64> {

@@ -1,16 +1,16 @@
-//! Medians, ratios and how sure they are, without assuming how the noise is distributed.
+//! Medians and ratios with confidence intervals, without assumptions about the noise.
 //!
-//! Rounds are few and their noise is skewed (something else ran: never faster, sometimes much
-//! slower), so means and standard deviations mislead. Here a figure is a median, and its interval
-//! lies between two of the measured values, chosen by the binomial distribution: the true median is
-//! above a measured value or below it with probability ½ each, whatever the distribution.
+//! There are few rounds, and their noise is skewed: another program makes a run slower, never
+//! faster. So means and standard deviations mislead. Here a figure is a median, and its interval is
+//! between two of the measured values, chosen by the binomial distribution: with any distribution,
+//! each measured value is above the true median with probability ½.
 //!
-//! A ratio of two contenders is taken round by round, then the median of these: what slows a whole
-//! round slows both sides of its ratio.
+//! A ratio of two contenders is computed for each round; the figure is the median of these. A
+//! disturbance of a whole round affects both sides of its ratio.
 
 use serde::{Deserialize, Serialize};
 
-/// The confidence aimed at.
+/// The intended confidence.
 pub const CONFIDENCE: f64 = 0.95;
 
 /// A median with its interval.
@@ -22,15 +22,17 @@ pub struct Estimate {
     pub low: f64,
     /// Upper end of the interval, a measured value.
     pub high: f64,
-    /// The probability that the interval holds the true median: at least 0.95 from six values on;
-    /// with fewer, what smallest and largest give (0.9375 with five, 0.5 with two, 0 with one).
+    /// The probability that the interval holds the true median: at least 0.95 from six values on.
+    /// With fewer it is that of the smallest and the largest value (0.9375 with five, 0.5 with two,
+    /// 0 with one).
     pub confidence: f64,
-    /// Values measured.
+    /// Number of measured values.
     pub n: usize,
 }
 
 impl Estimate {
-    /// Of measured values, in any order. `None` when there are none, or one is not a number.
+    /// The estimate from measured values, in any order. `None` if there are none, or if one is not
+    /// a number.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|v| v.is_nan()) {
@@ -49,8 +51,8 @@ impl Estimate {
         })
     }
 
-    /// The ratio of two contenders that were measured in the same rounds, in round order. `None`
-    /// when the rounds differ in number, there are none, or a divisor is zero.
+    /// The ratio of two contenders that were measured in the same rounds, in round order. `None` if
+    /// the numbers of rounds differ, there are none, or a divisor is zero.
     #[must_use]
     pub fn of_ratio(over: &[f64], under: &[f64]) -> Option<Self> {
         if over.len() != under.len() || under.contains(&0.0) {
@@ -60,7 +62,7 @@ impl Estimate {
         Self::of(&ratios)
     }
 
-    /// Half the interval's width as a share of the value: 0.02 reads "± 2 %".
+    /// Half of the interval's width as a share of the value: 0.02 reads "± 2 %".
     #[must_use]
     pub fn relative_error(&self) -> f64 {
         if self.value == 0.0 {
@@ -70,13 +72,14 @@ impl Estimate {
     }
 }
 
-/// How many values to drop at each end so that the rest still covers the median with
-/// [`CONFIDENCE`], and what it covers it with.
+/// The number of values to drop at each end so that the rest still covers the median with
+/// [`CONFIDENCE`], and the resulting confidence.
 ///
-/// The interval from the (d+1)-th smallest to the (d+1)-th largest of n misses the median only if
-/// at most d of n fair coins fall on one side: 2 · P(Binomial(n, ½) ≤ d).
+/// The interval from the (d+1)-th smallest to the (d+1)-th largest of n values misses the median
+/// only if at most d of n values are on one side: 2 · P(Binomial(n, ½) ≤ d).
 fn interval(n: usize) -> (usize, f64) {
-    // P(Binomial(n, ½) = 0); at n > 1074 it would underflow, and by then dropping none is silly.
+    // P(Binomial(n, ½) = 0) would underflow at n > 1074; so large samples are computed by their
+    // share.
     let n_small = n.min(1000);
     let mut probability = 0.5f64.powi(n_small as i32);
     let mut tail = probability;
@@ -90,7 +93,7 @@ fn interval(n: usize) -> (usize, f64) {
         }
         best = (dropped, confidence);
     }
-    // Beyond 1000 values the same share is dropped: a slightly wide interval, never a narrow one.
+    // Beyond 1000 values the same share is dropped: the interval is slightly wide, never narrow.
     (best.0 * n / n_small, best.1)
 }
 
@@ -124,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_covers_the_truth_as_often_as_it_says() {
-        // A skewed distribution with median 1: 2^(x²·sign) would do; here the exponential's
-        // inverse, scaled. 1000 experiments of 9 values; 96.1 % of intervals should hold 1.
+    fn an_interval_covers_the_median_with_its_confidence() {
+        // A skewed distribution with median 1: the exponential's inverse, scaled. Of 1000
+        // experiments with 9 values each, 96.1 % of the intervals should contain 1.
         let uniform = |i: u64| (mix(i) >> 11) as f64 / (1u64 << 53) as f64;
         let covered = (0..1000)
             .filter(|experiment| {
@@ -141,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_ratio_is_taken_within_rounds() {
-        // The machine slows down tenfold after the first round; the ratio does not move.
+        // The machine becomes ten times slower after the first round; the ratio stays the same.
         let over = [100.0, 10.0, 10.0];
         let under = [200.0, 20.0, 20.0];
         let ratio = Estimate::of_ratio(&over, &under).unwrap();

@@ -1,80 +1,81 @@
-//! What the host takes away: on a virtual machine a processor may stand still while another guest
-//! has it, and whatever was measured in that time is too slow.
+//! Stolen time: on a virtual machine a processor may stop while another guest uses it, and
+//! measurements of that time are too slow.
 //!
-//! Linux counts that time ("steal") where the hypervisor tells it; elsewhere the count stays 0.
+//! Linux counts that time ("steal") if the hypervisor reports it; otherwise the count stays 0.
 
 use std::fs;
 
 use riopipe_net::now_ns;
 
-/// One tick of the kernel's counter, ns. `sysconf(_SC_CLK_TCK)` is 100 on every Linux that matters
-/// (it is a constant of the system call interface, whatever rate the kernel ticks at itself).
+/// One tick of the kernel's counter, in ns. `sysconf(_SC_CLK_TCK)` is 100 on every relevant Linux:
+/// it is a constant of the system call interface, independent of the kernel's own rate.
 pub const TICK_NS: u64 = 10_000_000;
 
-/// Above this share of the machine's time a run says more about the host than about us: one of
-/// which 30 % was taken makes a third of the writes.
+/// Share of the machine's time above which a run counts as disturbed. With 30 % stolen, a run makes
+/// a third of the writes.
 const DISTURBS: f64 = 0.02;
 
-/// The counter at one moment.
+/// The counter at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    /// Of the monotonic clock, ns.
+pub struct Reading {
+    /// Time of the monotonic clock, in ns.
     at_ns: u64,
     counter: Option<Counter>,
 }
 
-/// What the kernel counts.
+/// The kernel's counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counter {
-    /// Summed over all processors, ns, in steps of [`TICK_NS`].
+    /// Sum over all processors, in ns, in steps of [`TICK_NS`].
     stolen_ns: u64,
-    /// Those that are there; all of them, since the counter is of all.
+    /// Number of present processors: the counter is their sum.
     processors: u64,
 }
 
-/// What the host took between two looks.
+/// The time that the host took between two readings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stolen {
-    /// Processor time, ns.
+    /// Processor time in ns.
     pub ns: u64,
-    /// Of the machine's time, which is the time between the looks on each processor: 0 to 1.
+    /// Share of the machine's time, which is the time between the readings on all processors: 0 to
+    /// 1.
     pub share: f64,
 }
 
-impl Look {
-    /// Now. Where the system doesn't count, nothing is known.
+impl Reading {
+    /// A reading now. Without a counter, nothing is known.
     #[must_use]
     pub fn now() -> Self {
         let counter = fs::read_to_string("/proc/stat").ok().and_then(|stat| counter(&stat));
         Self { at_ns: now_ns(), counter }
     }
 
-    /// What was taken since `before`; `None` where nothing is known.
+    /// The time taken since `before`; `None` if it is not known.
     #[must_use]
     pub fn since(&self, before: &Self) -> Option<Stolen> {
         let (now, then) = (self.counter?, before.counter?);
-        // Some hypervisors count backwards when the guest is moved.
+        // Some hypervisors count backwards when the guest is migrated.
         let ns = now.stolen_ns.saturating_sub(then.stolen_ns);
         let machine_ns = self.at_ns.saturating_sub(before.at_ns).checked_mul(now.processors)?;
         if machine_ns == 0 {
             return None;
         }
-        // A tick that began before the first look may be counted between them.
+        // A tick that began before the first reading may be counted between the two.
         Some(Stolen { ns, share: (ns as f64 / machine_ns as f64).min(1.0) })
     }
 }
 
 impl Stolen {
-    /// Whether so much was taken that the run should be taken again. One tick alone says nothing:
-    /// it may have been stolen before the first look.
+    /// Whether so much time was taken that the run should be repeated. A single tick proves
+    /// nothing, since it may have begun before the first reading.
     #[must_use]
     pub fn disturbs(&self) -> bool {
         self.share > DISTURBS && self.ns > TICK_NS
     }
 }
 
-/// From the text of `/proc/stat`: the eighth number of the line of all processors, and how many
-/// have a line of their own.
+/// Parses `/proc/stat`: the eighth number of the line of all processors, and the number of
+/// processors with a line of their own.
 fn counter(stat: &str) -> Option<Counter> {
     let ticks = stat
         .lines()
@@ -103,9 +104,9 @@ intr 17 0 9
 ctxt 1990473
 ";
 
-    fn look(at_ms: u64, ticks: u64) -> Look {
+    fn reading(at_ms: u64, ticks: u64) -> Reading {
         let counter = Some(Counter { stolen_ns: ticks * TICK_NS, processors: 2 });
-        Look { at_ns: at_ms * 1_000_000, counter }
+        Reading { at_ns: at_ms * 1_000_000, counter }
     }
 
     #[test]
@@ -115,7 +116,7 @@ ctxt 1990473
     }
 
     #[test]
-    fn what_is_not_told_is_not_known() {
+    fn a_missing_counter_gives_no_reading() {
         for stat in [
             "",
             "intr 17 0 9\n",
@@ -129,24 +130,24 @@ ctxt 1990473
         ] {
             assert_eq!(counter(stat), None, "{stat:?}");
         }
-        let unknown = Look { at_ns: 7, counter: None };
-        assert_eq!(look(100, 3).since(&unknown), None);
-        assert_eq!(unknown.since(&look(0, 3)), None);
-        assert_eq!(look(100, 3).since(&look(100, 3)), None, "no time between");
+        let unknown = Reading { at_ns: 7, counter: None };
+        assert_eq!(reading(100, 3).since(&unknown), None);
+        assert_eq!(unknown.since(&reading(0, 3)), None);
+        assert_eq!(reading(100, 3).since(&reading(100, 3)), None, "no time between");
     }
 
     #[test]
     fn the_share_is_of_all_processors_time() {
-        let stolen = look(1_500, 30).since(&look(1_000, 20));
+        let stolen = reading(1_500, 30).since(&reading(1_000, 20));
         assert_eq!(stolen, Some(Stolen { ns: 10 * TICK_NS, share: 0.1 }));
-        let none = look(1_500, 20).since(&look(1_000, 30));
+        let none = reading(1_500, 20).since(&reading(1_000, 30));
         assert_eq!(none, Some(Stolen { ns: 0, share: 0.0 }), "backwards");
-        let all = look(1_001, 21).since(&look(1_000, 20));
-        assert_eq!(all.map(|stolen| stolen.share), Some(1.0), "more than there was");
+        let all = reading(1_001, 21).since(&reading(1_000, 20));
+        assert_eq!(all.map(|stolen| stolen.share), Some(1.0), "at most the whole time");
     }
 
     #[test]
-    fn two_percent_and_more_than_a_tick_disturb() {
+    fn a_run_is_disturbed_from_two_percent_and_more_than_a_tick() {
         for (ticks, share, disturbs) in
             [(100, 0.02, false), (100, 0.021, true), (1, 0.5, false), (2, 0.5, true)]
         {

@@ -1,4 +1,4 @@
-//! Which points a comparison visits: one base, and from it along one axis at a time.
+//! The points of a comparison: one base point, and from it one axis at a time.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use crate::{
     workload::{BLOCK, Pattern, Shape, Workload},
 };
 
-/// What is varied.
+/// The parameter that varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Writes under way.
+    /// Number of writes in flight.
     Depth,
-    /// Writing threads: the paper's Figure 10.
+    /// Number of writing threads: the paper's Figure 10.
     Threads,
     /// Bytes per write: the paper's Figure 11.
     Size,
-    /// Neighbouring writes made in one go: the paper's Figure 12.
+    /// Number of adjacent writes of a batch: the paper's Figure 12.
     Batch,
 }
 
 impl Axis {
-    /// All, in the order in which they are visited.
+    /// All axes, in the order of their points.
     pub const ALL: [Self; 4] = [Self::Depth, Self::Threads, Self::Size, Self::Batch];
 
-    /// Lower case, for file names.
+    /// The name in lower case, for file names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Axis {
         }
     }
 
-    /// What it is, for people.
+    /// The title for display.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Axis {
         }
     }
 
-    /// Where a point stands on it.
+    /// The value of a point on this axis.
     #[must_use]
     pub fn of(self, point: &Point) -> u32 {
         match self {
@@ -68,7 +68,7 @@ impl Axis {
         }
     }
 
-    /// Where the others stand while one is visited.
+    /// The value of this axis while another one varies.
     fn base(self) -> u32 {
         match self {
             Self::Depth => 32,
@@ -84,7 +84,7 @@ impl fmt::Display for Axis {
     }
 }
 
-/// The values to visit on each axis.
+/// The values on each axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sweep {
     /// In the order of [`Axis::ALL`]; none is empty.
@@ -92,9 +92,9 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// From lists of values, in the order of [`Axis::ALL`]; `None`: not said. A list of one value
-    /// holds for all points, a longer one is an axis to visit. With nothing said at all, every axis
-    /// is visited in full; else what isn't said stands at its usual value.
+    /// A sweep from lists of values, in the order of [`Axis::ALL`]; `None`: not given. A list of
+    /// one value holds for all points, a longer one is an axis. If nothing is given, every axis has
+    /// all of its values; otherwise a parameter that isn't given has its usual value.
     #[must_use]
     pub fn new(lists: [Option<Vec<u32>>; 4]) -> Self {
         let all = lists.iter().all(Option::is_none);
@@ -112,13 +112,13 @@ impl Sweep {
         Self { values }
     }
 
-    /// The axes that are visited: those with more than one value.
+    /// The axes with more than one value.
     pub fn axes(&self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().zip(&self.values).filter(|(_, v)| v.len() > 1).map(|(axis, _)| axis)
     }
 
-    /// Where `axis` stands while another one is visited: at its usual value if that is among those
-    /// asked for, else at the smallest.
+    /// The value of `axis` while another one varies: its usual value if that was requested, else
+    /// the smallest.
     #[must_use]
     pub fn base(&self, axis: Axis) -> u32 {
         let values = &self.values[axis as usize];
@@ -151,7 +151,7 @@ impl Sweep {
         points.into_iter().map(workload).collect()
     }
 
-    /// Those of `points` that lie on `axis`, in its order.
+    /// Those of `points` that are on `axis`, in its order.
     #[must_use]
     pub fn along<'a>(&self, axis: Axis, points: &'a [Point]) -> Vec<&'a Point> {
         let on = |point: &&Point| {
@@ -173,11 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_all_axes_of_the_paper() -> Result<(), WorkloadError> {
+    fn the_default_is_all_axes_of_the_paper() -> Result<(), WorkloadError> {
         let sweep = Sweep::new([const { None }; 4]);
         assert_eq!(sweep.axes().collect::<Vec<_>>(), Axis::ALL);
         let workloads = sweep.workloads(7);
-        // The base point lies on all four.
+        // The base point is on all four axes.
         assert_eq!(workloads.len(), 8 + 5 + 5 + 5 - 3);
         for workload in &workloads {
             workload.check()?;
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(sweep.along(Axis::Depth, &points(&sweep)).len(), 3);
         let one = Sweep::new([Some(vec![4]), None, None, None]);
         assert_eq!((one.axes().count(), one.workloads(1).len()), (0, 1));
-        // Away from the usual value the smallest is the base.
+        // Without the usual value, the smallest is the base.
         let sweep = Sweep::new([Some(vec![64, 2]), Some(vec![1, 2]), None, None]);
         assert_eq!(sweep.base(Axis::Depth), 2);
         assert_eq!(sweep.workloads(1).len(), 3);

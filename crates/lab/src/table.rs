@@ -2,12 +2,12 @@
 
 use crate::terminal::{Colour, Terminal, width_of};
 
-/// On which side a column's cells stand.
+/// The side on which a column's cells are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -19,7 +19,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns.
+    /// An empty table with these columns.
     #[must_use]
     pub fn new(columns: &[(&str, Align)]) -> Self {
         Self {
@@ -28,10 +28,10 @@ impl Table {
         }
     }
 
-    /// One more row. Cells may be painted.
+    /// Adds a row. Cells may be coloured.
     ///
     /// # Panics
-    /// If it has not one cell per column.
+    /// If the number of cells is not that of the columns.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
         assert_eq!(cells.len(), self.columns.len(), "one cell per column");
@@ -39,7 +39,7 @@ impl Table {
         self
     }
 
-    /// The text, each line ended. Columns that are empty throughout are left out.
+    /// The table as text; each line ends with a newline. Columns without content are left out.
     #[must_use]
     pub fn render(&self, terminal: &Terminal) -> String {
         let shown: Vec<usize> = (0..self.columns.len())
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "one cell per column")]
-    fn a_short_row_is_a_bug() {
+    fn a_short_row_panics() {
         Table::new(&[("a", Align::Left), ("b", Align::Left)]).row(["1"]);
     }
 }

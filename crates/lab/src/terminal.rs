@@ -1,48 +1,48 @@
-//! What the place we print to can show.
+//! The capabilities of the output.
 
 use std::io::IsTerminal;
 
-/// Width when nobody tells: what a terminal had for fifty years.
+/// Width in columns if it is not known: that of traditional terminals.
 const WIDTH_DEFAULT: usize = 80;
 
-/// Narrower than this nothing reads well; longer lines then wrap.
+/// Least width in columns; longer lines wrap.
 const WIDTH_MIN: usize = 40;
 
-/// Wider than this nothing reads better.
+/// Largest width in columns that is still easy to read.
 const WIDTH_MAX: usize = 120;
 
-/// How to print.
+/// The way to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminal {
-    /// Columns.
+    /// Width in columns.
     pub width: usize,
-    /// Whether to colour.
+    /// Whether colours are used.
     pub colour: bool,
-    /// Whether anything beyond ASCII can be shown.
+    /// Whether characters beyond ASCII can be shown.
     pub unicode: bool,
 }
 
 /// The colours used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
-    /// What it is about.
+    /// The subject.
     Green,
-    /// What it is compared with.
+    /// The object of comparison.
     Blue,
-    /// What is slow.
+    /// A slow result.
     Red,
-    /// What is said in passing.
+    /// A remark.
     Grey,
     /// Headings.
     Bold,
 }
 
 impl Terminal {
-    /// As plain as can be: for files, pipes and tests.
+    /// Without any of it: for files, pipes and tests.
     pub const PLAIN: Self = Self { width: WIDTH_DEFAULT, colour: false, unicode: false };
 
-    /// What standard output can show, as the environment has it: `NO_COLOR` (<https://no-color.org>),
-    /// `TERM=dumb`, `COLUMNS`, the locale.
+    /// The capabilities of standard output, by the environment: `NO_COLOR`
+    /// (<https://no-color.org>), `TERM=dumb`, `COLUMNS`, the locale.
     #[must_use]
     pub fn of_stdout() -> Self {
         let size = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
@@ -58,8 +58,9 @@ impl Terminal {
     ) -> Self {
         let set = |name| var(name).filter(|value| !value.is_empty());
         let dumb = var("TERM").as_deref() == Some("dumb");
-        // The first one set decides (POSIX); with none set it is the C locale, but containers
-        // rarely set any and their terminals know UTF-8, so only an explicit other one counts.
+        // The first variable that is set decides (POSIX). Without any, the locale is C, but
+        // containers rarely set one and their terminals support UTF-8. So only an explicit other
+        // locale counts.
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
         let unicode = locale.is_none_or(|locale| {
             let locale = locale.to_lowercase();
@@ -73,7 +74,7 @@ impl Terminal {
         }
     }
 
-    /// `text` in `colour`, or as it is.
+    /// `text` in `colour`, or unchanged without colours.
     #[must_use]
     pub fn paint(&self, colour: Colour, text: &str) -> String {
         if !self.colour || text.is_empty() {
@@ -90,14 +91,14 @@ impl Terminal {
     }
 }
 
-/// How many columns a text takes, colours left out. Counts characters: all we print are single
-/// width.
+/// The width of a text in columns, without colours. It counts characters, since all of ours have
+/// single width.
 pub(crate) fn width_of(text: &str) -> usize {
     let mut width = 0;
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
         if c == '\x1b' {
-            // An SGR sequence ends with its `m`.
+            // An SGR sequence ends with an `m`.
             chars.by_ref().take_while(|&c| c != 'm').for_each(drop);
         } else {
             width += 1;
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_only_where_it_is_wanted() {
+    fn colour_only_where_it_is_supported_and_allowed() {
         assert!(with(true, None, &[]).colour);
         assert!(!with(false, None, &[]).colour, "a pipe");
         assert!(!with(true, None, &[("NO_COLOR", "1")]).colour);
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn width_as_told_within_reason() {
+    fn width_is_bounded() {
         assert_eq!(with(true, None, &[]).width, 80);
         assert_eq!(with(true, Some(100), &[]).width, 100);
         assert_eq!(with(true, Some(100), &[("COLUMNS", "60")]).width, 60);

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Numbers for display.
 
-/// Three digits and a thousand's letter: `7`, `41.3`, `812 k`, `1.26 M`.
+/// A count with three digits and a suffix for thousands: `7`, `41.3`, `812 k`, `1.26 M`.
 #[must_use]
 pub fn count(value: f64) -> String {
     scaled(value, &["", " k", " M", " G", " T"])
@@ -18,7 +18,8 @@ pub fn time(ns: f64) -> String {
     scaled(ns, &[" ns", " µs", " ms", " s"])
 }
 
-/// Bytes in powers of 1024, as block sizes are: `4 KiB`, `1 GiB`; not a whole number: one decimal.
+/// Bytes in powers of 1024, as block sizes are: `4 KiB`, `1 GiB`; one decimal if it is not a whole
+/// number.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];

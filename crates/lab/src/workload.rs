@@ -1,106 +1,106 @@
-//! What is written: sizes, places, groups, how much at a time.
+//! Workloads: sizes, places, groups, and writes in flight.
 
 use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes in a logical block.
-pub const BLOCK: u32 = 4096;
+/// Length of a logical block in bytes, with the width of the lengths here.
+pub const BLOCK: u32 = riopipe::BLOCK_BYTES as u32;
 
-/// Where one write goes relative to the one before.
+/// The place of a write relative to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Behind it.
+    /// Directly behind it.
     #[serde(rename = "seq")]
     Sequential,
-    /// Anywhere in the thread's area; every place once before any comes again.
+    /// Anywhere in the thread's area; every place once before any repeats.
     #[serde(rename = "rand")]
     Random,
 }
 
-/// What the groups look like.
+/// The form of the groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Shape {
-    /// Every write alike.
+    /// All writes are alike.
     Uniform {
-        /// Where they go.
+        /// The places of the writes.
         pattern: Pattern,
         /// Bytes per write, whole blocks.
         size: u32,
-        /// Adjacent writes made in one go before going elsewhere: what merging can use (the batch
-        /// size of the paper's Figure 12).
+        /// Number of adjacent writes before the next place, which merging can use (the batch size
+        /// of the paper's Figure 12).
         batch: u32,
         /// Writes per group. Divides `batch`, or is a multiple of it.
         group: u32,
     },
     /// The metadata journal of the paper's §3.1: a group of two adjacent 4 KiB blocks (description
-    /// and metadata), then a group of one behind it (the commit record), again and again through
-    /// the thread's private area.
+    /// and metadata), then a group of one behind it (the commit record), repeated through the
+    /// thread's private area.
     Journal,
 }
 
 /// A whole workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
-    /// What the groups look like.
+    /// The form of the groups.
     pub shape: Shape,
-    /// Writes under way at a time, per thread, counted as submitted (before merging).
+    /// Writes in flight per thread, counted as submitted (before merging).
     pub queue_depth: u32,
-    /// Threads, each with its own stream and its own area.
+    /// Number of threads, each with its own stream and its own area.
     pub threads: u32,
-    /// Decides the random places.
+    /// The seed of the random places.
     pub seed: u64,
 }
 
-/// What is wrong with a workload.
+/// The reason why a workload is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
-    /// Not whole blocks.
+    /// The size is not a whole number of blocks.
     #[error("a write of {size} bytes is not a whole number of 4096-byte blocks; use 4K, 8K, … 64K")]
     Size {
-        /// Bytes asked for.
+        /// Requested size in bytes.
         size: u32,
     },
-    /// Zero of something.
+    /// A parameter is zero.
     #[error("{what} must be at least 1")]
     Zero {
-        /// Of what.
+        /// Name of the parameter.
         what: &'static str,
     },
-    /// A batch would end within a group and a group within a batch.
+    /// Batches and groups would end inside of one another.
     #[error(
         "a group of {group} writes does not fit batches of {batch}: one must be a multiple of the \
          other"
     )]
     GroupAcrossBatches {
-        /// Writes per group.
+        /// Number of writes per group.
         group: u32,
-        /// Writes per batch.
+        /// Number of writes per batch.
         batch: u32,
     },
-    /// A group alone is more than may be under way.
+    /// A single group has more writes than may be in flight.
     #[error(
         "queue depth {queue_depth} is less than one group of {group} writes; raise it to {group}"
     )]
     Shallow {
-        /// Writes under way.
+        /// Number of writes in flight.
         queue_depth: u32,
-        /// Writes in one group.
+        /// Number of writes in one group.
         group: u32,
     },
-    /// No room for the threads' areas.
+    /// The volume is too small for the threads' areas.
     #[error(
         "{threads} threads need at least {need} blocks between them, the volume has {have}; use a \
          larger volume or fewer threads"
     )]
     VolumeTooSmall {
-        /// Threads asked for.
+        /// Number of threads.
         threads: u32,
-        /// Blocks needed.
+        /// Number of blocks needed.
         need: u64,
-        /// Blocks there.
+        /// Number of blocks of the volume.
         have: u64,
     },
 }
@@ -123,10 +123,10 @@ impl Workload {
         }
     }
 
-    /// Whether it makes sense.
+    /// Checks the parameters.
     ///
     /// # Errors
-    /// [`WorkloadError`], saying what to change.
+    /// [`WorkloadError`], which names the parameter to change.
     pub fn check(&self) -> Result<(), WorkloadError> {
         let zero = |what| Err(WorkloadError::Zero { what });
         if self.threads == 0 {
@@ -156,13 +156,13 @@ impl Workload {
     }
 
     /// The private area of thread `thread` (from 0) on a volume of `volume_blocks`: equal shares,
-    /// each at least as large as what may be under way and one group more.
+    /// each at least as large as the writes in flight and one group more.
     ///
     /// # Errors
     /// [`WorkloadError::VolumeTooSmall`].
     ///
     /// # Panics
-    /// If there is no such thread.
+    /// If `thread` is not below the number of threads.
     pub fn area(&self, thread: u32, volume_blocks: u64) -> Result<Range<u64>, WorkloadError> {
         assert!(thread < self.threads);
         let share = volume_blocks / u64::from(self.threads);
@@ -179,7 +179,8 @@ impl Workload {
         Ok(start..start + share / unit * unit)
     }
 
-    /// Blocks that are always written next to one another: a batch, or a journal transaction.
+    /// Number of blocks that are always written next to one another: a batch, or a journal
+    /// transaction.
     #[must_use]
     pub fn unit_blocks(&self) -> u64 {
         match self.shape {
@@ -188,7 +189,7 @@ impl Workload {
         }
     }
 
-    /// Blocks in the largest write: what a buffer must hold.
+    /// Number of blocks in the largest write: the size of a buffer.
     #[must_use]
     pub fn write_blocks_max(&self) -> u32 {
         match self.shape {
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_to_do() {
+    fn invalid_workloads_are_refused_with_a_remedy() {
         let cases = [
             (uniform(0, 1, 1, 1), "4096"),
             (uniform(5000, 1, 1, 1), "5000"),
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_well() {
+    fn workloads_are_displayed_as_text() {
         assert_eq!(
             uniform(4096, 16, 1, 32).to_string(),
             "rand 4 KiB, batches of 16, queue depth 32, 2 threads"

@@ -1,11 +1,14 @@
-//! A drive for those who would rather wait: tools, tests, start-up.
+//! A drive with calls that wait, for tools, tests and start-up.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use riopipe_order::block_device::IoError;
+use riopipe_platform::now_ns;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::buf::AlignedBuf;
-use crate::clock::now;
 use crate::drive::{Data, Done, Drive, Queue, Submitted};
-use crate::error::{IoError, OpenError};
+use crate::error::OpenError;
 
 /// A queue with one operation at a time; each call returns when it is done.
 pub struct Blocking {
@@ -30,11 +33,11 @@ impl Blocking {
     /// Reads `blocks` blocks from `lba` on.
     pub fn read(&mut self, lba: u64, blocks: u64) -> Result<AlignedBuf, IoError> {
         let submitted = self.queue.read(0, lba, blocks);
-        // Every queue answers a good read with a buffer.
+        // Every queue answers a successful read with a buffer.
         self.wait(submitted).map(|buf| buf.expect("a read brings a buffer"))
     }
 
-    /// Makes durable what has completed.
+    /// Makes all completed writes durable.
     pub fn flush(&mut self) -> Result<(), IoError> {
         let submitted = self.queue.flush(0);
         self.wait(submitted).map(drop)
@@ -46,7 +49,7 @@ impl Blocking {
         self.wait(submitted).map(drop)
     }
 
-    /// Gives blocks up; they read as zeroes.
+    /// Deallocates blocks; they read as zeroes.
     pub fn deallocate(&mut self, lba: u64, blocks: u64) -> Result<(), IoError> {
         let submitted = self.queue.deallocate(0, lba, blocks);
         self.wait(submitted).map(drop)
@@ -56,10 +59,10 @@ impl Blocking {
         if let Submitted::Done(result) = submitted {
             return result;
         }
-        self.queue.kick();
+        self.queue.kick(now_ns());
         let mut done: Vec<Done> = Vec::new();
         loop {
-            let now = now();
+            let now = now_ns();
             self.queue.poll(now, &mut done);
             if let Some(done) = done.pop() {
                 return done.result;
@@ -71,23 +74,23 @@ impl Blocking {
     }
 }
 
-/// Wake up at least this often (ns): an event may have been consumed by an earlier wait.
+/// Longest sleep (ns): an earlier wait may have consumed an event.
 const MAX_SLEEP_NS: u64 = 1_000_000;
 
-/// Sleeps until `fd` is readable or the time is over.
+/// Sleeps until `fd` is readable or the time-out has passed.
 fn sleep(fd: Option<RawFd>, timeout_ns: u64) {
-    let mut poll = libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 };
-    let timeout = libc::timespec {
-        tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
+    let timeout = Timespec {
+        tv_sec: (timeout_ns / 1_000_000_000) as i64,
+        tv_nsec: (timeout_ns % 1_000_000_000) as i64,
     };
-    // SAFETY: one valid pollfd (a negative descriptor is ignored) and a valid timespec; however
-    // the wait ends, the caller looks again.
-    unsafe {
-        libc::ppoll(&mut poll, 1, &timeout, std::ptr::null());
-        if poll.revents & libc::POLLIN != 0 {
-            let mut count = [0u8; 8];
-            libc::read(poll.fd, count.as_mut_ptr().cast(), count.len());
-        }
+    // SAFETY: it is the queue's, which the caller has borrowed for longer than this call.
+    let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    let mut polled = fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    // However the wait ends, the caller looks again.
+    let _ = poll(polled.as_mut_slice(), Some(&timeout));
+    if let (Some(fd), Some(polled)) = (fd, polled)
+        && polled.revents().contains(PollFlags::IN)
+    {
+        let _ = rustix::io::read(fd, &mut [0u8; 8]);
     }
 }

@@ -5,17 +5,17 @@ use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_BYTES;
 
 /// Size classes kept for reuse: 4 KiB, 8 KiB, … 1 MiB.
 const CLASSES: usize = 9;
-/// Most bytes that a thread keeps for reuse in each class.
+/// Largest number of bytes that a thread keeps for reuse in each class.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
-/// Owned bytes, aligned to [`BLOCK_SIZE`] and initialised.
+/// Owned bytes, aligned to [`BLOCK_BYTES`] and initialised.
 ///
-/// Freed buffers are kept for reuse by the thread that frees them, up to 4 MiB for each power of
-/// two, so that a busy queue allocates nothing.
+/// A freed buffer is kept for reuse by the thread that freed it, up to 4 MiB for each power of two,
+/// so that a busy queue allocates nothing.
 pub struct AlignedBuf {
     start: NonNull<u8>,
     len: usize,
@@ -43,11 +43,12 @@ impl AlignedBuf {
         buf
     }
 
-    /// `len` bytes of whatever an earlier buffer held: for who overwrites all of them.
+    /// A buffer of `len` bytes with arbitrary old content, for a caller that overwrites all of
+    /// them.
     pub(crate) fn recycled(len: usize) -> AlignedBuf {
-        let capacity = len.next_multiple_of(BLOCK_SIZE).max(BLOCK_SIZE);
+        let capacity = len.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
         let capacity = match class(capacity) {
-            Some(class) => BLOCK_SIZE << class,
+            Some(class) => BLOCK_BYTES << class,
             None => capacity,
         };
         let kept = class(capacity).and_then(|class| {
@@ -67,7 +68,7 @@ impl AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         let kept = class(self.capacity).is_some_and(|class| {
-            // During a thread's end the pool may be gone already: then free.
+            // While a thread ends, its pool may be gone already; the memory is then freed.
             POOL.try_with(|pool| {
                 let list = &mut pool.borrow_mut().0[class];
                 let room = list.len() < KEPT_BYTES_MAX / self.capacity;
@@ -107,6 +108,12 @@ impl AsRef<[u8]> for AlignedBuf {
     }
 }
 
+impl AsMut<[u8]> for AlignedBuf {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
 impl std::fmt::Debug for AlignedBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "AlignedBuf({} bytes)", self.len)
@@ -115,13 +122,13 @@ impl std::fmt::Debug for AlignedBuf {
 
 /// The class whose buffers hold `capacity` bytes, if there is one.
 fn class(capacity: usize) -> Option<usize> {
-    let class = (capacity / BLOCK_SIZE).next_power_of_two().trailing_zeros() as usize;
+    let class = (capacity / BLOCK_BYTES).next_power_of_two().trailing_zeros() as usize;
     (class < CLASSES).then_some(class)
 }
 
 fn layout(capacity: usize) -> Layout {
-    // A length that isn't a valid layout is more memory than there can be.
-    Layout::from_size_align(capacity, BLOCK_SIZE).expect("a buffer of at most isize::MAX bytes")
+    // A length without a valid layout exceeds the address space.
+    Layout::from_size_align(capacity, BLOCK_BYTES).expect("a buffer of at most isize::MAX bytes")
 }
 
 struct Pool([Vec<NonNull<u8>>; CLASSES]);
@@ -130,9 +137,9 @@ impl Drop for Pool {
     fn drop(&mut self) {
         for (class, list) in self.0.iter().enumerate() {
             for start in list {
-                // SAFETY: kept by `AlignedBuf::drop`, allocated with the class's layout, and in
-                // no other hands.
-                unsafe { alloc::dealloc(start.as_ptr(), layout(BLOCK_SIZE << class)) };
+                // SAFETY: kept by `AlignedBuf::drop`, allocated with the layout of the class, and
+                // owned by nothing else.
+                unsafe { alloc::dealloc(start.as_ptr(), layout(BLOCK_BYTES << class)) };
             }
         }
     }
@@ -150,12 +157,12 @@ mod tests {
     fn aligned_zeroed_and_reused() {
         let mut buf = AlignedBuf::zeroed(5000);
         assert_eq!(buf.len(), 5000);
-        assert_eq!(buf.as_ptr() as usize % BLOCK_SIZE, 0);
+        assert_eq!(buf.as_ptr() as usize % BLOCK_BYTES, 0);
         buf.fill(7);
         let address = buf.as_ptr();
         drop(buf);
         let again = AlignedBuf::zeroed(8192);
-        assert_eq!(again.as_ptr(), address, "the pool hands out what it was given");
+        assert_eq!(again.as_ptr(), address, "the pool reuses the buffer");
         assert!(again.iter().all(|byte| *byte == 0), "and zeroes it");
     }
 

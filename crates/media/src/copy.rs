@@ -1,12 +1,12 @@
-//! Copies of whole blocks into memory that won't be read soon.
+//! Copies of whole blocks into memory that is not read soon.
 //!
-//! A drive in memory is far larger than the caches: an ordinary copy first reads each line of
-//! the destination from memory to overwrite it. Streaming stores skip that and leave the caches
-//! to others: 175 ns instead of 424 ns for a block at random in 1 GiB (docs/media.md). Wider
-//! streaming stores (AVX2, AVX-512) measure the same as SSE2's, which every x86-64 has, so there
-//! is nothing to detect.
+//! A drive in memory is far larger than the caches. An ordinary copy first reads each line of the
+//! destination from memory, only to overwrite it. Streaming stores skip that, and leave the caches
+//! to other data: 175 ns instead of 424 ns for a random block of 1 GiB (docs/media.md). Wider
+//! streaming stores (AVX2, AVX-512) take the same time as those of SSE2, which every x86-64 has, so
+//! nothing is detected at run time.
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_BYTES;
 
 /// Copies one block and makes it visible to other threads before any later store of this one
 /// (streaming stores are otherwise not ordered).
@@ -21,20 +21,20 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     publish_copies();
 }
 
-/// Copies one block, without waiting until memory has all of it: only once [`publish_copies`] was
-/// called may anybody look at it, this thread included, or write to it in any other way.
+/// Copies one block without waiting until memory has all of it. Until [`publish_copies`] is called,
+/// no thread, including this one, may read it or write it in another way.
 ///
 /// # Safety
 ///
-/// `to` must be valid for writing [`BLOCK_SIZE`] bytes and aligned to 16, `from` valid for reading
-/// as many, the two may not overlap, and nobody else may access `to` meanwhile, which here means
-/// until this thread has called [`publish_copies`].
+/// `to` must be valid for writing [`BLOCK_BYTES`] bytes and aligned to 16, `from` valid for reading
+/// as many. The two may not overlap. No other thread may access `to` until this thread has called
+/// [`publish_copies`].
 #[inline]
 pub(crate) unsafe fn copy_block_alone(to: *mut u8, from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-        for offset in (0..BLOCK_SIZE).step_by(64) {
+        for offset in (0..BLOCK_BYTES).step_by(64) {
             // SAFETY: all offsets are inside the block; `to` is aligned to 16; loads need no
             // alignment; SSE2 is part of x86-64.
             unsafe {
@@ -54,11 +54,11 @@ pub(crate) unsafe fn copy_block_alone(to: *mut u8, from: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller's promise.
     unsafe {
-        std::ptr::copy_nonoverlapping(from, to, BLOCK_SIZE)
+        std::ptr::copy_nonoverlapping(from, to, BLOCK_BYTES)
     }
 }
 
-/// All copies of this thread become visible before any later store of it.
+/// Makes all copies of this thread visible before any later store of it.
 #[inline]
 pub(crate) fn publish_copies() {
     #[cfg(target_arch = "x86_64")]
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn copies_one_block_and_no_more() {
-        let source: Vec<u8> = (0..=BLOCK_SIZE).map(|i| (i * 7 + i / 256) as u8).collect();
-        let mut to = AlignedBuf::zeroed(3 * BLOCK_SIZE);
+        let source: Vec<u8> = (0..=BLOCK_BYTES).map(|i| (i * 7 + i / 256) as u8).collect();
+        let mut to = AlignedBuf::zeroed(3 * BLOCK_BYTES);
         // SAFETY: the middle block of three, aligned; the source has a block from 1 on.
-        unsafe { copy_block(to.as_mut_ptr().add(BLOCK_SIZE), source.as_ptr().add(1)) };
-        assert_eq!(&to[BLOCK_SIZE..2 * BLOCK_SIZE], &source[1..]);
-        assert!(to[..BLOCK_SIZE].iter().all(|b| *b == 0));
-        assert!(to[2 * BLOCK_SIZE..].iter().all(|b| *b == 0));
+        unsafe { copy_block(to.as_mut_ptr().add(BLOCK_BYTES), source.as_ptr().add(1)) };
+        assert_eq!(&to[BLOCK_BYTES..2 * BLOCK_BYTES], &source[1..]);
+        assert!(to[..BLOCK_BYTES].iter().all(|b| *b == 0));
+        assert!(to[2 * BLOCK_BYTES..].iter().all(|b| *b == 0));
     }
 }

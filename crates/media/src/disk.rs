@@ -3,29 +3,19 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Cause, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{Cause, OpenError, Operation};
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
 use crate::medium::Medium;
-use crate::request::{Disk, Request};
+use crate::request::{Disk, Engine, Request};
 use crate::survival::{Kept, Survival};
 use crate::threads::Threads;
 use crate::uring::Uring;
 
-/// How often a busy queue looks whether its file is still there (ns).
+/// Interval in which a busy queue checks that its file still exists (ns).
 const CHECK_EVERY_NS: u64 = 100_000_000;
-
-/// How requests get to the kernel and back.
-pub(crate) trait Engine: Send {
-    /// Takes a request; the caller sees to it that there are at most as many as the engine was
-    /// made for.
-    fn push(&mut self, request: Request);
-    fn kick(&mut self);
-    fn poll(&mut self, done: &mut Vec<Done>);
-    fn event_fd(&self) -> RawFd;
-    fn in_flight(&self) -> usize;
-}
 
 /// A drive on a file or a block device.
 pub(crate) struct DiskDrive {
@@ -35,25 +25,25 @@ pub(crate) struct DiskDrive {
 }
 
 impl DiskDrive {
-    /// A drive on an opened medium. `volatile_cache` where the specification overrides what the
-    /// medium says; `threads` keeps away from io_uring.
+    /// A drive on an opened medium. `volatile_cache` is the specification's value, which replaces
+    /// the medium's own. `threads` forbids io_uring.
     pub(crate) fn new(medium: Medium, volatile_cache: Option<bool>, threads: bool) -> DiskDrive {
         let kind = if medium.device { "block" } else { "file" };
         let name: Arc<str> = Arc::from(format!("{kind}:{}", medium.path));
         let volatile_cache = volatile_cache.unwrap_or_else(|| match medium.device {
             true => medium.device_has_volatile_cache(),
-            // The host's page cache and disk stand behind it.
+            // The host's page cache and disk are behind the file.
             false => true,
         });
         let mut geometry = Geometry {
-            block_size: BLOCK_SIZE as u32,
-            blocks: medium.len / BLOCK_SIZE as u64,
+            block_size: BLOCK_BYTES as u32,
+            blocks: medium.len / BLOCK_BYTES as u64,
             volatile_cache,
             atomic_block: medium.device,
             describe: String::new(),
         };
-        let disk = Disk::new(medium, Limits::new(&geometry, &name));
-        // Tried once here, so that a system that forbids io_uring is told of once per drive.
+        let disk = Disk::new(medium, Limits::new(geometry.blocks, &name));
+        // io_uring is tried once here, so that a system without it is reported once per drive.
         let threads = threads
             || match Uring::new(Arc::clone(&disk), 1) {
                 Ok(_) => false,
@@ -129,12 +119,12 @@ struct DiskQueue<E> {
     engine: E,
     disk: Arc<Disk>,
     depth: usize,
-    /// When the medium was last looked at.
+    /// Time of the last check of the medium.
     checked: u64,
 }
 
 impl<E: Engine> DiskQueue<E> {
-    /// Whether one more request may go in; if not, why.
+    /// Checks that one more request may be submitted.
     fn admit(&self, what: Operation, lba: u64, blocks: u64) -> Result<(), Submitted> {
         let cause = if self.engine.in_flight() >= self.depth {
             Cause::QueueFull { depth: self.depth }
@@ -161,13 +151,15 @@ impl<E: Engine> DiskQueue<E> {
     }
 }
 
-impl<E: Engine> Queue for DiskQueue<E> {
+impl<E: Engine> BlockDevice for DiskQueue<E> {
+    type Buf = AlignedBuf;
+
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let len = data.bytes().len();
         if let Err(error) = self.disk.limits.data(Operation::Write, lba, len) {
             return Submitted::Done(Err(error));
         }
-        self.submit(Operation::Write, lba, (len / BLOCK_SIZE) as u64, |_| {
+        self.submit(Operation::Write, lba, (len / BLOCK_BYTES) as u64, |_| {
             let buf = match data {
                 Data::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
                 Data::Owned(buf) => buf,
@@ -195,7 +187,7 @@ impl<E: Engine> Queue for DiskQueue<E> {
         self.zero(Operation::Deallocate, op, lba, blocks)
     }
 
-    fn kick(&mut self) {
+    fn kick(&mut self, _now: u64) {
         self.engine.kick();
     }
 
@@ -206,7 +198,7 @@ impl<E: Engine> Queue for DiskQueue<E> {
         self.engine.poll(done);
         if now.saturating_sub(self.checked) >= CHECK_EVERY_NS {
             self.checked = now;
-            // The result is kept in the disk; it fails whatever comes next.
+            // The disk keeps the result: all later requests fail.
             let _ = self.disk.check();
         }
     }
@@ -215,12 +207,14 @@ impl<E: Engine> Queue for DiskQueue<E> {
         None
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        Some(self.engine.event_fd())
-    }
-
     fn in_flight(&self) -> usize {
         self.engine.in_flight()
+    }
+}
+
+impl<E: Engine> Queue for DiskQueue<E> {
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.engine.event_fd())
     }
 }
 

@@ -1,23 +1,19 @@
-//! Where bytes rest: drives, the modelled SSD, log regions.
+//! Storage media: drives, the modelled SSD, log stores.
 //!
-//! A [`Drive`] holds 4096-byte blocks; each thread uses it through a [`Queue`] of its own, which
-//! never blocks: operations go in, completions come out of [`Queue::poll`]. [`open_drive`] makes
-//! one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
+//! A [`Drive`] holds 4096-byte blocks. Each thread uses it through a [`Queue`] of its own, which
+//! never blocks: operations are submitted, and [`BlockDevice::poll`] returns completions.
+//! [`open_drive`] opens one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
 //!
-//! What the media are assumed to do is numbered M1 to M5 in docs/ordering-contract.md;
-//! docs/media.md says which medium keeps what, and has the modelled drive's formulas with the
-//! source of each of its numbers. This crate knows nothing of order,
-//! streams or networks.
+//! The assumptions about media are numbered M1 to M5 in docs/ordering-contract.md. docs/media.md
+//! says which medium keeps which, and has the modelled drive's formulas with the source of each of
+//! its numbers. This crate has no notion of order, streams or networks.
 
 mod blocking;
 mod buf;
-mod check;
-mod clock;
 mod copy;
 mod disk;
 mod drive;
 mod error;
-mod eventfd;
 mod log;
 mod mapping;
 mod medium;
@@ -25,7 +21,6 @@ mod mem;
 mod open;
 mod persist;
 mod request;
-mod seed;
 pub mod spec;
 pub mod ssd;
 pub mod survival;
@@ -34,11 +29,13 @@ mod uring;
 
 pub use blocking::Blocking;
 pub use buf::AlignedBuf;
-pub use clock::now;
-pub use drive::{BLOCK_SIZE, BLOCKS_MAX, Data, Done, Drive, Geometry, Queue, Submitted};
-pub use error::{Cause, Gone, IoError, OpenError, Operation, Os};
+pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+pub use error::OpenError;
 pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,
 };
 pub use open::{DRIVE_HELP, open_drive, open_drive_within};
+pub use riopipe_order::block_device::{
+    BLOCK_BYTES, BLOCKS_MAX, BlockDevice, Cause, Gone, IoError, Operation,
+};

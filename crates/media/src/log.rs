@@ -1,38 +1,37 @@
-//! Where ordering logs rest, handed out in disjoint parts.
+//! Log stores, handed out in disjoint parts.
 //!
-//! A [`LogStore`] is opened once by whoever serves it; each [`LogPart`] of it (the header, the
-//! partition of one stream) is owned by one thread, which writes it without a lock. What is mapped
-//! (`file:`, `dax:`, `mem:`) is written by stores; a device (`block:`) is written from a mirror in
-//! memory, block by block, when the part is fenced.
+//! A target opens a [`LogStore`] once. Each [`LogPart`] of it (the header, the partition of one
+//! stream) has one owner, which writes it without a lock. Mapped stores (`file:`, `dax:`, `mem:`)
+//! are written directly; a device (`block:`) is written from a mirror in memory, block by block,
+//! when the part is fenced.
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use riopipe_model::log::block::BlockPart;
+use riopipe_model::log::mapped::MappedPart;
+use riopipe_order::block_device::{BLOCK_BYTES, Gone};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
 
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Gone, OpenError};
+use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::persist::Persist;
 use crate::spec::Spec;
 use crate::survival::{Kept, Survival};
 
-mod block;
 mod device;
 mod mapped;
 mod reader;
 
-use block::BlockPart;
-use device::BlockStore;
-use mapped::{MappedPart, Memory};
+use device::{BlockStore, DevicePart};
+use mapped::MappedMemory;
 pub use reader::{LogReader, read_log};
 
-/// The kinds of log and their options, as shown with every complaint about a specification.
+/// The kinds of log and their options, as shown with every error in a specification.
 pub const LOG_HELP: &str = "logs are:
   file:PATH[,size=SIZE]
       a mapped file: survives the process, not the power; size= creates it if need be
@@ -52,8 +51,8 @@ pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
     open_log_within(spec, LOCK_WAIT_SHORT)
 }
 
-/// [`open_log`], waiting so long for another process that has it locked: one that was killed keeps
-/// its locks until its last write has landed (T8).
+/// [`open_log`], with a wait of at most `lock_wait` for another process that has the log locked. A
+/// killed process keeps its locks until its last write has landed (T8).
 pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, OpenError> {
     let busy = Busy::within(lock_wait);
     match Parsed::from(spec)? {
@@ -64,7 +63,7 @@ pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, Open
     }
 }
 
-/// What a log that `spec` would create will survive; `None` where nothing would be created.
+/// The survival of a log that `spec` would create; `None` if opening it would create nothing.
 pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> {
     let is_new = |path: &str, size: Option<u64>| {
         let new = size.is_some() && std::fs::metadata(path).is_err();
@@ -81,7 +80,7 @@ pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> 
     })
 }
 
-/// A specification, understood.
+/// A parsed specification.
 enum Parsed<'a> {
     Memory { bytes: u64 },
     Mapped { path: &'a str, size: Option<u64>, dax: bool },
@@ -112,10 +111,9 @@ impl<'a> Parsed<'a> {
                 let is_file =
                     std::fs::metadata(path).map_or(size.is_some(), |found| found.is_file());
                 match (is_file, size) {
-                    (true, _) if plp => Err(spec.wrong(
-                        "plp is for a device: a file never counts as protected, whatever is under \
-                         it",
-                    )),
+                    (true, _) if plp => {
+                        Err(spec.wrong("plp is for a device: a file never counts as protected"))
+                    }
                     (true, size) => Ok(Self::Blocks { path, size }),
                     (false, Some(_)) => Err(spec.wrong(
                         "size= is for a file: a device is used as a whole (make a partition of \
@@ -129,8 +127,8 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// The kernel's name for this boot: another one means that memory, and what was only in the page
-/// cache, may have been lost in between (T19).
+/// The kernel's identifier of this boot. If it has changed, content of memory and of the page cache
+/// may have been lost in between (T19).
 pub fn boot_id() -> Result<[u8; 16], OpenError> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|source| OpenError::Os {
@@ -148,7 +146,7 @@ pub fn boot_id() -> Result<[u8; 16], OpenError> {
     }
 }
 
-/// A log's bytes, before they are handed out with [`LogStore::part`].
+/// The bytes of a log, to be handed out with [`LogStore::part`].
 pub struct LogStore {
     shared: Arc<Shared>,
     kind: LogKind,
@@ -158,46 +156,46 @@ pub struct LogStore {
 
 struct Shared {
     bytes: Bytes,
-    /// The parts that are out.
-    lent: Mutex<Vec<Range<usize>>>,
+    /// The parts in use.
+    in_use: Mutex<Vec<Range<usize>>>,
 }
 
 enum Bytes {
-    Mapped(Arc<Memory>),
+    Mapped(Arc<mapped::Shared>),
     Blocks(Arc<BlockStore>),
 }
 
-/// Why a part of a log can't be had.
+/// The reason why a part of a log can't be handed out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartError {
-    /// It reaches beyond the log, is empty, or isn't aligned to 8 bytes.
+    /// The range goes beyond the log, is empty, or isn't aligned to 8 bytes.
     #[error(
         "bytes {}..{} of the log: not a non-empty, 8-byte aligned part of its {len} bytes",
         .part.start, .part.end
     )]
     OutOfRange {
-        /// What was asked for.
+        /// The requested range.
         part: Range<usize>,
-        /// The log's size in bytes.
+        /// Size of the log in bytes.
         len: usize,
     },
-    /// Somebody has some of it.
+    /// Another owner has some of the range.
     #[error(
         "bytes {}..{} of the log: in use, as bytes {}..{}",
-        .part.start, .part.end, .lent.start, .lent.end
+        .part.start, .part.end, .in_use.start, .in_use.end
     )]
-    Lent {
-        /// What was asked for.
+    InUse {
+        /// The requested range.
         part: Range<usize>,
-        /// The part that is out.
-        lent: Range<usize>,
+        /// The part in use.
+        in_use: Range<usize>,
     },
-    /// The device can't be read there.
+    /// The device can't read the range.
     #[error("bytes {}..{} of the log: can't be read: {cause}", .part.start, .part.end)]
     Read {
-        /// What was asked for.
+        /// The requested range.
         part: Range<usize>,
-        /// The system's answer.
+        /// The system's error.
         cause: String,
     },
 }
@@ -209,7 +207,7 @@ impl LogStore {
             bytes,
             source,
         })?;
-        let memory = Memory { mapping, persist: Persist::Stores, medium: None };
+        let memory = mapped::Shared { mapping, persist: Persist::Stores, medium: None };
         let survival = Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" };
         let describe = format!("memory, {} KiB", bytes >> 10);
         Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::File, describe, survival))
@@ -241,13 +239,14 @@ impl LogStore {
             len >> 10,
             persist.describe(),
         );
-        let memory = Memory { mapping, persist, medium: Some(medium) };
-        memory.write_back_all().map_err(|source| OpenError::Os {
+        let shared = Arc::new(mapped::Shared { mapping, persist, medium: Some(medium) });
+        let mut all = MappedMemory { shared: Arc::clone(&shared), part: 0..len };
+        riopipe_model::log::mapped::open(&mut all).map_err(|error| OpenError::Os {
             path: path.to_owned(),
             doing: "make durable what it holds",
-            source,
+            source: std::io::Error::other(error.cause),
         })?;
-        Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::Dax, describe, survival))
+        Ok(LogStore::new(Bytes::Mapped(shared), LogKind::Dax, describe, survival))
     }
 
     fn on_device(path: &str, plp: bool, busy: Busy) -> Result<LogStore, OpenError> {
@@ -267,7 +266,7 @@ impl LogStore {
             if flush { "volatile cache, a FLUSH with each fence" } else { "power-loss protection" },
         );
         let store = BlockStore::open(medium, flush)?;
-        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
     }
 
     fn in_blocks_of_file(path: &str, size: Option<u64>, busy: Busy) -> Result<LogStore, OpenError> {
@@ -279,12 +278,12 @@ impl LogStore {
             medium.len >> 10
         );
         let store = BlockStore::open(medium, true)?;
-        Ok(LogStore::new(Bytes::Blocks(Arc::new(store)), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
     }
 
     fn new(bytes: Bytes, kind: LogKind, describe: String, survival: Survival) -> LogStore {
-        let shared = Arc::new(Shared { bytes, lent: Mutex::new(Vec::new()) });
-        // The stamp says what the log can be trusted for later, not what it was asked to be.
+        let shared = Arc::new(Shared { bytes, in_use: Mutex::new(Vec::new()) });
+        // The stamp says how far the log can be used later; the requested kind may be more.
         let kind = if survival.power_cut == Kept::Completed { kind } else { LogKind::File };
         LogStore { shared, kind, describe, survival }
     }
@@ -298,14 +297,14 @@ impl LogStore {
         }
     }
 
-    /// What a log region made here is stamped as. [`LogKind::File`] whenever it wouldn't survive a
-    /// power cut: what is stamped otherwise is trusted after another boot (T19).
+    /// The kind that a log region made here is stamped with. It is [`LogKind::File`] if the log
+    /// would not survive a power cut: all other kinds are accepted after another boot (T19).
     pub fn kind(&self) -> LogKind {
         self.kind
     }
 
-    /// Hands out the bytes in `part` to be written by one owner, until that is dropped. Parts of a
-    /// device never share a block: one's block would go out with the other's half-made change.
+    /// Hands out the bytes in `part` to one owner, until that drops it. Parts of a device never
+    /// share a block: each would write the other's unfinished changes.
     pub fn part(&self, part: Range<usize>) -> Result<LogPart, PartError> {
         let len = self.len();
         let aligned = part.start.is_multiple_of(8) && part.end.is_multiple_of(8);
@@ -314,43 +313,48 @@ impl LogStore {
         }
         let unit = match &self.shared.bytes {
             Bytes::Mapped(_) => 8,
-            Bytes::Blocks(_) => BLOCK_SIZE,
+            Bytes::Blocks(_) => BLOCK_BYTES,
         };
         let ends = |r: &Range<usize>| (r.start / unit * unit, r.end.next_multiple_of(unit));
         let (start, end) = ends(&part);
-        let mut lent = self.shared.lent();
+        let mut in_use = self.shared.in_use();
         let clash = |other: &&Range<usize>| ends(other).0 < end && start < ends(other).1;
-        if let Some(other) = lent.iter().find(clash) {
-            return Err(PartError::Lent { lent: other.clone(), part });
+        if let Some(other) = in_use.iter().find(clash) {
+            return Err(PartError::InUse { in_use: other.clone(), part });
         }
         let kind = match &self.shared.bytes {
             Bytes::Mapped(memory) => {
-                Kind::Mapped(MappedPart { memory: Arc::clone(memory), part: part.clone() })
+                let shared = Arc::clone(memory);
+                Kind::Mapped(MappedPart::new(MappedMemory { shared, part: part.clone() }))
             }
             Bytes::Blocks(store) => {
-                Kind::Blocks(BlockPart::read(Arc::clone(store), part.clone()).map_err(|error| {
-                    PartError::Read { part: part.clone(), cause: error.to_string() }
+                let read = BlockPart::read(DevicePart(Arc::clone(store)), part.clone());
+                Kind::Blocks(read.map_err(|error| PartError::Read {
+                    part: part.clone(),
+                    cause: error.to_string(),
                 })?)
             }
         };
-        lent.push(part.clone());
-        drop(lent);
+        in_use.push(part.clone());
+        drop(in_use);
         Ok(LogPart { kind, shared: Arc::clone(&self.shared), part })
     }
 
-    /// One line for people: kind, place, size, how it is made durable.
+    /// One line for display: kind, place, size, and the way in which it is made durable.
     pub fn describe(&self) -> &str {
         &self.describe
     }
 
-    /// What remains after a killed process and after a power cut.
+    /// The content that remains of the log after a killed process and after a power cut.
     pub fn survives(&self) -> Survival {
         self.survival
     }
 
-    /// Whether the file is still there in full. To be asked now and then: a store to a mapping of
-    /// a file that somebody has cut short ends the process (SIGBUS), and one into a deleted file
-    /// is lost.
+    /// Checks that the file still exists with its full size. Call it now and then: a store to a
+    /// mapping of a truncated file ends the process (SIGBUS), and one into a deleted file is lost.
+    ///
+    /// # Errors
+    /// [`Gone`], with the change of the file.
     pub fn check(&self) -> Result<(), Gone> {
         match &self.shared.bytes {
             Bytes::Mapped(memory) => memory.medium.as_ref().map_or(Ok(()), Medium::check),
@@ -358,9 +362,9 @@ impl LogStore {
         }
     }
 
-    /// Writes everything back to the file and waits (`msync`): for a clean shutdown of a `file:`
-    /// log, so that it also survives a power cut after that (T24). A `block:` log has nothing left
-    /// to write: each of its fences has written what it covers.
+    /// Writes everything back to the file and waits (`msync`). After a clean shutdown with it, a
+    /// `file:` log also survives a power cut (T24). A `block:` log has nothing left to write, since
+    /// each of its fences writes everything that it covers.
     pub fn sync(&self) -> std::io::Result<()> {
         match &self.shared.bytes {
             Bytes::Mapped(memory) => memory.sync(),
@@ -369,7 +373,7 @@ impl LogStore {
     }
 }
 
-/// What a mapped file keeps; `persistent` if it is persistent memory.
+/// The survival of a mapped file. `persistent`: it is persistent memory.
 fn mapped_survival(dax: bool, persistent: bool) -> Survival {
     Survival {
         process_kill: Kept::Completed,
@@ -385,7 +389,7 @@ fn mapped_survival(dax: bool, persistent: bool) -> Survival {
     }
 }
 
-/// What a `block:` log in a file keeps.
+/// The survival of a `block:` log in a file.
 fn block_file_survival(in_memory: bool) -> Survival {
     Survival {
         process_kill: Kept::Completed,
@@ -401,25 +405,18 @@ fn block_file_survival(in_memory: bool) -> Survival {
     }
 }
 
-/// Whether a file's file system is memory.
+/// Whether a file's file system is in memory.
 fn is_in_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i128 = 0x8584_58f6;
-    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: an open descriptor and room for the answer, which is read only if it was filled in.
-    let kind = unsafe {
-        match libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) {
-            0 => i128::from(found.assume_init().f_type),
-            _ => return false,
-        }
-    };
+    let Ok(found) = rustix::fs::fstatfs(file) else { return false };
+    let kind = i128::from(found.f_type);
     kind == i128::from(libc::TMPFS_MAGIC) || kind == RAMFS_MAGIC
 }
 
 /// A part of a log, owned by one thread at a time.
 ///
-/// Stores of aligned words are single stores. They survive the process as soon as they are made on
-/// `file:` and `dax:`; [`Region::fence`] makes them survive the power on `dax:`, and both on
-/// `block:`.
+/// A store of an aligned word is a single store. On `file:` and `dax:` it survives the process at
+/// once. [`Region::fence`] makes it survive a power cut on `dax:`, and both on `block:`.
 pub struct LogPart {
     kind: Kind,
     shared: Arc<Shared>,
@@ -427,12 +424,12 @@ pub struct LogPart {
 }
 
 enum Kind {
-    Mapped(MappedPart),
-    Blocks(BlockPart<BlockStore>),
+    Mapped(MappedPart<MappedMemory>),
+    Blocks(BlockPart<DevicePart>),
 }
 
 impl LogPart {
-    /// Where it lies in the log, in bytes.
+    /// The range of the part in the log, in bytes.
     pub fn range(&self) -> Range<usize> {
         self.part.clone()
     }
@@ -484,14 +481,14 @@ impl Region for LogPart {
 
 impl Drop for LogPart {
     fn drop(&mut self) {
-        self.shared.lent().retain(|lent| *lent != self.part);
+        self.shared.in_use().retain(|in_use| *in_use != self.part);
     }
 }
 
 impl Shared {
-    fn lent(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
-        // A list of ranges is whole after each statement.
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_use(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        // The list of ranges is consistent after each statement.
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

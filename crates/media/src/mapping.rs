@@ -1,19 +1,22 @@
-//! Memory that drives and logs live in: anonymous, or a mapped file.
+//! Memory of drives and logs: anonymous, or a mapped file.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_BYTES;
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
+};
 
 /// A huge page on x86-64 and on arm64 with 4 KiB pages.
 const HUGE: usize = 2 << 20;
 
-const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// A mapping that stays until it is dropped. It hands out raw pointers only: who shares it says
-/// how access is kept apart.
+/// A mapping that exists until it is dropped. It only hands out raw pointers: its users keep their
+/// accesses apart.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -25,59 +28,59 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of at least `len` bytes on reserved huge pages, all of it there. Fails where
-    /// none (or too few) are reserved, which is usual.
+    /// Zeroed memory of at least `len` bytes on reserved huge pages, all of it present. It fails
+    /// where none, or too few, are reserved, which is usual.
     pub(crate) fn huge(len: usize) -> io::Result<Mapping> {
         let len = len.next_multiple_of(HUGE);
-        let flags = libc::MAP_HUGETLB | libc::MAP_POPULATE;
-        let start = map(len, PRIVATE | flags, -1)?;
+        let start = memory(len, MapFlags::HUGETLB | MapFlags::POPULATE)?;
         Ok(Mapping { start, len })
     }
 
-    /// Zeroed memory of at least `len` bytes, taken as it is first used (or by
-    /// [`Mapping::prefault`]), on transparent huge pages where the kernel gives them.
+    /// Zeroed memory of at least `len` bytes, allocated at its first use (or by
+    /// [`Mapping::prefault`]), on transparent huge pages if the kernel has them.
     pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
         assert!(len > 0);
-        // Huge pages need aligned addresses: map one more and cut both ends.
-        let len = len.next_multiple_of(BLOCK_SIZE);
+        // Huge pages need aligned addresses: one page more is mapped, and both ends are cut.
+        let len = len.next_multiple_of(BLOCK_BYTES);
         let slack = if len >= HUGE { HUGE } else { 0 };
-        let start = map(len + slack, PRIVATE | libc::MAP_NORESERVE, -1)?;
+        let start = memory(len + slack, MapFlags::NORESERVE)?;
         let lead = start.as_ptr().align_offset(HUGE).min(slack);
         // SAFETY: `lead <= slack` bytes at the start and the rest of the slack at the end are part
-        // of the mapping just made, and nobody uses them.
+        // of the new mapping, and unused.
         let start = unsafe {
             let kept = start.add(lead);
+            // What can't be given back stays mapped, unused.
             if lead > 0 {
-                libc::munmap(start.as_ptr().cast(), lead);
+                let _ = munmap(start.as_ptr().cast(), lead);
             }
             if slack > lead {
-                libc::munmap(kept.add(len).as_ptr().cast(), slack - lead);
+                let _ = munmap(kept.add(len).as_ptr().cast(), slack - lead);
             }
             kept
         };
-        // SAFETY: the range is the mapping. Advice only: a kernel without it says no, and that is
-        // fine.
-        unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+        // SAFETY: the range is the mapping. This is only advice: a kernel without it fails, which
+        // is harmless.
+        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(Mapping { start, len })
     }
 
-    /// Takes the memory for the first `len` bytes now: a page fault costs 9 µs, fifty times a copy
-    /// of the page. More than the machine has left is refused: better now than killed for lack
-    /// of memory later.
+    /// Allocates the memory of the first `len` bytes now. A page fault costs 9 µs, fifty times a
+    /// copy of the page. More memory than the machine has left is refused, so that the process is
+    /// not killed later.
     pub(crate) fn prefault(&self, len: usize) -> io::Result<()> {
         assert!(len <= self.len);
         if len == 0 {
             return Ok(());
         }
         if memory_available().is_some_and(|available| len as u64 > available) {
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            return Err(Errno::NOMEM.into());
         }
         // SAFETY: the range is inside the mapping.
-        let code =
-            unsafe { libc::madvise(self.start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
-        if code != 0 {
-            // Before Linux 5.14: touch every page.
-            for offset in (0..len).step_by(BLOCK_SIZE) {
+        let populated =
+            unsafe { madvise(self.start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
+        if populated.is_err() {
+            // Before Linux 5.14: each page is touched.
+            for offset in (0..len).step_by(BLOCK_BYTES) {
                 // SAFETY: inside the mapping, which its maker has not shared yet; the value is
                 // written back unchanged.
                 unsafe {
@@ -89,16 +92,17 @@ impl Mapping {
         Ok(())
     }
 
-    /// The first `len` bytes of `file`, shared with it. `sync` asks for MAP_SYNC: only a DAX file
-    /// system agrees, and then a store is durable once its line has left the CPU's caches; others
+    /// The first `len` bytes of `file`, shared with it. `sync` asks for MAP_SYNC. Only a DAX file
+    /// system supports it; a store is then durable once its line has left the CPU's caches. Others
     /// answer EOPNOTSUPP (or EINVAL, old kernels).
     pub(crate) fn shared(file: &File, len: usize, sync: bool) -> io::Result<Mapping> {
         let flags = match sync {
-            true => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
-            false => libc::MAP_SHARED,
-        };
-        let start = map(len, flags | libc::MAP_POPULATE, file.as_raw_fd())?;
-        Ok(Mapping { start, len })
+            true => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+            false => MapFlags::SHARED,
+        } | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
+        let start = unsafe { mmap(ptr::null_mut(), len, READ_WRITE, flags, file, 0) }?;
+        Ok(Mapping { start: not_null(start)?, len })
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
@@ -112,31 +116,31 @@ impl Mapping {
     /// Writes a shared mapping back to its file and waits.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // SAFETY: the range is the mapping.
-        let code = unsafe { libc::msync(self.start.as_ptr().cast(), self.len, libc::MS_SYNC) };
-        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        Ok(unsafe { msync(self.start.as_ptr().cast(), self.len, MsyncFlags::SYNC) }?)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: made by `map` with this start and length (or cut to them), and the users of the
-        // pointers handed out keep the mapping alive.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+        // pointers keep the mapping alive.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-fn map(len: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let start = unsafe {
-        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-    };
-    match NonNull::new(start.cast()) {
-        Some(start) if start.as_ptr() as *mut libc::c_void != libc::MAP_FAILED => Ok(start),
-        _ => Err(io::Error::last_os_error()),
-    }
+/// Zeroed memory of this process alone.
+fn memory(len: usize, flags: MapFlags) -> io::Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | flags;
+    // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
+    not_null(unsafe { mmap_anonymous(ptr::null_mut(), len, READ_WRITE, flags) }?)
 }
 
-/// Bytes that can be had without swapping, as far as the kernel tells.
+/// The kernel maps nothing at address 0 unless it is asked for it.
+fn not_null(start: *mut std::ffi::c_void) -> io::Result<NonNull<u8>> {
+    NonNull::new(start.cast()).ok_or_else(|| Errno::NOMEM.into())
+}
+
+/// Memory available without swapping, in bytes, if the kernel reports it.
 fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
@@ -150,7 +154,7 @@ mod tests {
 
     #[test]
     fn anonymous_memory_is_zero_and_whole() {
-        for len in [BLOCK_SIZE, HUGE - BLOCK_SIZE, 3 * HUGE + BLOCK_SIZE] {
+        for len in [BLOCK_BYTES, HUGE - BLOCK_BYTES, 3 * HUGE + BLOCK_BYTES] {
             let mapping = Mapping::anonymous(len).unwrap();
             mapping.prefault(len).unwrap();
             assert_eq!(mapping.len(), len);

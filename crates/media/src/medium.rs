@@ -1,45 +1,46 @@
-//! Opening what bytes rest on: files and block devices, locked and with their space reserved.
+//! Opening the files and block devices under drives and logs, locked and with their space reserved.
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Gone, OpenError};
+use riopipe_order::block_device::{BLOCK_BYTES, Gone};
+use rustix::fs::{FallocateFlags, fallocate};
 
-/// How long a busy lock is waited for by who doesn't say: long enough for a process that is just
-/// ending, and for others' short looks at a new device.
+use crate::error::OpenError;
+
+/// Default wait for a lock that is taken: enough for a process that is ending, and for a short
+/// inspection of a new device by another one.
 pub(crate) const LOCK_WAIT_SHORT: Duration = Duration::from_millis(200);
-/// How often a busy lock is tried.
+/// Interval between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// What to do about a medium that another process has locked: try again for a time.
+/// The policy for a medium that another process has locked: attempts for a limited time.
 ///
-/// The kernel keeps a lock longer than the process if writes of it are still under way; that is as
-/// it should be (they may land yet, T8), and so there is something to wait for.
+/// The kernel keeps a lock longer than the process if writes of it are still in flight, since they
+/// may yet land (T8). So waiting has a point.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Busy {
     wait: Duration,
     until: Instant,
-    told: bool,
+    reported: bool,
 }
 
 impl Busy {
     pub(crate) fn within(wait: Duration) -> Busy {
         let now = Instant::now();
-        Busy { wait, until: now.checked_add(wait).unwrap_or(now), told: false }
+        Busy { wait, until: now.checked_add(wait).unwrap_or(now), reported: false }
     }
 
-    /// Waits a little; false if the time is over.
+    /// Waits for one interval; false if the time is over.
     fn again(&mut self, path: &str) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return false;
         }
-        if !self.told && self.wait > LOCK_WAIT_SHORT {
+        if !self.reported && self.wait > LOCK_WAIT_SHORT {
             tracing::warn!(
                 path,
                 "in use by another process: waiting up to {} s until it lets go (a killed one does \
@@ -47,7 +48,7 @@ impl Busy {
                 self.wait.as_secs_f64()
             );
         }
-        self.told = true;
+        self.reported = true;
         std::thread::sleep(LOCK_PAUSE.min(left));
         true
     }
@@ -58,31 +59,31 @@ impl Busy {
 pub(crate) struct Medium {
     pub(crate) file: File,
     pub(crate) path: String,
-    /// Bytes: whole blocks, at least one.
+    /// Size in bytes: whole blocks, at least one.
     pub(crate) len: u64,
     /// Reads and writes bypass the page cache.
     pub(crate) direct: bool,
-    /// All its space was reserved when it was opened (files) or is its own (devices).
+    /// All of its space was reserved when it was opened (files), or belongs to it (devices).
     pub(crate) reserved: bool,
     pub(crate) device: bool,
 }
 
-/// What to do about the space of a file before it is used.
+/// The treatment of a file's space before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reserve {
-    /// Leave holes: a full disk fails writes later.
+    /// The file keeps holes: a full disk fails writes later.
     No,
-    /// Reserve it when a size is given and the file system can.
+    /// Space is reserved if a size is given and the file system can do it.
     Try,
-    /// Without it there is no opening: through a mapping, a hole that can't be filled is SIGBUS.
+    /// Space must be reserved: a hole in a mapping that can't be filled ends the process (SIGBUS).
     Must,
 }
 
 impl Medium {
-    /// Opens the file at `path`, or creates it if it isn't there and `size` (bytes) is given.
+    /// Opens the file at `path`, or creates it if it doesn't exist and `size` (bytes) is given.
     ///
-    /// A file that is there must have that very size: one cut short, or another drive's, is not
-    /// taken for this one.
+    /// An existing file must have exactly that size: a truncated file, or another drive's, is not
+    /// accepted in its place.
     pub(crate) fn file(
         path: &str,
         size: Option<u64>,
@@ -93,7 +94,7 @@ impl Medium {
         open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, busy)
     }
 
-    /// Gives a file that nobody else uses its size and its space; it has `there` bytes.
+    /// Gives a file that no other process uses its size and its space; it has `there` bytes.
     fn prepare(
         &mut self,
         there: u64,
@@ -102,7 +103,7 @@ impl Medium {
     ) -> Result<(), OpenError> {
         let problem = match (there, size) {
             (0, None) => Some("the file is empty: add ,size= to give it a size".to_owned()),
-            (len, None) if !len.is_multiple_of(BLOCK_SIZE as u64) => Some(format!(
+            (len, None) if !len.is_multiple_of(BLOCK_BYTES as u64) => Some(format!(
                 "the file has {len} bytes, which is not a whole number of 4096-byte blocks: it was \
                  cut short, or is something else (truncate -s %4096 would round its size up)"
             )),
@@ -123,29 +124,30 @@ impl Medium {
         self.reserve(reserve)
     }
 
-    /// Takes its name from a file that was made in vain. Only for one that is locked: nobody serves
-    /// it, and whoever waits for the lock finds that it has no name any more.
+    /// Removes the name of a file that was created for an attempt that failed. The file must be
+    /// locked: no process serves it then, and a process that waits for the lock will find that the
+    /// file has no name.
     fn take_back(&self) {
         let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let named = std::fs::symlink_metadata(&self.path).map(id);
-        // Somebody may have moved it away, and put another in its place.
+        // Another process may have moved the file, and put another one in its place.
         if named.is_ok_and(|named| self.file.metadata().is_ok_and(|ours| id(ours) == named)) {
-            // If it stays, its size is wrong, and the next attempt says so.
+            // If the file remains, its size is wrong, and the next attempt reports that.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 
-    /// Opens the block device at `path` for this process alone.
+    /// Opens the block device at `path`, for this process alone.
     pub(crate) fn device(path: &str, mut busy: Busy) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
-        let metadata = std::fs::metadata(path).map_err(os("look at it"))?;
+        let metadata = std::fs::metadata(path).map_err(os("inspect it"))?;
         if !metadata.file_type().is_block_device() {
             return Err(OpenError::Kind {
                 path: path.to_owned(),
                 problem: format!("not a block device: for a file write file:{path}"),
             });
         }
-        // O_EXCL on a block device refuses one that is mounted or otherwise in use.
+        // O_EXCL fails on a block device that is mounted or otherwise in use.
         let file = loop {
             let opened = OpenOptions::new()
                 .read(true)
@@ -163,7 +165,7 @@ impl Medium {
             }
         };
         let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
-        let len = len / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        let len = len / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         if len == 0 {
             return Err(OpenError::Size {
                 path: path.to_owned(),
@@ -173,9 +175,9 @@ impl Medium {
         let medium =
             Medium { file, path: path.to_owned(), len, direct: true, reserved: true, device: true };
         medium.lock(busy)?;
-        let unit = medium.queue_says("logical_block_size");
+        let unit = medium.queue_attribute("logical_block_size");
         if let Some(bytes) = unit.and_then(|text| text.trim().parse::<u64>().ok())
-            && bytes > BLOCK_SIZE as u64
+            && bytes > BLOCK_BYTES as u64
         {
             let problem = format!(
                 "its blocks have {bytes} bytes: this needs 4096 or less, which many drives can be \
@@ -186,23 +188,24 @@ impl Medium {
         Ok(medium)
     }
 
-    /// Whether a device says that completed writes may be lost in a power cut: what its queue's
-    /// `write_cache` says. Unknown counts as yes.
+    /// Whether a power cut may take a completed write of the device, according to its queue's
+    /// `write_cache`. Unknown counts as yes.
     pub(crate) fn device_has_volatile_cache(&self) -> bool {
-        self.queue_says("write_cache").is_none_or(|cache| cache.trim() != "write through")
+        self.queue_attribute("write_cache").is_none_or(|cache| cache.trim() != "write through")
     }
 
-    /// What a device's queue says of itself in sysfs.
-    fn queue_says(&self, what: &str) -> Option<String> {
+    /// An attribute of the device's queue in sysfs.
+    fn queue_attribute(&self, what: &str) -> Option<String> {
         let device = self.file.metadata().ok()?.rdev();
         let directory = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-        // A partition's queue is its disk's.
+        // A partition has the queue of its disk.
         ["queue", "../queue"]
             .iter()
             .find_map(|queue| std::fs::read_to_string(format!("{directory}/{queue}/{what}")).ok())
     }
 
-    /// Whether the file is still there in full. Errors of the check itself say nothing.
+    /// Checks that the file still exists with its full size. An error of the check itself proves
+    /// nothing.
     pub(crate) fn check(&self) -> Result<(), Gone> {
         if self.device {
             return Ok(());
@@ -216,8 +219,8 @@ impl Medium {
         }
     }
 
-    /// One server per medium (T8). The lock is the open file's: it goes with the last user of that,
-    /// and each write under way is one, whether or not its process still lives.
+    /// Locks the medium for one server (T8). The lock belongs to the open file and ends with its
+    /// last user. Each write in flight is a user, even after its process has died.
     fn lock(&self, mut busy: Busy) -> Result<(), OpenError> {
         loop {
             match self.file.try_lock() {
@@ -263,31 +266,25 @@ impl Medium {
 
 /// `fallocate(2)`.
 pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
-    // Files longer than i64::MAX don't exist; the sum is checked by the kernel.
-    let (offset, len) = (offset as libc::off64_t, len as libc::off64_t);
-    // SAFETY: no pointers; the descriptor is open.
-    match unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(fallocate(file, FallocateFlags::from_bits_retain(mode as u32), offset, len)?)
 }
 
-/// The file system (or the device) doesn't have this operation.
+/// Whether the file system (or the device) lacks this operation.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
-/// A file that was opened, perhaps by several processes, and that is nobody's yet.
+/// A file that was opened, perhaps by several processes, and that has no server yet.
 struct Opened {
     file: File,
-    /// It bypasses the page cache.
+    /// The file bypasses the page cache.
     direct: bool,
-    /// This process made it. Others may have opened it since, and one of them may be faster.
+    /// This process created the file. Others may have opened it since, and may lock it first.
     created: bool,
 }
 
 impl Opened {
-    /// Locks it, and gives it its size if it has none.
+    /// Locks the file, and gives it its size if it has none.
     fn into_medium(
         self,
         path: &str,
@@ -297,7 +294,7 @@ impl Opened {
     ) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let Opened { file, direct, created } = self;
-        let metadata = file.metadata().map_err(os("look at it"))?;
+        let metadata = file.metadata().map_err(os("inspect it"))?;
         if !metadata.is_file() {
             let problem = match metadata.file_type().is_block_device() {
                 true => format!("a block device, not a file: write block:{path}"),
@@ -307,25 +304,25 @@ impl Opened {
         }
         let path = path.to_owned();
         let mut medium = Medium { file, path, len: 0, direct, reserved: false, device: false };
-        // A file whose lock somebody else has is his, whoever made it.
+        // A file belongs to the process that locks it, also if another one created it.
         medium.lock(busy)?;
-        // Whoever had the lock may have given the file its size, or taken its name.
-        let metadata = medium.file.metadata().map_err(os("look at it"))?;
+        // The previous holder of the lock may have given the file its size, or removed its name.
+        let metadata = medium.file.metadata().map_err(os("inspect it"))?;
         if metadata.nlink() == 0 {
             return Err(OpenError::NoSuchFile { path: medium.path });
         }
         let is_new = metadata.len() == 0;
         if let Err(error) = medium.prepare(metadata.len(), size, reserve) {
-            // Half a file would be in the way of the next attempt. One that has a size was somebody's
-            // before.
+            // An unfinished file would make the next attempt fail. A file with a size had an owner
+            // before, and stays.
             if created && is_new {
                 medium.take_back();
             }
             return Err(error);
         }
         if created || is_new {
-            // A file that loses its name in a power cut loses its bytes with it. Who made the name may
-            // have given up before it got here.
+            // A power cut that takes the file's name takes its bytes with it. The process that
+            // created the name may have stopped before it made it durable.
             let parent = Path::new(&medium.path).parent().filter(|p| !p.as_os_str().is_empty());
             File::open(parent.unwrap_or(Path::new(".")))
                 .and_then(|parent| parent.sync_all())
@@ -335,7 +332,7 @@ impl Opened {
     }
 }
 
-/// Opens `path`, or makes a file there.
+/// Opens `path`, or creates a file there.
 fn open_or_create(path: &str, create: bool, direct: bool) -> Result<Opened, OpenError> {
     let open = |direct: bool, new: bool| {
         OpenOptions::new()
@@ -376,7 +373,7 @@ mod tests {
     use super::*;
 
     const SIZE: Option<u64> = Some(64 << 10);
-    /// More than any file system has.
+    /// A size that no file system supports.
     const TOO_LARGE: Option<u64> = Some(1 << 61);
 
     fn at_once() -> Busy {
@@ -387,7 +384,7 @@ mod tests {
         Medium::file(path, size, Reserve::Must, false, at_once())
     }
 
-    /// A file that this process has just made, and not locked yet.
+    /// A file that this process has just created, and not locked yet.
     fn just_made(path: &str) -> Opened {
         let made = open_or_create(path, true, false).unwrap();
         assert!(made.created);
@@ -400,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_the_loser_of_a_race_leaves_the_file_to_the_winner() {
+    fn t8_a_file_stays_with_the_process_that_locked_it_first() {
         in_folder(|path| {
             let loser = just_made(path);
             let winner = open(path, SIZE).unwrap();
@@ -412,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_what_somebody_served_meanwhile_is_not_taken_for_new() {
+    fn t8_a_file_served_in_between_is_not_treated_as_new() {
         in_folder(|path| {
             let late = just_made(path);
             drop(open(path, SIZE).unwrap());
@@ -423,17 +420,17 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_new_file_that_cannot_be_had_is_taken_back_and_no_other() {
+    fn t8_an_unusable_new_file_is_removed_and_no_other() {
         in_folder(|path| {
             assert!(open(path, TOO_LARGE).is_err());
-            assert!(!Path::new(path).exists(), "half a file is in the way");
-            // Another file has got the name before this one was locked.
+            assert!(!Path::new(path).exists(), "an unfinished file remains");
+            // Another file has taken the name before this one was locked.
             let moved = just_made(path);
             std::fs::rename(path, format!("{path}-moved")).unwrap();
             drop(open(path, SIZE).unwrap());
             assert!(moved.into_medium(path, TOO_LARGE, Reserve::Must, at_once()).is_err());
             open(path, None).unwrap();
-            // One that was there, though it is empty.
+            // A file that existed before, although it is empty.
             let empty = format!("{path}-empty");
             File::create(&empty).unwrap();
             assert!(open(&empty, TOO_LARGE).is_err());

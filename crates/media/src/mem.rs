@@ -1,19 +1,21 @@
-//! `mem:` drives: blocks in this process's memory. For tests, floors and scratch space.
+//! `mem:` drives: blocks in this process's memory, for tests, lower bounds of cost, and scratch
+//! space.
 
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
 use crate::copy::{copy_block, copy_block_alone, publish_copies};
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{OpenError, Operation};
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::survival::{Kept, Survival};
 
-/// Locks for blocks: one serves each block whose number is the same modulo this.
+/// Number of locks for blocks: each serves the blocks whose number is the same modulo this.
 const STRIPES: usize = 4096;
 
 /// A drive in memory: every operation finishes within its call.
@@ -23,27 +25,26 @@ pub(crate) struct Mem {
 
 struct Shared {
     memory: Mapping,
-    /// Readers and writers of one block exclude each other: that is what makes a block atomic
-    /// (M1) and shared memory sound. An uncontended lock costs a few nanoseconds, but it must wait
-    /// until memory has the whole block before it is given back; a queue that is the only one
-    /// needs none.
+    /// Readers and writers of one block exclude each other: this makes a block atomic (M1) and
+    /// shared memory sound. An uncontended lock costs a few nanoseconds, but it is only released
+    /// when memory has the whole block. The only queue of a drive needs no lock.
     locks: Box<[AtomicBool]>,
     queues: Mutex<Queues>,
     geometry: Geometry,
     name: Arc<str>,
 }
 
-/// Who has the memory.
+/// The users of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queues {
-    /// So many queues that keep apart by the locks.
+    /// Number of queues that exclude each other by the locks.
     Sharing(usize),
-    /// One that knows of no other.
+    /// One queue, beside which none can be opened.
     Alone,
 }
 
 impl Mem {
-    /// A drive of `bytes` (whole blocks), all zero. `prefault`: take the memory now.
+    /// A drive of `bytes` (whole blocks), all zero. `prefault`: the memory is allocated now.
     pub(crate) fn new(bytes: u64, prefault: bool) -> Result<Mem, OpenError> {
         let (memory, pages) = memory(bytes, prefault).map_err(|source| OpenError::Memory {
             what: "a drive in memory",
@@ -57,8 +58,8 @@ impl Mem {
                 locks: (0..STRIPES).map(|_| AtomicBool::new(false)).collect(),
                 queues: Mutex::new(Queues::Sharing(0)),
                 geometry: Geometry {
-                    block_size: BLOCK_SIZE as u32,
-                    blocks: bytes / BLOCK_SIZE as u64,
+                    block_size: BLOCK_BYTES as u32,
+                    blocks: bytes / BLOCK_BYTES as u64,
                     volatile_cache: false,
                     atomic_block: true,
                     describe,
@@ -108,12 +109,12 @@ struct MemQueue {
 
 impl MemQueue {
     fn new(shared: &Arc<Shared>, alone: bool) -> Self {
-        let limits = Limits::new(&shared.geometry, &shared.name);
+        let limits = Limits::new(shared.geometry.blocks, &shared.name);
         Self { shared: Arc::clone(shared), limits, alone }
     }
 
-    /// Before anything but another copy looks at the memory: streaming stores count as somebody
-    /// else's until then, also for the thread that made them.
+    /// Makes this queue's copies visible. It precedes every access except another copy: until then
+    /// no thread may read streaming stores, including the one that made them.
     #[inline]
     fn publish(&self) {
         if self.alone {
@@ -121,7 +122,7 @@ impl MemQueue {
         }
     }
 
-    /// Runs `access` on the block's memory, from which others are kept away.
+    /// Runs `access` on the block's memory, with others excluded.
     #[inline]
     fn with_block(&self, lba: u64, access: impl FnOnce(*mut u8)) {
         match self.alone {
@@ -133,8 +134,8 @@ impl MemQueue {
 
 impl Drop for MemQueue {
     fn drop(&mut self) {
-        // Whoever opens the next queue sees what this one has written; what another thread wrote
-        // before it handed the queue over was published by that (see `Drive::open_only_queue`).
+        // The next queue sees the writes of this one. Writes of another thread, which handed the
+        // queue over, were published by the hand-over (see `Drive::open_only_queue`).
         publish_copies();
         let mut queues = self.shared.queues();
         *queues = match *queues {
@@ -144,21 +145,22 @@ impl Drop for MemQueue {
     }
 }
 
-impl Queue for MemQueue {
+impl BlockDevice for MemQueue {
+    type Buf = AlignedBuf;
+
     #[inline]
     fn write(&mut self, _op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let bytes = data.bytes();
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
-        for (lba, block) in (lba..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+        for (lba, block) in (lba..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
             let alone = self.alone;
             // SAFETY: `limits` has checked the range, so the block is inside the memory and
-            // aligned; `with_block` keeps others away, as long as there are any: if there are none
-            // now, there will be none before this queue has been dropped, which publishes the
-            // copies; `block` has BLOCK_SIZE bytes. What this queue itself does with the block
-            // later comes after `publish_copies`, except that it may copy over it once more: the
-            // processor keeps stores to one place in order.
+            // aligned. `with_block` excludes other queues; if there are none now, there will be
+            // none until this queue has been dropped, which publishes the copies. `block` has
+            // BLOCK_BYTES bytes. Later accesses of this queue come after `publish_copies`, except
+            // another copy to the same block, whose stores the processor keeps in order.
             self.with_block(lba, |to| unsafe {
                 match alone {
                     true => copy_block_alone(to, block.as_ptr()),
@@ -174,11 +176,11 @@ impl Queue for MemQueue {
             return Submitted::Done(Err(error));
         }
         self.publish();
-        let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_SIZE);
-        for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
+        let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
+        for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
             self.with_block(lba, |from| {
                 // SAFETY: as in `write`, in the other direction.
-                unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), BLOCK_SIZE) }
+                unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), BLOCK_BYTES) }
             });
         }
         Submitted::Done(Ok(Some(buf)))
@@ -195,7 +197,7 @@ impl Queue for MemQueue {
         self.publish();
         for lba in lba..lba + blocks {
             // SAFETY: as in `write`.
-            self.with_block(lba, |to| unsafe { to.write_bytes(0, BLOCK_SIZE) });
+            self.with_block(lba, |to| unsafe { to.write_bytes(0, BLOCK_BYTES) });
         }
         Submitted::Done(Ok(None))
     }
@@ -204,7 +206,7 @@ impl Queue for MemQueue {
         self.write_zeroes(op, lba, blocks)
     }
 
-    fn kick(&mut self) {}
+    fn kick(&mut self, _now: u64) {}
 
     fn poll(&mut self, _now: u64, _done: &mut Vec<Done>) {}
 
@@ -212,12 +214,14 @@ impl Queue for MemQueue {
         None
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
-
     fn in_flight(&self) -> usize {
         0
+    }
+}
+
+impl Queue for MemQueue {
+    fn event_fd(&self) -> Option<RawFd> {
+        None
     }
 }
 
@@ -228,7 +232,7 @@ impl Shared {
         let lock = &self.locks[lba as usize % STRIPES];
         let mut spins = 0u32;
         while lock.swap(true, Ordering::Acquire) {
-            // The holder copies for 0.2 µs; if it takes longer, it has been descheduled.
+            // The holder copies for 0.2 µs; a longer wait means that its thread was descheduled.
             spins += 1;
             match spins % 64 {
                 0 => std::thread::yield_now(),
@@ -239,20 +243,20 @@ impl Shared {
         lock.store(false, Ordering::Release);
     }
 
-    /// Inside the memory: every caller has checked the range against the geometry, which is not
-    /// larger.
+    /// The address is inside the memory: every caller has checked the range against the geometry,
+    /// which is not larger.
     #[inline]
     fn block(&self, lba: u64) -> *mut u8 {
-        self.memory.start().wrapping_add(lba as usize * BLOCK_SIZE)
+        self.memory.start().wrapping_add(lba as usize * BLOCK_BYTES)
     }
 
     fn queues(&self) -> std::sync::MutexGuard<'_, Queues> {
-        // Each change is one assignment: nobody leaves it half done.
+        // Each change is one assignment, so the value is always consistent.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The memory, and what to say of its pages.
+/// The memory, and a description of its pages.
 fn memory(bytes: u64, prefault: bool) -> io::Result<(Mapping, &'static str)> {
     let len = usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
     if prefault && let Ok(memory) = Mapping::huge(len) {

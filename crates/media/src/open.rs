@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use riopipe_order::block_device::BLOCK_BYTES;
+
 use crate::disk::DiskDrive;
-use crate::drive::{BLOCK_SIZE, Drive};
+use crate::drive::Drive;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
 use crate::mem::Mem;
 use crate::spec::Spec;
-use crate::ssd::{Model, Profile, Ssd};
+use crate::ssd::{self as modelled, Profile, Ssd};
 
-/// The kinds of drive and their options, as shown with every complaint about a specification.
+/// The kinds of drive and their options, as shown with every error in a specification.
 pub const DRIVE_HELP: &str = "drives are:
   mem:SIZE[,lazy]
       this process's memory, gone with it; lazy: taken on first use
@@ -29,13 +31,13 @@ sizes are whole numbers of 4096-byte blocks, written like 64M or 10G";
 
 /// Opens (or creates) the drive that `spec` names; [`DRIVE_HELP`] lists the kinds.
 ///
-/// A file or device is locked: who else opens it is refused (T8).
+/// A file or device is locked; a second process that opens it is refused (T8).
 pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
     open_drive_within(spec, LOCK_WAIT_SHORT)
 }
 
-/// [`open_drive`], waiting so long for another process that has it locked: one that was killed
-/// keeps its locks until its last write has landed (T8).
+/// [`open_drive`], with a wait of at most `lock_wait` for another process that has the drive
+/// locked. A killed process keeps its locks until its last write has landed (T8).
 pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Drive>, OpenError> {
     let busy = Busy::within(lock_wait);
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;
@@ -86,11 +88,11 @@ fn ssd(mut spec: Spec<'_>, busy: Busy) -> Result<Arc<dyn Drive>, OpenError> {
         let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
         let map = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
         let mapping = Mapping::shared(&medium.file, medium.len as usize, false).map_err(map)?;
-        let model = Model::in_file(profile, mapping, seed)?;
+        let model = modelled::in_file(profile, mapping, seed)?;
         return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(medium.file))));
     }
     let bytes = size.ok_or_else(|| spec.wrong("a modelled drive in memory needs size="))?;
-    let model = Model::new(profile, bytes / BLOCK_SIZE as u64, seed, !lazy)?;
+    let model = modelled::in_memory(profile, bytes / BLOCK_BYTES as u64, seed, !lazy)?;
     Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
 }
 

@@ -1,14 +1,14 @@
-//! Getting stores out of the CPU's caches, with the best instructions that it has.
+//! Writing stores out of the CPU's caches, with the best instructions that it has.
 
-/// How stores to a mapping are made durable.
+/// The way in which stores to a mapping are made durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Persist {
-    /// Not at all: the mapping is as durable as a completed store can make it.
+    /// Nothing is done: a store is as durable as this mapping can make it.
     Stores,
-    /// By writing the cache lines back; on persistent memory that is durable (M5).
+    /// Cache lines are written back, which is durable on persistent memory (M5).
     #[cfg(target_arch = "x86_64")]
     Lines(LineFlush),
-    /// By `msync`: for CPUs without an instruction for it that we know.
+    /// `msync`: for CPUs without a known instruction for cache lines.
     #[cfg(not(target_arch = "x86_64"))]
     Sync,
 }
@@ -17,9 +17,9 @@ pub(crate) enum Persist {
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LineFlush {
-    /// `clwb`: keeps the line in the cache. Ordered by `sfence`.
+    /// `clwb`: keeps the line in the cache; ordered by `sfence`.
     WriteBack,
-    /// `clflushopt`: evicts the line. Ordered by `sfence`.
+    /// `clflushopt`: evicts the line; ordered by `sfence`.
     FlushOpt,
     /// `clflush`: evicts the line, one after the other. Every x86-64 has it.
     Flush,
@@ -29,7 +29,7 @@ pub(crate) enum LineFlush {
 pub(crate) const LINE: usize = 64;
 
 impl Persist {
-    /// The best way on this CPU to write lines back.
+    /// The best way to write lines back on this CPU.
     pub(crate) fn lines() -> Persist {
         #[cfg(target_arch = "x86_64")]
         {
@@ -54,7 +54,7 @@ impl Persist {
         Persist::Sync
     }
 
-    /// What it does, for people.
+    /// The instructions, for display.
     pub(crate) fn describe(self) -> &'static str {
         match self {
             Persist::Stores => "plain stores",
@@ -72,7 +72,7 @@ impl Persist {
 
 #[cfg(target_arch = "x86_64")]
 impl LineFlush {
-    /// Starts writing back the lines of `len` bytes from `start` on; done after [`fence`].
+    /// Begins to write back the lines of `len` bytes from `start` on; [`fence`] waits for them.
     ///
     /// # Safety
     ///
@@ -83,9 +83,9 @@ impl LineFlush {
         let end = start.wrapping_add(len);
         let mut line = start.map_addr(|address| address & !(LINE - 1)).cast_mut();
         while line.cast_const() < end {
-            // SAFETY: the instructions change no memory, registers or flags that the compiler
-            // knows of, and the address is mapped (a line never crosses a page). CPUID said that
-            // the chosen one exists.
+            // SAFETY: the instructions change no memory, registers or flags that the compiler uses,
+            // and the address is mapped (a line never crosses a page). CPUID has reported the
+            // chosen instruction.
             unsafe {
                 match self {
                     LineFlush::WriteBack => {
@@ -104,8 +104,8 @@ impl LineFlush {
     }
 }
 
-/// Waits until the lines whose writing back has been started are out of the caches, and orders
-/// later stores after them.
+/// Waits until the lines whose write-back has begun have left the caches, and orders later stores
+/// after them.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn fence() {

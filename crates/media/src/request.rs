@@ -1,16 +1,18 @@
-//! One operation on a file or device, as the steps that the kernel takes: shared by the io_uring
+//! One operation on a file or device, as a sequence of steps for the kernel; shared by the io_uring
 //! queue and the threaded one.
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use riopipe_order::block_device::{BLOCK_BYTES, Cause, Gone, IoError, Limits, Operation};
+
 use crate::buf::AlignedBuf;
-use crate::check::Limits;
-use crate::drive::BLOCK_SIZE;
-use crate::error::{Cause, Gone, IoError, Operation};
+use crate::drive::Done;
+use crate::error::cause_of;
 use crate::medium::Medium;
 
-/// Zeroes are written in pieces of this many bytes where nothing better is supported.
+/// Size in bytes of the pieces in which zeroes are written if the medium supports nothing better.
 const ZERO_PIECE: usize = 1 << 20;
 
 /// A medium as its queues share it.
@@ -20,14 +22,14 @@ pub(crate) struct Disk {
     /// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_ZERO_RANGE` may be tried.
     can_punch: AtomicBool,
     can_zero: AtomicBool,
-    /// Set once the medium is found gone: everything fails from then on.
+    /// Set once the medium is found gone: all later operations fail.
     gone: OnceLock<Gone>,
     zeroes: OnceLock<AlignedBuf>,
 }
 
 impl Disk {
     pub(crate) fn new(medium: Medium, limits: Limits) -> Arc<Disk> {
-        // Where space was reserved it stays so: a hole could not be filled on a full disk.
+        // Reserved space stays reserved: on a full disk a hole could not be filled again.
         let can_punch = medium.device || !medium.reserved;
         Arc::new(Disk {
             medium,
@@ -39,19 +41,19 @@ impl Disk {
         })
     }
 
-    /// Looks whether the medium is still there, unless it is known to be gone.
+    /// Checks that the medium still exists, unless it is known to be gone.
     pub(crate) fn check(&self) -> Result<(), Gone> {
         if let Some(gone) = self.gone.get() {
             return Err(*gone);
         }
         self.medium.check().inspect_err(|gone| {
             tracing::error!(path = self.medium.path, "{gone}");
-            // Another thread may have been first; either reason will do.
+            // Another thread may have been first; either reason is right.
             let _ = self.gone.set(*gone);
         })
     }
 
-    /// Why nothing can be done any more, if it is known.
+    /// The reason for which all operations fail, if there is one.
     pub(crate) fn gone(&self) -> Option<Gone> {
         self.gone.get().copied()
     }
@@ -61,7 +63,7 @@ impl Disk {
     }
 }
 
-/// An operation under way.
+/// An operation in flight.
 pub(crate) struct Request {
     pub(crate) op: u64,
     what: Operation,
@@ -69,12 +71,12 @@ pub(crate) struct Request {
     blocks: u64,
     /// The data of a write, the destination of a read.
     buf: Option<AlignedBuf>,
-    /// Bytes done so far.
+    /// Number of bytes done so far.
     progress: u64,
     zeroing: Zeroing,
 }
 
-/// How blocks are being zeroed.
+/// The way in which blocks are being zeroed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroing {
     Punch,
@@ -82,7 +84,17 @@ enum Zeroing {
     Write,
 }
 
-/// What the kernel is asked next. Pointers are into the request's buffer, or the disk's zeroes,
+/// The way in which requests get to the kernel and back.
+pub(crate) trait Engine: Send {
+    /// Takes a request. The caller limits their number to the one that the engine was made for.
+    fn push(&mut self, request: Request);
+    fn kick(&mut self);
+    fn poll(&mut self, done: &mut Vec<Done>);
+    fn event_fd(&self) -> RawFd;
+    fn in_flight(&self) -> usize;
+}
+
+/// The next step for the kernel. Pointers are into the request's buffer, or the disk's zeroes,
 /// and valid for `len` bytes until the step has ended.
 pub(crate) enum Step {
     Write { from: *const u8, len: u32, offset: u64 },
@@ -93,12 +105,12 @@ pub(crate) enum Step {
 
 impl Request {
     pub(crate) fn write(op: u64, lba: u64, buf: AlignedBuf) -> Request {
-        let blocks = (buf.len() / BLOCK_SIZE) as u64;
+        let blocks = (buf.len() / BLOCK_BYTES) as u64;
         Request::new(op, Operation::Write, lba, blocks, Some(buf))
     }
 
     pub(crate) fn read(op: u64, lba: u64, blocks: u64) -> Request {
-        let buf = AlignedBuf::recycled(blocks as usize * BLOCK_SIZE);
+        let buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
         Request::new(op, Operation::Read, lba, blocks, Some(buf))
     }
 
@@ -123,9 +135,9 @@ impl Request {
         Request { op, what, lba, blocks, buf, progress: 0, zeroing: Zeroing::Write }
     }
 
-    /// What to ask the kernel for.
+    /// The next step.
     pub(crate) fn step(&mut self, disk: &Disk) -> Step {
-        let start = self.lba * BLOCK_SIZE as u64;
+        let start = self.lba * BLOCK_BYTES as u64;
         let offset = start + self.progress;
         let left = self.len() - self.progress;
         match (self.what, &mut self.buf) {
@@ -157,7 +169,7 @@ impl Request {
         }
     }
 
-    /// Takes the kernel's answer to the last step (bytes done, or a negative error number):
+    /// Takes the kernel's answer to the last step (bytes done, or a negative error number). Returns
     /// the operation's end, or `None` if it needs another step.
     pub(crate) fn advance(
         &mut self,
@@ -171,8 +183,8 @@ impl Request {
         let zeroes_written =
             !carries_data && self.what != Operation::Flush && self.zeroing == Zeroing::Write;
         if carries_data || zeroes_written {
-            // Only whole blocks count; the rest of a block is done again.
-            let whole = answer as u64 / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+            // Only whole blocks count; the rest of a block is repeated.
+            let whole = answer as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
             if whole == 0 {
                 return self.stuck(disk);
             }
@@ -181,7 +193,7 @@ impl Request {
                 return None;
             }
         }
-        // A deleted file takes writes as if nothing had happened: don't vouch for them.
+        // A deleted file still accepts writes; a flush of it must not succeed.
         if self.what == Operation::Flush
             && let Err(gone) = disk.check()
         {
@@ -193,13 +205,13 @@ impl Request {
         }))
     }
 
-    /// The operation failed for a reason of its host's.
+    /// The error of an operation that failed for a reason of the host's.
     pub(crate) fn error(&self, disk: &Disk, cause: Cause) -> IoError {
         disk.limits.error(self.what, self.lba, self.blocks, cause)
     }
 
     fn len(&self) -> u64 {
-        self.blocks * BLOCK_SIZE as u64
+        self.blocks * BLOCK_BYTES as u64
     }
 
     #[cold]
@@ -219,16 +231,16 @@ impl Request {
             }
             _ => {}
         }
-        Some(Err(self.error(disk, Cause::from_os(errno))))
+        Some(Err(self.error(disk, cause_of(errno))))
     }
 
-    /// The kernel did nothing and gave no error: the end of the file, if it is shorter than it
-    /// was.
+    /// The kernel did nothing and returned no error: the end of the file, if the file has become
+    /// shorter.
     #[cold]
     fn stuck(&mut self, disk: &Disk) -> Option<Result<Option<AlignedBuf>, IoError>> {
         let cause = match disk.check() {
             Err(gone) => Cause::Vanished(gone),
-            Ok(()) => Cause::from_os(libc::EIO),
+            Ok(()) => cause_of(libc::EIO),
         };
         Some(Err(self.error(disk, cause)))
     }

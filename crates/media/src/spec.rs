@@ -1,22 +1,23 @@
-//! The one-line specifications that name media: `kind:what[,option=value…]`.
+//! The specifications that name media, on one line: `kind:what[,option=value…]`.
 
-use crate::drive::BLOCK_SIZE;
+use riopipe_order::block_device::BLOCK_BYTES;
+
 use crate::error::OpenError;
 
-/// A specification taken apart.
+/// A parsed specification.
 #[derive(Debug)]
 pub(crate) struct Spec<'a> {
     text: &'a str,
     help: &'static str,
-    /// What stands before the colon.
+    /// The text before the colon.
     pub(crate) kind: &'a str,
-    /// What stands between the colon and the first comma.
+    /// The text between the colon and the first comma.
     pub(crate) what: &'a str,
     options: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Spec<'a> {
-    /// Takes `text` apart; `help` goes into each complaint.
+    /// Parses `text`; `help` is part of each error.
     pub(crate) fn parse(text: &'a str, help: &'static str) -> Result<Spec<'a>, OpenError> {
         let mut spec = Spec { text, help, kind: "", what: "", options: Vec::new() };
         let Some((kind, rest)) = text.split_once(':') else {
@@ -36,13 +37,13 @@ impl<'a> Spec<'a> {
         Ok(spec)
     }
 
-    /// Takes option `name` out: its value, empty if it has none.
+    /// Removes option `name` and returns its value, which is empty if none is given.
     pub(crate) fn option(&mut self, name: &str) -> Option<&'a str> {
         let index = self.options.iter().position(|(known, _)| *known == name)?;
         Some(self.options.remove(index).1)
     }
 
-    /// Takes out a switch: an option without a value.
+    /// Removes a switch: an option without a value.
     pub(crate) fn switch(&mut self, name: &str) -> Result<bool, OpenError> {
         match self.option(name) {
             None => Ok(false),
@@ -53,7 +54,7 @@ impl<'a> Spec<'a> {
         }
     }
 
-    /// Takes out a size in bytes that is a whole number of blocks.
+    /// Removes a size in bytes that is a whole number of blocks.
     pub(crate) fn size(&mut self, name: &str) -> Result<Option<u64>, OpenError> {
         match self.option(name) {
             None => Ok(None),
@@ -61,7 +62,7 @@ impl<'a> Spec<'a> {
         }
     }
 
-    /// What stands before the options as a path: not empty.
+    /// The text before the options as a path, which must not be empty.
     pub(crate) fn path(&self) -> Result<&'a str, OpenError> {
         match self.what {
             "" => Err(self.wrong(format!("no path: write {}:/path/to/it", self.kind))),
@@ -72,7 +73,7 @@ impl<'a> Spec<'a> {
     /// `text` as a size: positive, a whole number of blocks.
     pub(crate) fn blocks(&self, text: &str) -> Result<u64, OpenError> {
         let bytes = parse_size(text).map_err(|problem| self.wrong(problem))?;
-        if bytes == 0 || !bytes.is_multiple_of(BLOCK_SIZE as u64) {
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(
                 self.wrong(format!("size {text:?} is not a positive multiple of 4096 bytes"))
             );
@@ -80,7 +81,7 @@ impl<'a> Spec<'a> {
         Ok(bytes)
     }
 
-    /// All options must have been taken out by now.
+    /// Checks that all options have been removed.
     pub(crate) fn finish(&self) -> Result<(), OpenError> {
         match self.options.first() {
             None => Ok(()),
@@ -96,8 +97,8 @@ impl<'a> Spec<'a> {
     }
 }
 
-/// A size in bytes: a number, optionally with a suffix K, M, G or T (powers of 1024; KiB, KB and
-/// k mean the same).
+/// Parses a size in bytes: a number, optionally with a suffix K, M, G or T (powers of 1024; KiB, KB
+/// and k mean the same).
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_taken_once_and_none_is_left() {
+    fn unknown_and_repeated_options_are_refused() {
         let mut spec = Spec::parse("file:/a b,size=1M,sparse", "help").unwrap();
         assert_eq!((spec.kind, spec.what), ("file", "/a b"));
         assert!(spec.finish().is_err());

@@ -1,15 +1,15 @@
-//! What survives what: the table of docs/media.md, computed for the media at hand.
+//! Survival of failures: the table of docs/media.md, computed for the given media.
 
 use std::fmt;
 
-/// What is still there afterwards.
+/// The content that remains after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kept {
     /// Nothing.
     Nothing,
-    /// What was flushed; of the rest, any subset of blocks.
+    /// All flushed writes; of the others, any subset of blocks.
     Flushed,
-    /// Whatever had completed (M3, with power-loss protection).
+    /// All completed writes (M3, with power-loss protection).
     Completed,
 }
 
@@ -23,29 +23,29 @@ impl fmt::Display for Kept {
     }
 }
 
-/// What a medium keeps.
+/// The survival of a medium's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Survival {
     /// After the serving process was killed.
     pub process_kill: Kept,
     /// After the machine lost power (or its kernel crashed).
     pub power_cut: Kept,
-    /// What must be known beside that; empty if nothing.
+    /// A remark for the user; empty if there is none.
     pub note: &'static str,
 }
 
-/// A drive and a log together: one row of the table printed at start-up.
+/// The combination of a drive and a log: one row of the table printed at start-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What a killed target leaves of an ordered volume.
+    /// The content that remains of an ordered volume after its target was killed.
     pub process_kill: &'static str,
-    /// What a power cut leaves of it.
+    /// The content that remains of it after a power cut.
     pub power_cut: &'static str,
-    /// What to expect of ordered writes on these media.
+    /// The gain that ordered writes have on these media.
     pub gain: &'static str,
 }
 
-/// The row for a data drive and the log that vouches for it. `volatile_cache` is the drive's.
+/// The row for a data drive and the log of its writes. `volatile_cache` is the drive's.
 pub fn row(drive: Survival, volatile_cache: bool, log: Survival) -> Row {
     let process_kill = match (drive.process_kill, log.process_kill) {
         (Kept::Nothing, _) => "nothing: the drive is this process's memory",

@@ -2,17 +2,19 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::slice;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use crate::disk::Engine;
-use crate::drive::Done;
-use crate::eventfd;
-use crate::medium;
-use crate::request::{Disk, Request, Step};
+use riopipe_platform::EventFd;
+use rustix::io::{pread, pwrite};
 
-/// Most threads per queue: what a drive needs to show its parallelism, and no more.
+use crate::drive::Done;
+use crate::medium;
+use crate::request::{Disk, Engine, Request, Step};
+
+/// Largest number of threads per queue: enough to use a drive's parallelism.
 const THREADS_MAX: usize = 16;
 
 /// Threads with their requests.
@@ -28,7 +30,7 @@ struct Shared {
     jobs: Mutex<Jobs>,
     wake: Condvar,
     done: Mutex<Vec<Done>>,
-    eventfd: OwnedFd,
+    eventfd: EventFd,
 }
 
 struct Jobs {
@@ -44,7 +46,7 @@ impl Threads {
             jobs: Mutex::new(Jobs { queue: VecDeque::new(), stop: false }),
             wake: Condvar::new(),
             done: Mutex::new(Vec::new()),
-            eventfd: eventfd::new()?,
+            eventfd: EventFd::new()?,
         });
         let mut threads = Threads {
             shared: Arc::clone(&shared),
@@ -84,33 +86,31 @@ impl Shared {
                 }
             };
             lock(&self.done).push(Done { op: request.op, result });
-            eventfd::signal(&self.eventfd);
+            self.eventfd.signal();
         }
     }
 
-    /// The step's answer, as io_uring would give it.
+    /// Executes a step; the answer is as io_uring would give it.
     fn run(&self, step: Step) -> i32 {
         let file = &self.disk.medium.file;
-        let fd = file.as_raw_fd();
-        let answer = match step {
-            // SAFETY: `Step` promises `len` readable bytes until the step has ended.
-            Step::Write { from, len, offset } => unsafe {
-                libc::pwrite64(fd, from.cast(), len as usize, offset as libc::off64_t)
-            },
-            // SAFETY: and writable ones, which nobody else uses meanwhile.
-            Step::Read { to, len, offset } => unsafe {
-                libc::pread64(fd, to.cast(), len as usize, offset as libc::off64_t)
-            },
+        let moved = match step {
+            Step::Write { from, len, offset } => {
+                // SAFETY: `Step` promises `len` readable bytes until the step has ended.
+                let bytes = unsafe { slice::from_raw_parts(from, len as usize) };
+                pwrite(file, bytes, offset)
+            }
+            Step::Read { to, len, offset } => {
+                // SAFETY: as above, and they are writable, and nothing else uses them meanwhile.
+                let bytes = unsafe { slice::from_raw_parts_mut(to, len as usize) };
+                pread(file, bytes, offset)
+            }
             Step::Sync => return errno(file.sync_data()),
             Step::Allocate { mode, offset, len } => {
                 return errno(medium::allocate(file, mode, offset, len));
             }
         };
-        match answer {
-            // One step asks for at most 8 MiB.
-            0.. => answer as i32,
-            _ => errno(Err(io::Error::last_os_error())),
-        }
+        // One step asks for at most 8 MiB.
+        moved.map_or_else(|error| -error.raw_os_error(), |bytes| bytes as i32)
     }
 }
 
@@ -126,7 +126,7 @@ impl Engine for Threads {
         }
         let count = self.waiting.len();
         lock(&self.shared.jobs).queue.extend(self.waiting.drain(..));
-        // A thread that is busy looks at the queue again before it sleeps.
+        // A busy thread checks the queue again before it sleeps.
         for _ in 0..count.min(self.threads.len()) {
             self.shared.wake.notify_one();
         }
@@ -156,7 +156,7 @@ impl Drop for Threads {
         lock(&self.shared.jobs).stop = true;
         self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
-            // A panicked thread has said so itself; its request ends with it.
+            // A panicked thread has reported its panic; its request ends with it.
             let _ = thread.join();
         }
     }
@@ -170,6 +170,6 @@ fn errno(result: io::Result<()>) -> i32 {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What the mutexes guard is whole after each statement.
+    // The guarded values are consistent after each statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,47 +1,47 @@
-//! A queue over io_uring: one ring per queue, submissions batched, completions without a system
+//! A queue over io_uring: one ring per queue, submissions in batches, completions without a system
 //! call where possible.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use crate::disk::Engine;
+use riopipe_platform::EventFd;
+
 use crate::drive::Done;
-use crate::eventfd;
-use crate::request::{Disk, Request, Step};
+use crate::request::{Disk, Engine, Request, Step};
 
 /// A ring with its requests.
 pub(crate) struct Uring {
-    // Dropped before `requests`, whose buffers the kernel uses until the ring is gone; `Drop`
-    // has waited for them anyway.
+    // Dropped before `requests`, whose buffers the kernel uses until the ring is gone. `Drop` has
+    // also waited for them.
     ring: IoUring,
     requests: Vec<Option<Request>>,
     free: Vec<u32>,
     disk: Arc<Disk>,
-    eventfd: OwnedFd,
-    /// The ring belongs to the thread that submits first.
+    eventfd: EventFd,
+    /// The ring belongs to the first thread that submits.
     enabled: bool,
-    /// Requests that must go in (again) with the next kick.
+    /// Requests to submit (again) with the next kick.
     waiting: Vec<u32>,
-    /// The kernel took nothing for now: `waiting` must go in with the next poll.
+    /// The kernel accepts nothing for now: `waiting` is submitted with the next poll.
     stalled: bool,
     in_flight: usize,
 }
 
-/// What became of a system call.
+/// The outcome of a system call.
 enum Entered {
     Done,
-    /// The kernel took nothing for now; the entries stay in the ring.
+    /// The kernel accepts nothing for now; the entries stay in the ring.
     Later,
-    /// The ring is another thread's.
+    /// The ring belongs to another thread.
     NotOurs,
 }
 
 impl Uring {
-    /// A ring for `depth` requests. Fails where io_uring is missing, too old or forbidden.
+    /// A ring for `depth` requests. It fails if io_uring is missing, too old or forbidden.
     pub(crate) fn new(disk: Arc<Disk>, depth: usize) -> io::Result<Uring> {
         let entries = depth.next_power_of_two().clamp(1, 4096) as u32;
         let ring = ring(entries)?;
@@ -52,7 +52,7 @@ impl Uring {
         if !needed.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let eventfd = eventfd::new()?;
+        let eventfd = EventFd::new()?;
         ring.submitter().register_eventfd(eventfd.as_raw_fd())?;
         Ok(Uring {
             ring,
@@ -67,13 +67,13 @@ impl Uring {
         })
     }
 
-    /// Puts all waiting requests into the ring and tells the kernel.
+    /// Puts all waiting requests into the ring and submits them.
     fn submit(&mut self) {
         self.stalled = false;
         if !self.enabled {
             match self.ring.submitter().register_enable_rings() {
                 Ok(()) => self.enabled = true,
-                // A ring that was not created disabled says EBADFD.
+                // A ring that was created enabled answers EBADFD.
                 Err(error) if error.raw_os_error() == Some(libc::EBADFD) => self.enabled = true,
                 Err(error) => {
                     tracing::error!(%error, "can't enable the io_uring, will try again");
@@ -82,7 +82,7 @@ impl Uring {
                 }
             }
         }
-        // Not a registered file: the ring's end is asynchronous, and would keep the file's lock.
+        // Not a registered file: the ring ends asynchronously, and would keep the file's lock.
         let file = Fd(self.disk.medium.file.as_raw_fd());
         while !self.waiting.is_empty() {
             let mut ring = self.ring.submission();
@@ -91,7 +91,7 @@ impl Uring {
                     unreachable!("slot {slot} waits without a request");
                 };
                 let entry = entry(file, request.step(&self.disk)).user_data(u64::from(slot));
-                // SAFETY: the memory that the entry names lives in the request (or the disk's
+                // SAFETY: the memory that the entry names is in the request (or in the disk's
                 // zeroes) and stays there, unmoved, until its completion has been seen.
                 if unsafe { ring.push(&entry) }.is_err() {
                     break;
@@ -110,8 +110,8 @@ impl Uring {
         }
     }
 
-    /// One system call: submits, runs what the kernel has deferred to this thread, and waits for
-    /// `want` completions.
+    /// One system call: submits, runs the work that the kernel has deferred to this thread, and
+    /// waits for `want` completions.
     fn enter(&mut self, want: usize) -> Entered {
         match self.ring.submit_and_wait(want) {
             Ok(_) => Entered::Done,
@@ -155,7 +155,7 @@ impl Uring {
 
 impl Engine for Uring {
     fn push(&mut self, request: Request) {
-        // `DiskQueue` lets at most `depth` in.
+        // `DiskQueue` admits at most `depth` requests.
         let slot = self.free.pop().expect("a free slot");
         self.requests[slot as usize] = Some(request);
         self.waiting.push(slot);
@@ -164,7 +164,7 @@ impl Engine for Uring {
 
     fn kick(&mut self) {
         if !self.waiting.is_empty() {
-            // Taken from the end: keep the order of submission.
+            // They are taken from the end: this keeps the order of submission.
             self.waiting.reverse();
             self.submit();
         }
@@ -203,7 +203,7 @@ impl Drop for Uring {
         while self.in_flight > 0 {
             if matches!(self.enter(1), Entered::NotOurs) {
                 // Only the ring's own thread could wait. The kernel still uses the buffers.
-                tracing::error!("a queue with operations in flight ended on a foreign thread");
+                tracing::error!("a queue with operations in flight was dropped on another thread");
                 std::mem::forget(std::mem::take(&mut self.requests));
                 return;
             }
@@ -212,7 +212,7 @@ impl Drop for Uring {
     }
 }
 
-/// A ring with the best settings that this kernel takes.
+/// A ring with the best settings that this kernel supports.
 fn ring(entries: u32) -> io::Result<IoUring> {
     let best = IoUring::builder()
         .setup_clamp()

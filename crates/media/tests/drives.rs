@@ -1,14 +1,15 @@
-//! What every kind of drive must do, asked of each through the same calls. `block:` is among them
-//! where this process may attach a loop device.
+//! Every kind of drive must pass the same calls. `block:` is among them if this process may attach
+//! a loop device.
 
 mod common;
 
 use std::sync::Arc;
 
 use riopipe_media::{
-    AlignedBuf, BLOCK_SIZE, BLOCKS_MAX, Blocking, Cause, Data, Done, Drive, OpenError, Queue,
-    Submitted, now, open_drive,
+    AlignedBuf, BLOCK_BYTES, BLOCKS_MAX, Blocking, Cause, Data, Done, Drive, OpenError, Queue,
+    Submitted, open_drive,
 };
+use riopipe_platform::now_ns;
 
 use common::LoopDevice;
 
@@ -17,7 +18,7 @@ const BLOCKS: u64 = 1024;
 /// A drive of each kind that this machine has.
 struct Drives {
     all: Vec<(String, Arc<dyn Drive>)>,
-    /// Detached, then deleted, when the drives are gone.
+    /// The device is detached before the directory is deleted.
     _device: Option<LoopDevice>,
     _dirs: Vec<tempfile::TempDir>,
 }
@@ -63,24 +64,24 @@ impl Drives {
 }
 
 fn pattern(seed: u64, blocks: u64) -> Vec<u8> {
-    (0..blocks as usize * BLOCK_SIZE)
+    (0..blocks as usize * BLOCK_BYTES)
         .map(|i| (i as u64 / 8).wrapping_mul(0x9e37_79b9).wrapping_add(seed) as u8)
         .collect()
 }
 
-/// Waits for everything in flight.
+/// Waits for all operations in flight.
 fn drain(queue: &mut dyn Queue) -> Vec<Done> {
     let mut done = Vec::new();
-    queue.kick();
+    queue.kick(now_ns());
     while queue.in_flight() > 0 {
-        queue.poll(now(), &mut done);
+        queue.poll(now_ns(), &mut done);
         std::thread::yield_now();
     }
     done
 }
 
 #[test]
-fn what_is_written_is_read_and_neighbours_are_untouched() {
+fn a_write_is_read_back_and_its_neighbours_are_untouched() {
     let drives = Drives::open();
     for (name, drive) in &drives.all {
         assert_eq!(drive.geometry().blocks, BLOCKS, "{name}");
@@ -97,7 +98,7 @@ fn what_is_written_is_read_and_neighbours_are_untouched() {
         assert_eq!(drive.read(1, 7).unwrap()[..], pattern(1, 7), "{name}");
         assert_eq!(drive.read(BLOCKS - 3, 3).unwrap()[..], pattern(BLOCKS - 3, 3), "{name}");
         let mut expected = pattern(100, 300);
-        expected[50 * BLOCK_SIZE..51 * BLOCK_SIZE].copy_from_slice(&pattern(7, 1));
+        expected[50 * BLOCK_BYTES..51 * BLOCK_BYTES].copy_from_slice(&pattern(7, 1));
         assert_eq!(drive.read(100, 300).unwrap()[..], expected, "{name}");
         for untouched in [8, 99, 400, BLOCKS - 4] {
             let block = drive.read(untouched, 1).unwrap();
@@ -170,7 +171,7 @@ fn many_in_flight_all_come_back_once_with_the_right_data() {
 }
 
 #[test]
-fn what_is_not_on_the_drive_is_refused_and_nothing_is_touched() {
+fn blocks_beyond_the_drive_are_refused_and_nothing_is_touched() {
     let drives = Drives::open();
     for (name, drive) in &drives.all {
         let block = pattern(9, 1);
@@ -212,7 +213,7 @@ fn one_more_than_the_depth_is_refused() {
             results.push(queue.write(op, op, Data::Borrowed(&block)));
         }
         match &results[..] {
-            // `mem:` never has anything in flight.
+            // `mem:` never has operations in flight.
             [Submitted::Done(Ok(None)), Submitted::Done(Ok(None)), Submitted::Done(Ok(None))] => {
                 assert!(name.starts_with("mem"), "{name}");
             }
@@ -222,7 +223,10 @@ fn one_more_than_the_depth_is_refused() {
             other => panic!("{name}: {other:?}"),
         }
         drain(&mut *queue);
-        assert!(!matches!(queue.flush(9), Submitted::Done(Err(_))), "{name}: there is room again");
+        assert!(
+            !matches!(queue.flush(9), Submitted::Done(Err(_))),
+            "{name}: a place is free again"
+        );
         drain(&mut *queue);
     }
 }
@@ -238,7 +242,7 @@ fn a_dropped_queue_has_finished_what_was_in_flight() {
             let bytes = AlignedBuf::copy_of(&pattern(op, per_op));
             let _ = queue.write(op, op * per_op, Data::Owned(bytes));
         }
-        queue.kick();
+        queue.kick(now_ns());
         drop(queue);
         let mut drive = Blocking::new(&**drive).unwrap();
         for op in (0..16).rev() {
@@ -256,9 +260,9 @@ fn a_queue_may_move_before_its_first_use_and_end_anywhere() {
         let queue = std::thread::spawn(move || {
             let _ = queue.write(1, 1, Data::Owned(AlignedBuf::copy_of(&pattern(1, 1))));
             drain(&mut *queue);
-            // Left in flight, for whoever drops the queue.
+            // Still in flight when the queue is dropped.
             let _ = queue.write(2, 2, Data::Owned(AlignedBuf::copy_of(&pattern(2, 1))));
-            queue.kick();
+            queue.kick(now_ns());
             queue
         });
         drop(queue.join().unwrap());
@@ -269,7 +273,7 @@ fn a_queue_may_move_before_its_first_use_and_end_anywhere() {
 
 #[test]
 fn several_threads_share_a_drive_and_blocks_are_never_torn() {
-    // M1, as far as a process can see it.
+    // M1, as far as a process can observe it.
     let drives = Drives::open();
     for (name, drive) in &drives.all {
         if !drive.geometry().atomic_block {
@@ -279,11 +283,11 @@ fn several_threads_share_a_drive_and_blocks_are_never_torn() {
             for thread in 0..3u8 {
                 scope.spawn(move || {
                     let mut drive = Blocking::new(&**drive).unwrap();
-                    // A copy in memory takes 0.2 µs: many tries, to meet in the middle of one.
+                    // A copy in memory takes 0.2 µs: many attempts, to meet the middle of one.
                     let tries = if name.starts_with("mem") { 30_000 } else { 200 };
                     for i in 0..tries {
                         let lba = i % 2;
-                        drive.write(lba, &[thread + 1; BLOCK_SIZE]).unwrap();
+                        drive.write(lba, &[thread + 1; BLOCK_BYTES]).unwrap();
                         let block = drive.read(lba, 1).unwrap();
                         assert!(block.iter().all(|b| *b == block[0]), "{name}: torn");
                     }
@@ -293,7 +297,7 @@ fn several_threads_share_a_drive_and_blocks_are_never_torn() {
     }
 }
 
-/// What the next one finds is what the only queue wrote, also if that ended on another thread.
+/// The next queue reads the writes of the only queue, also if that one ended on another thread.
 #[test]
 fn an_only_queue_works_like_any_other() {
     let drives = Drives::open();
@@ -314,7 +318,7 @@ fn an_only_queue_works_like_any_other() {
         std::thread::spawn(move || drop(queue)).join().unwrap();
 
         let mut expected = pattern(40, 9);
-        expected[2 * BLOCK_SIZE..4 * BLOCK_SIZE].fill(0);
+        expected[2 * BLOCK_BYTES..4 * BLOCK_BYTES].fill(0);
         let mut next = Blocking::new(&**drive).unwrap();
         assert_eq!(next.read(3, 1).unwrap()[..], pattern(3, 1), "{name}");
         assert_eq!(next.read(40, 9).unwrap()[..], expected, "{name}");
@@ -322,22 +326,22 @@ fn an_only_queue_works_like_any_other() {
 }
 
 #[test]
-fn an_only_queue_of_memory_lets_nobody_in_beside_it() {
+fn an_only_queue_of_memory_excludes_others() {
     let drive = open_drive("mem:4M").unwrap();
     let only = drive.open_only_queue(1).unwrap();
     for taken in [drive.open_queue(1), drive.open_only_queue(1)] {
         let error = taken.err().expect("it is in use").to_string();
-        assert!(error.contains("mem:4194304") && error.contains("to itself"), "{error}");
+        assert!(error.contains("mem:4194304") && error.contains("its only queue"), "{error}");
     }
     drop(only);
-    // Where others are, it is one of them, and more may come.
+    // If others are open, it is an ordinary one, and more may be opened.
     let mut first = Blocking::new(&*drive).unwrap();
     let only = drive.open_only_queue(1).unwrap();
     let more = drive.open_queue(1).unwrap();
     first.write(0, &pattern(1, 1)).unwrap();
     drop((first, only));
     assert!(drive.open_only_queue(1).is_ok(), "one of several");
-    assert!(drive.open_queue(1).is_ok(), "that one was not alone, nor is `more`");
+    assert!(drive.open_queue(1).is_ok(), "neither was the only queue");
     drop(more);
     let only = drive.open_only_queue(1).unwrap();
     assert!(drive.open_queue(1).is_err(), "all others are gone");
@@ -346,7 +350,7 @@ fn an_only_queue_of_memory_lets_nobody_in_beside_it() {
 }
 
 #[test]
-fn specifications_that_make_no_sense_say_what_would() {
+fn a_wrong_specification_is_answered_with_the_right_forms() {
     for spec in [
         "",
         "mem",

@@ -1,11 +1,12 @@
-//! What goes wrong under a drive, and what the drive says then.
+//! Faults under a drive, and the errors with which the drive answers.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use riopipe_media::{
-    BLOCK_SIZE, Blocking, Cause, Data, Gone, IoError, OpenError, Submitted, now, open_drive,
+    BLOCK_BYTES, Blocking, Cause, Data, Gone, IoError, OpenError, Submitted, open_drive,
 };
+use riopipe_platform::now_ns;
 
 /// A file drive's specification in each mode.
 fn specs(path: &Path) -> [String; 2] {
@@ -28,7 +29,7 @@ fn gone(error: &IoError) -> Option<Gone> {
 
 #[test]
 fn a_second_server_is_refused() {
-    // T8. Whoever has the lock keeps it until its last queue is gone.
+    // T8. The lock lasts until the last queue is dropped.
     let (_dir, path) = scratch();
     for spec in specs(&path) {
         let drive = open_drive(&spec).unwrap();
@@ -47,17 +48,17 @@ fn a_second_server_is_refused() {
 }
 
 #[test]
-fn a_deleted_file_is_not_vouched_for() {
+fn a_flush_of_a_deleted_file_fails() {
     let (_dir, path) = scratch();
     for spec in specs(&path) {
         let drive = open_drive(&spec).unwrap();
         let mut queue = Blocking::new(&*drive).unwrap();
-        queue.write(0, &[1; BLOCK_SIZE]).unwrap();
+        queue.write(0, &[1; BLOCK_BYTES]).unwrap();
         queue.flush().unwrap();
         std::fs::remove_file(&path).unwrap();
         let error = queue.flush().unwrap_err();
         assert_eq!(gone(&error), Some(Gone::Deleted), "{error}");
-        let error = queue.write(0, &[1; BLOCK_SIZE]).unwrap_err();
+        let error = queue.write(0, &[1; BLOCK_BYTES]).unwrap_err();
         assert_eq!(gone(&error), Some(Gone::Deleted), "{error}");
         assert!(error.to_string().contains("bring the medium back"), "{error}");
     }
@@ -70,15 +71,15 @@ fn a_replaced_file_is_noticed_without_a_flush() {
         let drive = open_drive(&spec).unwrap();
         let mut queue = drive.open_queue(1).unwrap();
         let other = dir.path().join("other");
-        std::fs::write(&other, [0; BLOCK_SIZE]).unwrap();
+        std::fs::write(&other, [0; BLOCK_BYTES]).unwrap();
         std::fs::rename(&other, &path).unwrap();
-        // Time is an argument: a busy queue looks again once enough of it has passed.
-        let mut later = now();
+        // Time is an argument: a busy queue checks again once enough of it has passed.
+        let mut later = now_ns();
         let refused = (0..3).find_map(|op| {
-            let data = Data::Borrowed(&[1; BLOCK_SIZE]);
+            let data = Data::Borrowed(&[1; BLOCK_BYTES]);
             match queue.write(op, 0, data) {
                 Submitted::Done(result) => return result.err(),
-                Submitted::Pending => queue.kick(),
+                Submitted::Pending => queue.kick(now_ns()),
             }
             let mut done = Vec::new();
             while queue.in_flight() > 0 {
@@ -100,8 +101,8 @@ fn a_file_cut_short_is_noticed() {
         let drive = open_drive(&spec).unwrap();
         let mut queue = Blocking::new(&*drive).unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
-        file.set_len(64 * BLOCK_SIZE as u64).unwrap();
-        let cut = Some(Gone::Truncated { bytes: 64 * BLOCK_SIZE as u64 });
+        file.set_len(64 * BLOCK_BYTES as u64).unwrap();
+        let cut = Some(Gone::Truncated { bytes: 64 * BLOCK_BYTES as u64 });
         queue.read(63, 1).unwrap();
         let error = queue.read(63, 2).unwrap_err();
         assert_eq!(gone(&error), cut, "{error}");
@@ -139,10 +140,10 @@ fn a_file_of_another_size_is_refused() {
 }
 
 #[test]
-fn what_is_no_file_or_no_device_is_refused_by_name() {
+fn other_kinds_of_file_are_refused_by_name() {
     let (dir, path) = scratch();
     let directory = dir.path().display();
-    std::fs::write(&path, [0; BLOCK_SIZE]).unwrap();
+    std::fs::write(&path, [0; BLOCK_BYTES]).unwrap();
     for (spec, says) in [
         (format!("file:{directory}"), "directory"),
         ("file:/dev/null".to_owned(), "not a regular file"),
@@ -155,11 +156,11 @@ fn what_is_no_file_or_no_device_is_refused_by_name() {
     }
 }
 
-/// Containers' default seccomp profiles answer io_uring_setup with EPERM; so does this one, for
-/// the thread that it is installed in.
+/// The default seccomp profiles of containers answer io_uring_setup with EPERM; so does this one,
+/// for the thread that installs it.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn where_io_uring_is_forbidden_threads_do_the_work() {
+fn threads_replace_a_forbidden_io_uring() {
     let (_dir, path) = scratch();
     let [spec, _] = specs(&path);
     let allowed = open_drive(&spec).unwrap().geometry().describe.clone();
@@ -168,9 +169,9 @@ fn where_io_uring_is_forbidden_threads_do_the_work() {
         let drive = open_drive(&spec).unwrap();
         assert!(drive.geometry().describe.contains("threads"), "{}", drive.geometry().describe);
         let mut queue = Blocking::new(&*drive).unwrap();
-        queue.write(3, &[5; BLOCK_SIZE]).unwrap();
+        queue.write(3, &[5; BLOCK_BYTES]).unwrap();
         queue.flush().unwrap();
-        assert_eq!(queue.read(3, 1).unwrap()[..], [5; BLOCK_SIZE]);
+        assert_eq!(queue.read(3, 1).unwrap()[..], [5; BLOCK_BYTES]);
     })
     .join()
     .unwrap();

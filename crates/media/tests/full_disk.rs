@@ -1,23 +1,23 @@
-//! Full disks. A process of its own, since it limits the size of its files.
+//! Full disks. This is a process of its own, since it limits the size of its files.
 
 use std::path::Path;
 
-use riopipe_media::{BLOCK_SIZE, Blocking, Cause, OpenError, open_drive, open_log};
+use riopipe_media::{BLOCK_BYTES, Blocking, Cause, OpenError, open_drive, open_log};
 
-/// What must happen where `room` bytes are left, but not twice as many.
+/// The checks for a file system with `room` bytes left, but not twice as many.
 fn fills_up(dir: &Path, room: u64) {
     let path = dir.join("drive");
     let name = path.display();
     for io in ["uring", "threads"] {
-        // Reserved beforehand: refused at once, and nothing stays behind.
+        // Space reserved first: refused at once, and no file remains.
         let refused = open_drive(&format!("file:{name},size={},io={io}", 2 * room)).err().unwrap();
         assert!(matches!(refused, OpenError::Os { .. }), "{refused}");
         let text = refused.to_string();
         assert!(text.contains("reserve its space"), "{text}");
         assert!(text.contains("smaller size") || text.contains("over a limit"), "{text}");
-        assert!(!path.exists(), "half a file stays behind");
+        assert!(!path.exists(), "an unfinished file remains");
 
-        // Not reserved: the write that finds no room fails, the others are fine.
+        // Space not reserved: the write that finds no space fails, the others succeed.
         let spec = format!("file:{name},size={},sparse,io={io}", 2 * room);
         let drive = match open_drive(&spec) {
             Ok(drive) => drive,
@@ -26,14 +26,14 @@ fn fills_up(dir: &Path, room: u64) {
             Err(error) => panic!("{error}"),
         };
         let mut queue = Blocking::new(&*drive).unwrap();
-        queue.write(0, &[1; BLOCK_SIZE]).unwrap();
+        queue.write(0, &[1; BLOCK_BYTES]).unwrap();
         let blocks = drive.geometry().blocks;
         let error = (1..blocks)
-            .find_map(|lba| queue.write(lba, &[2; BLOCK_SIZE]).err())
+            .find_map(|lba| queue.write(lba, &[2; BLOCK_BYTES]).err())
             .expect("a full disk fails a write");
         assert!(matches!(error.cause(), Cause::NoSpace(_)), "{error}");
         assert!(error.to_string().contains("make room there"), "{error}");
-        assert_eq!(queue.read(0, 1).unwrap()[..], [1; BLOCK_SIZE]);
+        assert_eq!(queue.read(0, 1).unwrap()[..], [1; BLOCK_BYTES]);
         drop((queue, drive));
         std::fs::remove_file(&path).unwrap();
     }
@@ -44,7 +44,7 @@ fn fills_up(dir: &Path, room: u64) {
 #[test]
 fn a_full_file_system() {
     let dir = tempfile::tempdir().unwrap();
-    // A mount of this thread's own; without the right to mount there is the other test.
+    // A mount of this thread's own; without the right to mount, the other test remains.
     let mounted = std::thread::scope(|scope| {
         scope
             .spawn(|| {
@@ -70,11 +70,11 @@ fn a_limit_on_the_size_of_files() {
     }
     fills_up(dir.path(), 1 << 20);
 
-    // A file that is there and long enough, of which only the first part may be written.
+    // An existing file that is long enough, of which only the first part may be written.
     let path = dir.path().join("long");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let drive = open_drive(&format!("file:{}", path.display())).unwrap();
-    Blocking::new(&*drive).unwrap().write(255, &[1; BLOCK_SIZE]).unwrap();
+    Blocking::new(&*drive).unwrap().write(255, &[1; BLOCK_BYTES]).unwrap();
 }
 
 fn mount_small(at: &Path) -> std::io::Result<()> {
@@ -85,7 +85,7 @@ fn mount_small(at: &Path) -> std::io::Result<()> {
     };
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     let null = std::ptr::null();
-    // SAFETY: all strings end in zero. The mount is seen by this thread only.
+    // SAFETY: all strings end in zero. The mount is visible to this thread only.
     unsafe {
         check(libc::unshare(libc::CLONE_NEWNS))?;
         check(libc::mount(null, c"/".as_ptr(), null, flags, null.cast()))?;

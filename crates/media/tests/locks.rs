@@ -1,5 +1,5 @@
-//! T8 at the media: whoever serves a file or a device has it locked, until the last of his writes has
-//! landed, even if he was killed.
+//! T8 at the media: a file or a device is locked by the process that serves it, until the last of
+//! its writes has landed, even if it was killed.
 
 mod common;
 
@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use common::LoopDevice;
 use riopipe_media::{
-    AlignedBuf, Blocking, Data, Drive, OpenError, Submitted, now, open_drive, open_drive_within,
+    AlignedBuf, Blocking, Data, Drive, OpenError, Submitted, open_drive, open_drive_within,
     open_log, open_log_within,
 };
 use riopipe_order::region::Region;
+use riopipe_platform::now_ns;
 
-/// Longer than anything here takes; whoever waits so long fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything here takes; a test that waits so long fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn t8_a_lock_is_waited_for_as_long_as_said() {
@@ -39,7 +40,7 @@ fn t8_a_lock_is_waited_for_as_long_as_said() {
         let held = open_log(&spec).unwrap();
         let refused = open_log_within(&spec, Duration::from_millis(1)).err();
         assert!(matches!(refused, Some(OpenError::Locked { .. })), "{spec}: {refused:?}");
-        // A part of it keeps the lock as well as the whole.
+        // A part keeps the lock as well as the whole log does.
         let part = held.part(0..4096).unwrap();
         drop(held);
         assert!(open_log(&spec).is_err(), "{spec}: a part is still out");
@@ -47,24 +48,24 @@ fn t8_a_lock_is_waited_for_as_long_as_said() {
     }
 }
 
-/// Something that is held for longer than one would wait without being told to.
+/// Runs `open` while the medium is locked for longer than the default wait.
 fn held_for_a_while(spec: &str, open: impl Fn(&str, Duration) -> Result<(), OpenError> + Sync) {
     let held: Box<dyn Send> = match open_log(spec) {
         Ok(log) => Box::new(log),
         Err(error) => panic!("{spec}: {error}"),
     };
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| open(spec, PATIENCE));
+        let waiting = scope.spawn(|| open(spec, TIMEOUT));
         std::thread::sleep(Duration::from_millis(400));
         drop(held);
         waiting.join().unwrap().unwrap_or_else(|error| panic!("{spec}: {error}"));
     });
 }
 
-/// The kernel keeps a lock for as long as anything uses the open file that it was taken on, a write
-/// under way included: so it has to be the one that is written through.
+/// The kernel keeps a lock as long as anything uses the open file that it was taken on, including a
+/// write in flight. So this file must be the one that is written through.
 #[test]
-fn t8_the_lock_is_on_the_very_file_that_is_written_through() {
+fn t8_the_lock_is_on_the_open_file_that_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("medium");
     let name = path.display();
@@ -81,7 +82,7 @@ fn t8_the_lock_is_on_the_very_file_that_is_written_through() {
     }
 }
 
-/// This process has one descriptor for the file, and the lock is on it.
+/// Checks that this process has one descriptor for the file, with the lock on it.
 fn only_locked_descriptor(path: &Path, spec: &str) {
     let ours = descriptors(path);
     assert_eq!(ours.len(), 1, "{spec}: {ours:?}");
@@ -98,17 +99,17 @@ fn descriptors(path: &Path) -> Vec<std::ffi::OsString> {
 }
 
 #[test]
-fn t8_a_file_that_lost_its_name_while_it_was_waited_for_is_not_served() {
+fn t8_a_file_that_lost_its_name_during_the_wait_is_not_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("drive");
     let spec = format!("file:{},size=64K", path.display());
     let held = open_drive(&spec).unwrap();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| open_drive_within(&spec, PATIENCE).err());
-        // It has the file open, and waits for the lock.
+        let waiting = scope.spawn(|| open_drive_within(&spec, TIMEOUT).err());
+        // It has opened the file, and waits for the lock.
         let begun = Instant::now();
         while descriptors(&path).len() < 2 {
-            assert!(begun.elapsed() < PATIENCE, "it never opens the file");
+            assert!(begun.elapsed() < TIMEOUT, "it never opens the file");
             std::thread::sleep(Duration::from_millis(1));
         }
         std::fs::remove_file(&path).unwrap();
@@ -117,7 +118,7 @@ fn t8_a_file_that_lost_its_name_while_it_was_waited_for_is_not_served() {
     });
 }
 
-/// Where the other process finds what it should serve.
+/// The directory in which the other process finds its media.
 const CHILD: &str = "RIO_TEST_SERVES_IN";
 const PIECES: u64 = 16;
 const PIECE_BLOCKS: u64 = 1024;
@@ -130,7 +131,7 @@ fn log_spec(dir: &Path) -> String {
     format!("block:{},size=64K", dir.join("log").display())
 }
 
-/// The other process of the test below; by itself it does nothing.
+/// The other process of the test below; without that test it does nothing.
 #[test]
 fn serves_until_it_is_killed() {
     let Some(dir) = std::env::var_os(CHILD) else {
@@ -148,12 +149,12 @@ fn serves_until_it_is_killed() {
             data.fill(0x11);
             let _ = queue.write(piece, piece * PIECE_BLOCKS, Data::Owned(data));
         }
-        queue.kick();
-        println!("\nunder way");
+        queue.kick(now_ns());
+        println!("\nin flight");
         part.write_word(0, round);
         part.fence().unwrap();
         while queue.in_flight() > 0 {
-            queue.poll(now(), &mut done);
+            queue.poll(now_ns(), &mut done);
         }
         done.clear();
     }
@@ -169,7 +170,7 @@ impl Drop for Killed {
 }
 
 #[test]
-fn t8_who_starts_right_after_a_kill_waits_for_the_last_writes() {
+fn t8_a_restart_right_after_a_kill_waits_for_the_last_writes() {
     for io in ["uring", "threads"] {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Killed(
@@ -182,26 +183,26 @@ fn t8_who_starts_right_after_a_kill_waits_for_the_last_writes() {
                 .unwrap(),
         );
         let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "under way"), "it ended by itself");
+        assert!(lines.any(|line| line.unwrap() == "in flight"), "it ended by itself");
         child.0.kill().unwrap();
-        // At once, as a supervisor would start the next one.
-        let drive = open_drive_within(&drive_spec(dir.path(), io), PATIENCE).unwrap();
-        let log = open_log_within(&log_spec(dir.path()), PATIENCE).unwrap();
+        // At once, as a supervisor would start the next process.
+        let drive = open_drive_within(&drive_spec(dir.path(), io), TIMEOUT).unwrap();
+        let log = open_log_within(&log_spec(dir.path()), TIMEOUT).unwrap();
         overwrite(&*drive);
         let mut part = log.part(0..8192).unwrap();
         part.write(0, &[0xff; 8192]);
         part.fence().unwrap();
-        // A ghost would land now.
+        // A late write would land now.
         std::thread::sleep(Duration::from_millis(200));
         let mut drive = Blocking::new(&*drive).unwrap();
         for piece in 0..PIECES {
             let there = drive.read(piece * PIECE_BLOCKS, PIECE_BLOCKS).unwrap();
-            assert!(there.iter().all(|byte| *byte == 0x22), "{io}: a ghost in piece {piece}");
+            assert!(there.iter().all(|byte| *byte == 0x22), "{io}: a late write in piece {piece}");
         }
         drop((log, part));
         let mut there = [0; 8192];
         open_log(&log_spec(dir.path())).unwrap().part(0..8192).unwrap().read(0, &mut there);
-        assert_eq!(there, [0xff; 8192], "{io}: a ghost in the log");
+        assert_eq!(there, [0xff; 8192], "{io}: a late write in the log");
     }
 }
 
@@ -214,9 +215,9 @@ fn overwrite(drive: &dyn Drive) {
         let submitted = queue.write(piece, piece * PIECE_BLOCKS, Data::Owned(data));
         assert!(matches!(submitted, Submitted::Pending));
     }
-    queue.kick();
+    queue.kick(now_ns());
     while queue.in_flight() > 0 {
-        queue.poll(now(), &mut done);
+        queue.poll(now_ns(), &mut done);
     }
     done.drain(..).for_each(|done| drop(done.result.unwrap()));
 }

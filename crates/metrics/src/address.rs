@@ -1,11 +1,11 @@
-//! Addresses that only this machine can reach: who asks for figures is not asked who he is.
+//! Addresses that only this machine can reach: a server of metrics authenticates no client.
 
 use std::net::ToSocketAddrs;
 
-/// Why an address is none for metrics.
+/// The reason why metrics may not be served at an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It can't be understood, or its name has no address.
+    /// The address can't be parsed, or its name has no address.
     #[error("{0:?} is no address with a port")]
     Senseless(String),
     /// It is not a loopback address.
@@ -14,7 +14,7 @@ pub enum AddressError {
 }
 
 impl AddressError {
-    /// What to do about it.
+    /// The remedy, for the user.
     #[must_use]
     pub const fn advice(&self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_may_ask() {
+    fn only_loopback_addresses_are_accepted() {
         for address in ["127.0.0.1:0", "127.9.9.9:9420", "[::1]:9420", "[::ffff:127.0.0.1]:1"] {
             assert_eq!(check_address(address), Ok(()), "{address}");
         }

@@ -1,4 +1,4 @@
-//! Figures as Prometheus reads them: OpenMetrics text, and what all who tell have in common.
+//! Metrics as OpenMetrics text for Prometheus, and the encoding that all sources share.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use riopipe_session::stages::ONE_IN;
 
 use crate::stage::StageStat;
 
-/// What the text is, as HTTP says it.
+/// The content type of the text in HTTP.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Bounds of a stage's buckets, as powers of two of nanoseconds: 128 ns to 8.6 s.
@@ -23,10 +23,10 @@ const POWERS: std::ops::RangeInclusive<u32> = 7..=33;
 type Labels = [(&'static str, String); 1];
 type NoExemplars = std::collections::HashMap<usize, Exemplar<Labels, f64>>;
 
-/// The text of what `page` encodes.
+/// The text that `page` encodes.
 ///
 /// # Errors
-/// What `page` says; writing to memory doesn't fail.
+/// Those of `page`; writing to memory doesn't fail.
 pub fn text(page: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(page));
@@ -35,7 +35,7 @@ pub fn text(page: impl Collector) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// What never changes while somebody runs, as labels.
+/// Encodes constant properties of the source as labels.
 ///
 /// # Errors
 /// None when writing to memory.
@@ -48,7 +48,7 @@ pub fn info(
     to.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(about)
 }
 
-/// One number that goes up and down.
+/// Encodes one value that can rise and fall.
 ///
 /// # Errors
 /// None when writing to memory.
@@ -62,7 +62,7 @@ pub fn gauge(
     ConstGauge::new(value).encode(encoder)
 }
 
-/// The same for several, told apart by their labels.
+/// Encodes several such values, distinguished by their labels.
 ///
 /// # Errors
 /// None when writing to memory.
@@ -79,7 +79,7 @@ pub fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     Ok(())
 }
 
-/// How long somebody has been running: `rio_uptime_seconds`.
+/// Encodes the uptime of the source: `rio_uptime_seconds`.
 ///
 /// # Errors
 /// None when writing to memory.
@@ -89,7 +89,7 @@ pub fn uptime(to: &mut DescriptorEncoder<'_>, help: &str, seconds: f64) -> fmt::
     ConstGauge::new(seconds).encode(encoder)
 }
 
-/// Where the time of traced writes went: `rio_stage_seconds` by `stage`, and
+/// Encodes the time of traced writes in each stage: `rio_stage_seconds` by `stage`, and
 /// `rio_stages_sampled_one_in`.
 ///
 /// # Errors
@@ -112,7 +112,7 @@ pub fn stages(to: &mut DescriptorEncoder<'_>, stages: &[StageStat]) -> fmt::Resu
     Ok(())
 }
 
-/// Upper bounds, s, and how many are between them and the one before.
+/// Upper bounds in s, each with the number of values between it and the one before.
 fn buckets(stage: &StageStat) -> Vec<(f64, u64)> {
     let seen = stage.distribution();
     let mut before = 0;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prometheus_reads() {
+    fn the_text_has_the_lines_of_openmetrics() {
         let seen = Distribution::from_filled(&[(100, 2), (1_000, 1), (1 << 36, 1)], 5_000, 1 << 36);
         let page = text(Page(with_shares([("device", seen)]))).unwrap();
         for line in [
@@ -165,7 +165,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "no {line:?} in\n{page}");
         }
-        // Cumulative, and the last finite bound has all but the one that is beyond it.
+        // The counts are cumulative; the last finite bound covers all but the one value beyond it.
         let counts: Vec<u64> = page
             .lines()
             .filter(|line| line.starts_with("rio_stage_seconds_bucket"))

@@ -1,19 +1,14 @@
-//! Figures of something that runs: what they look like, and an HTTP endpoint that tells them.
+//! Metrics of a running target or volume, as OpenMetrics text for Prometheus and as JSON.
 //!
-//! Targets and open volumes tell the same way: `/metrics` is OpenMetrics text for Prometheus,
-//! `/stat` is JSON, both for this machine only. Whoever tells implements [`Source`] and starts an
-//! [`Endpoint`]; what all have in common is here: the stages of ordered writes ([`StageStat`]) and
-//! how they are encoded ([`exposition`]).
+//! A target and an open volume implement [`StatSource`]; the program serves it over HTTP. This
+//! crate has the parts that both share: the stages of ordered writes ([`StageStat`]), their
+//! encoding ([`exposition`]), and the rule that only this machine may ask ([`check_address`]).
 
 mod address;
-mod client;
-mod endpoint;
 pub mod exposition;
-mod http;
-mod source;
 mod stage;
+mod stat_source;
 
 pub use address::{AddressError, check_address};
-pub use endpoint::{Endpoint, MetricsError};
-pub use source::{Source, Start, Untold, to_json};
 pub use stage::{StageStat, since, with_shares};
+pub use stat_source::{Start, StatError, StatSource, to_json};

@@ -1,29 +1,29 @@
-//! The times that traced writes have spent in a stage, as they are told.
+//! The times of traced writes in a stage, as they are reported.
 
 use riopipe_session::stages::Distribution;
 use serde::{Deserialize, Serialize};
 
-/// The times that traced writes have spent in one stage.
+/// The times of traced writes in one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageStat {
-    /// The stage's name.
+    /// Name of the stage.
     pub stage: String,
-    /// Writes traced.
+    /// Number of traced writes.
     pub count: u64,
-    /// All their time in the stage, ns.
+    /// Total time of these writes in the stage, in ns.
     pub sum_ns: u64,
-    /// That as a part of their time in all stages shown with this one, 0 to 1.
+    /// Share of this time in the total of all stages shown with it, 0 to 1.
     pub share: f64,
-    /// Half of the writes took no longer, ns; to 3 %, as those below.
+    /// Median in ns, with an error of at most 3 %, as the percentiles below.
     pub p50_ns: u64,
-    /// 99 % took no longer, ns.
+    /// 99th percentile in ns.
     pub p99_ns: u64,
-    /// 99.9 % took no longer, ns.
+    /// 99.9th percentile in ns.
     pub p999_ns: u64,
-    /// The longest, ns.
+    /// The longest time in ns.
     pub max_ns: u64,
-    /// The whole distribution: the highest time of each bucket, ns, and how many are in it. Left
-    /// out where there is none to tell.
+    /// The whole distribution: the largest time of each bucket in ns, and the number of values in
+    /// it. Absent if it is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<(u64, u64)>,
 }
@@ -43,15 +43,14 @@ impl StageStat {
         }
     }
 
-    /// The distribution, as far as the buckets tell.
+    /// The distribution, as exact as the buckets are.
     #[must_use]
     pub fn distribution(&self) -> Distribution {
         Distribution::from_filled(&self.buckets, self.sum_ns, self.max_ns)
     }
 }
 
-/// Stages of one side, and what part of the whole each is. The writes may be a target's or an
-/// initiator's.
+/// The stages of one side, a target's or an initiator's, with their shares.
 pub fn with_shares(
     stages: impl IntoIterator<Item = (impl Into<String>, Distribution)>,
 ) -> Vec<StageStat> {
@@ -61,7 +60,7 @@ pub fn with_shares(
     stages.into_iter().map(|(stage, seen)| StageStat::new(stage, &seen, total)).collect()
 }
 
-/// What `now` has seen since `before`, by the stages' names, with new shares.
+/// The values of `now` since `before`, by the stages' names, with new shares.
 #[must_use]
 pub fn since(now: &[StageStat], before: &[StageStat]) -> Vec<StageStat> {
     with_shares(now.iter().map(|now| {
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_looks_only_what_came_between_counts() {
+    fn the_difference_of_two_readings_has_only_later_values() {
         let before = with_shares([("gate", seen(&[(15, 4)])), ("device", seen(&[(31, 1)]))]);
         let now = with_shares([("gate", seen(&[(15, 4)])), ("device", seen(&[(31, 3)]))]);
         let since = since(&now, &before);

@@ -1,4 +1,4 @@
-//! Connecting: start, wait without blocking (or with a limit), and errors that say what to do.
+//! Connecting: starting, waiting with or without blocking, and errors that name the remedy.
 
 use std::{
     io,
@@ -7,29 +7,31 @@ use std::{
     time::Duration,
 };
 
+use riopipe_platform::now_ns;
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Type};
 
 use crate::{
-    clock::now_ns,
     poller::wait_writable,
     socket::{SetCongestionError, Socket, SocketOptions},
 };
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
-    /// The text is no address, or its name is unknown.
+    /// The text is not an address, or its name is unknown.
     #[error(
         "cannot find {address:?}: {source}; give an address and a port, as in 192.0.2.1:4420, \
          [2001:db8::1]:4420 or storage.example:4420"
     )]
     Address {
-        /// What was given.
+        /// The address as given.
         address: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// The machine answered, but nothing listens on the port.
+    /// The machine answered, but no program listens on the port.
     #[error(
         "cannot connect to {peer}: refused, nothing listens there; check the port and that the \
          target is running"
@@ -38,7 +40,7 @@ pub enum ConnectError {
         /// Address and port tried.
         peer: SocketAddr,
     },
-    /// No way leads to the machine.
+    /// The network has no route to the machine.
     #[error(
         "cannot connect to {peer}: unreachable ({source}); check the address, the network and \
          the firewall"
@@ -46,10 +48,10 @@ pub enum ConnectError {
     Unreachable {
         /// Address and port tried.
         peer: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Nobody answered in time.
+    /// There was no answer in time.
     #[error(
         "cannot connect to {peer}: no answer within {} ms; check the address, that the machine is \
          up and that no firewall drops the packets, or allow more time",
@@ -58,7 +60,7 @@ pub enum ConnectError {
     TimedOut {
         /// Address and port tried.
         peer: SocketAddr,
-        /// How long was waited.
+        /// Duration of the attempt.
         after: Duration,
     },
     /// A socket option could not be set.
@@ -66,22 +68,22 @@ pub enum ConnectError {
     Option {
         /// Address and port tried.
         peer: SocketAddr,
-        /// Which one, and why not.
+        /// The option, and the reason.
         source: SetCongestionError,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("cannot connect to {peer}: {source}")]
     Other {
         /// Address and port tried.
         peer: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Connects to `address` (`host:port`, name or number), waiting at most `timeout` in all. A name
-/// with several addresses is tried in the resolver's order; the error is the last one's. (The look
-/// up of a name is the resolver's and has its own time limit.)
+/// Connects to `address` (`host:port`, name or number), waiting at most `timeout` in all. The
+/// addresses of a name are tried in the resolver's order; the error is that of the last one. (The
+/// resolver has a time limit of its own.)
 ///
 /// # Errors
 /// [`ConnectError`], naming the address.
@@ -110,7 +112,7 @@ pub fn connect(
     Err(last.expect("at least one address was tried"))
 }
 
-/// The socket addresses `address` (`host:port`) stands for; never empty.
+/// The socket addresses that `address` (`host:port`) stands for; never empty.
 ///
 /// # Errors
 /// [`ConnectError::Address`].
@@ -123,8 +125,8 @@ pub fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     Ok(peers)
 }
 
-/// A connection on its way. Register its descriptor for *writable* and call
-/// [`check`](Connecting::check) when it is, or [`wait`](Connecting::wait).
+/// A connection that is being established. Register its descriptor for *writable* and call
+/// [`check`](Connecting::check) when it is, or call [`wait`](Connecting::wait).
 #[derive(Debug)]
 pub struct Connecting {
     stream: TcpStream,
@@ -135,7 +137,7 @@ impl Connecting {
     /// Sends the first packet and returns.
     ///
     /// # Errors
-    /// [`ConnectError`], when it is known at once (no route; on loopback a refusal, too).
+    /// [`ConnectError`], if it is known at once (no route; on loopback also a refusal).
     pub fn start(peer: SocketAddr, options: &SocketOptions) -> Result<Self, ConnectError> {
         let other = |source| ConnectError::Other { peer, source };
         let socket = socket2::Socket::new(
@@ -147,22 +149,22 @@ impl Connecting {
         options.apply(&socket).map_err(|source| ConnectError::Option { peer, source })?;
         match socket.connect(&SockAddr::from(peer)) {
             Ok(()) => {}
-            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(e) if Errno::from_io_error(&e) == Some(Errno::INPROGRESS) => {}
             Err(e) => return Err(classify(peer, e)),
         }
         Ok(Self { stream: socket.into(), peer })
     }
 
-    /// Where it goes.
+    /// The address that it connects to.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The socket, once connected; `Err(self)` inside `Ok` while still on its way.
+    /// The socket, if connected; `Err(self)` inside `Ok` if not yet.
     ///
     /// # Errors
-    /// [`ConnectError`] when it failed.
+    /// [`ConnectError`], if connecting has failed.
     pub fn check(self) -> Result<Result<Socket, Self>, ConnectError> {
         let peer = self.peer;
         match self.stream.take_error() {
@@ -170,8 +172,8 @@ impl Connecting {
             Ok(Some(e)) | Err(e) => return Err(classify(peer, e)),
         }
         match self.stream.peer_addr() {
-            // A TCP port may connect to itself when the destination is one of the machine's own
-            // unused ephemeral ports: that is no target, whatever the kernel thinks.
+            // A TCP port may connect to itself when the destination is an unused ephemeral port of
+            // this machine. The kernel reports success, but there is no target.
             Ok(_) if self.stream.local_addr().is_ok_and(|own| own == peer) => {
                 Err(ConnectError::Refused { peer })
             }
@@ -183,7 +185,7 @@ impl Connecting {
         }
     }
 
-    /// Waits at most `timeout` for the connection to stand.
+    /// Waits at most `timeout` until the connection is established.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -213,18 +215,18 @@ impl AsFd for Connecting {
 }
 
 fn classify(peer: SocketAddr, source: io::Error) -> ConnectError {
-    match source.raw_os_error() {
-        Some(libc::ECONNREFUSED) => ConnectError::Refused { peer },
-        // The kernel's own patience ran out.
-        Some(libc::ETIMEDOUT) => ConnectError::TimedOut { peer, after: Duration::from_secs(127) },
+    match Errno::from_io_error(&source) {
+        Some(Errno::CONNREFUSED) => ConnectError::Refused { peer },
+        // The kernel's own time limit has passed.
+        Some(Errno::TIMEDOUT) => ConnectError::TimedOut { peer, after: Duration::from_secs(127) },
         Some(
-            libc::ENETUNREACH
-            | libc::EHOSTUNREACH
-            | libc::ENETDOWN
-            | libc::EHOSTDOWN
-            | libc::EADDRNOTAVAIL
-            | libc::EACCES
-            | libc::EPERM,
+            Errno::NETUNREACH
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::HOSTDOWN
+            | Errno::ADDRNOTAVAIL
+            | Errno::ACCESS
+            | Errno::PERM,
         ) => ConnectError::Unreachable { peer, source },
         _ => ConnectError::Other { peer, source },
     }
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told_what_an_address_looks_like() {
+    fn a_wrong_address_is_answered_with_the_right_form() {
         for address in ["", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":::"] {
             let error = try_connect(address, SOON).unwrap_err();
             assert!(matches!(error, ConnectError::Address { .. }), "{error}");
@@ -284,9 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_at_the_time_limit() {
-        // A listener whose queue is full drops further first packets: exactly what a firewall
-        // does, but on loopback.
+    fn a_missing_answer_ends_at_the_time_limit() {
+        // A listener with a full queue drops further first packets, as a firewall does, but on
+        // loopback.
         let listener = Listener::bind_with_backlog("127.0.0.1:0", 0).unwrap();
         let address = listener.local_addr().to_string();
         let mut queued = Vec::new();
@@ -305,8 +307,8 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_connected_to_itself_is_no_target() {
-        // What happens by chance when the port tried is the one the kernel picks for our end.
+    fn a_socket_connected_to_itself_is_refused() {
+        // It happens by chance when the tried port is the one that the kernel picks for our end.
         let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let any = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
         socket.bind(&any.into()).unwrap();

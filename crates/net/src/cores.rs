@@ -1,74 +1,60 @@
-//! Which cores a thread may run on.
+//! The cores on which a thread may run.
 
-use std::{io, mem};
+use std::io;
 
-/// Why a thread could not be pinned.
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The reason why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// The core does not exist or is not among those this process was given.
+    /// The core does not exist, or this process may not use it.
     #[error("cannot pin to core {core}: this process may use {allowed:?} only")]
     NotAllowed {
-        /// The core asked for.
+        /// The requested core.
         core: usize,
-        /// The cores this process was started with.
+        /// The cores that this process may use.
         allowed: Vec<usize>,
     },
-    /// The kernel refused.
+    /// The kernel refused the request.
     #[error("cannot pin to core {core}: {source}")]
     Kernel {
-        /// The core asked for.
+        /// The requested core.
         core: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Binds the calling thread to one core. Threads that it starts later inherit the binding.
+/// Pins the calling thread to one core. Threads that it starts later inherit this.
 ///
 /// # Errors
-/// When the core is not there or the process may not use it (containers often get a subset).
+/// [`PinError`], if the core does not exist or the process may not use it (containers often have a
+/// subset).
 pub fn pin_to_core(core: usize) -> Result<(), PinError> {
-    let mut set = empty_set();
-    if core >= libc::CPU_SETSIZE as usize {
+    if core >= CpuSet::MAX_CPU {
         return Err(not_allowed(core));
     }
-    // SAFETY: `core` is below CPU_SETSIZE, so the bit lies inside `set`.
-    unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: pid 0 is the calling thread; `set` is whole and outlives the call.
-    let code = unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) };
-    if code == 0 {
-        return Ok(());
-    }
-    let source = io::Error::last_os_error();
-    match source.raw_os_error() {
-        Some(libc::EINVAL) => Err(not_allowed(core)),
-        _ => Err(PinError::Kernel { core, source }),
-    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|error| match error {
+        Errno::INVAL => not_allowed(core),
+        error => PinError::Kernel { core, source: error.into() },
+    })
 }
 
-/// The cores the calling thread may run on, in ascending order. Never empty: when the kernel
-/// doesn't tell, core 0 is assumed.
+/// The cores on which the calling thread may run, in ascending order. Never empty: core 0 is
+/// assumed if the kernel gives no answer.
 #[must_use]
 pub fn allowed_cores() -> Vec<usize> {
-    let mut set = empty_set();
-    // SAFETY: pid 0 is the calling thread; `set` is a valid place for the answer.
-    let code = unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &raw mut set) };
-    if code != 0 {
-        return vec![0];
-    }
-    (0..libc::CPU_SETSIZE as usize)
-        // SAFETY: every `core` is below CPU_SETSIZE, so the bit lies inside `set`.
-        .filter(|&core| unsafe { libc::CPU_ISSET(core, &set) })
-        .collect()
+    sched_getaffinity(None).map_or_else(
+        |_| vec![0],
+        |set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
+    )
 }
 
 fn not_allowed(core: usize) -> PinError {
     PinError::NotAllowed { core, allowed: allowed_cores() }
-}
-
-fn empty_set() -> libc::cpu_set_t {
-    // SAFETY: a cpu_set_t is an array of integers, for which all zeroes is the empty set.
-    unsafe { mem::zeroed() }
 }
 
 #[cfg(test)]
@@ -89,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_not_there_is_refused_with_those_that_are() {
+    fn a_missing_core_is_refused_with_the_list_of_cores() {
         for core in [1023, 1024, usize::MAX] {
             if allowed_cores().contains(&core) {
                 continue;

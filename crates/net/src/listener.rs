@@ -6,28 +6,30 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Type};
 
 use crate::socket::{Socket, SocketOptions};
 
-/// Connections the kernel queues until they are accepted. Every stream of every initiator
-/// connects at once after a restart of the target; the kernel caps this at `net.core.somaxconn`.
+/// Number of connections that the kernel queues until they are accepted. Every stream of every
+/// initiator connects at once after a restart of the target; `net.core.somaxconn` limits this
+/// number.
 const BACKLOG: i32 = 4096;
 
-/// Why nobody can listen.
+/// The reason why a port can't be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The text is no address of this machine.
+    /// The text is not an address of this machine.
     #[error(
         "cannot listen on {address:?}: {source}; give an address and a port, as in 0.0.0.0:4420"
     )]
     Address {
-        /// What was given.
+        /// The address as given.
         address: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// Somebody else listens there.
+    /// Another program listens on the port.
     #[error(
         "cannot listen on {address}: the port is taken; stop the program that has it \
          (`ss -ltnp`) or choose another"
@@ -36,7 +38,7 @@ pub enum ListenError {
         /// Address and port.
         address: SocketAddr,
     },
-    /// Not an address of this machine.
+    /// The address does not belong to this machine.
     #[error("cannot listen on {address}: this machine has no such address (see `ip address`)")]
     NotHere {
         /// Address and port.
@@ -51,37 +53,37 @@ pub enum ListenError {
         /// Address and port.
         address: SocketAddr,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("cannot listen on {address}: {source}")]
     Other {
         /// Address and port.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Why no connection could be accepted. The listener itself stays good.
+/// The reason why no connection could be accepted. The listener itself stays usable.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     /// The process or the machine has no descriptor or memory left. The connection stays in the
-    /// kernel's queue and the listener stays readable: wait before asking again.
+    /// kernel's queue and the listener stays readable: wait before the next call.
     #[error(
         "cannot accept connections on {address}: {source}; allow more open files (`ulimit -n`, \
          LimitNOFILE=) or fewer connections"
     )]
     Exhausted {
-        /// Where it listens.
+        /// Address of the listener.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The one connection failed, or the listener did.
+    /// The connection, or the listener, failed.
     #[error("cannot accept a connection on {address}: {source}")]
     Other {
-        /// Where it listens.
+        /// Address of the listener.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -117,30 +119,37 @@ impl Listener {
         Ok(Self { inner, address, options: SocketOptions::default() })
     }
 
-    /// Options for the sockets accepted from now on.
+    /// Sets the options of sockets that are accepted from now on.
     pub fn set_options(&mut self, options: SocketOptions) {
         self.options = options;
     }
 
-    /// Where it listens, with the real port.
+    /// The socket itself, non-blocking, for a server outside of this crate. Queued connections stay
+    /// in its queue.
+    #[must_use]
+    pub fn into_std(self) -> TcpListener {
+        self.inner
+    }
+
+    /// The address of the listener, with the real port.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next connection, or `None` when none waits.
+    /// The next connection, or `None` if none is queued.
     ///
     /// # Errors
-    /// [`AcceptError`]. A connection that its peer gave up before it was accepted is no error: the
-    /// next one is taken.
+    /// [`AcceptError`]. A connection that its peer closed before it was accepted is not an error:
+    /// the next one is taken.
     pub fn accept(&self) -> Result<Option<Socket>, AcceptError> {
         loop {
             let (stream, peer) = match self.inner.accept() {
                 Ok(pair) => pair,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::EINTR | libc::ECONNABORTED | libc::EPROTO) => continue,
-                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                Err(e) => match Errno::from_io_error(&e) {
+                    Some(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                         return Err(AcceptError::Exhausted { address: self.address, source: e });
                     }
                     _ => return Err(self.other(e)),
@@ -149,7 +158,7 @@ impl Listener {
             stream.set_nonblocking(true).map_err(|e| self.other(e))?;
             let socket = Socket::from_stream(stream, peer).map_err(|e| self.other(e))?;
             if let Err(error) = self.options.apply(&socket) {
-                // Speed only; the connection works without.
+                // The option only affects speed; the connection works without it.
                 tracing::warn!(%peer, %error, "option not set on an accepted connection");
             }
             return Ok(Some(socket));
@@ -173,8 +182,8 @@ fn listen(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
         Type::STREAM.nonblocking().cloexec(),
         Some(Protocol::TCP),
     )?;
-    // A target restarted at once finds its old connections in TIME_WAIT; they must not keep the
-    // port from it.
+    // After a restart, old connections of the target are in TIME_WAIT; they must not keep it from
+    // its port.
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(backlog)?;
@@ -198,7 +207,7 @@ mod tests {
     use crate::connect::connect;
 
     #[test]
-    fn none_waits_then_one() {
+    fn a_queued_connection_is_accepted() {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         assert!(listener.accept().unwrap().is_none());
         assert_ne!(listener.local_addr().port(), 0);
@@ -215,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_says_so() {
+    fn a_taken_port_is_reported() {
         let first = Listener::bind("127.0.0.1:0").unwrap();
         let error = Listener::bind(&first.local_addr().to_string()).unwrap_err();
         assert!(matches!(error, ListenError::Taken { .. }), "{error}");
@@ -223,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn another_machines_address_says_so() {
-        // TEST-NET-1: never this machine's.
+    fn an_address_of_another_machine_is_reported() {
+        // TEST-NET-1: never an address of this machine.
         let error = Listener::bind("192.0.2.1:0").unwrap_err();
         assert!(matches!(error, ListenError::NotHere { .. }), "{error}");
     }
 
     #[test]
-    fn nonsense_says_what_an_address_looks_like() {
+    fn a_wrong_address_is_answered_with_the_right_form() {
         let error = Listener::bind("4420").unwrap_err();
         assert!(matches!(error, ListenError::Address { .. }), "{error}");
         assert!(error.to_string().contains("0.0.0.0:4420"));

@@ -1,8 +1,8 @@
-//! Something that one thread uses at a time, by turns: one flag says whether it is taken.
+//! A value that threads use in turns: one flag says whether it is taken.
 //!
-//! The owner takes it for each of its calls; a caretaker takes it only when nobody has it. Unlike
-//! a mutex, nobody ever sleeps for it: who holds it gives it back after a bounded turn. Taking is
-//! one compare-and-swap, giving back one store.
+//! The owner takes it for each of its calls; a background thread takes it only when it is free.
+//! Unlike with a mutex, no thread ever sleeps for it: each releases it after a bounded turn. Taking
+//! is one compare-and-swap, releasing one store.
 //!
 //! `tests/owned.rs` compiles this file with a model checker's atomics and tries every
 //! interleaving.
@@ -23,12 +23,12 @@ pub struct Owned<T> {
 unsafe impl<T: Send> Sync for Owned<T> {}
 
 impl<T> Owned<T> {
-    /// Nobody has it yet.
+    /// A value that no thread has taken.
     pub fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: Cell::new(value) }
     }
 
-    /// Takes it if nobody has it.
+    /// Takes the value if it is free.
     #[inline]
     pub fn try_take(&self) -> Option<Taken<'_, T>> {
         let claimed =
@@ -36,7 +36,7 @@ impl<T> Owned<T> {
         claimed.is_ok().then(|| Taken { owned: self, access: Some(self.value.access()) })
     }
 
-    /// Takes it; waits for whoever has it to end its turn.
+    /// Takes the value; waits until the thread that has it ends its turn.
     #[inline]
     pub fn take(&self) -> Taken<'_, T> {
         let mut turns = 0;
@@ -50,12 +50,12 @@ impl<T> Owned<T> {
     }
 }
 
-/// The value, for a turn; dropping this gives it back.
+/// The value during a turn; dropping this releases it.
 #[derive(Debug)]
 #[must_use = "dropped at once, it is given back at once"]
 pub struct Taken<'a, T> {
     owned: &'a Owned<T>,
-    /// `Some` until it is dropped.
+    /// `Some` until the drop.
     access: Option<Access<T>>,
 }
 
@@ -83,7 +83,7 @@ impl<T> core::ops::DerefMut for Taken<'_, T> {
 impl<T> Drop for Taken<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // The access ends before anybody else can begin one.
+        // The access ends before another thread can begin one.
         self.access = None;
         self.owned.taken.store(false, Ordering::Release);
     }

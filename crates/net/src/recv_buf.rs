@@ -1,26 +1,26 @@
-//! The receive buffer: large, contiguous, and nearly never moved.
+//! The receive buffer: large, contiguous, and rarely moved.
 
 use crate::socket::{LinkError, Received, Socket};
 
-/// Receives are offered at least this much room. Beyond 128 KiB larger receives gain nothing.
+/// Least space offered to a receive, in bytes. Receives beyond 128 KiB are not faster.
 const ROOM_MIN: usize = 128 << 10;
 
-/// A message larger than the buffer may become.
+/// A message is larger than the buffer may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {need} bytes does not fit into a receive buffer of at most {max} bytes")]
 pub struct BufFull {
-    /// Bytes the message has.
+    /// Length of the message in bytes.
     pub need: usize,
-    /// Bytes the buffer may hold.
+    /// Largest capacity of the buffer in bytes.
     pub max: usize,
 }
 
-/// Bytes received and not yet consumed, in one piece.
+/// Received bytes that are not consumed, in one piece.
 ///
-/// A protocol consumes whole messages and leaves the start of one; the next receive continues
-/// behind it. The leftover is moved to the front only when the room behind it runs out, so that a
-/// byte is rarely copied, and when nothing is left the buffer starts over at the front, so that the
-/// same, cached memory is used again and again.
+/// A protocol consumes complete messages and leaves the start of the next one; the next receive
+/// continues behind it. The rest is moved to the front only when the space behind it is used up, so
+/// that a byte is rarely copied. An empty buffer starts again at the front, so that the same cached
+/// memory is used again and again.
 #[derive(Debug)]
 pub struct RecvBuf {
     bytes: Vec<u8>,
@@ -30,7 +30,7 @@ pub struct RecvBuf {
 }
 
 impl RecvBuf {
-    /// What a buffer holds unless told otherwise: 512 KiB.
+    /// Default capacity in bytes: 512 KiB.
     pub const DEFAULT_CAPACITY: usize = 512 << 10;
 
     /// A buffer of 512 KiB that may grow to `max` bytes (at least 512 KiB) for a single message.
@@ -46,25 +46,25 @@ impl RecvBuf {
         Self { bytes: vec![0; capacity], start: 0, end: 0, max: max.max(capacity) }
     }
 
-    /// The bytes received and not consumed.
+    /// The bytes that were received and not consumed.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// How many bytes [`data`](RecvBuf::data) has.
+    /// Length of [`data`](RecvBuf::data) in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether everything has been consumed.
+    /// Whether all bytes have been consumed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Bytes the buffer has now.
+    /// Current capacity in bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.bytes.len()
@@ -73,7 +73,7 @@ impl RecvBuf {
     /// Drops the first `n` bytes of [`data`](RecvBuf::data).
     ///
     /// # Panics
-    /// When there are fewer.
+    /// If there are fewer bytes.
     pub fn consume(&mut self, n: usize) {
         assert!(n <= self.len(), "consumed {n} of {} bytes", self.len());
         self.start += n;
@@ -83,18 +83,18 @@ impl RecvBuf {
         }
     }
 
-    /// Drops everything: for a new connection.
+    /// Drops all bytes, for a new connection.
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
     }
 
-    /// Makes room for a message of `need` bytes in all, of which [`data`](RecvBuf::data) is the
-    /// start; grows when it must. Without this a buffer can fill with the start of one message and
-    /// receive no more.
+    /// Makes space for a message of `need` bytes in all, of which [`data`](RecvBuf::data) is the
+    /// start; grows if necessary. Without this, the start of one message may fill the buffer, and
+    /// nothing more could be received.
     ///
     /// # Errors
-    /// [`BufFull`] when the message is larger than the buffer may become: the peer's fault.
+    /// [`BufFull`], if the message is larger than the buffer may become: an error of the peer.
     pub fn reserve(&mut self, need: usize) -> Result<(), BufFull> {
         if need > self.max {
             return Err(BufFull { need, max: self.max });
@@ -109,13 +109,13 @@ impl RecvBuf {
         Ok(())
     }
 
-    /// Receives once, behind what is there.
+    /// Receives once, behind the bytes that are there.
     ///
-    /// When the buffer is full of one incomplete message, says `WouldBlock`:
-    /// [`reserve`](RecvBuf::reserve) what the message needs.
+    /// Returns `WouldBlock` if the buffer is full of one incomplete message: call
+    /// [`reserve`](RecvBuf::reserve) for the message.
     ///
     /// # Errors
-    /// [`LinkError`], when the connection is gone. What was received before stays.
+    /// [`LinkError`], if the connection is gone. Bytes received before stay.
     pub fn fill(&mut self, socket: &Socket) -> Result<Received, LinkError> {
         if self.bytes.len() - self.end < ROOM_MIN {
             self.compact();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_start_of_a_message_until_its_end_comes() {
+    fn keeps_the_start_of_a_message_until_its_end_arrives() {
         let (near, far) = pair();
         let mut buf = RecvBuf::new(0);
         assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock);
@@ -172,8 +172,9 @@ mod tests {
 
     #[test]
     fn any_mix_of_receives_and_consumes_yields_the_stream() {
-        // Messages of uneven sizes, consumed whole, over far more bytes than the buffer has: every
-        // compaction path is crossed, and a naive model (a plain Vec) says what must come out.
+        // Messages of different sizes, consumed whole, far more bytes than the buffer has. Every
+        // path of the compaction is used, and a simple model (a plain Vec) gives the expected
+        // bytes.
         let (near, far) = pair();
         let total = 8 << 20;
         let byte_at = |i: usize| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0];
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_waits_for_room_and_grows_to_its_bound() {
+    fn a_full_buffer_would_block_and_grows_to_its_bound() {
         let (near, far) = pair();
         let mut buf = RecvBuf::with_capacity(0, 1 << 20);
         let data = vec![7; 900_000];
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "consumed 1 of 0")]
-    fn consuming_what_is_not_there_is_a_bug() {
+    fn consuming_missing_bytes_panics() {
         RecvBuf::new(0).consume(1);
     }
 }

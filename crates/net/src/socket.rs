@@ -1,79 +1,82 @@
 //! One TCP connection, non-blocking.
 
 use std::{
-    io::{self, Read},
+    io::{self, IoSlice, Read},
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr, TcpStream},
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd},
+    slice,
 };
 
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::SockRef;
 
-/// Slices handed to the kernel in one call: its own bound (`UIO_MAXIOV`). At 16 bytes each the
-/// array is 16 KiB of stack, of which only what is used is touched.
+/// Largest number of slices for the kernel in one call: its own limit (`UIO_MAXIOV`). At 16 bytes
+/// each the array takes 16 KiB of stack, of which only the used part is touched.
 const IOV_MAX: usize = 1024;
 
-/// Why a connection is no longer any good. All are final.
+/// The reason why a connection is unusable. All are final.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The peer, or something between, cut the connection.
+    /// The peer, or a device on the way, has reset the connection.
     #[error("connection to {peer} was reset: the peer died, restarted or refused to go on")]
     Reset {
         /// The other end.
         peer: SocketAddr,
     },
-    /// The peer has closed; nothing can be sent.
+    /// The peer has closed the connection; nothing can be sent.
     #[error("connection to {peer} was closed by the peer")]
     Closed {
         /// The other end.
         peer: SocketAddr,
     },
-    /// The kernel gave up resending.
+    /// The kernel has stopped resending.
     #[error("connection to {peer} timed out: no answer from the machine or the network")]
     TimedOut {
         /// The other end.
         peer: SocketAddr,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("connection to {peer} failed: {source}")]
     Other {
         /// The other end.
         peer: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// What a receive brought.
+/// The outcome of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes, at least one.
+    /// This number of bytes was received, at least one.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing can be received now.
     WouldBlock,
-    /// The peer has closed its side in good order; nothing more will come.
+    /// The peer has closed its side in order; nothing more will arrive.
     Closed,
 }
 
-/// Why the congestion control could not be chosen.
+/// The reason why the congestion control could not be set.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "congestion control {name:?} cannot be used: {source}; the kernel permits those in \
      /proc/sys/net/ipv4/tcp_allowed_congestion_control"
 )]
 pub struct SetCongestionError {
-    /// The name asked for.
+    /// The requested name.
     pub name: String,
-    /// What the kernel said: `NotFound` (not there) or `PermissionDenied`.
+    /// The kernel's error: `NotFound` (unknown) or `PermissionDenied`.
     pub source: io::Error,
 }
 
-/// Options of a connection. `TCP_NODELAY` is not among them: it is always on, since without it a
-/// small answer waits for the peer's delayed acknowledgement, 40 ms.
+/// Options of a connection. `TCP_NODELAY` is not among them. It is always on: without it a small
+/// answer waits for the peer's delayed acknowledgement, 40 ms.
 #[derive(Clone, Debug, Default)]
 pub struct SocketOptions {
-    /// Congestion control by its kernel name (`cubic`, `reno`, …); `None` leaves the system's.
-    /// `bbr` paces, which costs throughput at high queue depth on a fast network.
+    /// Congestion control by its kernel name (`cubic`, `reno`, …); `None` keeps the system's. `bbr`
+    /// paces, which costs throughput at high queue depth on a fast network.
     pub congestion: Option<String>,
 }
 
@@ -101,61 +104,45 @@ impl Socket {
         Ok(Self { stream, peer })
     }
 
-    /// Sends the slices one after another, as far as the kernel takes them now, in one system
-    /// call: at most 1024 slices (call again for the rest). Empty slices are skipped.
+    /// Sends the slices in order, as far as the kernel takes them now, in one system call: at most
+    /// 1024 slices (call again for the rest). Empty slices are skipped.
     ///
-    /// Returns how many bytes were taken: 0 when there was nothing to send or nothing fits now
-    /// (wait for *writable*).
+    /// Returns the number of bytes taken: 0 if there was nothing to send or if the kernel takes
+    /// nothing now (wait for *writable*).
     ///
     /// # Errors
-    /// [`LinkError`], when the connection is gone. Bytes of earlier calls may or may not have
+    /// [`LinkError`], if the connection is gone. It is unknown whether bytes of earlier calls have
     /// arrived.
     pub fn send<'a>(&self, slices: impl IntoIterator<Item = &'a [u8]>) -> Result<usize, LinkError> {
-        let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; IOV_MAX];
+        let mut iovs = [const { MaybeUninit::<IoSlice<'a>>::uninit() }; IOV_MAX];
         let mut count = 0;
         for (slot, slice) in
             iovs.iter_mut().zip(slices.into_iter().filter(|slice| !slice.is_empty()))
         {
-            slot.write(libc::iovec {
-                iov_base: slice.as_ptr().cast_mut().cast(),
-                iov_len: slice.len(),
-            });
+            slot.write(IoSlice::new(slice));
             count += 1;
         }
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: a msghdr is integers and pointers, for which zero is valid and means "absent".
-        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        message.msg_iov = iovs.as_mut_ptr().cast();
-        message.msg_iovlen = count as _;
+        // SAFETY: the first `count` of them have just been written.
+        let iovs = unsafe { slice::from_raw_parts(iovs.as_ptr().cast::<IoSlice<'a>>(), count) };
+        // A host program in C may not ignore SIGPIPE as Rust's runtime does.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
-            // SAFETY: the first `count` iovecs are initialised and point into slices borrowed for
-            // 'a, which outlives this call; sendmsg only reads through them. MSG_NOSIGNAL: a host
-            // program in C may not ignore SIGPIPE as Rust's runtime does.
-            let sent = unsafe {
-                libc::sendmsg(
-                    self.stream.as_raw_fd(),
-                    &raw const message,
-                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-                )
-            };
-            if sent >= 0 {
-                return Ok(sent as usize);
-            }
-            let error = io::Error::last_os_error();
-            match error.kind() {
-                io::ErrorKind::Interrupted => {}
-                io::ErrorKind::WouldBlock => return Ok(0),
-                _ => return Err(self.fault(error)),
+            match sendmsg(&self.stream, iovs, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(error) => return Err(self.fault(error.into())),
             }
         }
     }
 
-    /// Receives what is there, at most `into.len()` bytes.
+    /// Receives the bytes that have arrived, at most `into.len()`.
     ///
     /// # Errors
-    /// [`LinkError`], when the connection is gone.
+    /// [`LinkError`], if the connection is gone.
     pub fn recv(&self, into: &mut [u8]) -> Result<Received, LinkError> {
         debug_assert!(!into.is_empty(), "an empty buffer looks like a closed peer");
         loop {
@@ -171,24 +158,24 @@ impl Socket {
         }
     }
 
-    /// The other end, as it was when connected.
+    /// Address of the peer, as it was when connected.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This end.
+    /// Address of this end.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
     }
 
-    /// Whether `TCP_NODELAY` is on (it is).
+    /// Whether `TCP_NODELAY` is on (it always is).
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn nodelay(&self) -> io::Result<bool> {
         self.stream.nodelay()
     }
@@ -196,22 +183,22 @@ impl Socket {
     /// The congestion control in use, by its kernel name.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn congestion(&self) -> io::Result<String> {
         let name = SockRef::from(&self.stream).tcp_congestion()?;
         let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
-    /// Says that nothing more will be sent; what was sent still arrives, then the peer sees the
-    /// end. Receiving goes on. Doing it twice, or on a dead connection, is harmless.
+    /// Closes the sending direction: all sent bytes still arrive, then the peer sees the end.
+    /// Receiving goes on. A second call, or one on a dead connection, is harmless.
     pub fn finish_sending(&self) {
-        // The only failure is "not connected any more", which is what was asked for.
+        // The only failure is "not connected", which is the intended result.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Ends the connection in both directions: a thread that waits on it wakes up. Doing it
-    /// twice, or on a dead connection, is harmless.
+    /// Ends the connection in both directions: a thread that waits on it wakes up. A second call,
+    /// or one on a dead connection, is harmless.
     pub fn shutdown(&self) {
         // As above.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -219,10 +206,10 @@ impl Socket {
 
     fn fault(&self, source: io::Error) -> LinkError {
         let peer = self.peer;
-        match source.raw_os_error() {
-            Some(libc::ECONNRESET | libc::ECONNABORTED) => LinkError::Reset { peer },
-            Some(libc::EPIPE) => LinkError::Closed { peer },
-            Some(libc::ETIMEDOUT) => LinkError::TimedOut { peer },
+        match Errno::from_io_error(&source) {
+            Some(Errno::CONNRESET | Errno::CONNABORTED) => LinkError::Reset { peer },
+            Some(Errno::PIPE) => LinkError::Closed { peer },
+            Some(Errno::TIMEDOUT) => LinkError::TimedOut { peer },
             _ => LinkError::Other { peer, source },
         }
     }
@@ -280,7 +267,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nothing_to_send_is_nothing_sent() {
+    fn sending_nothing_sends_nothing() {
         let (near, _far) = pair();
         assert_eq!(near.send([]).unwrap(), 0);
         assert_eq!(near.send([&[][..]; 3]).unwrap(), 0);
@@ -296,7 +283,7 @@ pub(crate) mod tests {
 
     #[test]
     fn partial_sends_lose_and_repeat_nothing() {
-        // Nobody reads at first, so the kernel takes a part, then nothing.
+        // The peer does not read at first, so the kernel takes a part, then nothing.
         let (near, far) = pair();
         let data: Vec<u8> = (0..24_000_000u32).map(|i| (i / 3) as u8).collect();
         let mut sent = 0;
@@ -338,13 +325,13 @@ pub(crate) mod tests {
         assert_eq!(
             recv_soon(&far, &mut chunk).unwrap(),
             Received::Bytes(4),
-            "what was sent still arrives"
+            "sent bytes still arrive"
         );
         assert_eq!(recv_soon(&far, &mut chunk).unwrap(), Received::Closed);
     }
 
     #[test]
-    fn a_dead_peer_is_a_reset_by_name() {
+    fn a_dead_peer_is_reported_as_a_reset() {
         let (near, far) = pair();
         // Closing with unread bytes makes the kernel send RST, as when a process is killed.
         near.send([&b"unread"[..]]).unwrap();
@@ -359,7 +346,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn shutdown_is_seen_here_too() {
+    fn shutdown_is_visible_at_both_ends() {
         let (near, _far) = pair();
         near.shutdown();
         near.shutdown();
@@ -367,14 +354,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn congestion_control_is_the_systems_unless_chosen() {
+    fn congestion_control_is_the_systems_by_default() {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().to_string();
         let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
         let socket = connect(&address, SOON, &SocketOptions::default()).unwrap();
         assert_eq!(socket.congestion().unwrap(), system.trim());
 
-        // reno is always there and always permitted.
+        // reno always exists and is always permitted.
         let reno = SocketOptions { congestion: Some("reno".to_owned()) };
         let socket = connect(&address, SOON, &reno).unwrap();
         assert_eq!(socket.congestion().unwrap(), "reno");

@@ -1,44 +1,44 @@
-//! Deciding between looking again and sleeping.
+//! The decision between polling again and sleeping.
 //!
-//! A sleep that ends by an interrupt costs about 40 µs; a look costs less than one. A loop that is
-//! in the middle of a conversation should look; one that is idle should sleep. The waiter tells
-//! them apart by what just happened, as KVM does when a guest halts: as long as answers come within
-//! the spin time, spin; when waits turn out long, spin less, down to nothing; when they turn short
-//! again, spin again.
+//! A sleep that ends by an interrupt costs about 40 µs; a poll costs less than one. A loop that
+//! exchanges messages should poll, an idle one should sleep. The waiter decides by the recent
+//! waits, as KVM does when a guest halts. While answers come within the spin time, it spins. When
+//! waits turn out long, it spins for a shorter time, down to none. When they become short again, it
+//! spins again.
 //!
-//! A thread that spins can keep from its core the very thread it waits for. So between two looks it
-//! yields, which is nearly free on a core of its own; and when a yield takes time, somebody else
-//! wants the core: then it sleeps instead, and doesn't try spinning again for a while. (Two writers
-//! and two servers on two cores, queue depth 1: 10 k writes/s with plain spinning, 82 k with
-//! yielding, 114 k asleep. One writer and one server: 101 k, 101 k, 12 k.)
+//! A spinning thread can keep the thread that it waits for from its core. So it yields between two
+//! polls, which costs almost nothing on a core of its own. If a yield takes time, another thread
+//! needs the core: the waiter then sleeps instead, and does not spin again for a while. (Two
+//! writers and two servers on two cores, queue depth 1: 10 k writes/s with plain spinning, 82 k
+//! with yielding, 114 k with sleeping. One writer and one server: 101 k, 101 k, 12 k.)
 
 use std::{fmt, str::FromStr, thread};
 
-use crate::clock::now_ns;
+use riopipe_platform::now_ns;
 
-/// Gives way to whoever else wants this core. Better: [`Waiter::relax`], which also notices if
-/// someone does.
+/// Yields this core to other threads. [`Waiter::relax`] is better, since it also measures whether
+/// one used it.
 #[inline]
 pub fn relax() {
     thread::yield_now();
 }
 
-/// How long to look before sleeping. As text: `hybrid`, `block`, `poll`, or the microseconds to
+/// The time to poll before sleeping. As text: `hybrid`, `block`, `poll`, or the microseconds to
 /// spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinPolicy {
-    /// The longest time, in nanoseconds, to look in vain before sleeping. 0: sleep at once.
+    /// The longest time to poll without success before sleeping, in nanoseconds. 0: sleep at once.
     pub spin_ns: u64,
-    /// Spin that long, always, even if past waits were long.
+    /// Always spin that long, even if past waits were long.
     pub steady: bool,
 }
 
 impl SpinPolicy {
-    /// Sleep at once: a busy machine, or a measurement of what work itself costs.
+    /// Sleep at once: for a busy machine, or to measure the cost of the work itself.
     pub const BLOCK: Self = Self { spin_ns: 0, steady: false };
-    /// Never sleep: burns a core.
+    /// Never sleep: uses a whole core.
     pub const POLL: Self = Self { spin_ns: u64::MAX, steady: true };
-    /// Look for up to 200 µs, less when that is in vain: full speed when busy, nothing when idle.
+    /// Poll for up to 200 µs, shorter if that was in vain: full speed when busy, no cost when idle.
     pub const HYBRID: Self = Self { spin_ns: 200_000, steady: false };
 }
 
@@ -78,16 +78,16 @@ impl fmt::Display for SpinPolicy {
     }
 }
 
-/// What to do after a round that found nothing.
+/// The next step after a round without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Look again, after [`Waiter::relax`].
-    Look,
-    /// Sleep until something happens.
+    /// Poll again, after [`Waiter::relax`].
+    Poll,
+    /// Sleep until an event occurs.
     Sleep,
 }
 
-/// The decision for one loop. Tell it of every round: [`worked`](Waiter::worked) or
+/// The decision for one loop. Report every round to it: [`worked`](Waiter::worked) or
 /// [`idle`](Waiter::idle).
 ///
 /// ```
@@ -101,7 +101,7 @@ pub enum Next {
 ///         continue;
 ///     }
 ///     match waiter.idle(now_ns()) {
-///         Next::Look => waiter.relax(),
+///         Next::Poll => waiter.relax(),
 ///         Next::Sleep => break, // here: poller.wait(&mut events, until_next_deadline)
 ///     }
 /// }
@@ -109,21 +109,21 @@ pub enum Next {
 #[derive(Clone, Debug)]
 pub struct Waiter {
     policy: SpinPolicy,
-    /// How long to spin now: between 0 and the policy's.
+    /// Current spin time in nanoseconds: between 0 and the policy's.
     spin_ns: u64,
     state: State,
     core: Core,
 }
 
-/// What is known of others that want our core.
+/// The use of this core by other threads, as far as it is known.
 #[derive(Clone, Debug, Default)]
 struct Core {
-    /// Yields of this spin, and how many of them somebody used.
+    /// Yields during this spin, and how many of them another thread used.
     yields: u32,
     used: u32,
-    /// No spinning before this time.
+    /// Time before which there is no spinning.
     shared_until: u64,
-    /// How long it will be taken for shared the next time.
+    /// Time for which the core will be taken for shared the next time, in nanoseconds.
     backoff_ns: u64,
 }
 
@@ -133,34 +133,34 @@ enum State {
     Spinning {
         since: u64,
     },
-    /// Told to sleep; waiting since.
+    /// It was told to sleep, at this time.
     Sleeping {
         since: u64,
     },
-    /// Something came after a sleep; the clock is read at the next idle round.
+    /// Work came after a sleep; the clock is read at the next idle round.
     Woken {
         since: u64,
     },
 }
 
 impl Waiter {
-    /// A waiter that spins at first.
+    /// A waiter that begins with spinning.
     #[must_use]
     pub fn new(policy: SpinPolicy) -> Self {
         Self { policy, spin_ns: policy.spin_ns, state: State::Working, core: Core::default() }
     }
 
-    /// The policy it was made with.
+    /// The policy of this waiter.
     #[must_use]
     pub fn policy(&self) -> SpinPolicy {
         self.policy
     }
 
-    /// The last round did something.
+    /// Reports that the last round did some work.
     #[inline]
     pub fn worked(&mut self) {
         if matches!(self.state, State::Spinning { .. }) && self.core.used == 0 {
-            // The spin paid, and nobody wanted the core.
+            // The spinning had success, and no other thread needed the core.
             self.core.backoff_ns = 0;
         }
         self.state = match self.state {
@@ -169,33 +169,34 @@ impl Waiter {
         };
     }
 
-    /// The last round, at `now` (nanoseconds), found nothing: what now?
+    /// Reports that the last round, at `now` (nanoseconds), found no work; returns the next step.
     #[inline]
     pub fn idle(&mut self, now: u64) -> Next {
         match self.state {
             State::Working => self.begin(now),
             State::Spinning { since } => self.go_on(now, since),
             State::Sleeping { since } => {
-                // Woken for nothing (a timer, a signal), perhaps long ago: still idle.
+                // Woken without work (a timer, a signal), perhaps long ago: still idle.
                 self.adapt(now.saturating_sub(since));
                 self.state = State::Sleeping { since: now };
                 Next::Sleep
             }
             State::Woken { since } => {
-                // `now` may be a little late: after the work that ended the wait, not before. That
-                // errs towards sleeping by one round, and saves reading the clock twice.
+                // `now` may be a little late: after the work that ended the wait, not before. The
+                // error is at most one round towards sleeping, and it saves reading the clock
+                // twice.
                 self.adapt(now.saturating_sub(since));
                 self.begin(now)
             }
         }
     }
 
-    /// Between two looks: gives way to whoever else wants this core, and notices if someone does.
-    /// About 400 ns when nobody does.
+    /// Yields between two polls, and measures whether another thread used the core. About 400 ns if
+    /// none did.
     #[inline]
     pub fn relax(&mut self) {
-        // The clock is read here, not taken from `idle`: callers may have read theirs before the
-        // round's work, which must not be mistaken for somebody else's.
+        // The clock is read here and not taken from `idle`: callers may have read theirs before the
+        // round's work, whose time must not count as another thread's.
         let start = now_ns();
         thread::yield_now();
         self.yielded(start, now_ns());
@@ -210,20 +211,21 @@ impl Waiter {
     fn go_on(&mut self, now: u64, since: u64) -> Next {
         if now.saturating_sub(since) < self.spin_ns && self.may_spin(now) {
             self.state = State::Spinning { since };
-            return Next::Look;
+            return Next::Poll;
         }
         self.state = State::Sleeping { since };
         Next::Sleep
     }
 
-    /// A yield began at `at` and ended at `now`.
+    /// Reports a yield from `at` to `now`.
     fn yielded(&mut self, at: u64, now: u64) {
         let ns = now.saturating_sub(at);
         self.core.yields += 1;
         if ns > YIELD_NS_MAX {
             self.core.used += 1;
         }
-        // One long absence tells enough; short ones must be the rule, not an interrupt.
+        // One long absence is enough; short ones must be frequent, since a single one may be an
+        // interrupt.
         let shared = ns > ABSENCE_NS_MAX
             || (self.core.yields >= YIELDS_MIN && self.core.used > self.core.yields / 2);
         if shared && !self.policy.steady {
@@ -236,13 +238,13 @@ impl Waiter {
         self.policy.steady || now >= self.core.shared_until
     }
 
-    /// A wait that had to sleep took `waited` in all, spinning included.
+    /// Adapts the spin time after a wait with a sleep; it took `waited` in all, spinning included.
     fn adapt(&mut self, waited: u64) {
         if self.policy.steady {
             return;
         }
         self.spin_ns = if waited <= self.policy.spin_ns {
-            // Spinning to the limit would have caught it.
+            // Spinning up to the limit would have sufficed.
             self.policy.spin_ns
         } else if self.spin_ns > SPIN_MIN_NS {
             self.spin_ns / 2
@@ -252,20 +254,22 @@ impl Waiter {
     }
 }
 
-/// Spinning less than this never pays.
+/// Shorter spins, in nanoseconds, never pay.
 const SPIN_MIN_NS: u64 = 5_000;
 
-/// A yield that nobody uses takes less: a system call and two looks at the run queue.
+/// Longest yield without another thread, in nanoseconds: a system call and two scans of the run
+/// queue.
 const YIELD_NS_MAX: u64 = 3_000;
 
-/// No peer's turn takes longer: who is away for so long has met a busy stranger.
+/// Longest turn of a peer, in nanoseconds: after a longer absence, an unrelated busy thread had the
+/// core.
 const ABSENCE_NS_MAX: u64 = 100_000;
 
-/// So many yields before their share counts.
+/// Least number of yields before their share counts.
 const YIELDS_MIN: u32 = 4;
 
-/// How long a core is taken for shared, at first and at most: trying costs a stranger's time slice,
-/// some milliseconds, not trying a wake-up per wait.
+/// Shortest and longest time for which a core is taken for shared, in nanoseconds. An attempt costs
+/// a time slice of the other thread, some milliseconds; no attempt costs a wake-up per wait.
 const BACKOFF_NS_MIN: u64 = 1_000_000;
 const BACKOFF_NS_MAX: u64 = 100_000_000;
 
@@ -275,13 +279,14 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Waits from `*now` until `*now + wait`, with looks 1 µs apart; returns the time spent looking.
+    /// Waits from `*now` until `*now + wait`, with polls 1 µs apart; returns the time spent
+    /// polling.
     fn wait(waiter: &mut Waiter, now: &mut u64, wait: u64) -> u64 {
         let (start, end) = (*now, *now + wait);
         let mut looked = 0;
         while *now < end {
             match waiter.idle(*now) {
-                Next::Look => {
+                Next::Poll => {
                     *now += 1_000;
                     looked = *now - start;
                 }
@@ -302,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn idling_costs_less_and_less_and_then_nothing() {
+    fn an_idle_loop_spins_less_and_less_and_then_sleeps() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
         let spent: Vec<_> = (0..10).map(|_| wait(&mut waiter, &mut now, 10 * MS)).collect();
@@ -312,13 +317,13 @@ mod tests {
     }
 
     #[test]
-    fn waking_for_nothing_is_idling() {
+    fn a_wake_up_without_work_counts_as_idle() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
-        while waiter.idle(now) == Next::Look {
+        while waiter.idle(now) == Next::Poll {
             now += 1_000;
         }
-        // Timers without work: never a reason to look.
+        // Timers without work: no reason to spin.
         for _ in 0..50 {
             now += 5 * MS;
             assert_eq!(waiter.idle(now), Next::Sleep);
@@ -326,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn one_short_wait_brings_the_spinning_back() {
+    fn one_short_wait_restores_the_spinning() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
         for _ in 0..20 {
@@ -336,8 +341,8 @@ mod tests {
         assert_eq!(wait(&mut waiter, &mut now, 60_000), 60_000);
     }
 
-    /// One wait with looks and yields of `yield_ns`; returns how many looks it took to give up, or
-    /// `None` when it was still looking after 200 µs.
+    /// One wait with polls and yields of `yield_ns`; returns the number of polls before it slept,
+    /// or `None` if it was still polling after 200 µs.
     fn looks_until_sleep(waiter: &mut Waiter, now: &mut u64, yield_ns: u64) -> Option<u32> {
         let start = *now;
         let mut looks = 0;
@@ -347,7 +352,7 @@ mod tests {
             }
             match waiter.idle(*now) {
                 Next::Sleep => break Some(looks),
-                Next::Look => {
+                Next::Poll => {
                     let at = *now;
                     *now += yield_ns;
                     waiter.yielded(at, *now);
@@ -364,18 +369,18 @@ mod tests {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
         assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), None, "alone");
-        // A peer takes its short turns, or a stranger a long one.
+        // A peer takes its short turns, or another thread a long one.
         assert_eq!(looks_until_sleep(&mut waiter, &mut now, 6_000), Some(4));
         assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), Some(0), "not yet again");
         now += 2 * MS;
         assert_eq!(looks_until_sleep(&mut waiter, &mut now, 3 * MS), Some(1));
         now += 5 * MS;
         let looks = looks_until_sleep(&mut waiter, &mut now, 400);
-        assert!(looks.is_none_or(|looks| looks > 100), "alone again: {looks:?}");
+        assert!(looks.is_none_or(|looks| looks > 100), "the core is free again: {looks:?}");
     }
 
     #[test]
-    fn the_longer_a_core_is_shared_the_rarer_it_is_tried() {
+    fn a_shared_core_is_tried_less_and_less_often() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
         let mut tries = Vec::new();
@@ -390,11 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_now_and_then_is_no_sharing() {
+    fn an_occasional_interrupt_does_not_count_as_sharing() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
         for i in 0..500 {
-            let Next::Look = waiter.idle(now) else {
+            let Next::Poll = waiter.idle(now) else {
                 panic!("slept at look {i}");
             };
             let at = now;
@@ -407,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn as_text_and_back() {
+    fn a_policy_is_parsed_as_it_is_displayed() {
         for policy in [SpinPolicy::HYBRID, SpinPolicy::BLOCK, SpinPolicy::POLL] {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }

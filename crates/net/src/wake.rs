@@ -1,4 +1,4 @@
-//! A call that is heard once, however often it was made before anybody listened.
+//! A notification that is received once, however often it was sent before that.
 //!
 //! `tests/wake.rs` compiles this file with a model checker's atomics and tries every interleaving.
 
@@ -8,7 +8,7 @@ use super::sync::{AtomicBool, Event, Ordering};
 #[derive(Debug)]
 pub(crate) struct Wake {
     event: Event,
-    /// Set from the first call until the listener has heard it: spares the further system calls.
+    /// Set from the first notification until it is received; saves further system calls.
     pending: AtomicBool,
 }
 
@@ -17,29 +17,29 @@ impl Wake {
         Self { event, pending: AtomicBool::new(false) }
     }
 
-    /// What the listener waits for.
+    /// The event that the receiver waits for.
     pub(crate) fn event(&self) -> &Event {
         &self.event
     }
 
-    pub(crate) fn call(&self) {
-        // Release/acquire: what the calling thread wrote before is seen by the one that hears it.
+    pub(crate) fn notify(&self) {
+        // Release/acquire: the receiving thread sees all writes of the notifying one before this.
         if !self.pending.swap(true, Ordering::AcqRel) {
-            self.event.ring();
+            self.event.signal();
         }
     }
 
-    /// Whether somebody has called since it was last [heard](Self::hear).
-    pub(crate) fn is_called(&self) -> bool {
+    /// Whether a notification was sent since the last [`receive`](Self::receive).
+    pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// The event has rung; afterwards the listener looks at everything.
-    pub(crate) fn hear(&self) {
-        self.event.silence();
-        // After that: a call between the two then rings again or is covered by this return. The
-        // other way round, it could be silenced while `pending` stays set, and no later call
-        // would get through.
+    /// The event was signalled; afterwards the receiver checks all of its sources.
+    pub(crate) fn receive(&self) {
+        self.event.clear();
+        // In this order: a notification between the two steps then signals again, or is covered by
+        // this return. In the other order, the event could be cleared while `pending` stays set,
+        // and no later notification would arrive.
         self.pending.swap(false, Ordering::AcqRel);
     }
 }

@@ -1,6 +1,6 @@
 //! The ownership flag under a model checker: every interleaving of two threads, and every value
-//! that the memory model lets a load return. The file under test is compiled as it is, with the
-//! checker's atomics.
+//! that the memory model allows a load to return. The file under test is compiled unchanged, with
+//! the checker's atomics.
 
 #[allow(unreachable_pub)]
 #[path = "../src/owned.rs"]
@@ -22,7 +22,7 @@ mod sync {
         }
     }
 
-    /// Two at a time, or one that does not happen after the last, and the checker stops.
+    /// The checker stops on two accesses at a time, or on one that does not happen after the last.
     #[derive(Debug)]
     pub(crate) struct Access<T>(loom::cell::MutPtr<T>);
 
@@ -41,7 +41,7 @@ use loom::sync::Arc;
 use loom::thread;
 use owned::Owned;
 
-/// What one turn leaves, the next one finds, whoever has it: also a caretaker that takes it only
+/// Each turn sees the writes of the one before, by either thread; one of them takes the value only
 /// when it is free.
 #[test]
 fn turns_never_overlap_and_follow_one_another() {
@@ -53,7 +53,7 @@ fn turns_never_overlap_and_follow_one_another() {
                 let mut turns = 0;
                 for _ in 0..2 {
                     if let Some(mut pair) = owned.try_take() {
-                        assert_eq!(pair.0, pair.1, "a turn half done");
+                        assert_eq!(pair.0, pair.1, "an unfinished turn");
                         pair.0 += 1;
                         pair.1 += 1;
                         turns += 1;
@@ -64,7 +64,7 @@ fn turns_never_overlap_and_follow_one_another() {
         };
         for _ in 0..2 {
             let mut pair = owned.take();
-            assert_eq!(pair.0, pair.1, "a turn half done");
+            assert_eq!(pair.0, pair.1, "an unfinished turn");
             pair.0 += 1;
             pair.1 += 1;
         }
@@ -73,9 +73,9 @@ fn turns_never_overlap_and_follow_one_another() {
     });
 }
 
-/// A turn that ends in a panic is over, too: the next may begin.
+/// A turn that ends in a panic is over, too: the next one may begin.
 #[test]
-fn a_panic_gives_it_back() {
+fn a_panic_releases_the_value() {
     loom::model(|| {
         let owned = Owned::new(1);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -1,5 +1,5 @@
-//! The waker under a model checker, with a mailbox beside it as threads use the two: every
-//! interleaving of two that leave something and one that takes it.
+//! The waker under a model checker, together with a mailbox, as threads use the two: every
+//! interleaving of two senders and one receiver.
 
 #[allow(unreachable_pub)]
 #[path = "../src/wake.rs"]
@@ -8,7 +8,7 @@ mod wake;
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
 
-    /// An event that a thread can sleep on; a descriptor in an epoll instance, else.
+    /// An event on which a thread can sleep; in the product a descriptor in an epoll instance.
     #[derive(Debug)]
     pub(crate) struct Event(loom::sync::Mutex<bool>, loom::sync::Condvar);
 
@@ -17,19 +17,19 @@ mod sync {
             Self(loom::sync::Mutex::new(false), loom::sync::Condvar::new())
         }
 
-        pub(crate) fn ring(&self) {
+        pub(crate) fn signal(&self) {
             *self.0.lock().unwrap() = true;
             self.1.notify_one();
         }
 
-        pub(crate) fn silence(&self) {
+        pub(crate) fn clear(&self) {
             *self.0.lock().unwrap() = false;
         }
 
         pub(crate) fn wait(&self) {
-            let mut rings = self.0.lock().unwrap();
-            while !*rings {
-                rings = self.1.wait(rings).unwrap();
+            let mut signalled = self.0.lock().unwrap();
+            while !*signalled {
+                signalled = self.1.wait(signalled).unwrap();
             }
         }
     }
@@ -40,10 +40,10 @@ use loom::thread;
 use sync::Event;
 use wake::Wake;
 
-/// Nothing that was left before a call is overlooked, and the listener never sleeps for good while
-/// something lies there: the checker would find all threads asleep.
+/// No message sent before a notification is missed, and the receiver never sleeps for good while
+/// there is one: the checker would find all threads asleep.
 #[test]
-fn no_call_is_lost() {
+fn no_notification_is_lost() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -54,17 +54,17 @@ fn no_call_is_lost() {
             thread::spawn(move || {
                 for letter in letters {
                     mail.lock().unwrap().push(*letter);
-                    wake.call();
+                    wake.notify();
                 }
             })
         });
         let mut taken = Vec::new();
         while taken.len() < 3 {
-            // A busy listener looks, and does not sleep.
-            if !(taken.is_empty() && wake.is_called()) {
+            // A busy receiver checks, and does not sleep.
+            if !(taken.is_empty() && wake.is_pending()) {
                 wake.event().wait();
             }
-            wake.hear();
+            wake.receive();
             taken.append(&mut mail.lock().unwrap());
         }
         taken.sort_unstable();

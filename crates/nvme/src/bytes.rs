@@ -1,23 +1,26 @@
 //! Little-endian fields in byte slices, and fixed-size text fields.
 //!
-//! Everything here works on places inside structures whose whole length was checked before; an
-//! offset beyond the slice is a programming error, not a peer's.
+//! Every caller has checked the length of the whole structure before. An offset beyond the slice is
+//! a programming error here, never the peer's.
 
 use alloc::string::String;
 
-/// A structure that was shorter than the specification says.
+/// A structure that is shorter than its specification says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} takes {need} bytes, only {have} came")]
+#[error("{what} takes {need} bytes, {have} were received")]
 pub struct ShortData {
-    /// Which structure.
+    /// The structure, as an error message names it.
     pub what: &'static str,
-    /// Its length in bytes.
+    /// Its length by the specification, in bytes.
     pub need: usize,
-    /// Bytes at hand.
+    /// The length at hand, in bytes.
     pub have: usize,
 }
 
-/// The first `N` bytes of `data`, or the error that names the structure.
+/// The first `N` bytes of `data`.
+///
+/// # Errors
+/// [`ShortData`], which names the structure `what`.
 pub(crate) fn whole<'a, const N: usize>(
     data: &'a [u8],
     what: &'static str,
@@ -67,8 +70,8 @@ pub(crate) fn put64(b: &mut [u8], at: usize, v: u64) {
     put(b, at, &v.to_le_bytes());
 }
 
-/// An ASCII field padded with `pad` (Base §1.4.2: identify strings are padded with spaces, NQNs
-/// and addresses with NULs); what does not fit is cut.
+/// Writes an ASCII field padded with `pad`. Identify strings are padded with spaces, NQNs and
+/// addresses with NULs (Base §1.4.2). Text that is longer than the field is cut.
 pub(crate) fn put_text(b: &mut [u8], at: usize, len: usize, text: &str, pad: u8) {
     let field = &mut b[at..at + len];
     field.fill(pad);
@@ -76,8 +79,8 @@ pub(crate) fn put_text(b: &mut [u8], at: usize, len: usize, text: &str, pad: u8)
     field[..n].copy_from_slice(&text.as_bytes()[..n]);
 }
 
-/// An ASCII field without its padding. Bytes that are not printable ASCII become `?`, so that a
-/// hostile name cannot play with a terminal (T18).
+/// An ASCII field without its padding. Each byte that is not printable ASCII becomes `?`, so that a
+/// hostile name cannot send control sequences to a terminal (T18).
 pub(crate) fn text_at(b: &[u8], at: usize, len: usize) -> String {
     let field = &b[at..at + len];
     let end = field.iter().position(|&c| c == 0).unwrap_or(len);
@@ -106,6 +109,6 @@ mod tests {
     #[test]
     fn a_short_structure_is_named() {
         let e = whole::<16>(&[0; 3], "completion").unwrap_err();
-        assert_eq!(alloc::format!("{e}"), "completion takes 16 bytes, only 3 came");
+        assert_eq!(alloc::format!("{e}"), "completion takes 16 bytes, 3 were received");
     }
 }

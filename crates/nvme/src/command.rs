@@ -1,8 +1,8 @@
 //! Submission and completion queue entries (Base §3.3.3).
 //!
 //! An [`Sqe`] is its 64 bytes: accessors read and write fields in place, constructors build the
-//! commands that a host sends. The command identifier and the data pointer are set by the queue
-//! that sends it.
+//! commands that a host sends. The queue that sends a command sets its identifier and its data
+//! pointer.
 
 use core::fmt;
 
@@ -25,7 +25,7 @@ pub mod admin {
     pub const ASYNC_EVENT: u8 = 0x0c;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
-    /// Fabrics commands, told apart by [`super::Sqe::fctype`].
+    /// Fabrics commands, distinguished by [`super::Sqe::fctype`].
     pub const FABRICS: u8 = 0x7f;
 }
 
@@ -54,26 +54,27 @@ pub mod opcode {
 #[repr(transparent)]
 pub struct Sqe(pub [u8; 64]);
 
-/// Where a command's data is (Base §4.1.2; TCP §3.3.2: only these two are used over TCP).
+/// The place of a command's data (Base §4.1.2; TCP §3.3.2: only these two are used over TCP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgl {
-    /// In the command capsule: SGL Data Block descriptor with the *offset* subtype (01h).
+    /// The data is in the command capsule: SGL Data Block descriptor with the *offset* subtype
+    /// (01h).
     InCapsule {
         /// Bytes from the start of the capsule's data (ICDOFF is 0).
         offset: u64,
-        /// Bytes.
+        /// Length of the data in bytes.
         len: u32,
     },
-    /// Moved by the transport: Transport SGL Data Block descriptor (5Ah); writes by R2T and
-    /// H2CData, reads by C2HData.
+    /// The transport moves the data: Transport SGL Data Block descriptor (5Ah). A write's data goes
+    /// by R2T and H2CData, a read's by C2HData.
     Transport {
-        /// Bytes.
+        /// Length of the data in bytes.
         len: u32,
     },
 }
 
 impl Sgl {
-    /// Bytes of data.
+    /// Length of the data in bytes.
     #[must_use]
     #[inline]
     #[allow(clippy::len_without_is_empty)]
@@ -92,7 +93,7 @@ impl Sgl {
 pub struct SglError(pub u8);
 
 impl SglError {
-    /// What the command completes with.
+    /// The status that a command with this descriptor completes with.
     #[must_use]
     pub const fn status(self) -> Status {
         Status::SGL_TYPE_INVALID.with_dnr()
@@ -142,7 +143,7 @@ impl Sqe {
         Self::blocks_command(opcode::READ, nsid, lba, blocks)
     }
 
-    /// Flush: what was completed before becomes durable (design assumption 2).
+    /// Flush: all writes that completed before become durable (NVM §3.2.1).
     #[must_use]
     #[inline]
     pub const fn flush(nsid: u32) -> Self {
@@ -306,7 +307,7 @@ impl Sqe {
         u64_at(&self.0, 40)
     }
 
-    /// Logical blocks of a block command, 1 to 65536: dword 12 bits 15:0 are one less.
+    /// Number of logical blocks of a block command, 1 to 65536. Dword 12 bits 15:0 hold one less.
     #[must_use]
     #[inline]
     pub fn nlb(&self) -> u32 {
@@ -339,7 +340,7 @@ impl Sqe {
         (self.dword(12) >> 26) as u8 & 0xf
     }
 
-    /// Ranges of Dataset Management, 1 to 256.
+    /// Number of ranges of Dataset Management, 1 to 256 (dword 10 bits 7:0 hold one less).
     #[must_use]
     pub fn dsm_ranges(&self) -> u32 {
         (self.dword(10) & 0xff) + 1
@@ -351,7 +352,7 @@ impl Sqe {
         self.dword(11) & 1 << 2 != 0
     }
 
-    /// CNS of Identify.
+    /// CNS of Identify, dword 10 bits 7:0.
     #[must_use]
     pub fn cns(&self) -> u8 {
         self.0[40]
@@ -369,7 +370,7 @@ impl Sqe {
         self.0[47]
     }
 
-    /// Feature identifier of Get and Set Features.
+    /// Feature identifier of Get and Set Features, dword 10 bits 7:0.
     #[must_use]
     pub fn fid(&self) -> u8 {
         self.0[40]
@@ -388,7 +389,7 @@ impl Sqe {
         self.0[43] & 0x80 != 0
     }
 
-    /// Log page identifier of Get Log Page.
+    /// Log page identifier of Get Log Page, dword 10 bits 7:0.
     #[must_use]
     pub fn lid(&self) -> u8 {
         self.0[40]
@@ -414,7 +415,7 @@ impl Sqe {
         u64_at(&self.0, 48)
     }
 
-    /// Submission queue and command named by Abort.
+    /// Submission queue identifier and command identifier that an Abort names (dword 10).
     #[must_use]
     pub fn abort_target(&self) -> (u16, u16) {
         (u16_at(&self.0, 40), u16_at(&self.0, 42))
@@ -426,11 +427,11 @@ impl Sqe {
         self.0[4]
     }
 
-    /// Where the command's data is. Only of commands that have data: others may leave anything
-    /// there.
+    /// The data pointer. It has a meaning only in commands that have data: in others its bytes may
+    /// be anything.
     ///
     /// # Errors
-    /// A descriptor that is not used over TCP; see [`SglError::status`].
+    /// The descriptor is of a type that is not used over TCP; see [`SglError::status`].
     #[inline]
     pub fn sgl(&self) -> Result<Sgl, SglError> {
         let len = u32_at(&self.0, 32);
@@ -474,8 +475,8 @@ impl Cqe {
     #[must_use]
     #[inline]
     pub fn new(cid: u16, sqhd: u16, sqid: u16, status: Status, result: u64) -> Self {
-        // Two wide stores: what is stored in small pieces and copied at once right after makes the
-        // processor wait.
+        // Two wide stores. A wide load right after several small stores to the same bytes would
+        // stall the processor.
         let ids = u64::from(sqhd) | u64::from(sqid) << 16 | u64::from(cid) << 32;
         let mut b = [0; 16];
         put64(&mut b, 0, result);
@@ -534,12 +535,12 @@ impl fmt::Debug for Cqe {
 pub struct DsmRange {
     /// First block.
     pub lba: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
 impl DsmRange {
-    /// Bytes of a range.
+    /// Length of an encoded range in bytes.
     pub const LEN: usize = 16;
 
     /// The range as bytes, context attributes zero.
@@ -551,7 +552,7 @@ impl DsmRange {
         b
     }
 
-    /// The range that these bytes say.
+    /// The range that `b` encodes.
     #[must_use]
     pub fn decode(b: &[u8; Self::LEN]) -> Self {
         Self { blocks: u32_at(b, 4), lba: u64_at(b, 8) }

@@ -30,16 +30,17 @@ pub const TREQ_NOT_REQUIRED: u8 = 2;
 /// The header of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Changes whenever the log does: records read under two values do not belong together.
+    /// Generation counter. It changes whenever the log changes: records that were read under two
+    /// values do not belong together.
     pub genctr: u64,
-    /// Records that follow.
+    /// Number of records that follow.
     pub numrec: u64,
     /// Format of the records; 0.
     pub recfmt: u16,
 }
 
 impl Header {
-    /// The 1024 bytes.
+    /// The header as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut b = [0; HEADER_LEN];
@@ -49,10 +50,10 @@ impl Header {
         b
     }
 
-    /// What the bytes say; the first 18 suffice.
+    /// Reads a header from its first 18 bytes; the rest is reserved.
     ///
     /// # Errors
-    /// If there are fewer.
+    /// [`ShortData`], if `data` has fewer than 18 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<18>(data, "discovery log header")?;
         Ok(Self { genctr: u64_at(b, 0), numrec: u64_at(b, 8), recfmt: u16_at(b, 16) })
@@ -72,9 +73,9 @@ pub struct Entry {
     pub treq: u8,
     /// The subsystem port.
     pub portid: u16,
-    /// The controller to ask for; FFFFh: any (dynamic controllers).
+    /// The controller to connect to; FFFFh means any (dynamic controllers).
     pub cntlid: u16,
-    /// Most entries of the admin submission queue.
+    /// Largest size of the admin submission queue, in entries.
     pub asqsz: u16,
     /// Port, as decimal digits.
     pub trsvcid: String,
@@ -85,7 +86,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The 1024 bytes.
+    /// The record as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_LEN] {
         let mut b = [0; ENTRY_LEN];
@@ -96,7 +97,7 @@ impl Entry {
         put16(&mut b, 4, self.portid);
         put16(&mut b, 6, self.cntlid);
         put16(&mut b, 8, self.asqsz);
-        // Base §1.4.2 pads ASCII with spaces; hosts trim them.
+        // Base §1.4.2 pads ASCII with spaces; hosts remove them.
         put_text(&mut b, 32, 32, &self.trsvcid, b' ');
         put_text(&mut b, 256, NQN_MAX, &self.subnqn, 0);
         put_text(&mut b, 512, 256, &self.traddr, b' ');
@@ -104,10 +105,10 @@ impl Entry {
         b
     }
 
-    /// What the bytes say. Text that is not printable ASCII is made so.
+    /// Reads a record. Bytes of its text that are not printable ASCII become `?`.
     ///
     /// # Errors
-    /// If there are fewer than 1024.
+    /// [`ShortData`], if `data` has fewer than 1024 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<ENTRY_LEN>(data, "discovery record")?;
         Ok(Self {

@@ -54,7 +54,7 @@ pub const VERSION_2_0: u32 = 0x0002_0000;
 /// Version property of Base 1.4.
 pub const VERSION_1_4: u32 = 0x0001_0400;
 
-/// CATTR bit 2: the host does without submission queue flow control; SQHD then says FFFFh.
+/// CATTR bit 2: the host asks for no submission queue flow control; SQHD is then FFFFh.
 pub const CATTR_NO_SQ_FLOW: u8 = 1 << 2;
 
 /// The fields of a Connect command (Base §6.3).
@@ -72,15 +72,15 @@ pub struct Connect {
     pub kato_ms: u32,
 }
 
-/// Which field of a Connect was wrong: the completion's result (Base §6.3).
+/// The field of a Connect that is wrong: the completion's result (Base §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("byte {offset} of the connect {}: {why}", if *.in_data { "data" } else { "command" })]
 pub struct ConnectInvalid {
     /// Offset of the field in bytes.
     pub offset: u16,
-    /// The field is in the data (IATTR bit 0); else in the command.
+    /// True: the field is in the data (IATTR bit 0). False: it is in the command.
     pub in_data: bool,
-    /// What is wrong with it.
+    /// The defect, in words.
     pub why: &'static str,
 }
 
@@ -105,14 +105,14 @@ pub struct ConnectData {
     pub hostid: [u8; 16],
     /// Controller wanted; [`CNTLID_ANY`] on the admin queue of a dynamic controller.
     pub cntlid: u16,
-    /// The subsystem.
+    /// NQN of the subsystem.
     pub subnqn: String,
-    /// The host.
+    /// NQN of the host.
     pub hostnqn: String,
 }
 
 impl ConnectData {
-    /// The 1024 bytes.
+    /// The data as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; CONNECT_DATA_LEN] {
         let mut b = [0; CONNECT_DATA_LEN];
@@ -123,11 +123,11 @@ impl ConnectData {
         b
     }
 
-    /// What the bytes say.
+    /// Reads the data of a Connect.
     ///
     /// # Errors
-    /// Too short, or a name that is not a NUL-terminated NQN of at most 223 bytes (T18): what to
-    /// answer with *connect: invalid parameters*.
+    /// [`ConnectInvalid`], if `data` is too short or if a name is not a NUL-terminated NQN of at
+    /// most 223 bytes (T18). The command completes with *connect: invalid parameters*.
     pub fn decode(data: &[u8]) -> Result<Self, ConnectInvalid> {
         let b: &[u8; CONNECT_DATA_LEN] = data.first_chunk().ok_or(ConnectInvalid {
             offset: 0,
@@ -146,13 +146,14 @@ impl ConnectData {
 fn nqn_field(b: &[u8; CONNECT_DATA_LEN], at: usize) -> Result<String, ConnectInvalid> {
     let invalid = |why| ConnectInvalid { offset: at as u16, in_data: true, why };
     let field = &b[at..at + 256];
-    let end = field.iter().position(|&c| c == 0).ok_or(invalid("the name does not end"))?;
+    let end =
+        field.iter().position(|&c| c == 0).ok_or(invalid("the name has no NUL at its end"))?;
     let name = core::str::from_utf8(&field[..end]).map_err(|_| invalid("the name is not UTF-8"))?;
     check_nqn(name).map_err(|e| invalid(e.0))?;
     Ok(String::from(name))
 }
 
-/// Why a string is not an NVMe qualified name.
+/// The reason for which a string is not an NVMe qualified name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NqnError(pub &'static str);
@@ -161,7 +162,7 @@ pub struct NqnError(pub &'static str);
 /// `nqn.2014-08.org.nvmexpress:uuid:…`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// [`NqnError`], with the rule that `name` breaks.
 pub fn check_nqn(name: &str) -> Result<(), NqnError> {
     if name.len() > NQN_MAX {
         return Err(NqnError("the name is longer than 223 bytes"));
@@ -228,7 +229,7 @@ impl Sqe {
         sqe
     }
 
-    /// Disconnect: deletes the I/O queue that it comes on.
+    /// Disconnect: deletes the I/O queue on which it is sent.
     #[must_use]
     pub fn disconnect() -> Self {
         Self::fabrics(fctype::DISCONNECT)
@@ -250,7 +251,7 @@ impl Sqe {
         }
     }
 
-    /// Value of a Property Set; of a 4-byte property the low half counts.
+    /// Value of a Property Set. Of a 4-byte property, only the low half counts.
     #[must_use]
     pub fn property_value(&self) -> u64 {
         u64_at(&self.0, 48)
@@ -286,7 +287,7 @@ impl Cap {
             | ((self.mpsmin & 0xf) as u64) << 52
     }
 
-    /// What a value says.
+    /// The fields of a property value.
     #[must_use]
     pub const fn from_value(v: u64) -> Self {
         Self {
@@ -303,8 +304,8 @@ impl Cap {
 pub struct Cc(pub u32);
 
 impl Cc {
-    /// Enabled, NVM command set, 4 KiB pages, round robin, entries of 64 and 16 bytes: what a
-    /// host writes to bring a controller up.
+    /// Enabled, NVM command set, 4 KiB pages, round robin, entries of 64 and 16 bytes: the value
+    /// that a host writes to enable a controller.
     pub const ENABLE: Self = Self(1 | 6 << 16 | 4 << 20);
 
     /// EN, bit 0.
@@ -319,7 +320,7 @@ impl Cc {
         (self.0 >> 14) as u8 & 3
     }
 
-    /// This configuration with a normal shutdown asked for.
+    /// This configuration with SHN set to a normal shutdown.
     #[must_use]
     pub const fn with_shutdown(self) -> Self {
         Self(self.0 & !(3 << 14) | 1 << 14)
@@ -337,7 +338,7 @@ impl Cc {
         (self.0 >> 20) as u8 & 0xf
     }
 
-    /// MPS, bits 10:7.
+    /// MPS, bits 10:7: a memory page has 2^(12 + this) bytes.
     #[must_use]
     pub const fn mps(self) -> u8 {
         (self.0 >> 7) as u8 & 0xf
@@ -357,7 +358,7 @@ pub struct Csts(pub u32);
 impl Csts {
     /// RDY, bit 0.
     pub const READY: u32 = 1;
-    /// CFS, bit 1: the controller failed for good.
+    /// CFS, bit 1: controller fatal status; only a reset clears it.
     pub const FATAL: u32 = 1 << 1;
     /// SHST, bits 3:2, 10b: shutdown complete.
     pub const SHUTDOWN_DONE: u32 = 2 << 2;
@@ -368,13 +369,13 @@ impl Csts {
         self.0 & Self::READY != 0
     }
 
-    /// Whether the controller failed for good.
+    /// Whether the controller reports a fatal failure (CFS).
     #[must_use]
     pub const fn fatal(self) -> bool {
         self.0 & Self::FATAL != 0
     }
 
-    /// Whether a shutdown that was asked for is complete.
+    /// Whether a requested shutdown is complete.
     #[must_use]
     pub const fn shutdown_done(self) -> bool {
         self.0 & 3 << 2 == Self::SHUTDOWN_DONE

@@ -33,14 +33,14 @@ pub const HOST_IDENTIFIER: u8 = 0x81;
 /// Namespace Write Protection Configuration.
 pub const WRITE_PROTECTION: u8 = 0x84;
 
-/// Value of Number of Queues, asked for or granted: submission and completion queues, both at
-/// least 1, travel less one (Base §5.27.1.5).
+/// Value of Number of Queues, requested or granted. Both counts are at least 1, and the field holds
+/// one less (Base §5.27.1.5).
 #[must_use]
 pub const fn queues(submission: u16, completion: u16) -> u32 {
     submission.saturating_sub(1) as u32 | (completion.saturating_sub(1) as u32) << 16
 }
 
-/// Submission and completion queues that a value of Number of Queues says.
+/// The numbers of submission and completion queues in a value of Number of Queues.
 #[must_use]
 pub const fn queues_of(value: u32) -> (u32, u32) {
     ((value & 0xffff) + 1, (value >> 16) + 1)
@@ -50,7 +50,7 @@ pub const fn queues_of(value: u32) -> (u32, u32) {
 pub mod event {
     /// Type of notices.
     pub const NOTICE: u8 = 2;
-    /// Notice: namespaces came, went or changed; the log page is 04h.
+    /// Notice: namespaces were added, removed or changed; the log page is 04h.
     pub const NAMESPACE_CHANGED: u8 = 0x00;
     /// Notice: the discovery log changed; the log page is 70h.
     pub const DISCOVERY_CHANGED: u8 = 0xf0;
@@ -60,13 +60,13 @@ pub mod event {
     /// Bit of OAES and of the event configuration: notices of discovery log changes.
     pub const CONFIG_DISCOVERY: u32 = 1 << 31;
 
-    /// Result of an Asynchronous Event Request (dword 0).
+    /// Result of an Asynchronous Event Request (dword 0): event type, event information, log page.
     #[must_use]
     pub const fn result(kind: u8, info: u8, log_page: u8) -> u64 {
         (kind & 7) as u64 | (info as u64) << 8 | (log_page as u64) << 16
     }
 
-    /// Type, information and log page of a result.
+    /// Event type, event information and log page of a result.
     #[must_use]
     pub const fn fields(result: u64) -> (u8, u8, u8) {
         (result as u8 & 7, (result >> 8) as u8, (result >> 16) as u8)
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_counts_travel_less_one() {
+    fn queue_counts_are_encoded_less_one() {
         assert_eq!(queues(4, 2), 0x0001_0003);
         assert_eq!(queues_of(0x0001_0003), (4, 2));
         assert_eq!(queues_of(0xffff_ffff), (65536, 65536));

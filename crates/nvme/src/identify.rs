@@ -9,46 +9,47 @@ use crate::bytes::{
 };
 use crate::fabrics::NQN_MAX;
 
-/// Bytes of every identify structure.
+/// Length of every identify structure in bytes.
 pub const LEN: usize = 4096;
-/// The vendor specific area of Identify Controller: where the Rio extension is stated.
+/// The vendor specific area of Identify Controller, in bytes; it holds the controller's part of the
+/// Rio extension.
 pub const CONTROLLER_VENDOR: Range<usize> = 3072..4096;
 /// The vendor specific area of Identify Namespace.
 pub const NAMESPACE_VENDOR: Range<usize> = 384..4096;
 
-/// Values of CNS, which structure is asked for (Base Figure 273).
+/// Values of CNS, which selects the structure (Base Figure 273).
 pub mod cns {
-    /// A namespace, of the NVM command set.
+    /// Identify Namespace of the NVM command set.
     pub const NAMESPACE: u8 = 0x00;
-    /// The controller.
+    /// Identify Controller.
     pub const CONTROLLER: u8 = 0x01;
     /// Active namespaces above the NSID of the command.
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// The identifiers of a namespace.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    /// A namespace, the part specific to a command set.
+    /// The part of Identify Namespace that is specific to a command set.
     pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
-    /// The controller, the part specific to a command set.
+    /// The part of Identify Controller that is specific to a command set.
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
     /// Active namespaces that use a command set.
     pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
-    /// A namespace, the part common to all command sets.
+    /// The part of Identify Namespace that is common to all command sets.
     pub const COMMON_NAMESPACE: u8 = 0x08;
     /// Allocated namespaces above the NSID of the command.
     pub const ALLOCATED_NAMESPACES: u8 = 0x10;
-    /// A namespace, attached or not.
+    /// Identify Namespace of an allocated namespace, attached or not.
     pub const ALLOCATED_NAMESPACE: u8 = 0x11;
-    /// Controllers that a namespace is attached to.
+    /// Controllers to which a namespace is attached.
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
     /// Controllers of the subsystem.
     pub const CONTROLLERS: u8 = 0x13;
-    /// Combinations of command sets that a controller can be set to.
+    /// Combinations of command sets that a controller supports.
     pub const COMMAND_SETS: u8 = 0x1c;
 }
 
 /// Command set identifier of the NVM command set.
 pub const CSI_NVM: u8 = 0;
-/// NSID that means all namespaces.
+/// NSID that addresses all namespaces.
 pub const NSID_ALL: u32 = 0xffff_ffff;
 
 /// CNTRLTYPE: an I/O controller.
@@ -67,20 +68,20 @@ pub const CTRATT_HOSTID_128: u32 = 1 << 0;
 pub const CTRATT_TBKAS: u32 = 1 << 6;
 /// LPA bit: the Commands Supported and Effects log page.
 pub const LPA_EFFECTS: u8 = 1 << 1;
-/// LPA bit: Get Log Page takes offsets and lengths beyond 12 bits of dwords.
+/// LPA bit: Get Log Page supports offsets, and lengths beyond 12 bits of dwords.
 pub const LPA_EXTENDED: u8 = 1 << 2;
-/// VWC bit: a volatile write cache is present, so FLUSH means something.
+/// VWC bit: the controller has a volatile write cache.
 pub const VWC_PRESENT: u8 = 1 << 0;
-/// VWC bits 2:1, 11b: FLUSH takes NSID FFFFFFFFh.
+/// VWC bits 2:1, 11b: FLUSH supports NSID FFFFFFFFh.
 pub const VWC_FLUSH_ALL: u8 = 3 << 1;
-/// VWC bits 2:1, 10b: FLUSH does not take NSID FFFFFFFFh.
+/// VWC bits 2:1, 10b: FLUSH does not support NSID FFFFFFFFh.
 pub const VWC_FLUSH_ONE: u8 = 2 << 1;
 /// SGLS: SGLs are supported, without alignment needs, with offsets for in-capsule data.
 pub const SGLS_TCP: u32 = 1 << 0 | 1 << 20;
 /// OFCS bit: Disconnect.
 pub const OFCS_DISCONNECT: u16 = 1 << 0;
 
-/// Identify Controller (Base Figure 275): the fields that we state or read; the rest is zero.
+/// Identify Controller (Base Figure 275): the fields that Rio sets or reads. All others are zero.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Controller {
     /// Byte 0: PCI vendor.
@@ -99,13 +100,13 @@ pub struct Controller {
     pub ieee: [u8; 3],
     /// Byte 76: bit 1 says that the subsystem has several controllers.
     pub cmic: u8,
-    /// Byte 77: most data of a command is 2^this memory pages (CAP.MPSMIN); 0: no limit.
+    /// Byte 77: the largest data of a command is 2^this memory pages (CAP.MPSMIN); 0: no limit.
     pub mdts: u8,
     /// Byte 78: controller identifier.
     pub cntlid: u16,
     /// Byte 80: version, as in the VS property.
     pub version: u32,
-    /// Byte 92: asynchronous events that can be turned on.
+    /// Byte 92: asynchronous events that can be enabled.
     pub oaes: u32,
     /// Byte 96: attributes.
     pub ctratt: u32,
@@ -165,8 +166,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// The 4096 bytes; one power state (active) stands in the table at 2048, the vendor specific
-    /// area is zero.
+    /// The structure as it is sent: 4096 bytes. The table at 2048 has one power state (active); the
+    /// vendor specific area is zero.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut b = [0; LEN];
@@ -212,10 +213,10 @@ impl Controller {
         b
     }
 
-    /// What the bytes say.
+    /// Reads the structure.
     ///
     /// # Errors
-    /// If there are fewer than 4096.
+    /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<LEN>(data, "identify controller")?;
         Ok(Self {
@@ -261,18 +262,19 @@ impl Controller {
         })
     }
 
-    /// In-capsule data that an I/O command may carry, in bytes: the capsule less its entry.
+    /// Largest in-capsule data of an I/O command, in bytes: the capsule less its queue entry.
     #[must_use]
     pub const fn in_capsule_bytes(&self) -> u32 {
         self.ioccsz.saturating_mul(16).saturating_sub(64)
     }
 
-    /// Sets IOCCSZ for `bytes` of in-capsule data, a multiple of 16.
+    /// Sets IOCCSZ for `bytes` of in-capsule data; `bytes` is a multiple of 16.
     pub const fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.ioccsz = (bytes + 64) / 16;
     }
 
-    /// Most data of one command in bytes, with memory pages of 2^(12 + `mpsmin`); `None`: no limit.
+    /// Largest data of one command in bytes, with memory pages of 2^(12 + `mpsmin`) bytes; `None`:
+    /// no limit.
     #[must_use]
     pub const fn mdts_bytes(&self, mpsmin: u8) -> Option<u32> {
         if self.mdts == 0 {
@@ -286,17 +288,17 @@ impl Controller {
 /// Identify Namespace of the NVM command set (NVM §4.1.5.1), with one format.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Namespace {
-    /// Byte 0: blocks.
+    /// Byte 0: size in blocks.
     pub nsze: u64,
-    /// Byte 8: blocks that may be allocated.
+    /// Byte 8: capacity in blocks: as many may be allocated.
     pub ncap: u64,
-    /// Byte 16: blocks allocated.
+    /// Byte 16: allocated blocks.
     pub nuse: u64,
     /// Byte 24: features; [`NSFEAT_OPTPERF`] and others.
     pub nsfeat: u8,
-    /// Byte 30: bit 0 says that several controllers may have the namespace.
+    /// Byte 30: bit 0 says that several controllers may be attached to the namespace.
     pub nmic: u8,
-    /// Byte 33: what deallocated blocks read as; [`DLFEAT_ZEROES`] and others.
+    /// Byte 33: the content that deallocated blocks read as; [`DLFEAT_ZEROES`] and others.
     pub dlfeat: u8,
     /// Byte 34: blocks written atomically in normal operation, less one.
     pub nawun: u16,
@@ -322,11 +324,11 @@ pub struct Namespace {
     pub metadata: u16,
 }
 
-/// NSFEAT bit: NAWUN and NAWUPF are stated.
+/// NSFEAT bit: NAWUN and NAWUPF are valid.
 pub const NSFEAT_ATOMICS: u8 = 1 << 1;
 /// NSFEAT bit: reads of deallocated blocks may be reported as errors; not used.
 pub const NSFEAT_DAE: u8 = 1 << 2;
-/// NSFEAT bit: the preferred granularities are stated.
+/// NSFEAT bit: the preferred granularities are valid.
 pub const NSFEAT_OPTPERF: u8 = 1 << 4;
 /// DLFEAT bits 2:0, 001b: deallocated blocks read as zeroes (T10).
 pub const DLFEAT_ZEROES: u8 = 1;
@@ -334,7 +336,7 @@ pub const DLFEAT_ZEROES: u8 = 1;
 pub const DLFEAT_DEAC: u8 = 1 << 3;
 
 impl Namespace {
-    /// The 4096 bytes.
+    /// The structure as it is sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut b = [0; LEN];
@@ -359,13 +361,14 @@ impl Namespace {
         b
     }
 
-    /// What the bytes say, of the format in use.
+    /// Reads the structure, with the format in use.
     ///
     /// # Errors
-    /// If there are fewer than 4096.
+    /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<LEN>(data, "identify namespace")?;
-        // FLBAS: bits 3:0 and, since Base 2.0, 6:5 as the upper ones: at most 63, always in bounds.
+        // FLBAS: bits 3:0, and since Base 2.0 also bits 6:5 above them. The number is at most 63,
+        // so it stays in bounds.
         let format = usize::from(b[26] & 0xf | (b[26] >> 5 & 3) << 4);
         let at = 128 + 4 * format;
         Ok(Self {
@@ -389,7 +392,8 @@ impl Namespace {
         })
     }
 
-    /// Bytes of a block; `None` if the format says less than 512 or more than 2 GiB (T18).
+    /// Block size in bytes; `None` if the format gives less than 512 bytes or more than 2 GiB
+    /// (T18).
     #[must_use]
     pub const fn block_size(&self) -> Option<u32> {
         match self.lbads {
@@ -399,7 +403,8 @@ impl Namespace {
     }
 }
 
-/// A list of namespaces (CNS 02h, 07h, 10h): those of `sorted` above `after`, at most 1024.
+/// A list of namespaces (CNS 02h, 07h, 10h): those of `sorted` that are greater than `after`, at
+/// most 1024.
 #[must_use]
 pub fn namespace_list(sorted: impl IntoIterator<Item = u32>, after: u32) -> [u8; LEN] {
     let mut b = [0; LEN];
@@ -413,7 +418,7 @@ pub fn namespace_list(sorted: impl IntoIterator<Item = u32>, after: u32) -> [u8;
 /// The namespaces of a list. Stops at the first that is zero or does not ascend (T18).
 ///
 /// # Errors
-/// If there are fewer than 4096 bytes.
+/// [`ShortData`], if `data` has fewer than 4096 bytes.
 pub fn namespaces_of(data: &[u8]) -> Result<Vec<u32>, ShortData> {
     let b = whole::<LEN>(data, "namespace list")?;
     let mut last = 0;
@@ -454,7 +459,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// The 4096 bytes.
+    /// The descriptors as they are sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut b = [0; LEN];
@@ -479,11 +484,11 @@ impl Descriptors {
         b
     }
 
-    /// What the bytes say. Descriptors of unknown type are skipped; the list ends at a length of
-    /// zero or one that leads beyond the structure (T18).
+    /// Reads the descriptors. Those of unknown type are skipped. The list ends at a length that is
+    /// zero or that goes beyond the structure (T18).
     ///
     /// # Errors
-    /// If there are fewer than 4096 bytes.
+    /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let mut rest = &whole::<LEN>(data, "namespace identification descriptors")?[..];
         let mut found = Self::default();
@@ -506,22 +511,22 @@ impl Descriptors {
     }
 }
 
-/// Identify Controller of the NVM command set (CNS 06h, CSI 0; NVM §4.1.5.4): limits that MDTS
-/// does not set.
+/// Identify Controller of the NVM command set (CNS 06h, CSI 0; NVM §4.1.5.4): the limits that MDTS
+/// does not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NvmController {
-    /// Byte 1: most data of Write Zeroes is 2^this memory pages; 0: no limit.
+    /// Byte 1: the largest Write Zeroes covers 2^this memory pages; 0: no limit.
     pub wzsl: u8,
-    /// Byte 3: most ranges of Dataset Management; 0: no limit.
+    /// Byte 3: largest number of ranges of a Dataset Management; 0: no limit.
     pub dmrl: u8,
-    /// Byte 4: most blocks of one range; 0: no limit.
+    /// Byte 4: largest number of blocks of one range; 0: no limit.
     pub dmrsl: u32,
-    /// Byte 8: most blocks of all ranges; 0: no limit.
+    /// Byte 8: largest number of blocks of all ranges; 0: no limit.
     pub dmsl: u64,
 }
 
 impl NvmController {
-    /// The 4096 bytes.
+    /// The structure as it is sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut b = [0; LEN];
@@ -532,10 +537,10 @@ impl NvmController {
         b
     }
 
-    /// What the bytes say.
+    /// Reads the structure.
     ///
     /// # Errors
-    /// If there are fewer than 4096.
+    /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<LEN>(data, "identify controller of the NVM command set")?;
         Ok(Self { wzsl: b[1], dmrl: b[3], dmrsl: u32_at(b, 4), dmsl: u64_at(b, 8) })
@@ -560,7 +565,7 @@ pub fn common_namespace(nsfeat: u8, nmic: u8, nsattr: u8) -> [u8; LEN] {
     b
 }
 
-/// Identify I/O Command Set (CNS 1Ch, Base §5.17.2.21): one combination, the NVM command set
+/// Identify I/O Command Set (CNS 1Ch, Base §5.17.2.21): one combination, of the NVM command set
 /// alone.
 #[must_use]
 pub const fn command_sets() -> [u8; LEN] {

@@ -1,14 +1,15 @@
-//! The words of NVMe and NVMe/TCP: PDUs, commands, identify structures, fabrics, discovery, log
-//! pages, features, digests.
+//! NVMe and NVMe/TCP as bytes: PDUs, commands, identify structures, fabrics, discovery, log pages,
+//! features, digests.
 //!
-//! Every type here goes to bytes and comes from bytes, and nothing else: no socket, no clock, no
-//! state between calls. What a peer may say *when* is the business of the sessions.
+//! Every type is encoded to bytes and decoded from bytes. The crate has no socket, no clock and no
+//! state between calls. The order of messages that the protocol allows is checked by the `session`
+//! crate.
 //!
-//! Decoders trust nothing (T18): each length, offset, flag and type that comes from the wire is
-//! checked, and what is wrong with a PDU is answered with the Fatal Error Status and Fatal Error
-//! Information that the specification gives for it ([`pdu::PduError`]).
+//! Decoders accept nothing unchecked (T18): they check each length, offset, flag and type that they read. A
+//! wrong PDU is answered with the Fatal Error Status and Fatal Error Information that the
+//! specification gives for it ([`pdu::PduError`]).
 //!
-//! Fields cite their place in the specifications, by these short names:
+//! Comments cite the specifications by these short names:
 //!
 //! - *Base*: NVM Express Base Specification, revision 2.0;
 //! - *NVM*: NVM Command Set Specification, revision 1.0;

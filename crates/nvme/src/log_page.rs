@@ -1,4 +1,4 @@
-//! Log pages (Base §5.16.1), but for discovery, which has [a module of its own](crate::discovery).
+//! Log pages (Base §5.16.1). The discovery log has [a module of its own](crate::discovery).
 
 use alloc::vec::Vec;
 
@@ -20,7 +20,7 @@ pub const EFFECTS: u8 = 0x05;
 /// Discovery.
 pub const DISCOVERY: u8 = 0x70;
 
-/// Supported Log Pages: 1024 bytes, one dword per page, bit 0 set for those in `pages`.
+/// Supported Log Pages: 1024 bytes, one dword per page, bit 0 set for each page of `pages`.
 #[must_use]
 pub fn supported(pages: &[u8]) -> [u8; 1024] {
     let mut b = [0; 1024];
@@ -33,24 +33,24 @@ pub fn supported(pages: &[u8]) -> [u8; 1024] {
 /// One entry of the Error Information page: 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ErrorEntry {
-    /// Byte 0: which error this is, counted from 1 over the controller's life; 0: no entry.
+    /// Byte 0: number of this error, counted from 1 over the controller's life; 0: no entry.
     pub count: u64,
-    /// Byte 8: submission queue.
+    /// Byte 8: submission queue identifier.
     pub sqid: u16,
-    /// Byte 10: command.
+    /// Byte 10: command identifier.
     pub cid: u16,
-    /// Byte 12: its status.
+    /// Byte 12: status of the command.
     pub status: Status,
     /// Byte 14: the parameter in error: byte of the command in 7:0, bit in 10:8; FFFFh: none.
     pub parameter: u16,
     /// Byte 16: first block in error.
     pub lba: u64,
-    /// Byte 24: namespace.
+    /// Byte 24: namespace identifier.
     pub nsid: u32,
 }
 
 impl ErrorEntry {
-    /// Bytes of an entry.
+    /// Length of an entry in bytes.
     pub const LEN: usize = 64;
 
     /// The entry as bytes.
@@ -68,10 +68,10 @@ impl ErrorEntry {
         b
     }
 
-    /// What the bytes say.
+    /// Reads an entry.
     ///
     /// # Errors
-    /// If there are fewer than 64.
+    /// [`ShortData`], if `data` has fewer than 64 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<{ Self::LEN }>(data, "error log entry")?;
         Ok(Self {
@@ -95,35 +95,35 @@ pub struct Smart {
     pub temperature: u16,
     /// Byte 3: spare capacity left, in percent.
     pub spare: u8,
-    /// Byte 4: spare capacity at which to warn, in percent.
+    /// Byte 4: spare capacity below which the controller warns, in percent.
     pub spare_threshold: u8,
     /// Byte 5: life used, in percent.
     pub used: u8,
-    /// Byte 32: read, in units of 512,000 bytes, rounded up.
+    /// Byte 32: data read, in units of 512,000 bytes, rounded up.
     pub data_read: u64,
-    /// Byte 48: written, in units of 512,000 bytes, rounded up.
+    /// Byte 48: data written, in units of 512,000 bytes, rounded up.
     pub data_written: u64,
-    /// Byte 64: read commands.
+    /// Byte 64: number of read commands.
     pub reads: u64,
-    /// Byte 80: write commands.
+    /// Byte 80: number of write commands.
     pub writes: u64,
-    /// Byte 112: power cycles: starts of the target.
+    /// Byte 112: number of power cycles: here, starts of the target.
     pub power_cycles: u64,
     /// Byte 128: hours since the start.
     pub power_on_hours: u64,
-    /// Byte 144: shutdowns without notice.
+    /// Byte 144: number of shutdowns without notice.
     pub unsafe_shutdowns: u64,
-    /// Byte 160: media errors.
+    /// Byte 160: number of media errors.
     pub media_errors: u64,
-    /// Byte 176: error log entries ever made.
+    /// Byte 176: number of error log entries over the controller's life.
     pub error_entries: u64,
 }
 
 impl Smart {
-    /// Bytes of the page.
+    /// Length of the page in bytes.
     pub const LEN: usize = 512;
 
-    /// The 512 bytes.
+    /// The page as it is sent: 512 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -144,10 +144,10 @@ impl Smart {
         b
     }
 
-    /// What the bytes say; of the counters, the low 64 bits.
+    /// Reads the page. Of each counter, the low 64 bits are taken.
     ///
     /// # Errors
-    /// If there are fewer than 512.
+    /// [`ShortData`], if `data` has fewer than 512 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let b = whole::<{ Self::LEN }>(data, "SMART log page")?;
         Ok(Self {
@@ -178,7 +178,7 @@ pub fn firmware(revision: &str) -> [u8; 512] {
     b
 }
 
-/// Changed Namespace List: 4096 bytes; more than 1024 are said as FFFFFFFFh alone.
+/// Changed Namespace List: 4096 bytes. More than 1024 namespaces are encoded as FFFFFFFFh alone.
 #[must_use]
 pub fn changed_namespaces(nsids: &[u32]) -> [u8; 4096] {
     let mut b = [0; 4096];
@@ -192,10 +192,10 @@ pub fn changed_namespaces(nsids: &[u32]) -> [u8; 4096] {
     b
 }
 
-/// The namespaces of a Changed Namespace List; `None`: too many to list.
+/// The namespaces of a Changed Namespace List; `None` if the list had no space for all.
 ///
 /// # Errors
-/// If there are fewer than 4096 bytes.
+/// [`ShortData`], if `data` has fewer than 4096 bytes.
 pub fn changed_namespaces_of(data: &[u8]) -> Result<Option<Vec<u32>>, ShortData> {
     let b = whole::<4096>(data, "changed namespace list")?;
     if u32_at(b, 0) == 0xffff_ffff {
@@ -204,13 +204,13 @@ pub fn changed_namespaces_of(data: &[u8]) -> Result<Option<Vec<u32>>, ShortData>
     Ok(Some((0..1024).map(|i| u32_at(b, 4 * i)).take_while(|&nsid| nsid != 0).collect()))
 }
 
-/// CSUPP: the command is supported.
+/// CSUPP: the controller supports the command.
 const CSUPP: u32 = 1 << 0;
-/// LBCC: it may change the content of blocks.
+/// LBCC: the command may change the content of blocks.
 const LBCC: u32 = 1 << 1;
 
-/// Commands Supported and Effects: 4096 bytes. Admin commands at 0, I/O commands at 1024, a dword
-/// per opcode.
+/// Commands Supported and Effects: 4096 bytes, one dword per opcode. Admin commands begin at byte
+/// 0, I/O commands at byte 1024.
 ///
 /// `io_queues` says whether the controller has I/O queues; a discovery controller has none.
 #[must_use]
@@ -235,11 +235,12 @@ pub fn effects(io_queues: bool) -> [u8; 4096] {
     b
 }
 
-/// The part of a page that Get Log Page asks for: `len` bytes from `offset` on, zeroes beyond the
-/// page's end.
+/// The part of a page that Get Log Page asks for: `len` bytes from `offset` on. Bytes beyond the
+/// end of the page are zero.
 ///
 /// # Errors
-/// An offset beyond the end, which the command answers with *invalid field* (Base §5.16).
+/// [`OffsetBeyond`], if `offset` is beyond the end; the command completes with *invalid field*
+/// (Base §5.16).
 pub fn slice(page: &[u8], offset: u64, len: u32) -> Result<Vec<u8>, OffsetBeyond> {
     let start = usize::try_from(offset).ok().filter(|&o| o <= page.len()).ok_or(OffsetBeyond)?;
     let mut out = alloc::vec![0; len as usize];

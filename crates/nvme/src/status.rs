@@ -69,17 +69,17 @@ statuses! {
     FEATURE_NOT_SAVEABLE = (0x1, 0x0d, "feature identifier not saveable");
     FEATURE_NOT_CHANGEABLE = (0x1, 0x0e, "feature not changeable");
     FEATURE_NOT_NAMESPACE = (0x1, 0x0f, "feature not namespace specific");
-    /// Of Connect and other Fabrics commands.
+    /// Status of Connect and other Fabrics commands.
     CONNECT_FORMAT = (0x1, 0x80, "connect: incompatible format");
-    /// Of Connect and other Fabrics commands.
+    /// Status of Connect and other Fabrics commands.
     CONNECT_BUSY = (0x1, 0x81, "connect: controller busy");
-    /// Of Connect; the result says which field ([`crate::fabrics::connect_invalid`]).
+    /// Status of Connect; the result names the field ([`crate::fabrics::connect_invalid`]).
     CONNECT_INVALID = (0x1, 0x82, "connect: invalid parameters");
-    /// Of Connect.
+    /// Status of Connect.
     CONNECT_RESTART_DISCOVERY = (0x1, 0x83, "connect: restart discovery");
-    /// Of Connect.
+    /// Status of Connect.
     CONNECT_INVALID_HOST = (0x1, 0x84, "connect: host not allowed");
-    /// Of Disconnect.
+    /// Status of Disconnect.
     INVALID_QUEUE_TYPE = (0x1, 0x85, "invalid queue type");
     DISCOVER_RESTART = (0x1, 0x90, "discover: restart");
     AUTHENTICATION_REQUIRED = (0x1, 0x91, "authentication required");
@@ -129,7 +129,7 @@ impl Status {
         (self.0 >> 8) as u8 & 7
     }
 
-    /// Type and code alone, without retry delay, more and DNR: what to compare.
+    /// Type and code alone, without retry delay, *more* and DNR: the part to compare.
     #[must_use]
     pub const fn code(self) -> u16 {
         self.0 & 0x7ff
@@ -142,7 +142,7 @@ impl Status {
         self.code() == 0
     }
 
-    /// Whether type and code are those of `other`, whatever the other bits.
+    /// Whether type and code are those of `other`; the other bits are ignored.
     #[must_use]
     pub const fn is(self, other: Self) -> bool {
         self.code() == other.code()
@@ -160,7 +160,7 @@ impl Status {
         self.0 & Self::DNR != 0
     }
 
-    /// Whether the error log has more about it.
+    /// Whether *more* is set: the error log has an entry about this failure.
     #[must_use]
     pub const fn more(self) -> bool {
         self.0 & Self::MORE != 0
@@ -197,7 +197,7 @@ mod tests {
     use alloc::format;
 
     #[test]
-    fn status_names_itself() {
+    fn display_gives_name_type_and_code() {
         assert_eq!(format!("{}", Status::SUCCESS), "success");
         assert_eq!(
             format!("{}", Status::LBA_OUT_OF_RANGE.with_dnr()),

@@ -1,5 +1,5 @@
-//! T18 on a stable toolchain: the bodies of the fuzz targets over damaged valid input, from a
-//! fixed seed.
+//! T18 without a fuzzer: the bodies of the fuzz targets over damaged valid input, from a fixed
+//! seed.
 
 #[allow(unreachable_pub, reason = "public for the fuzz crate")]
 #[path = "../../../fuzz/src/nvme.rs"]
@@ -55,7 +55,7 @@ fn pdus() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A few changes, mostly where `hot` says that decisions are made.
+/// Changes a few bytes, mostly in the first `hot` bytes, which the decoders branch on.
 fn damage(bytes: &mut Vec<u8>, hot: usize, rng: &mut Rng) {
     const ODD: [u8; 8] = [0x00, 0x01, 0x7f, 0x80, 0xff, 0x18, 0x48, 0x20];
     for _ in 0..=rng.below(4) {

@@ -126,9 +126,26 @@ impl Flags {
     pub const IN_PLACE: Self = Self(1 << 2);
     /// One of several fragments of a request that was split.
     pub const SPLIT: Self = Self(1 << 3);
+    /// Extension of what the blocks hold: left alone by undo, and not listed after a crash (T11).
+    /// Only for [`Kind::Write`], and never with [`IN_PLACE`](Self::IN_PLACE).
+    pub const EXTEND: Self = Self(1 << 4);
+    /// The bits that say what undo does with the blocks: none of them for a fresh write.
+    pub const PLACE: Self = Self(Self::IN_PLACE.0 | Self::EXTEND.0);
 
     /// Bits that this version defines.
-    pub const KNOWN: u8 = 0x0f;
+    pub const KNOWN: u8 = 0x1f;
+
+    /// Whether this version gives an entry of this kind these flags: it defines all of them, and
+    /// they do not contradict each other.
+    #[must_use]
+    #[inline]
+    pub const fn are_known(self, kind: Kind) -> bool {
+        let place = match kind {
+            Kind::Write => !self.has(Self::PLACE),
+            Kind::Discard | Kind::Flush => !self.has(Self::EXTEND),
+        };
+        place && self.0 & !Self::KNOWN == 0
+    }
 
     /// Whether all bits of `other` are set.
     #[must_use]
@@ -173,7 +190,7 @@ pub struct Attribute {
     pub member: Member,
     /// What it does.
     pub kind: Kind,
-    /// Boundary, flush, in place, split.
+    /// Boundary, flush, in place, split, extend.
     pub flags: Flags,
     /// First block on the drive; 0 for [`Kind::Flush`]. Below 2⁴⁸.
     pub lba: u64,
@@ -219,6 +236,18 @@ mod tests {
         assert_eq!(Seq::widen(near.wire(), near), near);
         assert_eq!(Seq::widen(7, Seq(0)), Seq(7));
         assert_eq!(Seq::widen(0xffff_ffff, Seq(0)), Seq(0xffff_ffff), "nothing lies before 0");
+    }
+
+    #[test]
+    fn t11_places_that_contradict_each_other_are_not_known() {
+        let both = Flags::IN_PLACE.with(Flags::EXTEND);
+        for kind in [Kind::Write, Kind::Discard, Kind::Flush] {
+            assert!(Flags::default().are_known(kind));
+            assert!(!both.are_known(kind), "{kind:?}");
+            assert!(!Flags(1 << 5).are_known(kind), "{kind:?}: of a later version");
+            assert_eq!(Flags::EXTEND.are_known(kind), kind == Kind::Write, "{kind:?}");
+            assert!(Flags::IN_PLACE.with(Flags::SPLIT).are_known(kind));
+        }
     }
 
     #[test]

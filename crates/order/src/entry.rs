@@ -185,7 +185,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
     let life = Life { generation: u32_at(bytes, 12), incarnation: u32_at(bytes, 60) };
     let (code, flags) = (bytes[47] & 0x0f, Flags(bytes[59]));
     let kind = match Kind::from_code(code) {
-        Some(kind) if flags.0 & !Flags::KNOWN == 0 => kind,
+        Some(kind) if flags.are_known(kind) => kind,
         _ if !checked => return Decoded::Torn,
         _ => return Decoded::Newer { position, kind: code, flags: flags.0 },
     };
@@ -222,7 +222,7 @@ const LBA_MASK: u64 = (1 << 48) - 1;
 
 /// Whether an attribute fits the entry's fields: an LBA below 2⁴⁸ that stays there to its last
 /// block, 1 to 65536 blocks (none for [`Kind::Flush`]), a span of 1 to 256 groups that ends
-/// below 2⁶⁴, and an index below `num`.
+/// below 2⁶⁴, an index below `num`, and flags that this version gives to its kind.
 #[must_use]
 #[inline]
 pub const fn loggable(a: &Attribute) -> bool {
@@ -237,7 +237,7 @@ pub const fn loggable(a: &Attribute) -> bool {
         && a.span <= crate::attribute::SPAN_MAX
         && a.seq.0.checked_add(a.span as u64).is_some()
         && a.index < a.num
-        && a.flags.0 & !Flags::KNOWN == 0
+        && a.flags.are_known(a.kind)
 }
 
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {

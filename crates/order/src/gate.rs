@@ -15,18 +15,26 @@ use alloc::vec::Vec;
 
 use crate::attribute::{Attribute, Kind, Member};
 use crate::probe::{self, Plant, Rare};
+use node::{NONE, State};
+pub use node::{Node, Table};
 use overlap::Filter;
 use poison::Poison;
 pub use step::{Cause, GateError, MemberCache, Step, Ticket};
 
+mod node;
 mod overlap;
 mod poison;
 mod step;
 
 /// The per-stream, per-server gate.
+///
+/// Its part of each entry is a [`Node`] in the caller's [`Table`], so that the caller finds all of an
+/// entry in one place. A gate works on one table for its life, in which it begins with every node
+/// [free](Node::FREE); nothing else changes nodes.
 #[derive(Debug)]
 pub struct Gate {
-    slots: Vec<Slot>,
+    /// Tickets are below this.
+    capacity: usize,
     drives: Vec<Drive>,
     /// Index into `drives` by member number, or `NO_DRIVE`.
     drive_of: [u8; 256],
@@ -79,7 +87,7 @@ impl Gate {
             unflushed: None,
         });
         Self {
-            slots: vec![Slot::FREE; capacity as usize],
+            capacity: capacity as usize,
             drives: drives.collect(),
             drive_of,
             next: first,
@@ -104,6 +112,7 @@ impl Gate {
     #[inline]
     pub fn arrive(
         &mut self,
+        table: &mut impl Table,
         ticket: Ticket,
         attribute: &Attribute,
         steps: &mut Vec<Step>,
@@ -115,11 +124,11 @@ impl Gate {
         }
         let ahead = ordinal.wrapping_sub(self.next);
         if ahead != 0 && self.poison.is_none() {
-            check_early(ahead, self.next, &self.early, self.slots.len())?;
+            check_early(ahead, self.next, &self.early, self.capacity)?;
         }
-        let slot = &mut self.slots[ticket.0 as usize];
-        assert!(slot.state == State::Free, "{ticket:?} is in use");
-        *slot = Slot {
+        let node = table.node_mut(ticket);
+        assert!(node.state == State::Free, "{ticket:?} is in use");
+        *node = Node {
             lba: attribute.lba,
             end: attribute.lba.saturating_add(u64::from(attribute.blocks)),
             ordinal,
@@ -134,11 +143,11 @@ impl Gate {
         self.inside += 1;
         if self.poison.is_some() {
             // Whatever was admitted before the failure came earlier in order; this comes later.
-            self.refuse(ticket.0, steps);
+            self.refuse(table, ticket.0, steps);
         } else if ahead == 0 {
-            self.admit(ticket.0, steps);
+            self.admit(table, ticket.0, steps);
             if self.held > 0 {
-                self.admit_held(steps);
+                self.admit_held(table, steps);
             }
         } else {
             probe::hit(Rare::GateEarly);
@@ -155,32 +164,38 @@ impl Gate {
     ///
     /// If no [`Step::Write`] was given for the ticket.
     #[inline(always)]
-    pub fn written(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
-        let slot = self.slots[ticket.0 as usize];
-        assert!(slot.state == State::Writing, "{ticket:?} is not being written");
-        self.leave_drive(&slot);
+    pub fn written(
+        &mut self,
+        table: &mut impl Table,
+        ticket: Ticket,
+        ok: bool,
+        steps: &mut Vec<Step>,
+    ) {
+        let node = *table.node(ticket);
+        assert!(node.state == State::Writing, "{ticket:?} is not being written");
+        self.leave_drive(table, &node);
         if !ok {
             probe::hit(Rare::WriteFailed);
-            let member = self.drives[usize::from(slot.drive)].cache.member;
-            let ordinal = slot.ordinal;
+            let member = self.drives[usize::from(node.drive)].cache.member;
+            let ordinal = node.ordinal;
             let cause = Cause::WriteFailed { member, ordinal };
             if probe::planted(Plant::T22FailedWrite) {
-                return self.fail_alone(ticket.0, cause, steps);
+                return self.fail_alone(table, ticket.0, cause, steps);
             }
-            self.poison_from(cause, Some(ordinal), steps);
+            self.poison_from(table, cause, Some(ordinal), steps);
         }
-        let volatile = self.drives[usize::from(slot.drive)].cache.volatile;
-        if self.is_doomed(&slot) {
-            self.refuse(ticket.0, steps);
-        } else if slot.flush {
-            self.slots[ticket.0 as usize].state = State::Unflushed;
+        let volatile = self.drives[usize::from(node.drive)].cache.volatile;
+        if self.is_doomed(&node) {
+            self.refuse(table, ticket.0, steps);
+        } else if node.flush {
+            table.node_mut(ticket).state = State::Unflushed;
         } else {
-            self.complete(ticket.0, !volatile, steps);
+            self.complete(table, ticket.0, !volatile, steps);
         }
         if !self.waiting.is_empty() {
-            self.wake(&slot, steps);
+            self.wake(table, &node, steps);
         }
-        self.flush_if_due(slot.drive, steps);
+        self.flush_if_due(table, node.drive, steps);
     }
 
     /// The drive has finished the entry's FLUSH.
@@ -190,36 +205,42 @@ impl Gate {
     /// # Panics
     ///
     /// If no [`Step::Flush`] was given for the ticket.
-    pub fn flushed(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
-        let slot = self.slots[ticket.0 as usize];
-        let drive = &mut self.drives[usize::from(slot.drive)];
+    pub fn flushed(
+        &mut self,
+        table: &mut impl Table,
+        ticket: Ticket,
+        ok: bool,
+        steps: &mut Vec<Step>,
+    ) {
+        let node = *table.node(ticket);
+        let drive = &mut self.drives[usize::from(node.drive)];
         assert!(drive.flushing.take() == Some(ticket.0), "{ticket:?} is not being flushed");
         let member = drive.cache.member;
         if !ok {
             probe::hit(Rare::FlushFailed);
             let cause = Cause::FlushFailed { member };
             if probe::planted(Plant::T22OwnFlush) {
-                return self.fail_alone(ticket.0, cause, steps);
+                return self.fail_alone(table, ticket.0, cause, steps);
             }
-            self.poison_from(cause, None, steps);
+            self.poison_from(table, cause, None, steps);
             return;
         }
-        if drive.unflushed.is_some_and(|last| !is_after(last, slot.ordinal)) {
+        if drive.unflushed.is_some_and(|last| !is_after(last, node.ordinal)) {
             drive.unflushed = None;
         }
-        while let Some(&first) = self.drives[usize::from(slot.drive)].pending.front() {
-            let covered = self.slots[first as usize];
-            if is_after(covered.ordinal, slot.ordinal) {
+        while let Some(&first) = self.drives[usize::from(node.drive)].pending.front() {
+            let covered = *table.node(Ticket(first));
+            if is_after(covered.ordinal, node.ordinal) {
                 break;
             }
-            self.drives[usize::from(slot.drive)].pending.pop_front();
+            self.drives[usize::from(node.drive)].pending.pop_front();
             if self.is_doomed(&covered) {
-                self.refuse(first, steps);
+                self.refuse(table, first, steps);
             } else {
-                self.complete(first, true, steps);
+                self.complete(table, first, true, steps);
             }
         }
-        self.flush_if_due(slot.drive, steps);
+        self.flush_if_due(table, node.drive, steps);
     }
 
     /// What stopped the stream, if anything did.
@@ -256,7 +277,7 @@ impl Gate {
 
     /// Those that overtook the one just admitted follow it.
     #[inline(never)]
-    fn admit_held(&mut self, steps: &mut Vec<Step>) {
+    fn admit_held(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         while self.held > 0 {
             let index = self.next as usize & (self.early.len() - 1);
             let ticket = core::mem::replace(&mut self.early[index], NONE);
@@ -264,72 +285,71 @@ impl Gate {
                 break;
             }
             self.held -= 1;
-            self.admit(ticket, steps);
+            self.admit(table, ticket, steps);
         }
     }
 
     #[inline(always)]
-    fn admit(&mut self, ticket: u32, steps: &mut Vec<Step>) {
+    fn admit(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
         self.next = self.next.wrapping_add(1);
         steps.push(Step::Append(Ticket(ticket)));
-        let slot = &mut self.slots[ticket as usize];
-        let drive = &mut self.drives[usize::from(slot.drive)];
-        if slot.flush || !slot.writes {
+        let node = table.node_mut(Ticket(ticket));
+        let drive = &mut self.drives[usize::from(node.drive)];
+        if node.flush || !node.writes {
             drive.pending.push_back(ticket);
         }
-        if !slot.writes {
-            slot.state = State::Unflushed;
-            let drive = slot.drive;
-            self.flush_if_due(drive, steps);
+        if !node.writes {
+            node.state = State::Unflushed;
+            let drive = node.drive;
+            self.flush_if_due(table, drive, steps);
             return;
         }
         if drive.cache.volatile {
-            drive.unflushed = Some(slot.ordinal);
+            drive.unflushed = Some(node.ordinal);
         }
-        let may_overlap = self.filter.add(slot.drive, slot.lba, slot.end);
+        let may_overlap = self.filter.add(node.drive, node.lba, node.end);
         let blockers = if may_overlap && !probe::planted(Plant::T12NoOverlap) {
-            self.overlapping(ticket)
+            self.overlapping(table, ticket)
         } else {
             0
         };
-        let slot = &mut self.slots[ticket as usize];
-        slot.blockers = blockers;
+        let node = table.node_mut(Ticket(ticket));
+        node.blockers = blockers;
         if blockers == 0 {
-            slot.state = State::Writing;
+            node.state = State::Writing;
             steps.push(Step::Write(Ticket(ticket)));
         } else {
             probe::hit(Rare::GateOverlap);
-            slot.state = State::Waiting;
+            node.state = State::Waiting;
             self.waiting.push(ticket);
         }
-        self.join_drive(ticket);
+        self.join_drive(table, ticket);
     }
 
     /// How many entries on the drive's list touch blocks of this one (T12).
-    fn overlapping(&self, ticket: u32) -> u32 {
-        let slot = &self.slots[ticket as usize];
+    fn overlapping(&self, table: &impl Table, ticket: u32) -> u32 {
+        let node = table.node(Ticket(ticket));
         let mut count = 0;
-        let mut other = self.drives[usize::from(slot.drive)].first;
+        let mut other = self.drives[usize::from(node.drive)].first;
         while other != NONE {
-            let earlier = &self.slots[other as usize];
-            count += u32::from(earlier.overlaps(slot));
+            let earlier = table.node(Ticket(other));
+            count += u32::from(earlier.overlaps(node));
             other = earlier.after;
         }
         count
     }
 
     /// One write fewer in the way of those that wait.
-    fn wake(&mut self, done: &Slot, steps: &mut Vec<Step>) {
-        let slots = &mut self.slots;
+    fn wake(&mut self, table: &mut impl Table, done: &Node, steps: &mut Vec<Step>) {
         self.waiting.retain(|&ticket| {
-            let slot = &mut slots[ticket as usize];
-            if slot.drive == done.drive
-                && is_after(slot.ordinal, done.ordinal)
-                && done.overlaps(slot)
+            let node = table.node_mut(Ticket(ticket));
+            if node.drive == done.drive
+                && is_after(node.ordinal, done.ordinal)
+                && done.overlaps(node)
             {
-                slot.blockers -= 1;
-                if slot.blockers == 0 {
-                    slot.state = State::Writing;
+                node.blockers -= 1;
+                if node.blockers == 0 {
+                    node.state = State::Writing;
                     steps.push(Step::Write(Ticket(ticket)));
                     return false;
                 }
@@ -342,24 +362,24 @@ impl Gate {
     /// on the drive (T2). One at a time: a FLUSH that succeeds while an earlier one is still to
     /// fail would vouch for what that one lost (T4).
     #[inline(always)]
-    fn flush_if_due(&mut self, drive: u8, steps: &mut Vec<Step>) {
+    fn flush_if_due(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &self.drives[usize::from(drive)];
         if !at.pending.is_empty() && at.flushing.is_none() {
-            self.flush_some(drive, steps);
+            self.flush_some(table, drive, steps);
         }
     }
 
-    fn flush_some(&mut self, drive: u8, steps: &mut Vec<Step>) {
+    fn flush_some(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &mut self.drives[usize::from(drive)];
-        let oldest = (at.first != NONE).then(|| self.slots[at.first as usize].ordinal);
+        let oldest = (at.first != NONE).then(|| table.node(Ticket(at.first)).ordinal);
         let ready = at.pending.iter().take_while(|&&ticket| {
-            let slot = &self.slots[ticket as usize];
-            oldest.is_none_or(|oldest| is_after(oldest, slot.ordinal))
-                || probe::planted(Plant::T2FlushEarly) && slot.state == State::Unflushed
+            let node = table.node(Ticket(ticket));
+            oldest.is_none_or(|oldest| is_after(oldest, node.ordinal))
+                || probe::planted(Plant::T2FlushEarly) && node.state == State::Unflushed
         });
         let ready = ready.count();
         if ready == 0 {
-            if self.slots[at.pending[0] as usize].state == State::Unflushed {
+            if table.node(Ticket(at.pending[0])).state == State::Unflushed {
                 probe::hit(Rare::GateFlush);
             }
             return;
@@ -374,14 +394,20 @@ impl Gate {
             for _ in 0..ready {
                 let at = &mut self.drives[usize::from(drive)];
                 let ticket = at.pending.pop_front().expect("`ready` entries are pending");
-                self.complete(ticket, true, steps);
+                self.complete(table, ticket, true, steps);
             }
         }
     }
 
     #[inline(always)]
-    fn complete(&mut self, ticket: u32, persist: bool, steps: &mut Vec<Step>) {
-        self.slots[ticket as usize].state = State::Free;
+    fn complete(
+        &mut self,
+        table: &mut impl Table,
+        ticket: u32,
+        persist: bool,
+        steps: &mut Vec<Step>,
+    ) {
+        table.node_mut(Ticket(ticket)).state = State::Free;
         self.inside -= 1;
         let ticket = Ticket(ticket);
         steps.push(Step::Complete { ticket, persist });
@@ -389,85 +415,36 @@ impl Gate {
 
     /// Appends to the drive's list of entries whose write is not completed.
     #[inline]
-    fn join_drive(&mut self, ticket: u32) {
-        let drive = &mut self.drives[usize::from(self.slots[ticket as usize].drive)];
+    fn join_drive(&mut self, table: &mut impl Table, ticket: u32) {
+        let drive = &mut self.drives[usize::from(table.node(Ticket(ticket)).drive)];
         let last = core::mem::replace(&mut drive.last, ticket);
-        self.slots[ticket as usize].before = last;
+        table.node_mut(Ticket(ticket)).before = last;
         if last == NONE {
             drive.first = ticket;
         } else {
-            self.slots[last as usize].after = ticket;
+            table.node_mut(Ticket(last)).after = ticket;
         }
     }
 
     /// Takes it from there, and its blocks from the filter.
     #[inline(always)]
-    fn leave_drive(&mut self, slot: &Slot) {
-        self.filter.remove(slot.drive, slot.lba, slot.end);
-        let drive = &mut self.drives[usize::from(slot.drive)];
-        if slot.before == NONE {
-            drive.first = slot.after;
+    fn leave_drive(&mut self, table: &mut impl Table, node: &Node) {
+        self.filter.remove(node.drive, node.lba, node.end);
+        let drive = &mut self.drives[usize::from(node.drive)];
+        if node.before == NONE {
+            drive.first = node.after;
         } else {
-            self.slots[slot.before as usize].after = slot.after;
+            table.node_mut(Ticket(node.before)).after = node.after;
         }
-        if slot.after == NONE {
-            drive.last = slot.before;
+        if node.after == NONE {
+            drive.last = node.before;
         } else {
-            self.slots[slot.after as usize].before = slot.before;
+            table.node_mut(Ticket(node.after)).before = node.before;
         }
     }
 }
 
-const NONE: u32 = u32::MAX;
 const NO_DRIVE: u8 = u8::MAX;
-
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    lba: u64,
-    end: u64,
-    ordinal: u32,
-    /// Neighbours on the drive's list.
-    before: u32,
-    after: u32,
-    /// Earlier entries, not completed, that overlap this one.
-    blockers: u32,
-    drive: u8,
-    writes: bool,
-    flush: bool,
-    state: State,
-}
-
-impl Slot {
-    const FREE: Self = Self {
-        lba: 0,
-        end: 0,
-        ordinal: 0,
-        before: NONE,
-        after: NONE,
-        blockers: 0,
-        drive: 0,
-        writes: false,
-        flush: false,
-        state: State::Free,
-    };
-
-    #[inline]
-    const fn overlaps(&self, other: &Self) -> bool {
-        self.lba < other.end && other.lba < self.end
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    /// Arrived before its predecessors.
-    Early,
-    /// Admitted, but its write would overlap one under way.
-    Waiting,
-    Writing,
-    /// Written (or with nothing to write): the FLUSH is to come or under way.
-    Unflushed,
-}
 
 #[derive(Debug)]
 struct Drive {

@@ -12,6 +12,7 @@ use crate::attribute::{Seq, StreamId};
 
 /// A breach of T11 or T15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Breach {
     /// Another stream's write to the block is not released yet.
     #[error(
@@ -59,7 +60,9 @@ impl Ledger {
 
     /// Checks a write of `blocks` at `lba` (volume blocks) by `stream`, before it is admitted.
     ///
-    /// `released` tells how far a stream is released.
+    /// `fresh` is whether the old content is lost for good: see
+    /// [`Op::is_fresh`](crate::engine::Op::is_fresh). An update in place and an extension may follow
+    /// any write of their own stream. `released` tells how far a stream is released.
     ///
     /// # Errors
     /// The first [`Breach`] found.
@@ -84,6 +87,12 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Which stream wrote a volume block last, and in which group, unless that has been pruned.
+    #[must_use]
+    pub fn writer(&self, block: u64) -> Option<(StreamId, Seq)> {
+        self.blocks.get(&block).copied()
     }
 
     /// Notes a write that was admitted as `seq`.
@@ -121,6 +130,32 @@ mod tests {
         for block in [20, 30] {
             assert!(ledger.check(StreamId(2), block, 1, true, at(3)).is_err(), "{block}: kept");
         }
+    }
+
+    #[test]
+    fn t11_an_extension_keeps_the_block_needed() {
+        use crate::engine::{Op, Place};
+        let mut ledger = Ledger::new();
+        let write = |place| Op::Write(place, ()).is_fresh();
+        let check = |ledger: &Ledger, fresh, released| {
+            ledger.check(StreamId(1), 10, 1, fresh, |_| Seq(released))
+        };
+        assert!(write(Place::Fresh) && Op::<()>::Discard.is_fresh());
+        assert!(!write(Place::InPlace) && !write(Place::Extend));
+        ledger.note(StreamId(1), 10, 1, Seq(5));
+        for seq in 6..9 {
+            assert_eq!(check(&ledger, write(Place::Extend), 4), Ok(()), "over its own stream's");
+            ledger.note(StreamId(1), 10, 1, Seq(seq));
+        }
+        // Group 5 is released, its extensions are not: the volume may recover to 6 or 7.
+        let false_fresh = Err(Breach::FalseFresh { block: 10, stream: StreamId(1), seq: Seq(8) });
+        assert_eq!(check(&ledger, write(Place::Fresh), 7), false_fresh);
+        assert_eq!(check(&ledger, write(Place::Fresh), 8), Ok(()));
+        let (other, extends) = (StreamId(2), write(Place::Extend));
+        assert!(matches!(
+            ledger.check(other, 10, 1, extends, |_| Seq(7)),
+            Err(Breach::HandedOverTooEarly { block: 10, holder: StreamId(1), seq: Seq(8), .. })
+        ));
     }
 
     #[test]

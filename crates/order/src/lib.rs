@@ -12,6 +12,7 @@
 extern crate alloc;
 
 pub mod attribute;
+pub mod block_device;
 pub mod engine;
 pub mod entry;
 pub mod gate;

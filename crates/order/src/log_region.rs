@@ -19,6 +19,7 @@ pub use error::{AddError, ChangeError, CreateError, OpenError};
 
 mod codec;
 mod error;
+pub mod opening;
 mod stamp;
 
 /// Size of one copy of the header in bytes.
@@ -57,7 +58,21 @@ impl LogKind {
         !matches!(self, Self::File)
     }
 
-    const fn from_code(code: u8) -> Option<Self> {
+    /// What the program and the library call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Dax => "dax",
+            Self::Block => "block",
+            Self::Pci => "pci",
+        }
+    }
+
+    /// The kind with this code, in the region's header and on the wire; `None` for a code that is
+    /// not known.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::File),
             2 => Some(Self::Dax),

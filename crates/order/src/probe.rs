@@ -51,6 +51,10 @@ named! {
         T1ReuseBeforeMark = "T1-reuse-before-mark",
         /// Recovery starts at the smallest released mark among the servers, not the largest.
         T1SmallestMark = "T1-smallest-mark",
+        /// An idle stream tells targets a mark up to its last group, durable or not.
+        T1IdleMarkEarly = "T1-idle-mark-early",
+        /// A stream that its owner has left is not flushed in the background.
+        T1NobodyFlushes = "T1-nobody-flushes",
         /// A volume is closed without having told the targets how far its streams are.
         T1CloseUntold = "T1-close-untold",
         /// A FLUSH is issued without waiting for the stream's earlier writes there.
@@ -81,10 +85,16 @@ named! {
         T7NoCut = "T7-no-cut",
         /// The completion is sent before the persist word is durable.
         T7AnswerBeforeFence = "T7-answer-before-fence",
+        /// Of several completions that a stream gets at once, the answers are sent before the
+        /// persist words are durable.
+        T7BatchBeforeFence = "T7-batch-before-fence",
         /// A target started again believes what its last life stored and never fenced.
         T7TrustUnfenced = "T7-trust-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
+        /// A fence of a log on a block device does not wait for its writes: the next one writes their
+        /// blocks again while they are in flight.
+        M4LogBlockInFlight = "M4-log-block-in-flight",
         /// A claim does not wait for the old owner's writes under way.
         T8ClaimNoWait = "T8-claim-no-wait",
         /// A fenced owner's requests are still carried out.
@@ -99,6 +109,9 @@ named! {
         T8OvertakenPlain = "T8-overtaken-plain",
         /// A restarted target serves a drive while writes of its former life are under way.
         T8ServeGhosts = "T8-serve-ghosts",
+        /// A message is lost between two cores of a target: the one that tells a core that something
+        /// was left for a connection.
+        T8NoticeLost = "T8-notice-lost",
         /// Logs are shortened before undo is done everywhere.
         T9SettleEarly = "T9-settle-early",
         /// What was undone is not flushed before logs are shortened.
@@ -115,6 +128,10 @@ named! {
         T11UndoInPlace = "T11-undo-in-place",
         /// In-place updates beyond k are not listed.
         T11NotListed = "T11-not-listed",
+        /// Undo zeroes extensions, too.
+        T11UndoExtensions = "T11-undo-extensions",
+        /// Extensions beyond k are listed, as in-place updates are.
+        T11ListExtensions = "T11-list-extensions",
         /// A write does not wait for an earlier one to the same block.
         T12NoOverlap = "T12-no-overlap",
         /// A durable write does not vouch for an earlier one to the same block.
@@ -131,7 +148,7 @@ named! {
         T15HandOverEarly = "T15-hand-over-early",
         /// Requests are merged over gaps between their blocks.
         T16MergeGaps = "T16-merge-gaps",
-        /// Fresh and in-place writes are merged.
+        /// Writes of different places are merged: fresh, in place, extensions.
         T16MergePlaces = "T16-merge-places",
         /// A target that says nothing of the extension is taken to speak it.
         T17BelieveUnsaid = "T17-believe-unsaid",
@@ -165,6 +182,8 @@ named! {
         T22PlainFlush = "T22-plain-flush",
         /// A drive that comes back without power-loss protection is believed to have it still.
         T27BelieveProtection = "T27-believe-protection",
+        /// A stream's connection that is being made when its association ends is made all the same.
+        T27LateConnect = "T27-late-connect",
         /// Volumes without a log are never forgotten.
         T28RememberAll = "T28-remember-all",
         /// An owner of a volume that was forgotten comes back, whoever has been there since.
@@ -201,6 +220,12 @@ named! {
         P7ReplayDurable = "P7-replay-durable",
         /// A binding that found the target busy is not asked for again.
         P8BusyForEver = "P8-busy-for-ever",
+        /// A Keep Alive that nobody answers counts as answered.
+        P8BelieveKeepAlive = "P8-believe-keep-alive",
+        /// A target that cannot be reached is not tried again.
+        P8NeverAgain = "P8-never-again",
+        /// The background driver takes no stream over whose owner is elsewhere.
+        P8NobodyMinds = "P8-nobody-minds",
         /// A read does not wait for the stream's own writes.
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.
@@ -253,12 +278,20 @@ named! {
         MarkForRoom = "mark-for-room",
         /// A durable mark was sent alone by an idle stream.
         IdleMark = "idle-mark",
+        /// The background driver flushed a stream that its owner had left.
+        BackgroundFlush = "background-flush",
         /// A new owner waited for the old one's operations.
         FenceWaited = "fence-waited",
         /// An old owner was told that it is fenced.
         FencedOwner = "fenced-owner",
         /// A binding waited for the old connection's operations.
         GhostWaited = "ghost-waited",
+        /// A connection was given from one core of a target to another.
+        HandedOver = "handed-over",
+        /// Several completions of one stream shared a fence.
+        FenceShared = "fence-shared",
+        /// An operation waited because its drive had as many as it is given at once.
+        DriveFull = "drive-full",
         /// A drive finished a write after the process that issued it had died.
         LateWrite = "late-write",
         /// A crash came while a recovery was under way.
@@ -281,6 +314,8 @@ named! {
         MergedGroups = "merged-groups",
         /// An in-place update beyond k was listed.
         InPlaceListed = "in-place-listed",
+        /// An extension beyond k was left.
+        ExtensionLeft = "extension-left",
         /// A group beyond k was found whole.
         WholeBeyondK = "whole-beyond-k",
         /// A group was found with some entries missing.

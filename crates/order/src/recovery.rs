@@ -166,8 +166,8 @@ pub struct StreamPlan {
     pub in_place: Vec<InPlace>,
     /// Whether a log was given up: nothing is undone, on no server (T26).
     pub log_given_up: bool,
-    /// Fresh blocks of dropped groups that are left because of that, in order of seq: they may be
-    /// of a group that was durable and confirmed.
+    /// Fresh blocks and extensions of dropped groups that are left because of that, in order of seq:
+    /// they may be of a group that was durable and confirmed.
     pub in_doubt: Vec<InPlace>,
     /// Servers that an earlier, interrupted recovery has settled.
     pub settled: u16,
@@ -188,11 +188,12 @@ impl StreamPlan {
 }
 
 /// What to do about logs that can't be believed (T26).
-pub const ADVICE: &str = "put the right logs back, or open the volume with --accept-lost-log: then \
+pub const ADVICE: &str = "put the right logs back, or open the volume with accept_lost_log: then \
     nothing is undone on any target, and what is in doubt is listed";
 
 /// Why no prefix can be told from the lists. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DecideError {
     /// Entries of one group that cannot both be true (T6).
     #[error(
@@ -207,8 +208,8 @@ pub enum DecideError {
     },
     /// An entry for a drive that the reporting server does not have.
     #[error(
-        "the log of server {server} has an entry of stream {stream}, group {seq}, for member \
-         {member}, which is not on that server; {ADVICE}"
+        "a target's log has an entry of stream {stream}, group {seq}, for member {member}, which is \
+         not on that target; {ADVICE}"
     )]
     WrongServer {
         /// The stream.
@@ -223,7 +224,7 @@ pub enum DecideError {
     /// A server was settled at another group than another one, or at one before what another
     /// has released: no stream starts before all are settled, so that can't be (T9).
     #[error(
-        "stream {stream} was settled at group {k} on one server, and is at {other} on another: \
+        "stream {stream} was settled at group {k} on one target, and is at {other} on another: \
          the logs are not all of this volume, or not of the same time; {ADVICE}"
     )]
     Settled {
@@ -256,7 +257,7 @@ impl DecideError {
 /// Where a log was given up, part of the order is missing, and no undo is safe: what looks like the
 /// other side of a hole may have been confirmed. Then nothing is undone, groups are counted from
 /// the largest mark as far as what is left shows them whole, and all that lies beyond is listed,
-/// fresh or in place (T26). What contradicts the rest is no error there, but no proof either.
+/// whatever its place (T26). What contradicts the rest is no error there, but no proof either.
 ///
 /// # Errors
 /// The lists cannot all be of this volume, or are damaged.
@@ -446,8 +447,14 @@ struct Beyond {
     in_doubt: Vec<InPlace>,
 }
 
-/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11);
-/// where a log was given up, fresh blocks to be listed, too (T26).
+/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11).
+///
+/// Extensions are neither: whatever the block holds, the prefix has what it needs. Where the write
+/// that they extend is fresh and beyond the prefix, it is zeroed, and they with it: a stream's writes
+/// to one block reach one log, in their order.
+///
+/// Where a log was given up, fresh writes and extensions are listed instead (T26): k may be below
+/// the state that the caller had in mind, and what the block holds may have been confirmed.
 fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
     let Beyond { mut undo, mut in_place, mut in_doubt } = Beyond::default();
     for list in lists {
@@ -457,17 +464,26 @@ fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
             }
             let blocks = u64::from(a.blocks);
             let extent = DriveExtent { member: a.member, lba: a.lba, blocks };
-            let live = a.flags.has(Flags::IN_PLACE);
-            if live && !probe::planted(Plant::T11NotListed) {
+            let update = a.flags.has(Flags::IN_PLACE);
+            let extension = a.flags.has(Flags::EXTEND);
+            if update && !probe::planted(Plant::T11NotListed)
+                || extension && probe::planted(Plant::T11ListExtensions)
+            {
                 probe::hit(Rare::InPlaceListed);
                 in_place.push(InPlace { seq: a.seq, extent });
             }
             if given_up {
-                if !live {
+                if !update {
                     in_doubt.push(InPlace { seq: a.seq, extent });
                 }
-            } else if !list.settled && (!live || probe::planted(Plant::T11UndoInPlace)) {
+                continue;
+            }
+            let left = update && !probe::planted(Plant::T11UndoInPlace)
+                || extension && !probe::planted(Plant::T11UndoExtensions);
+            if !left && !list.settled {
                 undo.push(extent);
+            } else if extension {
+                probe::hit(Rare::ExtensionLeft);
             }
         }
     }

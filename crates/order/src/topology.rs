@@ -53,6 +53,7 @@ pub struct Extent {
 
 /// Why members don't make a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TopologyError {
     /// No members, or more than 256.
     #[error("a volume has 1 to 256 members, not {0}")]

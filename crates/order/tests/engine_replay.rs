@@ -154,8 +154,8 @@ struct World {
     nums: BTreeMap<u64, u16>,
     marks: Marks,
     version: u64,
-    /// Those of in-place writes.
-    in_place: BTreeSet<u64>,
+    /// The place of each write, by version.
+    written: BTreeMap<u64, Place>,
     /// Where a sequential writer goes on.
     next: u64,
     choices: Choices,
@@ -199,7 +199,7 @@ impl World {
             nums: BTreeMap::new(),
             marks: Marks::default(),
             version: 0,
-            in_place: BTreeSet::new(),
+            written: BTreeMap::new(),
             next: 0,
             choices,
             seen: Seen::default(),
@@ -219,10 +219,12 @@ impl World {
             let lba = at.min(blocks - len);
             self.next = (lba + len) % blocks;
             self.version += 1;
-            let place = if self.choices.chance(50) { Place::Fresh } else { Place::InPlace };
-            if place == Place::InPlace {
-                self.in_place.insert(self.version);
-            }
+            let place = match self.choices.below(4) {
+                0 | 1 => Place::Fresh,
+                2 => Place::InPlace,
+                _ => Place::Extend,
+            };
+            self.written.insert(self.version, place);
             let piece = Bytes { version: self.version, first: lba as u32, blocks: len as u32 };
             writes.push(Write { lba, blocks: len as u32, op: Op::Write(place, piece) });
             self.topology.map(lba, len as u32, |e| {
@@ -258,9 +260,9 @@ impl World {
         let request = self.engine.request(dispatch.id);
         let (ordinal, mark) = dispatch.ordered.unwrap();
         let shape = Shape { attribute: request.attribute(0), pieces: request.pieces.clone() };
-        let in_place = shape.attribute.flags.has(Flags::IN_PLACE);
-        let places = shape.pieces.iter().map(|piece| self.in_place.contains(&piece.version));
-        assert!(places.into_iter().all(|place| place == in_place), "T16, T11");
+        let place = Flags(shape.attribute.flags.0 & Flags::PLACE.0);
+        let mut places = shape.pieces.iter().map(|piece| self.written[&piece.version].flag());
+        assert!(places.all(|of| of == place), "T16, T11");
         let server = &mut self.servers[s];
         assert!(server.bound, "{shape:?} is given out for a lost connection");
         assert_eq!(usize::from(request.server), s);

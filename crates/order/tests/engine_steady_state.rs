@@ -1,39 +1,9 @@
 //! Once warm, an engine allocates nothing per request, although it keeps every request until it is
 //! released: with and without volatile caches, merged and not, with flushes asked for and put in.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use riopipe_order::engine::{Engine, EngineKind, Limits, Op, Payload, Place, Write, engine};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
-
-/// The system's allocator, counting this thread's calls.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: all work is the system allocator's; counting touches a constant-initialized
-// thread-local without destructor, which allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: `ptr` came from `alloc` or `realloc` above, so from the system's.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as for `dealloc`; the size is the caller's.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use riopipe_testkit::Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -59,7 +29,7 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
     let mut most = 0;
     let mut admitted = 0;
     for round in 0..200 {
-        let before = ALLOCATIONS.get();
+        let before = riopipe_testkit::allocations();
         for step in 0..64 {
             let op = |place| Op::Write(place, Bytes);
             let lba = admitted * 3 % 60_000;
@@ -86,7 +56,7 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
             }
         }
         if round >= 100 {
-            most = most.max(ALLOCATIONS.get() - before);
+            most = most.max(riopipe_testkit::allocations() - before);
         }
     }
     assert!(admitted > 150, "{kind}: {admitted} groups");
@@ -95,9 +65,9 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
 
 #[test]
 fn nothing_is_allocated_per_request() {
-    let before = ALLOCATIONS.get();
+    let before = riopipe_testkit::allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert!(ALLOCATIONS.get() > before, "the counter counts");
+    assert!(riopipe_testkit::allocations() > before, "the counter counts");
     for kind in EngineKind::ALL {
         for volatile in [false, true] {
             for merge in [false, true] {

@@ -6,9 +6,10 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::Choices;
+use common::table_gate::TableGate;
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
-use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
+use riopipe_order::gate::{Cause, MemberCache, Step, Ticket};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -34,7 +35,7 @@ struct Item {
 
 /// The host and the drives, and all that must hold, in the plainest way.
 struct Bench {
-    gate: Gate,
+    gate: TableGate,
     members: Vec<MemberCache>,
     items: BTreeMap<Ticket, Item>,
     steps: Vec<Step>,
@@ -296,7 +297,7 @@ fn run(total: usize, capacity: u32, mut choices: Choices) -> Marks {
     let full_at = (mode == 2 && choices.below(2) == 0).then(|| choices.below(total));
     let missing = (mode == 3).then(|| choices.below(total));
     let mut bench = Bench {
-        gate: Gate::starting_at(first, &members, capacity),
+        gate: TableGate::starting_at(first, &members, capacity),
         members,
         items: BTreeMap::new(),
         steps: Vec::new(),

@@ -3,20 +3,21 @@
 
 mod common;
 
+use common::table_gate::TableGate;
 use common::write;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
-use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
+use riopipe_order::gate::{Cause, MemberCache, Step, Ticket};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use Step::{Append, Flush, Write};
 
 /// A gate with one volatile drive, whose tickets are the entries' ordinals.
-struct Bench(Gate);
+struct Bench(TableGate);
 
 impl Bench {
     fn new(plant: Plant) -> Self {
         probe::plant(Some(plant));
-        Self(Gate::new(&[MemberCache { member: Member(0), volatile: true }], 16))
+        Self(TableGate::new(&[MemberCache { member: Member(0), volatile: true }], 16))
     }
 
     fn arrive(&mut self, attribute: Attribute) -> Vec<Step> {
@@ -147,14 +148,15 @@ fn own_flush() {
 
 fn rare_paths_are_counted() {
     let before = probe::counts();
-    let mut gate = Bench(Gate::new(&[MemberCache { member: Member(0), volatile: true }], 16));
+    let mut gate = Bench(TableGate::new(&[MemberCache { member: Member(0), volatile: true }], 16));
     gate.arrive(Attribute { lba: 100, ..plain(2) });
     gate.arrive(plain(1));
     gate.arrive(bare_flush(3));
     gate.written(1, true);
     gate.written(2, true);
     gate.flushed(3, false);
-    let mut harmed = Bench(Gate::new(&[MemberCache { member: Member(0), volatile: true }], 16));
+    let mut harmed =
+        Bench(TableGate::new(&[MemberCache { member: Member(0), volatile: true }], 16));
     harmed.arrive(plain(1));
     harmed.0.flush_failed_on(Member(0), &mut Vec::new());
     harmed.written(1, false);

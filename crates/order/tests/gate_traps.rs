@@ -2,9 +2,10 @@
 
 mod common;
 
+use common::table_gate::TableGate;
 use common::write;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
-use riopipe_order::gate::{Cause, Gate, GateError, MemberCache, Step, Ticket};
+use riopipe_order::gate::{Cause, GateError, MemberCache, Step, Ticket};
 
 use Step::{Append, Flush, Write};
 
@@ -12,11 +13,11 @@ const VOLATILE: MemberCache = MemberCache { member: Member(0), volatile: true };
 const PLP: MemberCache = MemberCache { member: Member(1), volatile: false };
 
 /// A gate whose tickets are the entries' ordinals.
-struct Bench(Gate);
+struct Bench(TableGate);
 
 impl Bench {
     fn new() -> Self {
-        Self(Gate::new(&[VOLATILE, PLP], 16))
+        Self(TableGate::new(&[VOLATILE, PLP], 16))
     }
 
     fn arrive(&mut self, attribute: Attribute) -> Vec<Step> {
@@ -162,7 +163,7 @@ fn t4_with_plp_a_flush_entry_vouches_only_once_the_earlier_are_done() {
 
 #[test]
 fn t5_ordinals_wrap() {
-    let mut gate = Bench(Gate::starting_at(u32::MAX - 1, &[VOLATILE], 16));
+    let mut gate = Bench(TableGate::starting_at(u32::MAX - 1, &[VOLATILE], 16));
     assert_eq!(gate.arrive(plain(1)), [], "three ahead, over the wrap");
     assert_eq!(gate.arrive(flushing(plain(0))), []);
     assert_eq!(gate.arrive(plain(u32::MAX)), []);

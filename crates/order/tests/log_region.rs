@@ -329,7 +329,7 @@ fn t24_a_file_log_of_another_boot_is_refused_unless_it_was_synced() {
     let region = log.into_region();
     let error = in_next_boot(&region).unwrap_err();
     assert_eq!(error, OpenError::StaleBoot { volume: id });
-    assert!(error.to_string().contains("--accept-lost-log"));
+    assert!(error.to_string().contains("accept_lost_log"));
     assert!(matches!(inspect(&region, LEN, NEXT_BOOT, crc32c), Class::StaleBoot(_)));
 
     let mut log = open(region).expect("the same boot: only the process died");

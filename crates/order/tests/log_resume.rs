@@ -97,6 +97,7 @@ fn t6_a_replayed_entry_of_another_shape_is_refused() {
         Attribute { member: Member(1), ..sent },
         Attribute { kind: Kind::Discard, ..sent },
         Attribute { flags: sent.flags.with(Flags::IN_PLACE), ..sent },
+        Attribute { flags: sent.flags.with(Flags::EXTEND), ..sent },
         Attribute { lba: sent.lba + 1, ..sent },
         Attribute { blocks: 2, ..sent },
         Attribute { tag: sent.tag + 1, ..sent },

@@ -21,10 +21,15 @@ fn what_was_appended_is_found() {
         ordinal: u32::MAX,
         member: Member(255),
         kind: Kind::Discard,
-        flags: Flags(Flags::KNOWN),
+        flags: Flags(Flags::KNOWN & !Flags::EXTEND.0),
         lba: (1 << 48) - (1 << 16),
         blocks: 1 << 16,
         tag: u64::MAX,
+    };
+    let extension = Attribute {
+        kind: Kind::Write,
+        flags: Flags(Flags::KNOWN & !Flags::IN_PLACE.0),
+        ..write(written.seq_end().0 + 2, 0)
     };
     let flush = Attribute {
         kind: Kind::Flush,
@@ -34,13 +39,13 @@ fn what_was_appended_is_found() {
         index: u16::MAX - 1,
         ..write(written.seq_end().0 + 1, 0)
     };
-    let positions = [written, flush].map(|a| log.append(&a).unwrap());
+    let positions = [written, flush, extension].map(|a| log.append(&a).unwrap());
     log.fence().unwrap();
     log.persist(positions[1]);
     log.fence().unwrap();
     let (_, scan) = reopen(log.into_region().crash(1));
     let found: Vec<_> = scan.entries.iter().map(|e| (e.attribute, e.persisted)).collect();
-    assert_eq!(found, [(written, false), (flush, true)]);
+    assert_eq!(found, [(written, false), (flush, true), (extension, false)]);
     assert!(scan.entries.iter().all(|e| e.life == LIFE));
     assert!(!scan.is_clean());
 }
@@ -291,7 +296,9 @@ fn what_does_not_fit_an_entry_is_not_appended() {
         Attribute { seq: Seq(u64::MAX), ..good },
         Attribute { num: 0, ..good },
         Attribute { index: 1, ..good },
-        Attribute { flags: Flags(0x10), ..good },
+        Attribute { flags: Flags(0x20), ..good },
+        Attribute { flags: Flags::PLACE, ..good },
+        Attribute { flags: Flags::EXTEND, kind: Kind::Discard, ..good },
         Attribute { kind: Kind::Flush, ..good },
         Attribute { kind: Kind::Flush, blocks: 0, ..good },
         Attribute { kind: Kind::Flush, lba: 0, ..good },
@@ -307,7 +314,7 @@ fn t19_a_blank_partition_is_refused() {
     let region = MemRegion::new(partition_bytes(8));
     let error = StreamLog::open(region, ID, crc32c).unwrap_err();
     assert_eq!(error, LogError::Blank { id: ID });
-    assert!(error.to_string().contains("--accept-lost-log"));
+    assert!(error.to_string().contains("accept_lost_log"));
 }
 
 #[test]
@@ -355,7 +362,7 @@ fn t19_a_newer_version_and_a_newer_entry_are_refused() {
     let error = StreamLog::open(newer, ID, crc32c).unwrap_err();
     assert_eq!(error, LogError::Newer { version: 2 });
 
-    for (at, bits) in [(47, 4 ^ 1), (47, 5 ^ 1), (47, 15 ^ 1), (59, 0x80)] {
+    for (at, bits) in [(47, 4 ^ 1), (47, 5 ^ 1), (47, 15 ^ 1), (59, 0x80), (59, 0x20), (59, 0x14)] {
         let mut newer = region.clone();
         let entry = &mut newer.bytes_mut()[MARKS + 64..MARKS + 128];
         entry[at] ^= bits;

@@ -68,6 +68,10 @@ fn half(index: u16) -> Attribute {
     Attribute { num: 2, index, ..write(5, 1) }
 }
 
+fn extension(seq: u64) -> Attribute {
+    Attribute { flags: Flags::EXTEND, ..write(seq, 1) }
+}
+
 fn in_place(seq: u64) -> Attribute {
     Attribute { flags: Flags::IN_PLACE, ..write(seq, 1) }
 }
@@ -103,6 +107,10 @@ fn t11_undo_in_place_and_not_listed() {
     assert_eq!(parts(with(None, || plan(&lists))), (0, 1));
     assert_eq!(parts(with(Plant::T11UndoInPlace, || plan(&lists))), (1, 1));
     assert_eq!(parts(with(Plant::T11NotListed, || plan(&lists))), (0, 0));
+    let lists = [list(0, 4, &[(extension(6), true)])];
+    assert_eq!(parts(with(None, || plan(&lists))), (0, 0));
+    assert_eq!(parts(with(Plant::T11UndoExtensions, || plan(&lists))), (1, 0));
+    assert_eq!(parts(with(Plant::T11ListExtensions, || plan(&lists))), (0, 1));
 }
 
 #[test]
@@ -115,6 +123,7 @@ fn rare_paths_are_counted() {
     assert_eq!(counts(Rare::PartialGroup, || one(&[(write(6, 1), true)])), 0);
     assert_eq!(counts(Rare::WholeBeyondK, || one(&[(write(6, 1), true)])), 1);
     assert_eq!(counts(Rare::WholeBeyondK, || one(&[(write(5, 1), true)])), 0);
+    assert_eq!(counts(Rare::ExtensionLeft, || one(&[(extension(6), true)])), 1);
     assert_eq!(counts(Rare::InPlaceListed, || one(&[(in_place(6), true)])), 1);
     let settled = [StreamList { settled: true, ..list(0, 4, &[]) }, list(1, 4, &[])];
     assert_eq!(counts(Rare::SettledBefore, || drop(plan(&settled))), 1);

@@ -9,10 +9,11 @@
 
 use std::error::Error;
 
-use riopipe::{OpenOptions, Place, StreamOptions, SubmitError, Until, Volume, Why};
+use riopipe::{
+    BLOCK_BYTES, OpenOptions, Place, StreamOptions, SubmitError, SubmitErrorKind, Until, Volume,
+};
 
 const RECORDS: u64 = 1000;
-const BLOCK: usize = 4096;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut stream = volume.stream(0, &StreamOptions::default())?;
 
     for number in 0..RECORDS {
-        let mut record = stream.buf(BLOCK);
+        let mut record = stream.buf(BLOCK_BYTES)?;
         record.fill(0);
         record[..8].copy_from_slice(&number.to_le_bytes());
         // Blocks of a log that only grows are fresh: nothing needs what they held before.
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 Ok(_) => {}
                 // The log or the memory for replay is full: nothing was taken, try again.
-                Err(SubmitError { why: Why::Full(_), mut bufs }) => {
+                Err(SubmitError { kind: SubmitErrorKind::Full(_), mut bufs }) => {
                     record = bufs.pop().ok_or("the buffer is handed back")?;
                     stream.wait(Until::Room, None)?;
                     continue;
@@ -53,9 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    let mut block = [0; BLOCK];
+    let mut block = [0; BLOCK_BYTES];
     for number in 0..RECORDS {
-        stream.read(number, &mut block)?;
+        stream.read(number, &mut block, None)?;
         assert_eq!(block[..8], number.to_le_bytes(), "record {number}");
     }
     println!("{RECORDS} records read back");

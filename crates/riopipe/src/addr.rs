@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// The port that NVMe/TCP targets listen on unless told otherwise.
 const PORT: u16 = 4420;
@@ -39,6 +40,39 @@ impl MemberAddr {
     pub(crate) fn same_target(&self, other: &Self) -> bool {
         self.host == other.host && self.port == other.port && self.nqn == other.nqn
     }
+
+    /// Where its target is.
+    #[must_use]
+    pub fn target(&self) -> TargetAddr {
+        TargetAddr::new(&self.host, self.port)
+    }
+}
+
+/// Where a target is: a host and a TCP port, written `host:port`, an IPv6 address in brackets.
+///
+/// ```
+/// let member: riopipe::MemberAddr = "[::1]:4420,ns=2".parse().unwrap();
+/// assert_eq!(member.target().as_str(), "[::1]:4420");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetAddr(Arc<str>);
+
+impl TargetAddr {
+    pub(crate) fn new(host: &str, port: u16) -> Self {
+        Self(socket(host, port).into())
+    }
+
+    /// The text, as `connect` and a resolver take it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TargetAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 pub(crate) fn socket(host: &str, port: u16) -> String {
@@ -57,6 +91,7 @@ impl fmt::Display for MemberAddr {
 
 /// Why a member's address can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 #[error(
     "\"{text}\" is no member address ({what}); write ADDR[:PORT][,nqn=NQN][,ns=N], as 10.0.0.1:4420,ns=1"
 )]

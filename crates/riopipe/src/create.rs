@@ -1,332 +1,151 @@
-//! Making a volume: check everything first, then make room in the logs, then label the drives.
+//! Making a volume: the threads and messages around a [`VolumeCreation`].
 
+use std::time::Duration;
+
+use riopipe_net::now_ns;
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
-use riopipe_order::topology::{MemberInfo as MemberPlace, ServerInfo, Topology};
-use riopipe_session::engine_choice::{Choice, Lack, Lacking, choose_for_new};
-use riopipe_session::initiator::attach::Namespace;
-use riopipe_session::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
-use riopipe_session::wire::{self, Claim, STREAMS_MAX};
+use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreationConfig};
+use riopipe_session::initiator::volume::error::VolumeCreateError;
 
 use crate::addr::MemberAddr;
-use crate::assemble::{Targets, inspect, members_on};
-use crate::association::{Association, CallData};
-use crate::drive_io::{Drives, blank_data, read_label, write_label};
+use crate::association::Targets;
+use crate::create_error::lack_text;
 use crate::error::{CallError, CreateError, OpenError};
-use crate::identity::random_id;
+use crate::identity::{ConnectOptions, random_id};
 use crate::info::VolumeInfo;
-use crate::volume::CreateOptions;
+use crate::open::inspect;
+
+/// How a volume is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// Blocks of a stripe unit.
+    pub unit_blocks: u32,
+    /// Streams, 1 to 1024.
+    pub streams: u16,
+    /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
+    pub engine: Option<EngineKind>,
+    /// Log slots per stream and target; 0: what fits.
+    pub slots: u32,
+    /// Make drives forget the volume that they belong to, and all its data.
+    pub force: bool,
+    /// How to connect.
+    pub connect: ConnectOptions,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self {
+            unit_blocks: 16,
+            streams: 8,
+            engine: None,
+            slots: 0,
+            force: false,
+            connect: ConnectOptions::default(),
+        }
+    }
+}
+
+/// The longest sleep between two looks.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) fn create(
     name: &str,
     members: &[MemberAddr],
     options: &CreateOptions,
 ) -> Result<VolumeInfo, CreateError> {
-    if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-        return Err(CreateError::Name);
-    }
-    if members.is_empty() || members.len() > MEMBERS_MAX {
-        return Err(CreateError::Options("a volume has 1 to 120 members"));
-    }
-    let crowded = |m: &MemberAddr| members.iter().filter(|n| n.same_target(m)).count() > 16;
-    if members.iter().any(crowded) {
-        return Err(CreateError::Options("a volume has at most 16 members on one target"));
-    }
-    if !(1..=STREAMS_MAX).contains(&options.streams) {
-        return Err(CreateError::Options("a volume has 1 to 1024 streams"));
-    }
-    if options.unit_blocks == 0 || options.unit_blocks > 1 << 20 {
-        return Err(CreateError::Options("a stripe unit has 1 to 1048576 blocks"));
-    }
-    let targets = Targets::attach(members, &options.connect)?;
-    let namespaces = checked(members, &targets, options)?;
-    let engine = choose_engine(&targets, options)?;
-    let mut drives = targets.drives(&options.connect)?;
-    let mut creation = Creation {
-        label: label(name, options, engine, &targets, &namespaces)?,
-        targets,
-        namespaces,
-        forgotten: Vec::new(),
-    };
-    creation.clear_old(members, &mut drives, options)?;
-    creation.make_room(options)?;
-    let ready = creation.check_slots().and_then(|()| creation.still_free(members, &mut drives));
-    if let Err(error) = ready.and_then(|()| creation.write_labels(&mut drives)) {
-        creation.forget(creation.label.volume);
-        return Err(error);
-    }
-    creation.release()?;
-    drop((creation, drives));
+    make(name, members, options)?;
     inspect(members, &options.connect).map_err(|error| match error {
         OpenError::Attach(error) => CreateError::Attach(error),
         OpenError::Topology(error) => CreateError::Topology(error),
         other => {
             tracing::error!(error = %other, "a volume that was just made can't be looked at");
-            CreateError::Options("the volume was made, but does not read back as written")
+            CreateError::ReadBack(Box::new(other))
         }
     })
 }
 
-/// The namespaces, each of a kind that a volume can use.
-fn checked(
+fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(), CreateError> {
+    let places = Targets::places_of(members).0;
+    let targets_of = places.iter().map(|place| place.target + 1).max().unwrap_or(0);
+    let config = VolumeCreationConfig {
+        name: name.into(),
+        volume: VolumeId(random_id().map_err(CreateError::Random)?),
+        places,
+        targets: targets_of,
+        unit_blocks: options.unit_blocks,
+        streams: options.streams,
+        engine: options.engine,
+        slots: options.slots,
+        force: options.force,
+        crc32c: crate::crc32c,
+    };
+    let mut creation = VolumeCreation::new(config).map_err(|error| match error {
+        VolumeCreateError::Options(error) => error.into(),
+        // Nothing else is told before any target has been asked.
+        _ => CreateError::Name,
+    })?;
+    let targets = Targets::start(members, &options.connect)?;
+    loop {
+        let seen = targets.signal.count();
+        creation.advance(now_ns(), &mut &targets);
+        if let Some(lacking) = creation.take_fallback() {
+            let (target, why) = (targets.name(lacking.target), lack_text(lacking.what));
+            tracing::warn!(%target, why, "making the volume for engine sync");
+        }
+        if let Some(result) = creation.take_result() {
+            return match result {
+                Ok(_) => Ok(()),
+                Err(error) => Err(create_error(members, &targets, options, error)),
+            };
+        }
+        targets.signal.wait(seen, SLEEP_MAX);
+    }
+}
+
+fn create_error(
     members: &[MemberAddr],
     targets: &Targets,
     options: &CreateOptions,
-) -> Result<Vec<Namespace>, CreateError> {
-    let mut namespaces: Vec<Namespace> = Vec::new();
-    for (member, (target, namespace)) in members.iter().zip(&targets.places) {
-        let text = member.to_string();
-        let Some(namespace) = namespace else {
-            return Err(CreateError::NoNamespace { member: text, have: targets.nsids(*target) });
-        };
-        for (earlier, (at, _)) in namespaces.iter().zip(&targets.places) {
-            if at == target && earlier.nsid == namespace.nsid {
-                return Err(CreateError::Twice(text));
-            }
-            if namespace.nguid != [0; 16] && earlier.nguid == namespace.nguid {
-                return Err(CreateError::SameNguid(text));
-            }
+    error: VolumeCreateError,
+) -> CreateError {
+    let text = |member: usize| members[member].clone();
+    match error {
+        VolumeCreateError::Name => CreateError::Name,
+        VolumeCreateError::Options(error) => error.into(),
+        VolumeCreateError::Attach(failed) => targets.attach_error(failed).into(),
+        VolumeCreateError::NoNamespace { member } => {
+            let have = targets.nsids(targets.places[member].target);
+            CreateError::NoNamespace { member: text(member), have }
         }
-        if namespace.block_size != wire::BLOCK_BYTES as u32 || namespace.metadata != 0 {
-            return Err(CreateError::BlockSize { member: text, size: namespace.block_size });
+        VolumeCreateError::Twice { member } => CreateError::Twice(text(member)),
+        VolumeCreateError::SameNguid { member } => CreateError::SameNguid(text(member)),
+        VolumeCreateError::BlockSize { member, size } => {
+            CreateError::BlockSize { member: text(member), size }
         }
-        let needed = DATA_START + u64::from(options.unit_blocks);
-        if namespace.blocks < needed {
-            let blocks = namespace.blocks;
-            return Err(CreateError::TooSmall { member: text, blocks, needed });
+        VolumeCreateError::TooSmall { member, blocks, needed } => {
+            CreateError::TooSmall { member: text(member), blocks, needed }
         }
-        namespaces.push(namespace.clone());
-    }
-    Ok(namespaces)
-}
-
-fn choose_engine(targets: &Targets, options: &CreateOptions) -> Result<EngineKind, CreateError> {
-    let associations = &targets.associations;
-    let extensions = associations.iter().map(|association| association.controller.extension);
-    let name = |lacking: Lacking| associations[lacking.target].name();
-    let why = |lacking: Lacking| match lacking.what {
-        Lack::Extension => "it does not speak Rio's extension",
-        Lack::Log => "it has no ordering log: start it with --log",
-    };
-    match choose_for_new(options.engine, extensions) {
-        Ok(Choice { engine, fallback }) => {
-            if let Some(lacking) = fallback {
-                let (target, why) = (name(lacking), why(lacking));
-                tracing::warn!(%target, why, "making the volume for engine {engine}");
-            }
-            Ok(engine)
+        VolumeCreateError::InUse { member, volume } => {
+            CreateError::InUse { member: text(member), volume }
         }
-        Err(lacking) => {
-            let (engine, target, why) = (EngineKind::Rio, name(lacking), why(lacking));
-            Err(CreateError::Engine { engine, target, why })
+        VolumeCreateError::Owned { member, volume, owner } => {
+            CreateError::Owned { member: text(member), volume, owner }
+        }
+        VolumeCreateError::Engine { engine, lacking } => {
+            let target = targets.name(lacking.target);
+            CreateError::Engine { engine, target, lack: lacking.what }
+        }
+        VolumeCreateError::LogTooSmall { target, need, free } => {
+            CreateError::LogTooSmall { target: targets.name(target), need, free }
+        }
+        VolumeCreateError::TooFewSlots { target, have, need } => {
+            CreateError::TooFewSlots { target: targets.name(target), have, need }
+        }
+        VolumeCreateError::Topology(error) => error.into(),
+        VolumeCreateError::Call { target, doing, source } => {
+            let source = CallError::of(source, options.connect.timeout);
+            CreateError::Call { target: targets.name(target), doing, source }
         }
     }
-}
-
-fn label(
-    name: &str,
-    options: &CreateOptions,
-    engine: EngineKind,
-    targets: &Targets,
-    namespaces: &[Namespace],
-) -> Result<Label, CreateError> {
-    let unit = u64::from(options.unit_blocks);
-    let blocks =
-        namespaces.iter().map(|n| (n.blocks - DATA_START) / unit * unit).min().unwrap_or(0);
-    let member = |(target, namespace): (usize, &Namespace)| {
-        let extension = targets.associations[target].controller.extension;
-        let region = extension.filter(|_| engine == EngineKind::Rio).map_or([0; 16], |e| e.region);
-        MemberId { nguid: namespace.nguid, region }
-    };
-    let places = targets.places.iter().map(|(target, _)| *target).zip(namespaces);
-    // The same check that opening will make.
-    let members = targets.places.iter().map(|(target, _)| MemberPlace {
-        server: *target as u16,
-        start: DATA_START,
-        blocks,
-        request_blocks_max: 1,
-        volatile: false,
-    });
-    let servers = vec![ServerInfo { slots: 0 }; targets.associations.len()];
-    Topology::new(members.collect(), servers, options.unit_blocks)?;
-    Ok(Label {
-        volume: VolumeId(random_id().map_err(CreateError::Random)?),
-        name: name.into(),
-        block_size: wire::BLOCK_BYTES as u32,
-        unit_blocks: options.unit_blocks,
-        data_blocks: blocks,
-        streams: options.streams,
-        engine,
-        index: 0,
-        generation: 1,
-        sequence: 1,
-        members: places.map(member).collect(),
-    })
-}
-
-struct Creation {
-    targets: Targets,
-    namespaces: Vec<Namespace>,
-    label: Label,
-    /// Volumes that the drives belonged to, and that were to be forgotten.
-    forgotten: Vec<VolumeId>,
-}
-
-impl Creation {
-    /// Refuses drives that belong to a volume, or makes them forget it.
-    fn clear_old(
-        &mut self,
-        members: &[MemberAddr],
-        drives: &mut [Drives],
-        options: &CreateOptions,
-    ) -> Result<(), CreateError> {
-        let mut old = Vec::new();
-        for (index, member) in members.iter().enumerate() {
-            let target = self.targets.places[index].0;
-            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
-                .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
-            let Ok(label) = label else { continue };
-            if !options.force {
-                let (member, volume) = (member.to_string(), label.name);
-                return Err(CreateError::InUse { member, volume });
-            }
-            let association = &mut self.targets.associations[target];
-            if association.controller.extension.is_some() {
-                let status = association
-                    .volume_status(label.volume)
-                    .map_err(|e| call(association, "asking for the old volume's state", e))?;
-                if status.owned {
-                    let (member, volume) = (member.to_string(), label.name);
-                    return Err(CreateError::Owned { member, volume, owner: status.owner });
-                }
-            }
-            old.push(label.volume);
-        }
-        old.sort();
-        old.dedup();
-        for volume in &old {
-            self.forget(*volume);
-        }
-        self.forgotten = old;
-        Ok(())
-    }
-
-    /// Claims the volume on every target that speaks the extension, with room in its log.
-    fn make_room(&mut self, options: &CreateOptions) -> Result<(), CreateError> {
-        for at in 0..self.targets.associations.len() {
-            if self.targets.associations[at].controller.extension.is_none() {
-                continue;
-            }
-            let claim = Claim {
-                volume: self.label.volume,
-                generation: 1,
-                create: true,
-                give_up: false,
-                take_over: false,
-                unlogged: self.label.engine != EngineKind::Rio,
-                resume: false,
-                streams: options.streams,
-                slots: options.slots,
-                lease_ms: 0,
-                members: members_on(&self.targets, &self.namespaces, at),
-            };
-            let association = &mut self.targets.associations[at];
-            let asked =
-                association.admin().ask(wire::claim_command(), CallData::Bytes(&claim.encode()));
-            let target = association.name();
-            let error = match asked {
-                Ok((cqe, _)) if cqe.status().is_ok() => continue,
-                Ok((cqe, _)) if cqe.status().is(wire::status::LOG_TOO_SMALL) => {
-                    let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
-                    CreateError::LogTooSmall { target, need, free }
-                }
-                Ok((cqe, _)) => {
-                    call(association, "making room in its log", CallError::Status(cqe.status()))
-                }
-                Err(source) => call(association, "making room in its log", source),
-            };
-            self.forget(self.label.volume);
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// Whether each log has room for more than the flushes that it must always have room for.
-    fn check_slots(&mut self) -> Result<(), CreateError> {
-        if self.label.engine != EngineKind::Rio {
-            return Ok(());
-        }
-        for at in 0..self.targets.associations.len() {
-            let members = self.targets.places.iter().filter(|(t, _)| *t == at).count() as u32;
-            let association = &mut self.targets.associations[at];
-            let status = association
-                .volume_status(self.label.volume)
-                .map_err(|e| call(association, "asking for the volume's state", e))?;
-            let need = 2 * members + 2;
-            if status.slots < need {
-                let (target, have) = (association.name(), status.slots);
-                return Err(CreateError::TooFewSlots { target, have, need });
-            }
-        }
-        Ok(())
-    }
-
-    /// Between reading the labels and taking the volume, another volume may have been made of the
-    /// same drives; since then nobody else writes there.
-    fn still_free(&self, members: &[MemberAddr], drives: &mut [Drives]) -> Result<(), CreateError> {
-        for (index, member) in members.iter().enumerate() {
-            let target = self.targets.places[index].0;
-            let label = read_label(drives[target].queue(), self.namespaces[index].nsid)
-                .map_err(|e| call(&self.targets.associations[target], "reading the label", e))?;
-            if let Ok(label) = label
-                && !self.forgotten.contains(&label.volume)
-            {
-                let (member, volume) = (member.to_string(), label.name);
-                return Err(CreateError::InUse { member, volume });
-            }
-        }
-        Ok(())
-    }
-
-    /// Both copies of every label.
-    fn write_labels(&mut self, drives: &mut [Drives]) -> Result<(), CreateError> {
-        for (index, namespace) in self.namespaces.iter().enumerate() {
-            let target = self.targets.places[index].0;
-            blank_data(drives[target].queue(), namespace.nsid)
-                .map_err(|e| call(&self.targets.associations[target], "writing the label", e))?;
-            for sequence in [1, 2] {
-                let label = Label { index: index as u16, sequence, ..self.label.clone() };
-                write_label(drives[target].queue(), namespace.nsid, &label).map_err(|e| {
-                    call(&self.targets.associations[target], "writing the label", e)
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn release(&mut self) -> Result<(), CreateError> {
-        for association in &mut self.targets.associations {
-            if association.controller.extension.is_some() {
-                association
-                    .admin()
-                    .call(wire::release_command(self.label.volume, false), CallData::None)
-                    .map_err(|e| call(association, "giving the volume back", e))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the targets forget a volume; those that never knew it say so, which is as good.
-    fn forget(&mut self, volume: VolumeId) {
-        for association in &mut self.targets.associations {
-            if association.controller.extension.is_some() {
-                let _ =
-                    association.admin().ask(wire::release_command(volume, true), CallData::None);
-            }
-        }
-    }
-}
-
-fn call(association: &Association, doing: &'static str, source: CallError) -> CreateError {
-    CreateError::Call { target: association.name(), doing, source }
 }

@@ -3,231 +3,47 @@
 use std::fmt;
 use std::time::Duration;
 
-use riopipe_net::{ConnectError, LinkError};
+use riopipe_net::ConnectError;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Bound, Cause, EngineKind};
+use riopipe_order::engine::EngineKind;
 use riopipe_order::handover::Breach;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
-use riopipe_session::initiator::keep_alive::Loss;
+use riopipe_session::engine_choice::Lack;
+use riopipe_session::initiator::manager::AwayCause;
 use riopipe_session::initiator::opening::OpeningError;
-use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::initiator::stream_driver::NotSubmitted;
 use riopipe_session::label::AssembleError;
+use riopipe_session::wire::retry;
 
+use crate::addr::{MemberAddr, TargetAddr};
+pub use crate::call_error::{AttachError, CallError};
+pub use crate::create_error::CreateError;
+use crate::failure::{Exhausted, FailureCause, StatusText, StreamFailure};
 use crate::piece::Buf;
 use crate::undone::SaveError;
 
-/// A status with its meaning, also of Rio's own codes.
-pub(crate) struct Said(pub(crate) Status);
-
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match riopipe_session::wire::status::meaning(self.0) {
-            Some(meaning) => f.write_str(meaning),
-            None => fmt::Display::fmt(&self.0, f),
-        }
-    }
-}
-
-/// Why a command got no good answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    /// The connection broke.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// The target broke the protocol, or refused the queue.
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    /// The target can't be brought up.
-    #[error(transparent)]
-    Attach(riopipe_session::initiator::attach::AttachError),
-    /// The target closed the connection.
-    #[error("the target closed the connection")]
-    Closed,
-    /// The target dropped the association.
-    #[error("{0}")]
-    Lost(Loss),
-    /// No answer in time.
-    #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
-    TimedOut(Duration),
-    /// The target has not answered what it was asked before.
-    #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
-    Behind(usize),
-    /// The target answered with an error.
-    #[error("{}", Said(*.0))]
-    Status(Status),
-    /// The target's answer makes no sense.
-    #[error("the target's answer makes no sense: {0}")]
-    Nonsense(&'static str),
-}
-
-/// Why a target could not be attached to.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// No connection.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The conversation with the target failed.
-    #[error("target {target}{}: {source}", in_brackets(.nqn))]
+/// Why engine `rio` can't run on a volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineHindrance {
+    /// A target can't take part.
+    #[error("target {target} does not speak Rio's extension or has no ordering log")]
     Target {
-        /// Its address.
-        target: String,
-        /// The subsystem asked for.
-        nqn: Option<String>,
-        /// What went wrong.
-        source: CallError,
-    },
-    /// Discovery lists no subsystem, or several.
-    #[error(
-        "target {target} offers {} subsystems{}: say which one with nqn=…",
-        .found.len(),
-        list(.found)
-    )]
-    WhichSubsystem {
-        /// Its address.
-        target: String,
-        /// The NQNs it lists.
-        found: Vec<String>,
-    },
-    /// Several targets of a volume.
-    #[error("{} of the volume's targets can't be used: {}", .0.len(), each(.0))]
-    Several(Vec<AttachError>),
-}
-
-fn each(errors: &[AttachError]) -> String {
-    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-fn in_brackets(nqn: &Option<String>) -> String {
-    nqn.as_ref().map(|nqn| format!(" ({nqn})")).unwrap_or_default()
-}
-
-fn list(found: &[String]) -> String {
-    if found.is_empty() { String::new() } else { format!(" ({})", found.join(", ")) }
-}
-
-/// Why a volume could not be created.
-#[derive(Debug, thiserror::Error)]
-pub enum CreateError {
-    /// A target can't be reached or used.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// A bad name.
-    #[error("a volume's name has 1 to 64 bytes without control characters")]
-    Name,
-    /// Bad options.
-    #[error("{0}")]
-    Options(&'static str),
-    /// The same namespace twice.
-    #[error("{0} is given twice")]
-    Twice(String),
-    /// Two drives that can't be told apart.
-    #[error(
-        "{0} has the same NGUID as a member before it: it is the same drive by another address, or \
-         two targets were configured alike; give each target its own NQN"
-    )]
-    SameNguid(String),
-    /// No such namespace.
-    #[error("{member}: the target has no such namespace; it has {have:?}")]
-    NoNamespace {
-        /// The member.
-        member: String,
-        /// The namespaces that there are.
-        have: Vec<u32>,
-    },
-    /// Blocks of another size.
-    #[error("{member}: blocks of {size} bytes; Rio needs a namespace formatted with 4096")]
-    BlockSize {
-        /// The member.
-        member: String,
-        /// Its block size, bytes.
-        size: u32,
-    },
-    /// Too small.
-    #[error("{member}: {blocks} blocks are too few; a member needs at least {needed}")]
-    TooSmall {
-        /// The member.
-        member: String,
-        /// Blocks it has.
-        blocks: u64,
-        /// Blocks it needs.
-        needed: u64,
-    },
-    /// It belongs to a volume already.
-    #[error(
-        "{member} belongs to volume \"{volume}\" already; --force gives that volume up, with all that is on it"
-    )]
-    InUse {
-        /// The member.
-        member: String,
-        /// The volume.
-        volume: String,
-    },
-    /// The engine can't run on a target.
-    #[error("engine {engine} can't run on {target}: {why}")]
-    Engine {
-        /// The engine.
-        engine: EngineKind,
         /// The target.
-        target: String,
-        /// Why not.
-        why: &'static str,
+        target: TargetAddr,
+        /// What it lacks.
+        lack: Lack,
     },
-    /// The target's log has no room.
-    #[error(
-        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free and other volumes have the rest; use fewer streams or slots, or a larger region (a log whose volumes are all gone can be removed while its target is down)"
-    )]
-    LogTooSmall {
-        /// The target.
-        target: String,
-        /// Bytes needed.
-        need: u32,
-        /// Bytes free.
-        free: u32,
-    },
-    /// Too few slots to make progress.
-    #[error("{have} log slots per stream on {target} are too few for its members: at least {need}")]
-    TooFewSlots {
-        /// The target.
-        target: String,
-        /// Slots there would be.
-        have: u32,
-        /// Slots needed.
-        need: u32,
-    },
-    /// The target refused or failed.
-    #[error("target {target}: {doing} failed: {source}")]
-    Call {
-        /// The target.
-        target: String,
-        /// What was being done.
-        doing: &'static str,
-        /// What went wrong.
-        source: CallError,
-    },
-    /// The members make no volume.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// No random id from the kernel.
-    #[error("no random volume id from the kernel: {0}")]
-    Random(std::io::Error),
-    /// The volume that the members belong to now is in use.
-    #[error(
-        "volume \"{volume}\", which {member} belongs to, is owned by {owner}: stop that owner first"
-    )]
-    Owned {
-        /// The member.
-        member: String,
-        /// Its volume.
-        volume: String,
-        /// The owner's host NQN.
-        owner: String,
-    },
+    /// The volume was made for another engine.
+    #[error("it was made for engine {0}, without room in the ordering logs")]
+    MadeFor(EngineKind),
 }
 
 /// Why a volume could not be opened or looked at.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// A target can't be reached or used.
     #[error(transparent)]
@@ -236,7 +52,7 @@ pub enum OpenError {
     #[error("{member}: the target has no such namespace; it has {have:?}")]
     NoNamespace {
         /// The member.
-        member: String,
+        member: MemberAddr,
         /// The namespaces that there are.
         have: Vec<u32>,
     },
@@ -246,7 +62,7 @@ pub enum OpenError {
     )]
     Shrunk {
         /// The member.
-        member: String,
+        member: MemberAddr,
         /// Blocks that there are.
         blocks: u64,
         /// Blocks that there were.
@@ -256,17 +72,17 @@ pub enum OpenError {
     #[error("{error}{}", given(.members, .error))]
     Assemble {
         /// The members given, in order.
-        members: Vec<String>,
+        members: Vec<MemberAddr>,
         /// What is wrong.
         error: AssembleError,
     },
     /// The volume can't be taken.
-    #[error("volume \"{volume}\" on {target}: {error}")]
+    #[error("volume \"{volume}\"{}: {error}", on(.target))]
     Claim {
         /// The volume.
         volume: String,
-        /// The target that stands against it.
-        target: String,
+        /// The target that stands against it, if it is one.
+        target: Option<TargetAddr>,
         /// Why.
         error: ClaimError,
     },
@@ -278,13 +94,13 @@ pub enum OpenError {
         /// The volume.
         volume: String,
         /// Why not.
-        why: String,
+        why: EngineHindrance,
     },
     /// A target refused or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// What was being done.
         doing: &'static str,
         /// What went wrong.
@@ -296,11 +112,32 @@ pub enum OpenError {
     /// What a crash has left could not be recovered.
     #[error(transparent)]
     Recover(#[from] RecoverError),
+    /// This process has not got what it takes.
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+}
+
+impl OpenError {
+    /// Whether the same call may succeed later, with nothing changed but time: an owner goes or its
+    /// lease runs out, a target comes back. Whatever the answer, opening again finds the same volume.
+    /// False: it fails again until somebody changes a target, the members or the options.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Attach(error) => error.is_retryable(),
+            Self::Claim { error, .. } => matches!(error, ClaimError::Owned { .. }),
+            Self::Call { source, .. } => source.is_retryable(),
+            Self::Recover(error) => error.is_retryable(),
+            Self::Exhausted(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Why what a crash has left could not be recovered. Whatever it is, it can be tried again: the same
 /// prefix is found.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RecoverError {
     /// A target can't be reached or used.
     #[error(transparent)]
@@ -312,27 +149,26 @@ pub enum RecoverError {
     )]
     Away {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// What keeps it away.
-        why: String,
+        why: AwayReason,
     },
     /// A target of the open volume is lost to it for good.
     #[error(
         "target {target} is lost to this volume ({why}), and nothing more is written for its owner: \
-         drop the volume; if it is to be yours, open it again (--take-over fences an owner that is \
-         there)"
+         drop the volume; if it is to be yours, open it again (take_over fences an owner that is there)"
     )]
     Lost {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// Why.
-        why: String,
+        why: AwayCause,
     },
     /// A target refused or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// What was being done.
         doing: &'static str,
         /// What went wrong.
@@ -344,7 +180,7 @@ pub enum RecoverError {
         /// The volume.
         volume: String,
         /// The target that it is about, if it is about one.
-        target: Option<String>,
+        target: Option<TargetAddr>,
         /// Why.
         error: OpeningError,
     },
@@ -353,12 +189,52 @@ pub enum RecoverError {
     Save(#[from] SaveError),
 }
 
-fn on(target: &Option<String>) -> String {
+impl RecoverError {
+    /// Whether the same call may succeed later, with nothing changed but time: the target comes
+    /// back, the drive works again. False: this owner will not succeed; the volume is to be dropped,
+    /// or somebody has to put a log or a drive right.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Attach(error) => error.is_retryable(),
+            Self::Away { .. } => true,
+            Self::Lost { .. } | Self::Save(_) => false,
+            Self::Call { source, .. } => source.is_retryable(),
+            Self::Opening { error, .. } => opening_may_pass(error),
+        }
+    }
+}
+
+/// Why a target that is expected to come back is away.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwayReason {
+    /// It is away still.
+    #[error(transparent)]
+    Cause(#[from] AwayCause),
+    /// It is back already.
+    #[error("it was away for a moment")]
+    Passed,
+}
+
+pub(crate) fn opening_may_pass(error: &OpeningError) -> bool {
+    match error {
+        OpeningError::Missing { .. } | OpeningError::Undo { .. } | OpeningError::Flush { .. } => {
+            true
+        }
+        OpeningError::Claim(error) => matches!(error, ClaimError::Owned { .. }),
+        OpeningError::Refused { status, .. } => retry::is_claim_passing(*status),
+        _ => false,
+    }
+}
+
+fn on(target: &Option<TargetAddr>) -> String {
     target.as_ref().map(|target| format!(" on {target}")).unwrap_or_default()
 }
 
 /// Why a failed stream could not be brought back.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReopenError {
     /// It has not failed.
     #[error(
@@ -377,8 +253,23 @@ pub enum ReopenError {
     Stream(#[from] StreamError),
 }
 
+impl ReopenError {
+    /// Whether [`Stream::reopen`](crate::Stream::reopen) may succeed later, with nothing changed but
+    /// time. False: the stream has not failed, has updates to be acknowledged first, or is lost to
+    /// this owner.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Healthy { .. } => false,
+            Self::Recover(error) => error.is_retryable(),
+            Self::Stream(error) => error.is_retryable(),
+        }
+    }
+}
+
 /// Why a list of in-place updates could not be acknowledged.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AcknowledgeError {
     /// There is none.
     #[error("stream {stream} has no in-place updates that wait to be acknowledged")]
@@ -391,7 +282,15 @@ pub enum AcknowledgeError {
     Recover(#[from] RecoverError),
 }
 
-fn given(members: &[String], error: &AssembleError) -> String {
+impl AcknowledgeError {
+    /// Whether the same call may succeed later, with nothing changed but time.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Recover(error) if error.is_retryable())
+    }
+}
+
+fn given(members: &[MemberAddr], error: &AssembleError) -> String {
     let at = match error {
         AssembleError::Label { given, .. }
         | AssembleError::Foreign { given, .. }
@@ -406,6 +305,7 @@ fn given(members: &[String], error: &AssembleError) -> String {
 
 /// Why a stream could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StreamError {
     /// No such stream.
     #[error("stream {id}: the volume has {streams} streams, numbered from 0")]
@@ -422,18 +322,21 @@ pub enum StreamError {
     #[error("target {target} grants no more than {queues} I/O queues: open fewer streams")]
     NoQueue {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// Queues it grants.
         queues: u16,
     },
     /// Bad options.
-    #[error("{0}")]
-    Options(&'static str),
+    #[error(transparent)]
+    Options(#[from] StreamOptionsError),
+    /// This process has not got what it takes.
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
     /// Its in-place updates beyond the prefix have not been acknowledged (T9).
     #[error(
         "stream {stream} was recovered, and {updates} in-place updates beyond its last group may or \
-         may not be there: look at them (Volume::in_place; rio volume recover lists them), then \
-         acknowledge them (Volume::acknowledge; rio volume recover --acknowledge)"
+         may not be there: look at them (Volume::in_place), then acknowledge them \
+         (Volume::acknowledge)"
     )]
     InPlacePending {
         /// The stream.
@@ -453,78 +356,89 @@ pub enum StreamError {
         /// The stream.
         stream: StreamId,
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// What went wrong.
         source: CallError,
     },
 }
 
-/// The one clear error of a poisoned stream (P6): everything after `seq` stays unreported.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before it are as \
-     reported, nothing later will be"
-)]
-pub struct StreamFailure {
-    /// The volume.
-    pub volume: String,
-    /// The stream.
-    pub stream: StreamId,
-    /// The first group that the failure touches.
-    pub seq: Seq,
-    /// The target and namespace.
-    pub target: String,
-    /// What happened.
-    pub cause: String,
-}
-
-pub(crate) fn cause_text(cause: Cause, flush: bool) -> String {
-    let what = if flush { "a FLUSH" } else { "a write" };
-    match cause {
-        Cause::Status(status) if is_about_owner(Status(status)) => {
-            format!("the target does not have this owner any more: {}", Said(Status(status)))
+impl StreamError {
+    /// Whether the same call may succeed later, with nothing changed but time: a target comes back,
+    /// the stream's last connection ends. False: it fails again until another stream is closed, the
+    /// updates are acknowledged, or the call is changed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Recover(error) => error.is_retryable(),
+            Self::Connect(error) => !matches!(error, ConnectError::Address { .. }),
+            Self::Target { source, .. } => source.is_retryable(),
+            Self::Exhausted(_) => true,
+            _ => false,
         }
-        Cause::Status(status) => format!("{what} ended with: {}", Said(Status(status))),
-        Cause::Disconnected => "the connection is gone".into(),
-        Cause::TimedOut => "the target stalls: no answer in time".into(),
-        Cause::SharedFlush => {
-            "another stream's FLUSH of the drive failed, so unflushed data there may be lost".into()
-        }
-        Cause::LogMismatch => {
-            "the target's log is not what this stream has sent to it: another log stands in its \
-             place, or it is damaged"
-                .into()
-        }
-        Cause::Changed => "the target came back changed".into(),
     }
 }
 
-/// Whether a status says that the volume is another's.
-fn is_about_owner(status: Status) -> bool {
-    use riopipe_session::wire::status;
-    [status::STALE_GENERATION, status::NOT_OWNER, status::OWNED, status::UNKNOWN_VOLUME]
-        .iter()
-        .any(|one| one.is(status))
+/// Options that make no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamOptionsError {
+    /// [`queue_depth`](crate::StreamOptions::queue_depth).
+    #[error("a stream's queue depth is 1 to 1024")]
+    QueueDepth,
+    /// [`kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
+    #[error("a stream must be able to keep at least one block")]
+    KeptBytes,
 }
 
-/// Why a group was refused. The buffers are handed back.
+/// Why there is no buffer of a length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BufError {
+    /// It is not made of whole blocks.
+    #[error("a buffer has whole blocks of 4096 bytes, at least one, and not {len} bytes")]
+    NotBlocks {
+        /// The length asked for, bytes.
+        len: usize,
+    },
+    /// No group could take it.
+    #[error(
+        "a buffer of {len} bytes fits into no group: the stream keeps at most {kept_bytes_max} bytes"
+    )]
+    TooLarge {
+        /// The length asked for, bytes.
+        len: usize,
+        /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
+        kept_bytes_max: u64,
+    },
+}
+
+/// Why a group was refused, and its buffers. Nothing of the group was taken.
 #[derive(Debug, thiserror::Error)]
-#[error("{why}")]
+#[error("{kind}")]
 pub struct SubmitError {
     /// The reason.
-    pub why: Why,
+    pub kind: SubmitErrorKind,
     /// The group's buffers, in the order of its writes.
     pub bufs: Vec<Buf>,
 }
 
+impl SubmitError {
+    /// See [`SubmitErrorKind::is_retryable`].
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.kind.is_retryable()
+    }
+}
+
 /// Why a group was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum Why {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitErrorKind {
     /// No room right now: wait for [`Until::Room`](crate::Until::Room) and submit again.
-    #[error("no room for the group now ({}): wait for room and submit it again", bound(.0))]
+    #[error("no room for the group now ({0}): wait for room and submit it again")]
     Full(Bound),
     /// It can never fit.
-    #[error("the group can never fit ({}): submit smaller groups", bound(.0))]
+    #[error("the group can never fit ({0}): submit smaller groups")]
     TooLarge(Bound),
     /// More requests than a group can count.
     #[error("the group makes more than 65535 requests: submit smaller groups")]
@@ -550,15 +464,43 @@ pub enum Why {
     Poisoned(StreamFailure),
 }
 
-fn bound(bound: &Bound) -> String {
-    match bound {
-        Bound::Log { server } => format!("the ordering log of target {server} is full"),
-        Bound::Memory => "the bound on memory kept for replay is reached".into(),
+impl SubmitErrorKind {
+    /// Whether the same group may be taken later, with nothing changed but time: wait for
+    /// [`Until::Room`](crate::Until::Room) and submit it again. False: it will be refused again. A
+    /// stream that has failed ([`Poisoned`](Self::Poisoned)) can be
+    /// [reopened](crate::Stream::reopen) if [`StreamFailure::is_retryable`] says so.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Full(_))
+    }
+}
+
+/// Which bound a group ran into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bound {
+    /// The ordering log of this target (T13).
+    Log {
+        /// The target.
+        target: TargetAddr,
+    },
+    /// The memory for what may have to be sent again (T14):
+    /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
+    Memory,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Log { target } => write!(f, "the ordering log of target {target} is full"),
+            Self::Memory => f.write_str("the bound on memory kept for replay is reached"),
+        }
     }
 }
 
 /// Why a wait ended without what was waited for.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitError {
     /// The deadline passed; nothing else changed.
     #[error("what was waited for did not come within {0:?}; it may still")]
@@ -576,8 +518,25 @@ pub enum WaitError {
     Failed(#[from] StreamFailure),
 }
 
+impl WaitError {
+    /// Whether the same wait may succeed: it was only not long enough. False: the group was never
+    /// submitted, or the stream has failed; [`StreamFailure::is_retryable`] says whether it can be
+    /// reopened.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Deadline(_))
+    }
+}
+
+impl From<NotSubmitted> for WaitError {
+    fn from(NotSubmitted { seq, last }: NotSubmitted) -> Self {
+        Self::NotSubmitted { seq, last }
+    }
+}
+
 /// Why a read failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReadError {
     /// Beyond the volume, or not whole blocks.
     #[error("{bytes} bytes at block {lba} are no whole blocks within the volume's {volume} blocks")]
@@ -589,8 +548,34 @@ pub enum ReadError {
         /// Blocks of the volume.
         volume: u64,
     },
+    /// The deadline passed. What is in the buffers is not defined.
+    #[error("what was to be read did not come within {0:?}")]
+    Deadline(Duration),
+    /// The volume has been closed.
+    #[error("the volume has been closed")]
+    Closed,
+    /// A target can't be reached by a reader of the volume.
+    #[error("target {target}: {source}")]
+    Call {
+        /// The target.
+        target: TargetAddr,
+        /// What went wrong.
+        source: CallError,
+    },
+    /// A reader of the volume can't be connected to its targets.
+    #[error("reading the volume: {0}")]
+    Connect(Box<StreamError>),
+    /// A reader of the volume has lost a target for good, or for longer than
+    /// [`loss_timeout`](crate::ConnectOptions::loss_timeout).
+    #[error("{target}: {cause}")]
+    Target {
+        /// The target.
+        target: Box<MemberAddr>,
+        /// Why.
+        cause: FailureCause,
+    },
     /// The drive or target failed.
-    #[error("reading block {lba} failed: {}", Said(*.status))]
+    #[error("reading block {lba} failed: {}", StatusText(*.status))]
     Status {
         /// The block where it failed.
         lba: u64,
@@ -602,8 +587,32 @@ pub enum ReadError {
     Failed(#[from] StreamFailure),
 }
 
+impl From<StreamError> for ReadError {
+    fn from(error: StreamError) -> Self {
+        Self::Connect(Box::new(error))
+    }
+}
+
+impl ReadError {
+    /// Whether the same read may succeed later, with nothing changed but time. False: it asks for
+    /// what there is not, the drive has lost the blocks, or the stream has failed;
+    /// [`StreamFailure::is_retryable`] says whether that can be reopened.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Deadline(_) => true,
+            Self::OutOfRange { .. } | Self::Closed | Self::Failed(_) => false,
+            Self::Call { source, .. } => source.is_retryable(),
+            Self::Connect(error) => error.is_retryable(),
+            Self::Target { cause, .. } => cause.is_retryable(),
+            Self::Status { status, .. } => retry::is_claim_passing(*status),
+        }
+    }
+}
+
 /// Why a volume could not be closed cleanly: its streams are as they were reported.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CloseError {
     /// Streams are still open.
     #[error("{0} streams are still open: close them first")]
@@ -612,8 +621,17 @@ pub enum CloseError {
     #[error("target {target}: giving the volume back failed: {source}")]
     Call {
         /// The target.
-        target: String,
+        target: TargetAddr,
         /// What went wrong.
         source: CallError,
     },
+}
+
+impl CloseError {
+    /// Whether the same call may succeed later, with nothing changed but time. Streams that are open
+    /// have to be closed first.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if source.is_retryable())
+    }
 }

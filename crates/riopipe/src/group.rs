@@ -21,9 +21,16 @@ pub struct Group<'a> {
 /// The writes of the group that a stream stages, and their buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
+    /// Dropped before the buffers that their pieces are of.
     pub(crate) writes: Vec<Write<Piece>>,
     pub(crate) bufs: Vec<Buf>,
 }
+
+// SAFETY: each piece is all of a buffer in `bufs`, which is not `Send` because the counts of its
+// buffer take one thread at a time. All pieces of these buffers are here: they come with the buffer
+// (`Group::write`) and leave with it (`Stream::admit`, `Stream::unstage`), within one call on the
+// stream. So they change threads together.
+unsafe impl Send for Staged {}
 
 impl<'a> Group<'a> {
     pub(crate) fn new(stream: &'a mut Stream) -> Self {
@@ -33,8 +40,12 @@ impl<'a> Group<'a> {
 
     /// Writes `data` at volume block `lba`.
     ///
-    /// `place` says whether the old content may be lost (T11): [`Place::Fresh`] only if no state
-    /// that the volume may still recover to needs it.
+    /// `place` says what becomes of the old content (T11):
+    ///
+    /// - [`Place::Fresh`] only if no state that the volume may still recover to needs it;
+    /// - [`Place::Extend`] only if `data` serves as well as it for each of these states, block by
+    ///   block;
+    /// - [`Place::InPlace`] otherwise.
     #[inline]
     pub fn write(self, lba: u64, mut data: Buf, place: Place) -> Self {
         let Staged { writes, bufs } = self.stream.staged.get_mut();

@@ -13,11 +13,11 @@
 //! println!("{recovery}"); // what a crash has left, or that there was none
 //! let mut stream = volume.stream(0, &StreamOptions::default())?;
 //!
-//! let mut record = stream.buf(4096);
+//! let mut record = stream.buf(4096)?;
 //! record[..5].copy_from_slice(b"hello");
 //! stream.group().write(0, record, Place::Fresh).tag(1).submit()?; // returns at once
 //!
-//! let commit = stream.buf(4096);
+//! let commit = stream.buf(4096)?;
 //! let seq = stream.group().write(1, commit, Place::Fresh).tag(2).submit_durable()?;
 //! stream.wait(Until::Durable(seq), None)?; // both are safe, in this order
 //!
@@ -40,94 +40,150 @@
 //! - **A stream fails.** Every call says why, others go on, and [`Stream::reopen`] undoes what is
 //!   beyond its last whole group and brings it back.
 //!
+//! # A block that is written again as it fills
+//!
+//! The last block of a log gets one more record, and is written again. What it held may still be
+//! needed, so it is not [`Place::Fresh`]. But the new content has all of the old one, so either
+//! serves: [`Place::Extend`] says so. After a crash the block is not zeroed, and nothing waits to be
+//! acknowledged. It may show records beyond the last group that counts; each record has a number,
+//! and the recovered tag tells which of them count.
+//!
+//! ```no_run
+//! # use riopipe::{Place, Stream};
+//! # type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+//! const RECORD: usize = 64;
+//! const RECORDS: usize = 4096 / RECORD;
+//!
+//! /// The last block of a log. Each record has its number and a checksum; each group has the
+//! /// number of its last record as its tag.
+//! struct Tail {
+//!     block: [u8; 4096],
+//! }
+//!
+//! impl Tail {
+//!     /// After recovery: takes out what is beyond record `last`, the recovered tag. The first group
+//!     /// does that, before the numbers are given again.
+//!     fn cut(&mut self, stream: &mut Stream, last: u64) -> Result<()> {
+//!         let used = last as usize % RECORDS;
+//!         self.block[used * RECORD..].fill(0);
+//!         if used > 0 { self.write(stream, last, Place::Extend) } else { Ok(()) }
+//!     }
+//!
+//!     /// Appends record `number`, the next one.
+//!     fn append(
+//!         &mut self,
+//!         stream: &mut Stream,
+//!         number: u64,
+//!         record: &[u8; RECORD],
+//!     ) -> Result<()> {
+//!         let at = (number - 1) as usize % RECORDS;
+//!         let place = if at == 0 { Place::Fresh } else { Place::Extend };
+//!         if at == 0 {
+//!             self.block.fill(0);
+//!         }
+//!         self.block[at * RECORD..][..RECORD].copy_from_slice(record);
+//!         self.write(stream, number, place)
+//!     }
+//!
+//!     fn write(&self, stream: &mut Stream, last: u64, place: Place) -> Result<()> {
+//!         let mut buf = stream.buf(4096)?;
+//!         buf.copy_from_slice(&self.block);
+//!         let lba = (last - 1) / RECORDS as u64;
+//!         stream.group().write(lba, buf, place).tag(last).submit()?;
+//!         Ok(())
+//!     }
+//! }
+//! ```
+//!
+//! The example `extend_the_tail` is a whole program. `docs/ordering-contract.md` says what exactly the
+//! caller declares (T11).
+//!
 //! # What it is doing
 //!
 //! [`Volume::stat`] tells how far each stream is and where the time of the groups goes;
-//! [`Volume::serve_metrics`] tells it to Prometheus and to `rio volume stat`, at a loopback address.
-//! Neither keeps a stream waiting.
+//! [`Volume::stat_source`] has the same as text for Prometheus and as JSON, for the program's own HTTP
+//! server. Neither keeps a stream waiting.
 //!
 //! # Threads
 //!
 //! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
 //! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
-//! While its owner is elsewhere, one housekeeper thread for each volume takes the stream over. One
-//! keeper thread for each target keeps the connection to it alive and makes new ones.
+//! While its owner is elsewhere, one background thread for each volume takes the stream over. One
+//! thread for each target keeps the connection to it alive and makes new ones.
 
 mod addr;
-mod assemble;
 mod association;
-mod attention;
+mod background;
+mod call_error;
 mod create;
-mod drive_io;
-mod errand;
+mod create_error;
 mod error;
+mod failure;
 mod group;
-mod housekeeper;
 mod identity;
 mod info;
-mod keeper;
-mod lanes;
 mod open;
 mod piece;
+mod reader;
+mod reading;
 mod recover;
 mod recovery;
 mod shared;
+mod sockets;
 mod start;
 mod stat;
 mod stream;
+mod stream_shell;
 mod sync;
+mod target;
 pub mod undone;
-mod vigil;
 mod volume;
 mod watched;
 
-pub use addr::{MemberAddr, ParseMemberError};
+pub use addr::{MemberAddr, ParseMemberError, TargetAddr};
 pub use association::discover;
+pub use create::CreateOptions;
 pub use error::{
-    AcknowledgeError, AttachError, CallError, CloseError, CreateError, OpenError, ReadError,
-    RecoverError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
+    AcknowledgeError, AttachError, AwayReason, Bound, BufError, CallError, CloseError, CreateError,
+    EngineHindrance, OpenError, ReadError, RecoverError, ReopenError, StreamError,
+    StreamOptionsError, SubmitError, SubmitErrorKind, WaitError,
 };
+pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
 pub use identity::ConnectOptions;
 pub use info::{MemberInfo, VolumeInfo};
 pub use piece::Buf;
+pub use reader::{Reader, ReaderOptions};
+pub use reading::ReadExtent;
 pub use recovery::{BlockRange, InPlaceRange, Recovery, Steps, StreamRecovery};
-pub use riopipe_metrics::{
-    Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource, StageStat,
-};
+pub use riopipe_metrics::{StageStat, StatError, StatSource};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
-pub use riopipe_order::engine::{EngineKind, Marks, Place};
+pub use riopipe_order::block_device::BLOCK_BYTES;
+pub use riopipe_order::engine::{Capabilities, EngineKind, Marks, Place};
+pub use riopipe_platform::crc32c;
 pub use riopipe_session::claim::ClaimError;
+pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
-pub use riopipe_session::wire::LogKind;
 pub use stat::{StreamStat, TargetLink, VolumeStat};
-pub use stream::{Readiness, Stream, StreamOptions, Until, Watch};
-pub use volume::{CreateOptions, OpenOptions, RecoverOptions, RecoverProgress, Volume};
+pub use stream::{Readiness, Stream, StreamOptions, Watch};
+pub use volume::{OpenOptions, RecoverOptions, RecoverProgress, Volume};
 
-/// Bytes of a block: volumes are addressed in blocks of 4 KiB.
-pub const BLOCK_BYTES: usize = riopipe_session::wire::BLOCK_BYTES;
-
-/// The checksum of digests, labels and logs, with the processor's instructions.
-pub(crate) fn crc32c(running: u32, data: &[u8]) -> u32 {
-    use crc_fast::{CrcAlgorithm, Digest};
-    if running == 0 {
-        return crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
-    }
-    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!running));
-    digest.update(data);
-    digest.finalize() as u32
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn crc32c_appends() {
-        let soft = riopipe_nvme::digest::soft;
-        let data: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
-        for cut in [0, 1, 7, 64, 4096, 5000] {
-            let (a, b) = data.split_at(cut);
-            assert_eq!(super::crc32c(super::crc32c(0, a), b), soft(0, &data));
-        }
-    }
+/// What errors are made of: causes that come from the layers below, to be matched on.
+pub mod cause {
+    pub use riopipe_net::ConnectError;
+    pub use riopipe_nvme::command::Status;
+    pub use riopipe_order::handover::Breach;
+    pub use riopipe_order::recovery::DecideError;
+    pub use riopipe_order::topology::TopologyError;
+    pub use riopipe_session::engine_choice::Lack;
+    pub use riopipe_session::initiator::association::{AskError, AssociationError, ConnectFailure};
+    pub use riopipe_session::initiator::attach::AttachError as BringUpError;
+    pub use riopipe_session::initiator::keep_alive::Loss;
+    pub use riopipe_session::initiator::known::Changed;
+    pub use riopipe_session::initiator::manager::AwayCause;
+    pub use riopipe_session::initiator::opening::OpeningError;
+    pub use riopipe_session::initiator::queue_pair::SessionError;
+    pub use riopipe_session::initiator::volume::error::{Nonsense, VolumeOptionsError};
+    pub use riopipe_session::label::{AssembleError, LabelError};
 }

@@ -1,44 +1,48 @@
-//! Opening a volume: attach, check every label, ask every target, take it, and recover what a crash
-//! has left.
+//! Opening a volume, or looking at one: the threads, files and messages around a [`VolumeOpening`].
 
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use riopipe_metrics::Start;
-use riopipe_net::{Poller, PollerError};
-use riopipe_nvme::command::Sqe;
+use riopipe_net::now_ns;
 use riopipe_order::engine::EngineKind;
-use riopipe_order::topology::Topology;
-use riopipe_session::claim::{ClaimError, Intent, lease_ms};
-use riopipe_session::engine_choice::{Choice, Hindrance, choose};
-use riopipe_session::initiator::known::{DriveOfVolume, KnownTarget};
-use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase, Progress};
+use riopipe_order::log_region::LogKind;
+use riopipe_session::engine_choice::Hindrance;
+use riopipe_session::initiator::attach::Namespace;
+use riopipe_session::initiator::manager::ManagerConfig;
+use riopipe_session::initiator::opening::{OpeningError, Progress};
+use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
-use riopipe_session::label::DATA_START;
+use riopipe_session::initiator::volume::error::VolumeOpenError;
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
+use riopipe_session::initiator::volume::opening::{
+    OpenedVolume, OpeningEvent, Patience, Purpose, VolumeOpening, VolumeOpeningConfig,
+};
+use riopipe_session::initiator::volume::saving::SaveStep;
+use riopipe_session::initiator::volume::state::VolumeState;
 use riopipe_session::stages::Stages;
-use riopipe_session::wire::{self, Claim, VolumeStatus};
+use riopipe_session::wire::VolumeStatus;
 
 use crate::addr::MemberAddr;
-use crate::assemble::{Assembled, members_on};
-use crate::association::{Association, CallData};
-use crate::drive_io::DRIVES_QUEUE;
-use crate::errand::{Errand, ErrandError, Lines};
-use crate::error::{CallError, OpenError, RecoverError};
-use crate::housekeeper::Housekeeper;
+use crate::association::Targets;
+use crate::background::Background;
+use crate::error::{CallError, EngineHindrance, OpenError, RecoverError};
+use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
-use crate::keeper::{Desk, Keeper, Server};
-use crate::recover::save_undone;
+use crate::info::{MemberInfo, VolumeInfo};
 use crate::recovery::{Recovery, streams_of};
-use crate::shared::{Inner, SharedLedger, Streams};
+use crate::shared::{Inner, Server};
+use crate::stream::nanos;
+use crate::target::Owner;
+use crate::undone::{SaveError, Saving};
 
 /// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
-/// How often an owned volume is asked for again, and how often somebody is told of it.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
-const TELL_EVERY: Duration = Duration::from_secs(5);
+/// The longest sleep between two looks.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// How a volume is to be taken, or looked at.
 pub(crate) struct Way<'a> {
@@ -54,64 +58,19 @@ pub(crate) struct Way<'a> {
     pub(crate) progress: &'a mut dyn FnMut(Progress),
 }
 
-/// Which engine is to run, and why it is not the volume's own if it isn't (T17).
-fn choose_engine(
-    assembled: &Assembled,
-    wanted: Option<EngineKind>,
-) -> Result<(EngineKind, Option<String>), OpenError> {
-    let (head, associations) = (&assembled.set.head, &assembled.targets.associations);
-    let extensions = associations.iter().map(|association| association.controller.extension);
-    let why = |hindrance| match hindrance {
-        Hindrance::Target(lacking) => {
-            let name = associations[lacking.target].name();
-            format!("target {name} does not speak Rio's extension or has no ordering log")
-        }
-        Hindrance::MadeFor(engine) => {
-            format!("it was made for engine {engine}, without room in the ordering logs")
-        }
-    };
-    match choose(head.engine, wanted, extensions) {
-        Ok(Choice { engine, fallback: None }) => Ok((engine, None)),
-        Ok(Choice { engine, fallback: Some(hindrance) }) => {
-            let why = why(hindrance);
-            tracing::warn!(volume = %head.name, %why, "falling back to engine {engine} and its promise");
-            Ok((engine, Some(why)))
-        }
-        Err(hindrance) => {
-            let (engine, volume) = (EngineKind::Rio, head.name.clone());
-            Err(OpenError::Engine { engine, volume, why: why(hindrance) })
-        }
-    }
-}
-
-fn intent(assembled: &Assembled, engine: EngineKind, way: &Way<'_>) -> Intent {
-    Intent {
-        engine,
-        take_over: way.take_over,
-        accept_lost_log: way.accept_lost_log,
-        label_generation: assembled.set.label_generation(),
-        streams: assembled.set.head.streams,
-        lease_ms: lease_of(engine, way.connect),
-    }
-}
-
-/// For how long the targets keep the volume for an owner that they have lost (T25).
-fn lease_of(engine: EngineKind, connect: &ConnectOptions) -> u32 {
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    // After that long at most, the keeper knows of a loss that the target has noticed.
-    let keep_alive = connect.keep_alive_ms();
-    let noticed = u64::from(keep_alive / 3).saturating_add(millis(connect.timeout));
-    let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(keep_alive);
-    lease_ms(engine, millis(connect.loss_timeout), noticed)
-}
-
 /// Takes the volume, and recovers every stream that needs it; waits for a while if it is owned.
 pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
     way: &mut Way<'_>,
 ) -> Result<(Arc<Inner>, Recovery), OpenError> {
-    patiently(name, way, |way| open_now(name, members, way))
+    let background = Background::new(name).map_err(|_| Exhausted::Descriptors)?;
+    let (targets, opened, saved) = run(Some(name), members, Purpose::Take, way)?;
+    let recovery = recovery(&opened, &targets, saved);
+    if !recovery.is_nothing() {
+        tracing::info!(%recovery, "a crash was recovered from");
+    }
+    Ok((inner(&targets, members, opened, background, way), recovery))
 }
 
 /// Tells what opening would find, after a while if the volume is owned. Nothing is changed.
@@ -120,309 +79,322 @@ pub(crate) fn dry_run(
     members: &[MemberAddr],
     way: &mut Way<'_>,
 ) -> Result<Recovery, OpenError> {
-    patiently(name, way, |way| dry_run_now(name, members, way))
+    let (targets, opened, saved) = run(Some(name), members, Purpose::DryRun, way)?;
+    Ok(Recovery { dry_run: true, ..recovery(&opened, &targets, saved) })
 }
 
-/// Tries again while the volume is owned, for as long as the caller wants to wait (T25).
-fn patiently<T>(
-    name: &str,
-    way: &mut Way<'_>,
-    mut attempt: impl FnMut(&mut Way<'_>) -> Result<T, OpenError>,
-) -> Result<T, OpenError> {
-    let began = Instant::now();
-    let mut told = None;
-    loop {
-        let result = attempt(way);
-        let left = way.wait_for_lease.saturating_sub(began.elapsed());
-        let Err(OpenError::Claim {
-            target,
-            error: ClaimError::Owned { owner, lease_left_ms, .. },
-            ..
-        }) = &result
-        else {
-            return result;
-        };
-        if left.is_zero() {
-            return result;
-        }
-        if told.is_none_or(|told: Instant| told.elapsed() >= TELL_EVERY) {
-            told = Some(Instant::now());
-            let lease_left_s = lease_left_ms.div_ceil(1000);
-            let give_up_in_s = left.as_secs();
-            tracing::warn!(
-                volume = %name, %target, %owner, lease_left_s, give_up_in_s,
-                "the volume is owned; waiting for its owner to go, or for its lease to run out"
-            );
-        }
-        std::thread::sleep(ASK_AGAIN.min(left));
-    }
-}
-
-fn open_now(
-    name: &str,
+/// Looks at a volume without taking it.
+pub(crate) fn inspect(
     members: &[MemberAddr],
-    way: &mut Way<'_>,
-) -> Result<(Arc<Inner>, Recovery), OpenError> {
-    let began = Instant::now();
-    let mut assembled = Assembled::new(Some(name), members, way.accept_lost_log, way.connect)?;
-    let connected = began.elapsed();
-    let (engine, fallback) = choose_engine(&assembled, way.engine)?;
-    let mode = Mode::Open(intent(&assembled, engine, way));
-    let taken = take(&mut assembled, name, mode, way).and_then(|mut taken| {
-        taken.recovery.steps.connect = connected;
-        taken.recovery.fallback = fallback;
-        Ok((Furniture::new(name, assembled.targets.associations.len())?, taken))
-    });
-    match taken {
-        Ok((furniture, taken)) => {
-            let recovery = taken.recovery.clone();
-            if !recovery.is_nothing() {
-                tracing::info!(%recovery, "a crash was recovered from");
-            }
-            Ok((inner(assembled, engine, taken, furniture, way), recovery))
-        }
-        Err(error) => {
-            release(&mut assembled);
-            Err(error)
-        }
-    }
-}
-
-fn dry_run_now(
-    name: &str,
-    members: &[MemberAddr],
-    way: &mut Way<'_>,
-) -> Result<Recovery, OpenError> {
-    let began = Instant::now();
-    let mut assembled = Assembled::new(Some(name), members, way.accept_lost_log, way.connect)?;
-    let connected = began.elapsed();
-    let (engine, fallback) = choose_engine(&assembled, way.engine)?;
-    let mode = Mode::DryRun(intent(&assembled, engine, way));
-    let taken = take(&mut assembled, name, mode, way)?;
-    let mut recovery = Recovery { dry_run: true, fallback, ..taken.recovery };
-    recovery.steps.connect = connected;
-    Ok(recovery)
-}
-
-/// A volume that has been taken and recovered, or looked at.
-struct Taken {
-    generation: u32,
-    statuses: Vec<(usize, VolumeStatus)>,
-    topology: Topology,
-    recovery: Recovery,
-}
-
-fn take(
-    assembled: &mut Assembled,
-    name: &str,
-    mode: Mode,
-    way: &mut Way<'_>,
-) -> Result<Taken, OpenError> {
-    let volume = assembled.set.head.volume;
-    let associations = &assembled.targets.associations;
-    let names: Vec<String> = associations.iter().map(Association::name).collect();
-    let regions: Vec<[u8; 16]> = associations
-        .iter()
-        .map(|association| association.controller.extension.map_or([0; 16], |e| e.region))
-        .collect();
-    let regions = way.accept_lost_log.then_some(&regions[..]);
-    let nsids: Vec<u32> = assembled.set.namespaces.iter().map(|n| n.nsid).collect();
-    let fault = |error| open_error(name, error, |at| names[at].clone());
-    let is_dry = matches!(mode, Mode::DryRun(_));
-    // Where the volume's blocks are does not depend on the room in the logs.
-    let room: Vec<_> = (0..names.len())
-        .map(|at| (at, VolumeStatus { slots: 1, ..VolumeStatus::default() }))
-        .collect();
-    let map = assembled.topology(&room)?;
-    let opening = Opening::new(assembled.opening(), mode, FIRST_ATTEMPT)
-        .map_err(|error| fault(ErrandError::Opening(error)))?;
-    let Assembled { targets, drives, set } = assembled;
-    let lines = targets.associations.iter_mut().zip(drives).map(|(association, drives)| Lines {
-        target: association.name(),
-        admin: association.shared_admin(),
-        drives: drives.queue(),
-    });
-    let mut errand = Errand::new(opening, lines.collect(), way.connect.timeout).map_err(fault)?;
-    let mut saved = None;
-    loop {
-        let phase = errand.run(way.progress).map_err(fault)?;
-        if phase == Phase::Claimed {
-            set.relabel(&mut errand, regions)?;
-        }
-        let saves = phase == Phase::Decided || is_dry && phase == Phase::Over;
-        if let (true, Some(path)) = (saves, way.save_undone) {
-            let began = Instant::now();
-            saved =
-                save_undone(&mut errand, volume, &map, &nsids, path).map_err(RecoverError::from)?;
-            if is_dry {
-                errand.steps.save = began.elapsed();
-            }
-        }
-        if phase == Phase::Over {
-            break;
-        }
-        errand.go_on().map_err(fault)?;
-    }
-    let Errand { opening, steps, .. } = errand;
-    let generation = opening.generation();
-    let statuses = opening.statuses().to_vec();
-    let outcome = opening.into_outcome();
-    let recovery = Recovery {
-        volume: name.into(),
-        dry_run: is_dry,
-        streams: streams_of(&outcome, &map),
-        steps,
-        torn: outcome.counts.torn,
-        saved,
-        fallback: None,
+    connect: &ConnectOptions,
+) -> Result<VolumeInfo, OpenError> {
+    let mut way = Way {
+        engine: None,
+        take_over: false,
+        wait_for_lease: Duration::ZERO,
+        accept_lost_log: true,
+        check_handover: false,
+        connect,
+        save_undone: None,
+        progress: &mut |_| (),
     };
-    let topology = assembled.topology(&statuses)?;
-    Ok(Taken { generation, statuses, topology, recovery })
+    let (_, opened, _) = run(None, members, Purpose::Look, &mut way)?;
+    Ok(info(&opened, members))
 }
 
-fn open_error(name: &str, error: ErrandError, target: impl Fn(usize) -> String) -> OpenError {
+fn config(
+    name: Option<&str>,
+    targets: &Targets,
+    purpose: Purpose,
+    way: &Way<'_>,
+) -> VolumeOpeningConfig {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let connect = way.connect;
+    VolumeOpeningConfig {
+        name: name.map(Into::into),
+        places: targets.places.clone(),
+        targets: targets.len(),
+        purpose,
+        engine: way.engine,
+        take_over: way.take_over,
+        accept_lost_log: way.accept_lost_log,
+        wait: Patience::of(nanos(way.wait_for_lease)),
+        lease: LeaseTimes {
+            loss_ms: millis(connect.loss_timeout),
+            keep_alive_ms: connect.keep_alive_ms(),
+            timeout_ms: millis(connect.timeout),
+        },
+        save_undone: way.save_undone.is_some(),
+        timeout_ns: nanos(connect.timeout),
+        attempt: FIRST_ATTEMPT,
+        layout: Layout::default(),
+        crc32c: crate::crc32c,
+    }
+}
+
+/// Opens the volume, or looks at it: its targets, what was found, and the file that keeps what was
+/// zeroed.
+fn run(
+    name: Option<&str>,
+    members: &[MemberAddr],
+    purpose: Purpose,
+    way: &mut Way<'_>,
+) -> Result<(Targets, OpenedVolume, Option<PathBuf>), OpenError> {
+    let targets = Targets::start(members, way.connect)?;
+    let mut opening = VolumeOpening::new(config(name, &targets, purpose, way), now_ns());
+    let mut keeping = Keeping { path: way.save_undone, file: None, saved: None, failed: None };
+    let result = loop {
+        let seen = targets.signal.count();
+        opening.advance(now_ns(), &mut &targets);
+        while let Some(event) = opening.event() {
+            match event {
+                OpeningEvent::Progress(progress) => (way.progress)(progress),
+                OpeningEvent::Owned { server, owner, lease_left_ms, give_up_ns } => {
+                    let (target, lease_left_s) =
+                        (targets.name(server), lease_left_ms.div_ceil(1000));
+                    let give_up_in_s = give_up_ns / 1_000_000_000;
+                    tracing::warn!(
+                        volume = name, %target, %owner, lease_left_s, give_up_in_s,
+                        "the volume is owned; waiting for its owner to go, or for its lease to run out"
+                    );
+                }
+                OpeningEvent::Sent { .. }
+                | OpeningEvent::Claimed { .. }
+                | OpeningEvent::GivesBack { .. } => {}
+            }
+        }
+        if let Some(result) = opening.take_result() {
+            break result;
+        }
+        if let Some(step) = opening.save_step() {
+            let done = keeping.step(step);
+            opening.saved(done, now_ns(), &mut &targets);
+            continue;
+        }
+        let now = now_ns();
+        let sleep = opening.deadline(now).map(|at| Duration::from_nanos(at.saturating_sub(now)));
+        targets.signal.wait(seen, sleep.unwrap_or(SLEEP_MAX).min(SLEEP_MAX));
+    };
+    match result {
+        Ok(opened) => Ok((targets, opened, keeping.saved)),
+        Err(error) => {
+            let failed = keeping.discard();
+            Err(open_error(name.unwrap_or_default(), members, &targets, way, error, failed))
+        }
+    }
+}
+
+/// The file that keeps what is about to be zeroed.
+struct Keeping<'a> {
+    path: Option<&'a Path>,
+    file: Option<Saving>,
+    saved: Option<PathBuf>,
+    failed: Option<SaveError>,
+}
+
+impl Keeping<'_> {
+    /// Does a step; whether that went well.
+    fn step(&mut self, step: SaveStep) -> bool {
+        let done = match (step, self.file.take(), self.path) {
+            (SaveStep::Begin { volume, extents }, None, Some(path)) => {
+                Saving::begin(path, volume, &extents).map(|file| self.file = Some(file))
+            }
+            (SaveStep::Blocks(bytes), Some(file), _) => {
+                file.append(&bytes).map(|file| self.file = Some(file))
+            }
+            (SaveStep::Finish, Some(file), _) => file.finish().map(|path| self.saved = Some(path)),
+            _ => return false,
+        };
+        self.failed = done.err();
+        self.failed.is_none()
+    }
+
+    /// Nothing will be zeroed: takes away what was begun, and says what went wrong with it.
+    fn discard(self) -> Option<SaveError> {
+        if let Some(file) = self.file {
+            file.discard();
+        }
+        self.failed
+    }
+}
+
+fn open_error(
+    volume: &str,
+    members: &[MemberAddr],
+    targets: &Targets,
+    way: &Way<'_>,
+    error: VolumeOpenError,
+    keeping: Option<SaveError>,
+) -> OpenError {
+    let timeout = way.connect.timeout;
     match error {
-        ErrandError::Opening(OpeningError::Claim(error)) => OpenError::Claim {
-            volume: name.into(),
-            target: error.target().map_or_else(String::new, target),
+        VolumeOpenError::Attach(failed) => targets.attach_error(failed).into(),
+        VolumeOpenError::NoNamespace { member } => {
+            let have = targets.nsids(targets.places[member].target);
+            OpenError::NoNamespace { member: members[member].clone(), have }
+        }
+        VolumeOpenError::Call { server, doing, source } => {
+            let (target, source) = (targets.name(server), CallError::of(source, timeout));
+            OpenError::Call { target, doing, source }
+        }
+        VolumeOpenError::Members(MembersError::Assemble(error)) => {
+            OpenError::Assemble { members: members.to_vec(), error }
+        }
+        VolumeOpenError::Members(MembersError::Shrunk { member, blocks, needed }) => {
+            OpenError::Shrunk { member: members[member].clone(), blocks, needed }
+        }
+        VolumeOpenError::Engine { engine, hindrance } => {
+            OpenError::Engine { engine, volume: volume.into(), why: hindered(targets, hindrance) }
+        }
+        VolumeOpenError::Topology(error) => error.into(),
+        VolumeOpenError::Opening(OpeningError::Claim(error)) => OpenError::Claim {
+            volume: volume.into(),
+            target: error.target().map(|target| targets.name(target)),
             error,
         },
-        ErrandError::Call { target, doing, source } => OpenError::Call { target, doing, source },
-        error => RecoverError::of(name, error, target).into(),
+        VolumeOpenError::Opening(error) => {
+            let target = error.server().map(|server| targets.name(server));
+            RecoverError::Opening { volume: volume.into(), target, error }.into()
+        }
+        VolumeOpenError::Save { server, source } => {
+            let (target, source) = (targets.name(server), CallError::of(source, timeout));
+            RecoverError::from(SaveError::Read { target, source }).into()
+        }
+        VolumeOpenError::NotSaved => match keeping {
+            Some(error) => RecoverError::from(error).into(),
+            None => RecoverError::from(SaveError::NoFile).into(),
+        },
     }
 }
 
-/// What the open volume needs of the system.
-struct Furniture {
-    housekeeper: Arc<Housekeeper>,
-    /// The keepers', one for each target.
-    pollers: Vec<Poller>,
+/// Why engine `rio` can't run.
+fn hindered(targets: &Targets, hindrance: Hindrance) -> EngineHindrance {
+    match hindrance {
+        Hindrance::Target(lacking) => {
+            EngineHindrance::Target { target: targets.name(lacking.target), lack: lacking.what }
+        }
+        Hindrance::MadeFor(engine) => EngineHindrance::MadeFor(engine),
+    }
 }
 
-impl Furniture {
-    fn new(name: &str, targets: usize) -> Result<Self, OpenError> {
-        let fault = |_| {
-            let source = CallError::Nonsense("this process has no descriptors left");
-            OpenError::Call { target: name.into(), doing: "watching its connections", source }
-        };
-        let pollers: Result<_, PollerError> = (0..targets).map(|_| Poller::new()).collect();
-        Ok(Self {
-            housekeeper: Housekeeper::new(name).map_err(fault)?,
-            pollers: pollers.map_err(fault)?,
-        })
+fn recovery(opened: &OpenedVolume, targets: &Targets, saved: Option<PathBuf>) -> Recovery {
+    let volume = &opened.members.head.name;
+    let fallback = opened.fallback.map(|hindrance| hindered(targets, hindrance));
+    if let Some(why) = &fallback {
+        let engine = opened.engine;
+        tracing::warn!(%volume, %why, "falling back to engine {engine} and its promise");
+    }
+    Recovery {
+        volume: volume.clone(),
+        dry_run: false,
+        streams: streams_of(&opened.outcome, &opened.topology),
+        steps: opened.steps.into(),
+        torn: opened.outcome.counts.torn,
+        saved,
+        fallback,
+    }
+}
+
+fn info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
+    let OpenedVolume { members, statuses, .. } = opened;
+    let of = |target: usize| statuses.iter().find(|(at, _)| *at == target).map(|(_, s)| s);
+    let member = |(addr, (place, namespace)): (&MemberAddr, (&MemberPlace, &Namespace))| {
+        let controller = &members.controllers[place.target];
+        let status: Option<&VolumeStatus> = of(place.target);
+        MemberInfo {
+            addr: addr.clone(),
+            nqn: controller.subnqn.clone(),
+            nguid: namespace.nguid.iter().map(|b| format!("{b:02x}")).collect(),
+            blocks: namespace.blocks,
+            volatile: controller.vwc,
+            log: match &controller.extension {
+                None => "foreign",
+                Some(extension) => extension.log_kind.map_or("none", LogKind::name),
+            }
+            .into(),
+            slots: status.map_or(0, |s| s.slots),
+            owner: status.filter(|s| s.owned && !s.own).map(|s| s.owner.clone()),
+            unrecovered: status.map_or(0, |s| s.live_entries),
+            log_lost: status.is_some_and(|status| members.is_log_lost(place.target, status)),
+        }
+    };
+    let all = addrs.iter().zip(members.places.iter().zip(&members.namespaces));
+    VolumeInfo {
+        name: members.head.name.clone(),
+        id: members.head.volume,
+        block_size: members.head.block_size,
+        blocks: opened.topology.blocks(),
+        unit_blocks: members.head.unit_blocks,
+        streams: members.head.streams,
+        generation: members.label_generation(),
+        engine: members.head.engine,
+        members: all.map(member).collect(),
     }
 }
 
 fn inner(
-    assembled: Assembled,
-    engine: EngineKind,
-    taken: Taken,
-    furniture: Furniture,
+    targets: &Targets,
+    addrs: &[MemberAddr],
+    opened: OpenedVolume,
+    background: Arc<Background>,
     way: &Way<'_>,
 ) -> Arc<Inner> {
-    let Taken { generation, statuses, topology, recovery } = taken;
-    let info = assembled.info(&statuses, topology.blocks());
-    let opening = assembled.opening();
-    let Assembled { targets, set, drives } = assembled;
-    // Their queue is free again for a stream's own recovery.
-    drop(drives);
-    let nsids = set.namespaces.iter().map(|n| n.nsid).collect();
-    let mut marks = vec![Default::default(); usize::from(set.head.streams)];
-    let mut streams = Streams::default();
-    let ledger = (way.check_handover || cfg!(debug_assertions)) && engine == EngineKind::Rio;
-    let ledger = ledger.then(SharedLedger::default);
-    for found in &recovery.streams {
-        marks[usize::from(found.stream.0)] = found.last;
-        if let Some(ledger) = &ledger {
-            ledger.restarted(found.stream, found.last);
-        }
-        if found.acknowledge {
-            streams.pending.insert(found.stream, found.pending());
-        }
+    let info = info(&opened, addrs);
+    let members = &opened.members;
+    let granted = members.controllers.iter().map(|controller| controller.queues).collect();
+    let logged = opened.engine.capabilities().keeps_log;
+    let mut state = VolumeState::new(members.head.streams, granted, logged, FIRST_ATTEMPT);
+    let mut ledger = HandoverLedger::default();
+    for found in streams_of(&opened.outcome, &opened.topology) {
+        state.recovered(found.stream, found.last, found.pending());
+        ledger.restarted(found.stream, found.last);
     }
-    let mut servers = Vec::new();
-    let Furniture { housekeeper, pollers } = furniture;
-    let members: Vec<_> = (0..targets.associations.len())
-        .map(|at| members_on(&targets, &set.namespaces, at))
-        .collect();
-    for (index, (association, poller)) in targets.associations.into_iter().zip(pollers).enumerate()
-    {
-        let controller = &association.controller;
-        let queues = DRIVES_QUEUE + 1..=controller.queues;
-        streams.free.push(queues.collect::<BTreeSet<_>>());
-        let claim = controller.extension.map(|_| Claim {
-            volume: set.head.volume,
-            generation,
-            create: false,
-            give_up: false,
-            take_over: false,
-            unlogged: !set.logged(index),
-            resume: true,
-            streams: set.head.streams,
-            slots: 0,
-            lease_ms: lease_of(engine, way.connect),
-            members: members[index].clone(),
-        });
-        let drives = members[index].iter().map(|place| {
-            let label = &set.labels[usize::from(place.member.0)];
-            let blocks = DATA_START.saturating_add(label.data_blocks);
-            DriveOfVolume { nsid: place.nsid, index: label.index, blocks }
-        });
-        let known = KnownTarget::new(set.head.volume, generation, controller, drives);
-        let server = Arc::new(Server {
-            name: association.name(),
-            addr: association.addr.clone(),
-            queues_granted: controller.queues,
-            claim,
-            known,
-            desk: Desk::new(&poller),
-            association: Mutex::new(association),
-            association_number: AtomicU64::new(0),
-        });
-        servers.push(Arc::clone(&server));
-        let keeper = Keeper {
-            server,
-            index,
-            volume: set.head.name.clone(),
-            connect: way.connect.clone(),
-            streams: Arc::clone(&housekeeper),
-            poller,
-            waiting: Vec::new(),
+    let checks = (way.check_handover || cfg!(debug_assertions)) && logged;
+    let servers = (0..targets.len()).map(|index| {
+        let controller = &members.controllers[index];
+        let claim = opened.resume_claim(index);
+        let server = Server {
+            name: targets.name(index),
+            addr: MemberAddr {
+                nqn: Some(controller.subnqn.clone()),
+                ..targets.addrs[index].clone()
+            },
+            is_claimed: claim.is_some(),
+            target: Arc::clone(targets.get(index)),
         };
-        keeper.start();
-    }
-    // From here on the keepers tell the targets.
-    drop(targets.vigil);
+        let config = ManagerConfig {
+            known: opened.known_target(index),
+            claim,
+            loss_ns: nanos(way.connect.loss_timeout),
+            back_off: BackOff::default(),
+            // The low bits of the clock differ from process to process.
+            seed: now_ns(),
+        };
+        let volume = info.name.clone();
+        server.target.manage(config, Owner { volume, index });
+        Arc::new(server)
+    });
+    let servers = servers.collect();
     Arc::new(Inner {
         name: info.name.clone(),
         id: info.id,
-        engine,
-        generation,
-        flush_failures: FlushFailures::new(topology.members().len()),
-        replay_board: ReplayBoard::new(topology.servers().len()),
-        topology,
-        opening,
-        nsids,
+        engine: opened.engine,
+        generation: opened.generation,
+        flush_failures: FlushFailures::new(opened.topology.members().len()),
+        replay_board: ReplayBoard::new(opened.topology.servers().len()),
+        opening: opened.opening_config(),
+        nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
+        topology: opened.topology,
         servers,
         connect: way.connect.clone(),
-        marks: Mutex::new(marks),
-        streams: Mutex::new(streams),
-        ledger,
-        housekeeper,
+        state: Mutex::new(state),
+        ledger: checks.then(|| Mutex::new(ledger)),
+        background,
         stages: Arc::new(Stages::of_initiator()),
         opened: Start::now(),
-        recovering: Mutex::new(FIRST_ATTEMPT),
+        recovering: Mutex::default(),
+        closed: AtomicBool::new(false),
+        signal: Arc::clone(&targets.signal),
         info,
     })
-}
-
-/// Gives back what was claimed; a target that can't be told notices when the connection closes.
-fn release(assembled: &mut Assembled) {
-    let volume = assembled.set.head.volume;
-    for association in &mut assembled.targets.associations {
-        if association.controller.extension.is_some() {
-            let release: Sqe = wire::release_command(volume, false);
-            let _ = association.admin().ask(release, CallData::None);
-        }
-    }
 }

@@ -113,8 +113,10 @@ impl fmt::Debug for Buf {
 /// not even a target that answers before it was sent everything can make the stream send other
 /// bytes (T18).
 ///
-/// All pieces of a buffer stay together: in a group being staged, then in its stream's session, or
-/// in one call on a queue. They may go to another thread only together, with what holds them.
+/// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another thread
+/// only together, with the owner of them all, which is a stream: while it stages them
+/// ([`Staged`](crate::group::Staged)), then while they are under way
+/// ([`StreamShell`](crate::stream_shell::StreamShell)).
 pub(crate) struct Piece {
     /// `None` once it was taken.
     of: Option<Of>,
@@ -127,12 +129,6 @@ struct Of {
     /// Its first byte.
     first: NonNull<u8>,
 }
-
-// SAFETY: the pieces of a buffer stay together (see the type), so that one thread at a time counts
-// them, and what it counted happens before the next one's turn: a stream changes hands by its
-// ownership flag. Their number reaches 0 with a release store, which the buffer's owner acquires
-// before he writes to the bytes or frees them.
-unsafe impl Send for Piece {}
 
 impl Piece {
     /// Another reference, to `blocks` blocks from `first_block`.
@@ -285,7 +281,11 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::engine::{Op, Place, Write};
+
     use super::*;
+    use crate::group::Staged;
+    use crate::stream_shell::StreamShell;
 
     #[test]
     fn parts_are_the_bytes_they_name() {
@@ -350,9 +350,11 @@ mod tests {
     fn streams_go_from_thread_to_thread_and_may_be_looked_at() {
         fn is_send<T: Send>() {}
         fn is_shared<T: Send + Sync>() {}
-        is_send::<Piece>();
+        is_send::<Staged>();
+        is_send::<StreamShell>();
         is_shared::<Buf>();
         is_shared::<crate::Stream>();
+        is_shared::<crate::Reader>();
     }
 
     #[test]
@@ -365,14 +367,28 @@ mod tests {
     }
 
     #[test]
-    fn pieces_change_threads_together() {
+    fn pieces_change_threads_with_the_owner_of_them_all() {
         let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
         buf[BLOCK_BYTES] = 9;
-        let piece = buf.piece();
-        let rest = piece.part(1, 1);
-        let told = std::thread::spawn(move || (piece.clone().as_ref().len(), rest.as_ref()[0]));
-        assert_eq!(told.join().unwrap(), (2 * BLOCK_BYTES, 9));
-        assert!(buf.is_unique());
-        buf[0] = 1;
+        let whole = buf.piece();
+        let rest = whole.part(1, 1);
+        let write = |lba, piece: Piece| {
+            let blocks = piece.blocks;
+            Write { lba, blocks, op: Op::Write(Place::Fresh, piece) }
+        };
+        let mut staged = Staged { writes: vec![write(0, whole), write(1, rest)], bufs: vec![buf] };
+        for turn in 0..3 {
+            let other = std::thread::spawn(move || {
+                let Op::Write(_, rest) = &staged.writes[1].op else { unreachable!() };
+                assert_eq!(rest.clone().as_ref()[0], 9);
+                let more = rest.part(0, 1);
+                staged.writes.push(write(turn, more));
+                staged
+            });
+            staged = other.join().unwrap();
+            assert_eq!(staged.bufs[0].shared().pieces.load(Ordering::Relaxed), 3 + turn as usize);
+        }
+        staged.writes.clear();
+        staged.bufs[0][0] = 1;
     }
 }

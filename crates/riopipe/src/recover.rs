@@ -1,42 +1,34 @@
-//! Recovery of a volume's streams, as opening, reopening and acknowledging need it.
+//! What the owner of an open volume asks its targets beside its streams: the waiting and the messages
+//! around a [`StreamsRecovery`] and a [`VolumeRelease`].
 
-use std::path::{Path, PathBuf};
-use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use riopipe_nvme::command::Sqe;
-use riopipe_order::attribute::{StreamId, VolumeId};
-use riopipe_order::topology::{Extent, Topology};
-use riopipe_session::initiator::opening::{Mode, Opening, OpeningError, Phase};
+use riopipe_net::now_ns;
+use riopipe_order::attribute::StreamId;
+use riopipe_session::initiator::manager::Absence;
+use riopipe_session::initiator::opening::{Mode, Opening, OpeningError};
+use riopipe_session::initiator::volume::streams::{
+    StreamsRecovery, StreamsRecoveryError, VolumeRelease,
+};
 
-use crate::BLOCK_BYTES;
-use crate::assemble::at_once;
-use crate::association::{Association, CallData};
-use crate::drive_io::Drives;
-use crate::errand::{Errand, ErrandError, Lines};
-use crate::error::{AcknowledgeError, RecoverError};
-use crate::keeper::Absence;
-use crate::recovery::{BlockRange, Steps, StreamRecovery, streams_of, volume_ranges};
+use crate::addr::TargetAddr;
+use crate::error::{AcknowledgeError, AwayReason, CallError, CloseError, RecoverError};
+use crate::recovery::{Steps, StreamRecovery, streams_of};
 use crate::shared::{Inner, lock};
-use crate::undone::{SaveError, SavedExtent, Saving};
-use crate::vigil::Vigil;
+use crate::stream::nanos;
 
-/// Blocks of one read while saving.
-const SAVE_BLOCKS: u32 = 32;
+/// The longest sleep between two looks.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 impl RecoverError {
     /// A target is away, or will not come back.
-    pub(crate) fn absent(target: &str, absence: Absence) -> Self {
-        let (target, why) = (target.into(), absence.why);
-        if absence.for_good { Self::Lost { target, why } } else { Self::Away { target, why } }
-    }
-
-    pub(crate) fn of(volume: &str, error: ErrandError, name: impl Fn(usize) -> String) -> Self {
-        match error {
-            ErrandError::Call { target, doing, source } => Self::Call { target, doing, source },
-            ErrandError::Opening(error) => {
-                let target = error.server().map(name);
-                Self::Opening { volume: volume.into(), target, error }
-            }
+    pub(crate) fn absent(target: &TargetAddr, absence: Absence) -> Self {
+        let (target, why) = (target.clone(), absence.why);
+        if absence.for_good {
+            Self::Lost { target, why }
+        } else {
+            Self::Away { target, why: why.into() }
         }
     }
 }
@@ -45,7 +37,7 @@ impl Inner {
     /// Finds the prefix of one stream, whose connections are closed, and undoes what is beyond.
     pub(crate) fn recover_stream(&self, stream: StreamId) -> Result<StreamRecovery, RecoverError> {
         let mode = Mode::Reopen { generation: self.generation, streams: vec![stream] };
-        let (mut found, steps) = self.errand(mode)?;
+        let (mut found, steps) = self.recover(mode)?;
         // One was asked for.
         let found = found.pop().unwrap_or_else(|| StreamRecovery::none(stream, Default::default()));
         tracing::info!(volume = %self.name, recovery = %found, %steps, "an ordered stream was recovered");
@@ -54,111 +46,118 @@ impl Inner {
 
     /// Drops the list of in-place updates of a stream: the caller has seen it.
     pub(crate) fn acknowledge_stream(&self, stream: StreamId) -> Result<(), AcknowledgeError> {
-        if !lock(&self.streams).pending.contains_key(&stream) {
+        if lock(&self.state).pending(stream).is_none() {
             return Err(AcknowledgeError::NotPending { stream });
         }
         let mode = Mode::Acknowledge { generation: self.generation, streams: vec![stream] };
-        match self.errand(mode) {
+        match self.recover(mode) {
             Ok(_) => {}
             // It has been acknowledged, and the answer was lost.
             Err(RecoverError::Opening { error: OpeningError::NotPending { .. }, .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        lock(&self.streams).pending.remove(&stream);
+        lock(&self.state).acknowledged(stream);
         Ok(())
     }
 
-    fn errand(&self, mode: Mode) -> Result<(Vec<StreamRecovery>, Steps), RecoverError> {
-        let mut attempt = lock(&self.recovering);
+    fn recover(&self, mode: Mode) -> Result<(Vec<StreamRecovery>, Steps), RecoverError> {
+        let _one_at_a_time = lock(&self.recovering);
         for server in &self.servers {
-            if let Some(absence) = server.desk.absence() {
+            if let Some(absence) = server.target.absence() {
                 return Err(RecoverError::absent(&server.name, absence));
             }
         }
-        let associations: Vec<MutexGuard<'_, Association>> =
-            self.servers.iter().map(|server| lock(&server.association)).collect();
-        // Their keepers wait until this is over.
-        let vigil = Vigil::begin();
-        let targets: Vec<&Association> = associations.iter().map(|guard| &**guard).collect();
-        targets.iter().for_each(|target| vigil.add(target.shared_admin()));
-        let mut drives = at_once(&targets, |target| Drives::open(target, &self.connect))?;
-        let lines = associations.iter().zip(&mut drives).map(|(association, drives)| Lines {
-            target: association.name(),
-            admin: association.shared_admin(),
-            drives: drives.queue(),
-        });
-        let fault = |error| RecoverError::of(&self.name, error, |at| self.server_name(at));
-        // What an attempt before this one was answered late is not this one's answer (T23).
-        *attempt = attempt.wrapping_add(1);
-        let opening = Opening::new(self.opening.clone(), mode, *attempt)
-            .map_err(|error| fault(ErrandError::Opening(error)))?;
-        let mut errand =
-            Errand::new(opening, lines.collect(), self.connect.timeout).map_err(fault)?;
-        while errand.run(&mut |_| ()).map_err(fault)? != Phase::Over {
-            errand.go_on().map_err(fault)?;
+        let attempt = lock(&self.state).next_attempt();
+        let opening = Opening::new(self.opening.clone(), mode, attempt)
+            .map_err(|error| self.recover_error(error.into()))?;
+        let timeout = nanos(self.connect.timeout);
+        let mut recovery = StreamsRecovery::new(opening, attempt, timeout, now_ns());
+        let ended = loop {
+            let seen = self.signal.count();
+            let advanced = recovery.advance(now_ns(), |server, work| {
+                self.servers[server].target.with_manager(work);
+            });
+            if advanced.is_err() || recovery.is_over() {
+                break advanced;
+            }
+            let now = now_ns();
+            let sleep = recovery.deadline(now).map(|at| at.saturating_sub(now));
+            self.signal.wait(seen, sleep.map_or(SLEEP_MAX, Duration::from_nanos).min(SLEEP_MAX));
+        };
+        for server in &self.servers {
+            server.target.with_manager(&mut |manager| StreamsRecovery::leave(manager));
         }
-        Ok((streams_of(errand.opening.outcome(), &self.topology), errand.steps))
+        ended.map_err(|error| self.recover_error(error))?;
+        let (outcome, steps) = recovery.finish();
+        Ok((streams_of(&outcome, &self.topology), steps.into()))
     }
-}
 
-/// Keeps what an errand is about to zero in a file; `None` if there is nothing.
-pub(crate) fn save_undone(
-    errand: &mut Errand<'_>,
-    volume: VolumeId,
-    topology: &Topology,
-    nsids: &[u32],
-    path: &Path,
-) -> Result<Option<PathBuf>, SaveError> {
-    let mut extents = Vec::new();
-    for stream in &errand.opening.outcome().streams {
-        let stream = &stream.plan;
-        let ranges = volume_ranges(topology, &stream.undo);
-        extents
-            .extend(ranges.into_iter().map(|range| SavedExtent { stream: stream.stream, range }));
-    }
-    if extents.is_empty() {
-        return Ok(None);
-    }
-    let mut saving = Saving::begin(path, volume, &extents)?;
-    for SavedExtent { range: BlockRange { lba, blocks }, .. } in extents {
-        let (mut at, end) = (lba, lba + blocks);
-        while at < end {
-            let count = (end - at).min(SAVE_BLOCKS.into()) as u32;
-            let bytes = match read_blocks(errand, topology, nsids, at, count) {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    saving.discard();
-                    return Err(error);
+    fn recover_error(&self, error: StreamsRecoveryError) -> RecoverError {
+        match error {
+            StreamsRecoveryError::Away { server } => {
+                let server = &self.servers[server];
+                match server.target.absence() {
+                    Some(absence) => RecoverError::absent(&server.name, absence),
+                    None => {
+                        RecoverError::Away { target: server.name.clone(), why: AwayReason::Passed }
+                    }
                 }
-            };
-            saving = saving.append(&bytes)?;
-            at += u64::from(count);
+            }
+            StreamsRecoveryError::Call { server, doing, source } => RecoverError::Call {
+                target: self.server_name(server),
+                doing,
+                source: CallError::of(source, self.connect.timeout),
+            },
+            StreamsRecoveryError::Opening(error) => RecoverError::Opening {
+                volume: self.name.clone(),
+                target: error.server().map(|server| self.server_name(server)),
+                error,
+            },
         }
     }
-    saving.finish().map(Some)
-}
 
-/// Reads volume blocks, one command after the other.
-fn read_blocks(
-    errand: &mut Errand<'_>,
-    topology: &Topology,
-    nsids: &[u32],
-    lba: u64,
-    blocks: u32,
-) -> Result<Vec<u8>, SaveError> {
-    let mut bytes = vec![0; blocks as usize * BLOCK_BYTES];
-    let mut extents: Vec<Extent> = Vec::new();
-    topology.map(lba, blocks, |extent| extents.push(extent));
-    for extent in extents {
-        let server = topology.member(extent.member).server;
-        let read = Sqe::read(nsids[usize::from(extent.member.0)], extent.lba, extent.blocks);
-        let at = extent.offset as usize * BLOCK_BYTES;
-        let part = &mut bytes[at..at + extent.blocks as usize * BLOCK_BYTES];
-        let (target, drives) = errand.drives(usize::from(server));
-        let (_, page) = drives
-            .call(read, CallData::Read(part.len() as u32))
-            .map_err(|source| SaveError::Read { target: target.into(), source })?;
-        part.copy_from_slice(&page);
+    /// Gives the volume back to all its targets.
+    pub(crate) fn release(&self) -> Result<(), CloseError> {
+        let speaks = self.servers.iter().map(|server| server.is_claimed).collect();
+        let mut release = VolumeRelease::new(self.id, speaks);
+        let deadline = now_ns().saturating_add(nanos(self.connect.timeout));
+        loop {
+            let seen = self.signal.count();
+            let released = release.advance(now_ns(), |server, work| {
+                self.servers[server].target.with_manager(work);
+            });
+            match released {
+                Ok(true) => {
+                    self.closed.store(true, Ordering::Release);
+                    return Ok(());
+                }
+                Ok(false) => {}
+                Err(error) => return Err(self.close_error(error)),
+            }
+            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+            if left.is_zero() {
+                let target = self.server_name(release.owed().unwrap_or(0));
+                let source = CallError::TimedOut(self.connect.timeout);
+                return Err(CloseError::Call { target, source });
+            }
+            self.signal.wait(seen, left);
+        }
     }
-    Ok(bytes)
+
+    fn close_error(&self, error: StreamsRecoveryError) -> CloseError {
+        let (server, source) = match error {
+            StreamsRecoveryError::Away { server } => {
+                let absence = self.servers[server].target.absence();
+                let source = absence.map_or(CallError::Closed, |a| CallError::Away(a.why));
+                (server, source)
+            }
+            StreamsRecoveryError::Call { server, source, .. } => {
+                (server, CallError::of(source, self.connect.timeout))
+            }
+            StreamsRecoveryError::Opening(error) => {
+                (error.server().unwrap_or(0), CallError::Opening(error))
+            }
+        };
+        CloseError::Call { target: self.server_name(server), source }
+    }
 }

@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::recovery::{DriveExtent, InPlace};
 use riopipe_order::topology::Topology;
-use riopipe_session::initiator::opening::{Outcome, Phase, StreamOutcome};
+use riopipe_session::initiator::opening::{Outcome, StreamOutcome};
+pub use riopipe_session::initiator::volume::ranges::{BlockRange, InPlaceRange};
+use riopipe_session::initiator::volume::ranges::{listed_ranges, volume_ranges};
+use riopipe_session::initiator::volume::recovery::StepTimes;
+
+use crate::error::EngineHindrance;
 
 /// What opening, recovering or reopening has found and done.
 ///
@@ -27,7 +31,7 @@ pub struct Recovery {
     /// The file that keeps what was zeroed, if one was asked for and there was anything.
     pub saved: Option<PathBuf>,
     /// Why another engine runs than the volume was made for, if so (T17).
-    pub fallback: Option<String>,
+    pub fallback: Option<EngineHindrance>,
 }
 
 /// What was found of one stream, and what became of it.
@@ -36,7 +40,8 @@ pub struct StreamRecovery {
     /// The stream.
     pub stream: StreamId,
     /// Its last group: every group up to it is wholly there, and no fresh block of a later one
-    /// (P1).
+    /// (P1). Blocks that later groups extended may show what these wrote
+    /// ([`Place::Extend`](crate::Place::Extend)).
     pub last: Seq,
     /// The caller's tag of that group; 0 if it has none.
     pub tag: u64,
@@ -57,30 +62,12 @@ pub struct StreamRecovery {
     /// Whether a target's ordering log was given up: then nothing was undone, on any target, and
     /// groups beyond `last` may have been durable and confirmed (T26).
     pub log_given_up: bool,
-    /// Fresh writes beyond `last` that were left because of that: these blocks may hold the old
-    /// content or the new. What only the lost log knew is in no list.
+    /// Fresh and extending writes beyond `last` that were left because of that: these blocks may hold
+    /// the old content or the new. What only the lost log knew is in no list.
     pub in_doubt: Vec<InPlaceRange>,
     /// Whether the lists of in-place updates and of what is in doubt wait for
     /// [`Volume::acknowledge`](crate::Volume::acknowledge); until then the stream can't be opened.
     pub acknowledge: bool,
-}
-
-/// Blocks of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockRange {
-    /// The first one.
-    pub lba: u64,
-    /// How many.
-    pub blocks: u64,
-}
-
-/// A write that may or may not be there: an in-place update, or one in doubt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InPlaceRange {
-    /// Its group; of merged groups the first.
-    pub seq: Seq,
-    /// Where.
-    pub range: BlockRange,
 }
 
 /// How long the steps of an opening took.
@@ -125,9 +112,9 @@ impl StreamRecovery {
         self.found == 0 && !self.acknowledge
     }
 
-    /// What waits to be acknowledged: in-place updates, and fresh writes in doubt.
-    pub(crate) fn pending(&self) -> Vec<InPlaceRange> {
-        self.in_place.iter().chain(&self.in_doubt).copied().collect()
+    /// What waits to be acknowledged, if anything does: in-place updates, and what is in doubt.
+    pub(crate) fn pending(&self) -> Option<Vec<InPlaceRange>> {
+        self.acknowledge.then(|| self.in_place.iter().chain(&self.in_doubt).copied().collect())
     }
 
     /// Blocks that were zeroed.
@@ -156,75 +143,43 @@ impl StreamRecovery {
 
     pub(crate) fn new(outcome: &StreamOutcome, topology: &Topology) -> Self {
         let plan = &outcome.plan;
-        let listed = |updates: &[InPlace]| {
-            let of = |update: &InPlace| {
-                let (seq, ranges) = (update.seq, volume_ranges(topology, &[update.extent]));
-                ranges.into_iter().map(move |range| InPlaceRange { seq, range })
-            };
-            updates.iter().flat_map(of).collect()
-        };
         Self {
             tag: plan.tag,
             found: plan.found,
             kept: plan.kept,
             dropped: plan.dropped,
             undone: volume_ranges(topology, &plan.undo),
-            in_place: listed(&plan.in_place),
+            in_place: listed_ranges(topology, &plan.in_place),
             log_given_up: plan.log_given_up,
-            in_doubt: listed(&plan.in_doubt),
+            in_doubt: listed_ranges(topology, &plan.in_doubt),
             acknowledge: outcome.pending,
             ..Self::none(plan.stream, plan.k)
         }
     }
 }
 
-/// The volume blocks of some extents of drives: sorted, neighbours joined.
-pub(crate) fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockRange> {
-    let unit = u64::from(topology.unit_blocks());
-    let mut ranges = Vec::new();
-    for extent in extents {
-        let start = topology.member(extent.member).start;
-        let (mut lba, end) = (extent.lba, extent.lba + extent.blocks);
-        while lba < end {
-            // Within a stripe unit a drive's neighbours are the volume's.
-            let blocks = (unit - (lba - start) % unit).min(end - lba);
-            // What lies outside the volume was refused before (T19).
-            if let Some(first) = topology.volume_block(extent.member, lba) {
-                ranges.push(BlockRange { lba: first, blocks });
-            }
-            lba += blocks;
-        }
-    }
-    ranges.sort_unstable();
-    ranges.dedup_by(|next, last| {
-        let joins = next.lba <= last.lba + last.blocks;
-        if joins {
-            last.blocks = last.blocks.max(next.lba + next.blocks - last.lba);
-        }
-        joins
-    });
-    ranges
-}
-
 impl Steps {
-    pub(crate) fn add(&mut self, phase: Phase, took: Duration) {
-        let step = match phase {
-            Phase::Ask | Phase::Claim | Phase::AskAgain | Phase::Claimed => &mut self.claim,
-            Phase::List => &mut self.list,
-            // What was decided is only looked at, and kept.
-            Phase::Decided => &mut self.save,
-            Phase::Undo => &mut self.undo,
-            Phase::Flush => &mut self.flush,
-            Phase::Settle | Phase::Over => &mut self.settle,
-        };
-        *step += took;
-    }
-
     /// All of them together.
     #[must_use]
     pub fn total(&self) -> Duration {
         let recovered = self.list + self.decide + self.save + self.undo + self.flush + self.settle;
         self.connect + self.claim + recovered
+    }
+}
+
+impl From<StepTimes> for Steps {
+    fn from(times: StepTimes) -> Self {
+        let of = Duration::from_nanos;
+        Self {
+            connect: of(times.connect),
+            claim: of(times.claim),
+            list: of(times.list),
+            decide: of(times.decide),
+            save: of(times.save),
+            undo: of(times.undo),
+            flush: of(times.flush),
+            settle: of(times.settle),
+        }
     }
 }
 
@@ -282,8 +237,8 @@ impl fmt::Display for StreamRecovery {
             write!(
                 f,
                 "; a log was given up, so nothing is undone on any target, and groups beyond may have \
-                 been durable: {blocks} blocks of fresh writes are in doubt, and what only the lost \
-                 log knew"
+                 been durable: {blocks} blocks of fresh or extending writes are in doubt, and what \
+                 only the lost log knew"
             )?;
         }
         if self.acknowledge {
@@ -318,30 +273,6 @@ impl fmt::Display for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use riopipe_order::attribute::Member;
-    use riopipe_order::topology::{MemberInfo, ServerInfo};
-
-    fn striped() -> Topology {
-        let member = MemberInfo {
-            server: 0,
-            start: 256,
-            blocks: 64,
-            request_blocks_max: 32,
-            volatile: false,
-        };
-        Topology::new(vec![member, member], vec![ServerInfo { slots: 8 }], 4).unwrap()
-    }
-
-    #[test]
-    fn extents_of_drives_are_told_in_volume_blocks() {
-        let at = |member, lba, blocks| DriveExtent { member: Member(member), lba, blocks };
-        // Blocks 2–5 of drive 0 are the volume's 2, 3 and 8, 9; 0–3 of drive 1 its 4–7.
-        let ranges = volume_ranges(&striped(), &[at(0, 258, 4), at(1, 256, 4)]);
-        assert_eq!(ranges, [BlockRange { lba: 2, blocks: 8 }]);
-        let ranges = volume_ranges(&striped(), &[at(0, 258, 4)]);
-        assert_eq!(ranges, [BlockRange { lba: 2, blocks: 2 }, BlockRange { lba: 8, blocks: 2 }]);
-    }
-
     #[test]
     fn the_report_says_what_was_found_and_when_there_was_nothing() {
         let mut recovery = Recovery { volume: "v".into(), ..Recovery::default() };

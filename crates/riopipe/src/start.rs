@@ -1,145 +1,202 @@
-//! Binding a stream on all targets.
+//! Starting a stream: the connections that its [`StreamStart`] asks for.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use riopipe_net::{now_ns, relax};
+use riopipe_net::{ConnectError, now_ns, relax};
 use riopipe_order::attribute::StreamId;
-use riopipe_order::engine::{Limits, engine};
-use riopipe_session::initiator::stream::{CONTROL_COMMANDS, StreamConfig, StreamSession};
+use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::association::ConnectFailure;
+use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::reconnect::ConnectRequest;
+use riopipe_session::initiator::stream::StreamConfig;
+use riopipe_session::initiator::stream_driver::{
+    StartError, StartStep, StreamShared, StreamSpec, StreamStart,
+};
 
-use crate::BLOCK_BYTES;
 use crate::association::open_socket;
 use crate::error::{CallError, RecoverError, StreamError};
-use crate::keeper::Server;
-use crate::lanes::{Lanes, Side, Way};
-use crate::shared::{Inner, is_passing, lock};
+use crate::piece::Piece;
+use crate::reader::ReaderOptions;
+use crate::shared::{Inner, Server};
 use crate::stream::{StreamOptions, nanos};
+use crate::stream_shell::{Connections, Mail, StreamHandle, StreamShell, poll_error};
 
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(5);
-
-/// Connects and binds; a target may still be taking leave of the stream's last connection.
-pub(crate) fn lanes(
+/// Connects a stream to all targets and binds it there.
+pub(crate) fn start(
     volume: &Arc<Inner>,
     stream: StreamId,
     qids: &[u16],
     options: &StreamOptions,
-    side: &Arc<Side>,
-) -> Result<Lanes, StreamError> {
-    let deadline = now_ns().saturating_add(nanos(volume.connect.timeout));
+    handle: &Arc<StreamHandle>,
+) -> Result<StreamShell, StreamError> {
+    let spec = spec(volume, stream, qids, options);
+    start_with(volume, spec, volume.connect.timeout, handle)
+}
+
+/// Connects a reader of the volume to all targets.
+pub(crate) fn start_reading(
+    volume: &Arc<Inner>,
+    reader: StreamId,
+    qids: &[u16],
+    options: &ReaderOptions,
+    timeout: Duration,
+    handle: &Arc<StreamHandle>,
+) -> Result<StreamShell, StreamError> {
+    let options = StreamOptions {
+        queue_depth: options.queue_depth,
+        timeout: options.timeout,
+        ..StreamOptions::default()
+    };
+    let mut spec = spec(volume, reader, qids, &options);
+    spec.config.engine = EngineKind::None;
+    spec.reads_only = true;
+    start_with(volume, spec, timeout, handle)
+}
+
+fn start_with(
+    volume: &Arc<Inner>,
+    spec: StreamSpec,
+    timeout: Duration,
+    handle: &Arc<StreamHandle>,
+) -> Result<StreamShell, StreamError> {
+    let stream = spec.config.stream;
+    let shared = StreamShared {
+        flush_failures: Arc::clone(&volume.flush_failures),
+        replay_board: Arc::clone(&volume.replay_board),
+    };
+    let mut start = StreamStart::new(spec, shared, nanos(timeout), now_ns());
+    let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
+    let fault = |server: usize, source| {
+        // Which tells more than that a connection has ended, or could not be made.
+        if let Some(absence) = volume.servers[server].target.absence() {
+            return RecoverError::absent(&volume.server_name(server), absence).into();
+        }
+        let target = volume.server_name(server);
+        StreamError::Target { stream, target, source }
+    };
+    // What a socket met, beside what the session says of it.
+    let mut met = None;
     loop {
-        let away = |server: &Arc<Server>| Some((Arc::clone(server), server.desk.absence()?));
-        if let Some((server, absence)) = volume.servers.iter().find_map(away) {
-            // Waiting for one that will not come back would only hide why (T8, T27).
-            if absence.for_good || now_ns() >= deadline {
-                return Err(RecoverError::absent(&server.name, absence).into());
+        for mail in handle.take_mail() {
+            match mail {
+                Mail::AssociationEnded { server } => {
+                    start.association_ended(server as u16, now_ns());
+                }
+                Mail::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
+                // Asked for in an earlier life.
+                Mail::Connected { .. } => {}
             }
-            std::thread::sleep(PAUSE);
-            continue;
         }
-        match once(volume, stream, qids, options, side, deadline) {
-            Err(StreamError::Target { source, .. })
-                if is_passing(&source) && now_ns() < deadline =>
-            {
-                std::thread::sleep(PAUSE);
+        match start.step(now_ns()) {
+            StartStep::Connect(request) => {
+                let at = request.server;
+                match connect(volume, &mut start, &mut connections, handle, &request) {
+                    Ok(()) => {}
+                    Err(Unconnected::Away(why)) => {
+                        met = Some(why);
+                        start.put_off(at, now_ns());
+                    }
+                    Err(Unconnected::Failed(error)) => return Err(error),
+                }
             }
-            // The target has gone meanwhile: it is waited for above.
-            Err(_) if volume.servers.iter().any(|server| server.desk.absence().is_some()) => {}
-            Ok(None) => {}
-            Ok(Some(lanes)) => return Ok(lanes),
-            Err(error) => return Err(error),
+            StartStep::Drive => {
+                let Some(driver) = start.driver() else { continue };
+                match connections.round(driver, now_ns(), &mut |_, _| ()) {
+                    Ok(true) => relax(),
+                    Ok(false) => {
+                        handle.sleep(start.deadline(now_ns()));
+                    }
+                    Err((server, CallError::Session(error))) => {
+                        start.failed(server as u16, Some(error), now_ns());
+                    }
+                    Err((server, error @ (CallError::Nonsense(_) | CallError::Exhausted(_)))) => {
+                        return Err(fault(server, error));
+                    }
+                    Err((server, error)) => {
+                        met = Some(error);
+                        start.failed(server as u16, None, now_ns());
+                    }
+                }
+            }
+            StartStep::Rest(until) => {
+                connections.close_all();
+                std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
+            }
+            StartStep::Ready => break,
+            StartStep::Failed(StartError::Ended { server, error }) => {
+                let of_session = error.map(CallError::Session);
+                let source = of_session.or(met).unwrap_or(CallError::Closed);
+                return Err(fault(usize::from(server), source));
+            }
+            StartStep::Failed(StartError::Refused(refused)) => {
+                return Err(fault(usize::from(refused.server), CallError::Status(refused.status)));
+            }
+            StartStep::Failed(StartError::TimedOut { server, after_ns }) => {
+                let source = CallError::TimedOut(Duration::from_nanos(after_ns));
+                return Err(fault(usize::from(server), source));
+            }
         }
+    }
+    let driver = start.into_driver().expect("a stream that is ready has been bound");
+    Ok(StreamShell::new(Arc::clone(volume), driver, connections))
+}
+
+fn spec(volume: &Inner, stream: StreamId, qids: &[u16], options: &StreamOptions) -> StreamSpec {
+    StreamSpec {
+        config: StreamConfig {
+            volume: volume.id,
+            stream,
+            generation: volume.generation,
+            engine: volume.engine,
+            start: volume.mark(stream),
+            nsids: volume.nsids.clone(),
+            queue_depth: options.queue_depth,
+            timeout_ns: nanos(options.timeout),
+            loss_ns: nanos(volume.connect.loss_timeout),
+        },
+        topology: volume.topology.clone(),
+        kept_bytes_max: options.kept_bytes_max,
+        merge: options.merge,
+        qids: qids.to_vec(),
+        reads_only: false,
     }
 }
 
-/// One attempt; `None` if an association has ended meanwhile.
-fn once(
-    volume: &Arc<Inner>,
-    stream: StreamId,
-    qids: &[u16],
-    options: &StreamOptions,
-    side: &Arc<Side>,
-    deadline: u64,
-) -> Result<Option<Lanes>, StreamError> {
-    let start = lock(&volume.marks)[usize::from(stream.0)];
-    let mut ways = Vec::new();
-    let mut queues = Vec::new();
-    let mut depth = options.queue_depth;
-    let mut in_capsule = u32::MAX;
-    for (server, qid) in volume.servers.iter().zip(qids) {
-        let commands = options.queue_depth + CONTROL_COMMANDS;
-        // The number first, then whether it is one that stands: what ends after that changes it.
-        let number = server.association_number.load(Ordering::SeqCst);
-        if let Some(absence) = server.desk.absence() {
-            return Err(RecoverError::absent(&server.name, absence).into());
-        }
-        let association = lock(&server.association);
-        let queue = association.io_queue(*qid, commands);
-        // A target that takes no data with commands asks for all of it anyway.
-        in_capsule = match association.controller.in_capsule_bytes / BLOCK_BYTES as u32 {
-            0 => in_capsule,
-            blocks => in_capsule.min(blocks),
-        };
-        drop(association);
-        let most = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
-        depth = depth.min(most.max(1));
-        let socket = open_socket(&server.addr, &volume.connect)?;
-        ways.push(Way { socket, qid: *qid, depth: commands, association: number });
-        queues.push(queue);
+/// A target that is lost for good is not waited for: that would only hide why (T8, T27).
+fn not_for_good(server: &Server) -> Result<(), StreamError> {
+    match server.target.absence().filter(|absence| absence.for_good) {
+        Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
+        None => Ok(()),
     }
-    let limits = Limits {
-        kept_bytes_max: options.kept_bytes_max,
-        merge: options.merge,
-        merged_blocks_max: in_capsule,
-        start,
-    };
-    let config = StreamConfig {
-        volume: volume.id,
-        stream,
-        generation: volume.generation,
-        engine: volume.engine,
-        start,
-        nsids: volume.nsids.clone(),
-        queue_depth: depth,
-        timeout_ns: nanos(options.timeout),
-        loss_ns: nanos(volume.connect.loss_timeout),
-    };
-    let session = StreamSession::new(
-        config,
-        engine(volume.engine, volume.topology.clone(), limits),
-        volume.topology.clone(),
-        queues,
-        Arc::clone(&volume.flush_failures),
-        &volume.replay_board,
-    );
-    let fault = |server: usize, source: CallError| StreamError::Target {
-        stream,
-        target: volume.server_name(server),
-        source,
-    };
-    let mut lanes = Lanes::new(Arc::clone(volume), Arc::clone(side), session, ways)
-        .map_err(|(server, source)| fault(server, source))?;
-    lanes.session.start(now_ns());
-    loop {
-        let worked = lanes.turn(&mut |_, _| ()).map_err(|(server, e)| fault(server, e))?;
-        match lanes.session.is_ready() {
-            Ok(true) if lanes.is_outdated() => return Ok(None),
-            Ok(true) => return Ok(Some(lanes)),
-            Ok(false) => {}
-            Err(refused) => {
-                let source = CallError::Status(refused.status);
-                return Err(fault(usize::from(refused.server), source));
-            }
-        }
-        if now_ns() >= deadline {
-            return Err(fault(0, CallError::TimedOut(volume.connect.timeout)));
-        }
-        if worked {
-            relax();
-        } else {
-            lanes.sleep(Some(deadline));
-        }
-    }
+}
+
+/// Why there is no connection.
+enum Unconnected {
+    /// The target is away, or may be going.
+    Away(CallError),
+    Failed(StreamError),
+}
+
+fn connect(
+    volume: &Inner,
+    start: &mut StreamStart<Piece>,
+    connections: &mut Connections,
+    handle: &Arc<StreamHandle>,
+    request: &ConnectRequest,
+) -> Result<(), Unconnected> {
+    let at = usize::from(request.server);
+    let server = &volume.servers[at];
+    not_for_good(server).map_err(Unconnected::Failed)?;
+    // Before the connection is begun: the stream is told when the association ends meanwhile.
+    let queue = server.target.io_queue(request, handle).map_err(Unconnected::Away)?;
+    let socket = open_socket(&server.addr, &volume.connect);
+    let away = |error: ConnectError| Unconnected::Away(ConnectFailure(error.to_string()).into());
+    let socket = socket.map_err(away)?;
+    connections.open(at, socket).map_err(|error| {
+        let (stream, target) = (request.stream, server.name.clone());
+        Unconnected::Failed(StreamError::Target { stream, target, source: poll_error(error) })
+    })?;
+    start.connected(request.server, QueuePair::open(queue), now_ns());
+    Ok(())
 }

@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use riopipe_metrics::exposition::{gauges, info, stages, text, uptime};
-use riopipe_metrics::{Source, StageStat, Untold, to_json, with_shares};
+use riopipe_metrics::{StageStat, StatError, StatSource, to_json, with_shares};
 use riopipe_session::stages::ONE_IN;
 use serde::{Deserialize, Serialize};
 
-use crate::keeper::Server;
-use crate::shared::Inner;
+use crate::shared::{Inner, Server};
 
 /// What an open volume tells about itself: what `rio volume stat` shows, and `/stat` serves as
 /// JSON.
@@ -96,11 +95,11 @@ impl Inner {
     /// The figures now. Takes what the streams have published, and waits for none of them.
     pub(crate) fn stat(&self) -> VolumeStat {
         let target = |server: &Arc<Server>| TargetLink {
-            address: server.name.clone(),
+            address: server.name.to_string(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
-            connected: server.desk.absence().is_none(),
+            connected: server.target.absence().is_none(),
         };
-        let streams = self.housekeeper.watched().into_iter().map(|(id, watched)| {
+        let streams = self.background.watched().into_iter().map(|(id, watched)| {
             let marks = watched.marks();
             StreamStat {
                 id: id.0,
@@ -125,27 +124,27 @@ impl Inner {
     }
 }
 
-/// What an endpoint has of a volume: not enough to keep it open.
-pub(crate) struct Told(pub(crate) Weak<Inner>);
+/// The figures of a volume, without keeping it open.
+pub(crate) struct VolumeStatSource(pub(crate) Weak<Inner>);
 
-impl Told {
-    fn stat(&self) -> Result<VolumeStat, Untold> {
-        // Let go at once: who closes the volume is not kept waiting for the figures to be sent.
-        let inner = self.0.upgrade().ok_or(Untold::Gone("the volume has been closed"))?;
+impl VolumeStatSource {
+    fn stat(&self) -> Result<VolumeStat, StatError> {
+        // Let go at once: closing the volume does not wait until the figures are sent.
+        let inner = self.0.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
         Ok(inner.stat())
     }
 }
 
-impl Source for Told {
+impl StatSource for VolumeStatSource {
     fn about(&self) -> &str {
         "A Rio volume's metrics"
     }
 
-    fn open_metrics(&self) -> Result<String, Untold> {
+    fn open_metrics(&self) -> Result<String, StatError> {
         Ok(text(Page(self.stat()?))?)
     }
 
-    fn json(&self) -> Result<String, Untold> {
+    fn json(&self) -> Result<String, StatError> {
         to_json(&self.stat()?)
     }
 }
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prometheus_reads() {
+    fn the_text_has_the_lines_of_openmetrics() {
         let page = text(Page(stat(1.5, 100, &[(100, 2)]))).unwrap();
         for line in [
             "# TYPE rio_volume info",

@@ -4,21 +4,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use riopipe_net::{Next, Owned, SpinPolicy, Taken, Waiter, now_ns};
+use riopipe_net::{Owned, SpinPolicy, Taken, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Marks, Op, Place, Refusal};
+use riopipe_order::engine::{self, Marks, Refusal};
+use riopipe_session::initiator::stream_driver::Until;
 
 use crate::BLOCK_BYTES;
+use crate::background::OpenStream;
 use crate::error::{
-    CallError, ReadError, ReopenError, StreamError, StreamFailure, SubmitError, WaitError, Why,
+    Bound, BufError, ReadError, ReopenError, StreamError, SubmitError, SubmitErrorKind, WaitError,
 };
+use crate::failure::{FailureCause, StreamFailure};
 use crate::group::{Group, Staged};
-use crate::housekeeper::Charge;
-use crate::lanes::{Lanes, Side};
-use crate::piece::{Buf, Exclusive, Piece, Pool};
+use crate::piece::{Buf, Exclusive, Pool};
+use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
-use crate::shared::Inner;
-use crate::start;
+use crate::shared::{Inner, lock};
+use crate::start::start;
+use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::watched::Watched;
 
 /// How a stream is to work.
@@ -47,22 +50,8 @@ impl Default for StreamOptions {
     }
 }
 
-/// What to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
-    /// The group and all before it are complete on all targets.
-    Complete(Seq),
-    /// The group and all before it are durable. If no group submitted since asked for that, the
-    /// drives are flushed.
-    Durable(Seq),
-    /// There is room for groups again.
-    Room,
-    /// Nothing is under way.
-    Idle,
-}
-
-/// The marks of a stream, for other threads: they read what was found last by whoever looks after
-/// the stream, its owner or, while that one is elsewhere, the volume's housekeeper.
+/// The marks of a stream, for other threads: they read what was found last by the stream's owner
+/// or, while the owner is elsewhere, by the volume's background thread.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Watched>);
 
@@ -71,6 +60,13 @@ impl Watch {
     #[must_use]
     pub fn marks(&self) -> Marks {
         self.0.marks()
+    }
+
+    /// The last group that is *released*: see [`Stream::released`]. It may lag behind what the stream
+    /// itself would say, never run ahead.
+    #[must_use]
+    pub fn released(&self) -> Seq {
+        self.0.released()
     }
 
     /// Whether the stream has failed.
@@ -90,13 +86,9 @@ pub struct Readiness<'a> {
     pub timeout: Option<Duration>,
 }
 
-/// Groups submitted before they are sent without being asked to: four full TCP segments of blocks.
-/// Fewer cost a system call on either side for each segment.
-const UNSENT_MAX: usize = 64;
-
 /// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
 ///
-/// While its owner is elsewhere, the volume's housekeeper looks after it: what was submitted is
+/// While its owner is elsewhere, the volume's background thread looks after it: what was submitted is
 /// sent and completes, [watchers](Self::watch) see its marks move, and targets that come back get
 /// what they have lost.
 ///
@@ -108,14 +100,11 @@ const UNSENT_MAX: usize = 64;
 /// was durable, and opening it again recovers it.
 pub struct Stream {
     id: StreamId,
-    lanes: Arc<Owned<Lanes>>,
-    side: Arc<Side>,
+    shell: Arc<Owned<StreamShell>>,
+    handle: Arc<StreamHandle>,
     waiter: Waiter,
     pool: Pool,
     pub(crate) staged: Exclusive<Staged>,
-    unsent: usize,
-    /// Up to here the engine has forgotten payload.
-    forgotten: Seq,
     volume: Arc<Inner>,
     options: StreamOptions,
     /// What its own recovery found, if it had one.
@@ -124,29 +113,26 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream over lanes that have been bound everywhere; the volume has reserved it.
+    /// A stream that has been bound everywhere; the volume has reserved it.
     pub(crate) fn new(
         volume: Arc<Inner>,
-        lanes: Lanes,
-        side: Arc<Side>,
+        shell: StreamShell,
+        handle: Arc<StreamHandle>,
         options: &StreamOptions,
         recovery: Option<StreamRecovery>,
     ) -> Self {
-        let (id, start) = (lanes.id(), lanes.session.config().start);
-        let lanes = Arc::new(Owned::new(lanes));
-        let charge = Charge { lanes: Arc::clone(&lanes), side: Arc::clone(&side) };
-        volume.housekeeper.add(id, charge);
-        lanes.take().leave_former_associations();
+        let id = shell.id();
+        let shell = Arc::new(Owned::new(shell));
+        let open = OpenStream { shell: Arc::clone(&shell), handle: Arc::clone(&handle) };
+        volume.background.add(id, open);
         let spin_ns = nanos(volume.connect.spin);
         Self {
             id,
-            lanes,
-            side,
+            shell,
+            handle,
             waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
             pool: Pool::new(options.kept_bytes_max),
             staged: Exclusive::default(),
-            unsent: 0,
-            forgotten: start,
             volume,
             options: options.clone(),
             recovery,
@@ -156,8 +142,8 @@ impl Stream {
 
     /// Takes the stream for one call of its owner.
     #[inline]
-    fn take(&self) -> Taken<'_, Lanes> {
-        taken(&self.lanes, &self.volume)
+    fn take(&self) -> Taken<'_, StreamShell> {
+        taken(&self.shell, &self.volume)
     }
 
     /// Which stream of the volume.
@@ -169,7 +155,52 @@ impl Stream {
     /// The last group submitted.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.take().session.engine().last()
+        self.take().driver.last()
+    }
+
+    /// The last group that is *released*: it and all before it are complete on all targets, durable
+    /// and delivered, so that nothing will undo them or send them again. A block whose old content
+    /// was needed up to group `n` may be written as [`Place::Fresh`](crate::Place::Fresh) again once
+    /// `n` is released (T11), and by another stream once the group that wrote it is (T15). [`Watch::released`] tells
+    /// it to other threads.
+    ///
+    /// A circular log shows what it is for. A block of the ring is written again, as fresh, when the
+    /// log no longer begins in it. Where the log begins is said by a group of the log itself, and
+    /// after a crash the volume may recover to the state before that group as long as it is not
+    /// released: then the block is still needed.
+    ///
+    /// ```no_run
+    /// # fn log(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// use riopipe::{Place, Seq, Until};
+    ///
+    /// const RING: u64 = 1000; // blocks 1 to 1000; block 0 says where the log begins
+    /// let (mut head, mut tail) = (0, 0); // records 0..: written up to `head`, needed from `tail` on
+    /// let mut trim = Seq(0); // the group that said so last
+    /// let mut free_up_to = RING; // records below have room: their blocks are needed by no state
+    /// loop {
+    ///     if stream.released() >= trim {
+    ///         free_up_to = tail + RING; // no crash brings an older `tail` back
+    ///     }
+    ///     if head < free_up_to {
+    ///         let record = stream.buf(4096)?;
+    ///         let lba = 1 + head % RING;
+    ///         stream.group().write(lba, record, Place::Fresh).tag(head).submit()?;
+    ///         head += 1;
+    ///         continue;
+    ///     }
+    ///     // Full: drop the older half, durably, and wait until that is released.
+    ///     tail = head - RING / 2;
+    ///     let mut anchor = stream.buf(4096)?;
+    ///     anchor[..8].copy_from_slice(&tail.to_le_bytes());
+    ///     // In place: the old anchor is needed until this one is durable.
+    ///     trim = stream.group().write(0, anchor, Place::InPlace).submit_durable()?;
+    ///     stream.wait(Until::Durable(trim), None)?; // durable and delivered: released
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn released(&self) -> Seq {
+        self.take().driver.released()
     }
 
     /// What was found when the stream itself was recovered, on being opened after it had been
@@ -182,20 +213,24 @@ impl Stream {
     /// Requests that had to be sent again to targets that had been lost (P7), so far.
     #[must_use]
     pub fn replayed(&self) -> u64 {
-        self.take().session.engine().replayed()
+        self.take().driver.replayed()
     }
 
     /// A buffer of `len` bytes, a multiple of 4096. What is in it is not defined: it may have been
     /// used before.
     ///
-    /// # Panics
-    /// When `len` is 0 or no multiple of 4096.
-    pub fn buf(&mut self, len: usize) -> Buf {
-        assert!(
-            len > 0 && len.is_multiple_of(BLOCK_BYTES),
-            "a buffer has whole blocks, not {len} bytes"
-        );
-        self.pool.take(len)
+    /// # Errors
+    /// When `len` is 0, no multiple of 4096, or more than
+    /// [`kept_bytes_max`](StreamOptions::kept_bytes_max).
+    pub fn buf(&mut self, len: usize) -> Result<Buf, BufError> {
+        let kept_bytes_max = self.options.kept_bytes_max;
+        if len == 0 || !len.is_multiple_of(BLOCK_BYTES) {
+            return Err(BufError::NotBlocks { len });
+        }
+        if len as u64 > kept_bytes_max {
+            return Err(BufError::TooLarge { len, kept_bytes_max });
+        }
+        Ok(self.pool.take(len))
     }
 
     /// Gives back a buffer that is not needed after all.
@@ -213,11 +248,10 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        self.unsent = 0;
-        let mut lanes = taken(&self.lanes, &self.volume);
-        lanes.work(&mut |_, _| ());
-        let marks = lanes.marks()?;
-        self.forgotten = lanes.reclaim(&mut self.pool);
+        let mut shell = taken(&self.shell, &self.volume);
+        shell.work(&mut |_, _| ());
+        let marks = shell.marks()?;
+        shell.reclaim(&mut self.pool);
         Ok(marks)
     }
 
@@ -227,28 +261,12 @@ impl Stream {
     /// The time is up, the group was never submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
-        let before = self.forgotten;
-        self.unsent = 0;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        let last = waiting.lanes.session.engine().last();
-        match until {
-            Until::Complete(seq) | Until::Durable(seq) if seq > last => {
-                return Err(WaitError::NotSubmitted { seq, last });
-            }
-            Until::Durable(seq) => waiting.lanes.session.ask_durable(seq),
-            _ => {}
-        }
+        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
+        waiting.shell.driver.begin_wait(until)?;
         let result = loop {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            let marks = waiting.lanes.marks()?;
-            let engine = waiting.lanes.session.engine();
-            let there = match until {
-                Until::Complete(seq) => marks.complete >= seq,
-                Until::Durable(seq) => marks.durable >= seq,
-                Until::Room => engine.kept_after() > before || engine.is_idle(),
-                Until::Idle => engine.is_idle(),
-            };
-            if there {
+            let worked = waiting.shell.work(&mut |_, _| ());
+            let marks = waiting.shell.marks()?;
+            if waiting.shell.driver.reached(until) {
                 break Ok(marks);
             }
             if let (Some(timeout), Some(deadline)) = (timeout, deadline)
@@ -258,58 +276,60 @@ impl Stream {
             }
             waiting.rest(worked, deadline);
         };
-        self.forgotten = waiting.lanes.reclaim(&mut self.pool);
+        waiting.shell.reclaim(&mut self.pool);
         result
     }
 
-    /// Reads whole blocks at volume block `lba`. The stream sees what it submitted itself, also
-    /// what is not complete (P9). While a target is away, or gets again what it has lost, the read
-    /// waits.
+    /// Reads whole blocks at volume block `lba`, at most for `timeout`. The stream sees what it
+    /// submitted itself, also what is not complete (P9). While a target is away, or gets again what
+    /// it has lost, the read waits.
     ///
     /// # Errors
-    /// Out of range, the drive failed, or the stream has.
-    pub fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), ReadError> {
-        let volume = self.volume.topology.blocks();
-        let blocks = into.len() / BLOCK_BYTES;
-        let within = into.len().is_multiple_of(BLOCK_BYTES)
-            && u32::try_from(blocks).is_ok()
-            && lba.checked_add(blocks as u64).is_some_and(|end| end <= volume);
-        if !within {
-            return Err(ReadError::OutOfRange { lba, bytes: into.len(), volume });
-        }
-        self.unsent = 0;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        waiting.lanes.marks()?;
-        if blocks == 0 {
-            return Ok(());
-        }
-        while waiting.lanes.session.read_must_wait(lba, blocks as u32) {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            waiting.lanes.marks()?;
-            waiting.rest(worked, None);
-        }
-        waiting.lanes.session.start_read(lba, blocks as u32);
-        while waiting.lanes.session.is_reading() {
-            let worked = waiting.lanes.work(&mut |offset, bytes| {
-                if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
-                    part.copy_from_slice(bytes);
-                }
-            });
-            waiting.lanes.marks()?;
-            if waiting.lanes.session.is_reading() {
-                waiting.rest(worked, None);
-            }
-        }
-        waiting.lanes.session.read_result().map_err(|(offset, status)| ReadError::Status {
-            lba: lba + (offset / BLOCK_BYTES) as u64,
-            status,
-        })
+    /// Out of range, the time is up, the drive failed, or the stream has. What is in the buffer is not
+    /// defined then.
+    pub fn read(
+        &mut self,
+        lba: u64,
+        into: &mut [u8],
+        timeout: Option<Duration>,
+    ) -> Result<(), ReadError> {
+        self.read_many(&mut [ReadExtent { lba, into }], timeout)
+    }
+
+    /// Reads several extents, all at once: in one round trip, as far as the queue depth allows. The
+    /// rest is as with [`read`](Self::read).
+    ///
+    /// ```no_run
+    /// # fn index(mut stream: riopipe::Stream) -> Result<(), riopipe::ReadError> {
+    /// use riopipe::ReadExtent;
+    ///
+    /// let (mut root, mut leaf) = (vec![0; 4096], vec![0; 8192]);
+    /// let mut both = [
+    ///     ReadExtent { lba: 0, into: &mut root },
+    ///     ReadExtent { lba: 900, into: &mut leaf },
+    /// ];
+    /// stream.read_many(&mut both, Some(std::time::Duration::from_secs(1)))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); an error of one extent is one of the call.
+    pub fn read_many(
+        &mut self,
+        extents: &mut [ReadExtent<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<(), ReadError> {
+        let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
+        let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
+        let mut shell = taken(&self.shell, &self.volume);
+        reads.run(&mut shell, &mut self.waiter, timeout)
     }
 
     /// The marks for other threads.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch(Arc::clone(&self.side.watched))
+        Watch(Arc::clone(&self.handle.watched))
     }
 
     /// For epoll and async runtimes: when to call [`poll`](Self::poll).
@@ -317,7 +337,7 @@ impl Stream {
     pub fn readiness(&self) -> Readiness<'_> {
         let deadline = self.take().deadline();
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
-        Readiness { fd: self.side.poller().as_fd(), timeout }
+        Readiness { fd: self.handle.poller().as_fd(), timeout }
     }
 
     /// Waits until everything submitted is durable, tells the targets that their logs may forget
@@ -326,34 +346,25 @@ impl Stream {
     /// # Errors
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
-        let last = self.last();
-        let failed = |e: WaitError, stream: &Self| match e {
-            WaitError::Failed(failure) => failure,
-            other => stream.take().failure_of(other.to_string()),
-        };
-        // A flush that the engine put in itself counts too: the last group may move.
-        self.wait(Until::Durable(last), None).map_err(|e| failed(e, &self))?;
-        let last = self.wait(Until::Idle, None).map_err(|e| failed(e, &self))?.durable;
-        let mut waiting = Waiting::new(&self.lanes, &self.volume, &mut self.waiter);
-        waiting.lanes.session.send_marks();
-        let released = loop {
-            let worked = waiting.lanes.work(&mut |_, _| ());
-            waiting.lanes.marks()?;
-            match waiting.lanes.session.marks_confirmed() {
-                Ok(true) => break waiting.lanes.session.engine().released(),
-                Ok(false) => waiting.rest(worked, None),
+        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
+        waiting.shell.driver.begin_close();
+        let closed = loop {
+            let worked = waiting.shell.work(&mut |_, _| ());
+            waiting.shell.marks()?;
+            match waiting.shell.driver.close_step() {
+                Ok(Some(closed)) => break closed,
+                Ok(None) => waiting.rest(worked, None),
                 Err(refused) => {
-                    let said = CallError::Status(refused.status);
-                    let what = format!("forgetting the log failed: {said}");
-                    return Err(waiting.lanes.failure_of(what));
+                    let cause = FailureCause::Forget(refused.status);
+                    return Err(waiting.shell.failure_of(refused.server, cause));
                 }
             }
         };
-        waiting.lanes.hang_up();
+        waiting.shell.hang_up();
         drop(waiting);
         self.closed = true;
-        self.volume.stream_closed(self.id, released);
-        Ok(last)
+        self.volume.stream_closed(self.id, closed.released);
+        Ok(closed.last)
     }
 
     /// Brings a failed stream back: closes its connections, waits until no write of it is under
@@ -370,16 +381,16 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// it again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let mut lanes = self.take();
-        if lanes.marks().is_ok() {
+        let mut shell = self.take();
+        if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on nothing of the old life reaches a target.
-        lanes.hang_up();
+        shell.hang_up();
         // Of an engine without a log nothing else is known to be there after a crash (P2).
-        let (qids, durable) = (lanes.qids(), lanes.session.marks().durable);
-        let replayed = lanes.session.engine().replayed();
-        drop(lanes);
+        let durable = shell.driver.delivered().durable;
+        let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
+        drop(shell);
         let mut recovery = if self.volume.is_logged() {
             self.volume.recover_stream(self.id)?
         } else {
@@ -387,22 +398,18 @@ impl Stream {
         };
         recovery.replayed = replayed;
         self.volume.stream_recovered(&recovery);
-        if recovery.acknowledge {
-            let updates = recovery.pending().len();
+        if let Some(pending) = recovery.pending() {
+            let updates = pending.len();
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
         // The last life's marks stay in sight until the new one stands.
-        let side = Arc::clone(&self.side);
-        let fresh = start::lanes(&self.volume, self.id, &qids, &self.options, &side)?;
-        let mut lanes = self.lanes.take();
-        lanes.restart(fresh, &mut self.pool);
-        lanes.leave_former_associations();
-        self.side.watched.restart(recovery.last);
-        drop(lanes);
-        self.volume.housekeeper.wake();
-        self.unsent = 0;
-        self.forgotten = recovery.last;
+        let fresh = start(&self.volume, self.id, &qids, &self.options, &self.handle)?;
+        let mut shell = self.shell.take();
+        shell.restart(fresh, &mut self.pool);
+        self.handle.watched.restart(recovery.last);
+        drop(shell);
+        self.volume.background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
@@ -419,114 +426,110 @@ impl Stream {
     }
 
     /// What can be told about a group before it is submitted.
-    fn check(&mut self) -> Result<(), Why> {
+    fn check(&mut self) -> Result<(), SubmitErrorKind> {
         let volume = self.volume.topology.blocks();
         let writes = &self.staged.get_mut().writes;
         for write in writes {
             let (lba, blocks) = (write.lba, write.blocks);
             let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
             if blocks == 0 || !within {
-                return Err(Why::OutOfRange { lba, blocks, volume });
+                return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume });
             }
         }
         if let Some(ledger) = &self.volume.ledger {
-            ledger.check(self.id, writes.iter().map(|w| (w.lba, w.blocks, is_fresh(&w.op))))?;
+            lock(ledger)
+                .check(self.id, writes.iter().map(|w| (w.lba, w.blocks, w.op.is_fresh())))?;
         }
         Ok(())
     }
 
     /// Submits the staged group.
     pub(crate) fn admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
-        if let Err(why) = self.check() {
-            return Err(self.refused(why));
+        if let Err(kind) = self.check() {
+            return Err(self.refused(kind));
         }
-        let mut lanes = taken(&self.lanes, &self.volume);
-        let traced = lanes.session.traces_next().then(now_ns);
+        let mut shell = taken(&self.shell, &self.volume);
+        let traced = shell.driver.traces_next().then(now_ns);
         let staged = self.staged.get_mut();
-        match lanes.session.admit(&mut staged.writes, tag, durable) {
+        match shell.driver.admit(&mut staged.writes, tag, durable) {
             Ok(seq) => {
                 if let Some(since) = traced {
-                    lanes.session.trace(seq, since, now_ns());
+                    shell.driver.trace(seq, since, now_ns());
                 }
                 if let Some(ledger) = &self.volume.ledger {
                     let writes = staged.writes.iter();
-                    ledger.note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
+                    lock(ledger).note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
                 }
                 // First of all, as long as the flag is held: what is left here of a write that was
                 // cut is counted with its parts there.
                 staged.writes.clear();
-                lanes.kept.keep(seq, staged.bufs.drain(..));
-                self.unsent += 1;
-                if self.unsent >= UNSENT_MAX {
-                    self.unsent = 0;
-                    lanes.send();
+                shell.kept.keep(seq, staged.bufs.drain(..));
+                if shell.driver.should_send() {
+                    shell.send();
                 }
                 Ok(seq)
             }
             Err(refusal) => {
-                let why = match refusal {
-                    Refusal::Full(bound) => Why::Full(bound),
-                    Refusal::TooLarge(bound) => Why::TooLarge(bound),
-                    Refusal::TooManyEntries => Why::TooManyEntries,
-                    Refusal::Empty => Why::Empty,
-                    Refusal::Poisoned(failure) => Why::Poisoned(lanes.poisoned(failure)),
+                let kind = match refusal {
+                    Refusal::Full(bound) => SubmitErrorKind::Full(named(bound, &self.volume)),
+                    Refusal::TooLarge(bound) => {
+                        SubmitErrorKind::TooLarge(named(bound, &self.volume))
+                    }
+                    Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
+                    Refusal::Empty => SubmitErrorKind::Empty,
+                    Refusal::Poisoned(failure) => {
+                        SubmitErrorKind::Poisoned(shell.poisoned(failure))
+                    }
                 };
-                drop(lanes);
-                Err(self.refused(why))
+                drop(shell);
+                Err(self.refused(kind))
             }
         }
     }
 
     /// Hands the staged buffers back; the pieces that point into them go first.
     #[cold]
-    fn refused(&mut self, why: Why) -> SubmitError {
+    fn refused(&mut self, kind: SubmitErrorKind) -> SubmitError {
         let staged = self.staged.get_mut();
         staged.writes.clear();
-        SubmitError { why, bufs: std::mem::take(&mut staged.bufs) }
+        SubmitError { kind, bufs: std::mem::take(&mut staged.bufs) }
     }
 }
 
-/// Takes a stream's lanes for one call of its owner.
+/// Takes a stream for one call of its owner.
 #[inline]
-fn taken<'a>(lanes: &'a Owned<Lanes>, volume: &Inner) -> Taken<'a, Lanes> {
-    let mut lanes = lanes.take();
-    if lanes.attention.called() {
-        volume.housekeeper.wake();
+fn taken<'a>(shell: &'a Owned<StreamShell>, volume: &Inner) -> Taken<'a, StreamShell> {
+    let mut shell = shell.take();
+    if shell.driver.owner_calls() {
+        volume.background.wake();
     }
-    lanes
+    shell
 }
 
 /// A call that waits: it has the stream until it returns.
 struct Waiting<'a> {
-    lanes: Taken<'a, Lanes>,
+    shell: Taken<'a, StreamShell>,
     waiter: &'a mut Waiter,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(lanes: &'a Owned<Lanes>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
-        Self { lanes: taken(lanes, volume), waiter }
+    fn new(shell: &'a Owned<StreamShell>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
+        Self { shell: taken(shell, volume), waiter }
     }
 
     /// Looks again at once, or sleeps until something comes.
     fn rest(&mut self, worked: bool, deadline: Option<u64>) {
-        if worked {
-            self.waiter.worked();
-            return;
-        }
-        if self.waiter.idle(self.lanes.now) == Next::Look {
-            self.waiter.relax();
-            return;
-        }
-        self.lanes.sleep(deadline);
+        self.shell.rest(self.waiter, worked, deadline);
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.volume.housekeeper.remove(self.id);
+        self.volume.background.remove(self.id, &self.handle);
+        self.volume.forget_stream(self.id, &self.handle);
         let last = self.last();
-        // Others may hold the lanes for a moment longer; the connections end here.
-        self.lanes.take().hang_up();
+        // Others may hold the stream for a moment longer; the connections end here.
+        self.shell.take().hang_up();
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
@@ -543,7 +546,7 @@ impl std::fmt::Debug for Stream {
         f.debug_struct("Stream")
             .field("volume", &self.volume.name)
             .field("id", &self.id)
-            .field("marks", &self.side.watched.marks())
+            .field("marks", &self.handle.watched.marks())
             .finish_non_exhaustive()
     }
 }
@@ -553,6 +556,13 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn is_fresh(op: &Op<Piece>) -> bool {
-    matches!(op, Op::Write(Place::Fresh, _) | Op::Discard)
+/// A bound, with the address of its target.
+#[cold]
+fn named(bound: engine::Bound, volume: &Inner) -> Bound {
+    match bound {
+        engine::Bound::Log { server } => {
+            Bound::Log { target: volume.server_name(usize::from(server)) }
+        }
+        engine::Bound::Memory => Bound::Memory,
+    }
 }

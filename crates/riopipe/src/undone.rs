@@ -31,6 +31,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use riopipe_order::attribute::{StreamId, VolumeId};
+pub use riopipe_session::initiator::volume::saving::UndoneExtent as SavedExtent;
 
 use crate::recovery::BlockRange;
 use crate::{BLOCK_BYTES, crc32c};
@@ -40,17 +41,9 @@ const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const RECORD: usize = 32;
 
-/// Blocks that recovery was about to zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SavedExtent {
-    /// The stream whose groups wrote them.
-    pub stream: StreamId,
-    /// Where.
-    pub range: BlockRange,
-}
-
 /// Why what is about to be zeroed could not be kept.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SaveError {
     /// Something is there already.
     #[error("{} exists already, and may be the only copy of something: give another name", .0.display())]
@@ -67,14 +60,18 @@ pub enum SaveError {
     #[error("target {target}: {source}")]
     Read {
         /// The target.
-        target: String,
+        target: crate::TargetAddr,
         /// What went wrong.
         source: crate::CallError,
     },
+    /// No file was named.
+    #[error("there is no file for what is about to be zeroed")]
+    NoFile,
 }
 
 /// Why a file of undone blocks can't be read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReadSavedError {
     /// The system says no.
     #[error("{}: {source}", .path.display())]

@@ -4,55 +4,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use riopipe_metrics::{Endpoint as MetricsEndpoint, MetricsError, Source as MetricsSource};
+use riopipe_metrics::StatSource;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
 use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
-use crate::association::CallData;
+use crate::create::{self, CreateOptions};
 use crate::error::{
     AcknowledgeError, CloseError, CreateError, OpenError, RecoverError, StreamError,
+    StreamOptionsError,
 };
+use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
-use crate::lanes::Side;
 use crate::open::{self, Way};
+use crate::reader::{Reader, ReaderOptions};
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
-use crate::stat::{Told, VolumeStat};
+use crate::start::start;
+use crate::stat::{VolumeStat, VolumeStatSource};
 use crate::stream::{Stream, StreamOptions};
-use crate::{assemble, create, start};
-
-/// How a volume is to be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CreateOptions {
-    /// Blocks of a stripe unit.
-    pub unit_blocks: u32,
-    /// Streams, 1 to 1024.
-    pub streams: u16,
-    /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
-    pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: what fits.
-    pub slots: u32,
-    /// Make drives forget the volume that they belong to, and all its data.
-    pub force: bool,
-    /// How to connect.
-    pub connect: ConnectOptions,
-}
-
-impl Default for CreateOptions {
-    fn default() -> Self {
-        Self {
-            unit_blocks: 16,
-            streams: 8,
-            engine: None,
-            slots: 0,
-            force: false,
-            connect: ConnectOptions::default(),
-        }
-    }
-}
+use crate::stream_shell::StreamHandle;
 
 /// How a volume is to be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,7 +109,7 @@ impl Volume {
         members: &[MemberAddr],
         connect: &ConnectOptions,
     ) -> Result<VolumeInfo, OpenError> {
-        assemble::inspect(members, connect)
+        open::inspect(members, connect)
     }
 
     /// Opens the volume `name`, whose members are given in its order, and becomes its owner. What
@@ -165,7 +138,7 @@ impl Volume {
     /// // Everything up to here is there, and no fresh block of anything later.
     /// replay(found.tag);
     /// let mut log = volume.stream(0, &StreamOptions::default())?;
-    /// let record = log.buf(4096);
+    /// let record = log.buf(4096)?;
     /// log.group().write(0, record, Place::Fresh).tag(found.tag + 1).submit()?;
     /// # Ok(())
     /// # }
@@ -270,44 +243,29 @@ impl Volume {
         self.inner.stat()
     }
 
-    /// Tells what it is doing over HTTP, at `address` (`host:port`; port 0 takes a free one), until
-    /// the guard is dropped: `/metrics` as OpenMetrics text for Prometheus, `/stat` as the JSON of
-    /// [`stat`](Self::stat), which `rio volume stat` shows. One thread does it, which sleeps until
-    /// somebody asks. There is no authentication, so the address must be a loopback one.
+    /// The same figures for a server of metrics, as OpenMetrics text for Prometheus and as the JSON
+    /// of [`stat`](Self::stat), which `rio volume stat` shows at `/stat`. The library serves nothing
+    /// itself: give this to the HTTP server that the program has.
     ///
-    /// The guard doesn't keep the volume open. When the volume and all its streams are gone, who
-    /// asks is told so.
+    /// It does not keep the volume open. Once the volume and all its streams are gone, it answers
+    /// [`StatError::Gone`](crate::StatError::Gone).
     ///
     /// ```no_run
-    /// use riopipe::{OpenOptions, StreamOptions, Volume};
+    /// use riopipe::{OpenOptions, Volume};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let members = ["10.0.0.1:4420".parse()?];
     /// let (volume, _) = Volume::open("db", &members, &OpenOptions::default())?;
-    /// let metrics = volume.serve_metrics("127.0.0.1:9421")?;
-    /// eprintln!("what the volume is doing: rio volume stat {}", metrics.address());
-    /// let stream = volume.stream(0, &StreamOptions::default())?;
-    /// // … write; then, to ask it here:
-    /// for stream in volume.stat().streams {
-    ///     eprintln!("stream {}: durable up to group {}", stream.id, stream.durable);
-    /// }
-    /// # stream.close()?;
+    /// let figures = volume.stat_source();
+    /// // In the handler of `GET /metrics`:
+    /// let page = figures.open_metrics()?;
+    /// # drop(page);
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// [`MetricsError`]: other machines could reach the address, it is taken, or this process has
-    /// no descriptors left.
-    pub fn serve_metrics(&self, address: &str) -> Result<MetricsEndpoint, MetricsError> {
-        MetricsEndpoint::bind(address, self.figures())
-    }
-
-    /// The same figures for programs that serve metrics themselves: as OpenMetrics text and as
-    /// JSON. It doesn't keep the volume open either.
     #[must_use]
-    pub fn figures(&self) -> Arc<dyn MetricsSource> {
-        Arc::new(Told(Arc::downgrade(&self.inner)))
+    pub fn stat_source(&self) -> Arc<dyn StatSource> {
+        Arc::new(VolumeStatSource(Arc::downgrade(&self.inner)))
     }
 
     /// The engine that runs.
@@ -325,33 +283,29 @@ impl Volume {
     pub fn stream(&self, id: u16, options: &StreamOptions) -> Result<Stream, StreamError> {
         let stream = StreamId(id);
         let inner = &self.inner;
-        if id >= inner.info.streams {
-            return Err(StreamError::NoSuchStream { id, streams: inner.info.streams });
-        }
         if !(1..=1024).contains(&options.queue_depth) {
-            return Err(StreamError::Options("a stream's queue depth is 1 to 1024"));
+            return Err(StreamOptionsError::QueueDepth.into());
         }
         if options.kept_bytes_max < wire::BLOCK_BYTES as u64 {
-            return Err(StreamError::Options("a stream must be able to keep at least one block"));
+            return Err(StreamOptionsError::KeptBytes.into());
         }
         let reserved = inner.reserve(stream)?;
         let started = (|| {
             let mut recovery = None;
-            if reserved.unrecovered && inner.is_logged() {
+            if reserved.unrecovered {
                 let found = inner.recover_stream(stream)?;
                 inner.stream_recovered(&found);
-                if found.acknowledge {
-                    let updates = found.pending().len();
+                if let Some(pending) = found.pending() {
+                    let updates = pending.len();
                     return Err(StreamError::InPlacePending { stream, updates });
                 }
                 recovery = Some(found);
             }
-            let start = lock(&inner.marks)[usize::from(id)];
-            let side = Side::new(start).map_err(|_| {
-                StreamError::Options("this process has no descriptors left for a stream")
-            })?;
-            let lanes = start::lanes(inner, stream, &reserved.qids, options, &side)?;
-            Ok(Stream::new(Arc::clone(inner), lanes, side, options, recovery))
+            let handle =
+                StreamHandle::new(inner.mark(stream)).map_err(|_| Exhausted::Descriptors)?;
+            let shell = start(inner, stream, &reserved.qids, options, &handle)
+                .inspect_err(|_| inner.forget_stream(stream, &handle))?;
+            Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery))
         })();
         if started.is_err() {
             inner.stream_dropped(stream);
@@ -359,12 +313,39 @@ impl Volume {
         started
     }
 
+    /// Reads the volume from any thread, beside its streams and without waiting for them. Connections
+    /// are made when they are first needed.
+    ///
+    /// ```no_run
+    /// use riopipe::{OpenOptions, ReaderOptions, Volume};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let members = ["10.0.0.1:4420".parse()?];
+    /// let (volume, _) = Volume::open("db", &members, &OpenOptions::default())?;
+    /// let reader = volume.reader(&ReaderOptions::default());
+    /// let threads = (0..4).map(|n| {
+    ///     let reader = reader.clone();
+    ///     std::thread::spawn(move || {
+    ///         let mut page = vec![0; 4096];
+    ///         reader.read(100 + n, &mut page, None).map(|()| page)
+    ///     })
+    /// });
+    /// let pages = threads.map(|thread| thread.join().expect("no reader panics"));
+    /// let pages = pages.collect::<Result<Vec<_>, _>>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reader(&self, options: &ReaderOptions) -> Reader {
+        Reader::new(Arc::clone(&self.inner), options)
+    }
+
     /// The writes beyond a stream's last group that wait to be [acknowledged](Self::acknowledge):
-    /// in-place updates, and where a log was given up, fresh writes in doubt. These blocks may hold
+    /// in-place updates, and where a log was given up, fresh and extending writes in doubt. These blocks may hold
     /// the old content or the new (T11, T26).
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
-        lock(&self.inner.streams).pending.get(&StreamId(id)).cloned().unwrap_or_default()
+        lock(&self.inner.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
     }
 
     /// Says that the in-place updates of a recovered stream have been looked at: the targets forget
@@ -385,17 +366,10 @@ impl Volume {
     }
 
     fn release(&self) -> Result<(), CloseError> {
-        let open = lock(&self.inner.streams).open.len();
+        let open = lock(&self.inner.state).open_streams();
         if open > 0 {
             return Err(CloseError::StreamsOpen(open));
         }
-        for server in self.inner.servers.iter().filter(|s| s.claim.is_some()) {
-            let release = wire::release_command(self.inner.id, false);
-            lock(&server.association)
-                .admin()
-                .call(release, CallData::None)
-                .map_err(|source| CloseError::Call { target: server.name.clone(), source })?;
-        }
-        Ok(())
+        self.inner.release()
     }
 }

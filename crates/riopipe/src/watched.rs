@@ -11,6 +11,7 @@ use super::sync::{AtomicBool, AtomicU64, Ordering};
 pub(crate) struct Watched {
     complete: AtomicU64,
     durable: AtomicU64,
+    released: AtomicU64,
     failed: AtomicBool,
 }
 
@@ -19,6 +20,7 @@ impl Watched {
         Self {
             complete: AtomicU64::new(start.0),
             durable: AtomicU64::new(start.0),
+            released: AtomicU64::new(start.0),
             failed: AtomicBool::new(false),
         }
     }
@@ -30,6 +32,15 @@ impl Watched {
         self.durable.store(marks.durable.0, Ordering::Release);
     }
 
+    #[inline]
+    pub(crate) fn publish_released(&self, released: Seq) {
+        self.released.store(released.0, Ordering::Release);
+    }
+
+    pub(crate) fn released(&self) -> Seq {
+        Seq(self.released.load(Ordering::Acquire))
+    }
+
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -39,6 +50,7 @@ impl Watched {
         // The durable mark first, here alone: it goes down.
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
+        self.released.store(start.0, Ordering::Release);
         self.failed.store(false, Ordering::Release);
     }
 

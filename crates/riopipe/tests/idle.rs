@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use riopipe::{StreamOptions, Until, Volume};
-use riopipe_net::process_cpu_ns;
+use riopipe_platform::process_cpu_ns;
 use site::{create_options, members, open_options, target, write};
 use tempfile::TempDir;
 
@@ -23,7 +23,7 @@ fn an_idle_target_and_an_idle_initiator_use_under_one_percent_of_a_core() {
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let last = write(&mut stream, 0, 40, 1, true);
     stream.wait(Until::Durable(last), None).unwrap();
-    // The housekeeper has its last look around, and everybody goes to sleep: when that is over is the
+    // The background thread has its last look around, and everybody goes to sleep: when that is over is the
     // machine's affair, and waking up costs more on a busy one.
     let used = || process_cpu_ns(std::process::id()).unwrap();
     let mut shares = (0..20).map(|_| {
@@ -31,7 +31,7 @@ fn an_idle_target_and_an_idle_initiator_use_under_one_percent_of_a_core() {
         thread::sleep(Duration::from_secs(3));
         (used() - before) as f64 / begun.elapsed().as_nanos() as f64
     });
-    // All of it: two reactors, two keepers' worth of threads, the housekeeper, the stream.
+    // All of it: two reactors, a thread for each target, the background thread, the stream.
     let mut seen = Vec::new();
     let is_idle = |share: f64| {
         seen.push(format!("{:.3} % of a core", share * 100.0));

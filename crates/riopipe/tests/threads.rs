@@ -3,8 +3,6 @@
 //! checker's atomics. (The ownership flag alone, and the waker with a mailbox beside it, are
 //! checked where they live, in `riopipe-net`.)
 
-#[path = "../src/attention.rs"]
-mod attention;
 #[allow(unreachable_pub)]
 #[path = "../../net/src/owned.rs"]
 mod owned;
@@ -41,18 +39,18 @@ mod sync {
     }
 }
 
-use attention::Attention;
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use owned::Owned;
 use riopipe::{Marks, Seq};
+use riopipe_session::initiator::stream_driver::Attention;
 use watched::Watched;
 
 fn marks(complete: u64, durable: u64) -> Marks {
     Marks { complete: Seq(complete), durable: Seq(durable) }
 }
 
-/// The owner and the housekeeper publish by turns; a watching thread never sees durable ahead of
+/// The owner and the background thread publish by turns; a watching thread never sees durable ahead of
 /// complete, nor a mark go back, nor a mark before what it stands for.
 #[test]
 fn t1_marks_are_handed_over_whole() {
@@ -77,7 +75,7 @@ fn t1_marks_are_handed_over_whole() {
                 assert!(second.complete >= first.complete && second.durable >= first.durable);
             })
         };
-        let housekeeper = {
+        let background = {
             let (watched, owned) = (Arc::clone(&watched), Arc::clone(&owned));
             thread::spawn(move || {
                 if let Some(mut complete) = owned.try_take()
@@ -96,7 +94,7 @@ fn t1_marks_are_handed_over_whole() {
             watched.publish(marks(1, 1));
         }
         watcher.join().unwrap();
-        housekeeper.join().unwrap();
+        background.join().unwrap();
     });
 }
 
@@ -114,8 +112,11 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
             })
         };
         watched.publish(marks(9, 8));
+        watched.publish_released(Seq(8));
+        assert_eq!(watched.released(), Seq(8));
         watched.fail();
         watched.restart(Seq(5));
+        assert_eq!(watched.released(), Seq(5));
         watched.publish(marks(6, 6));
         watcher.join().unwrap();
         assert!(!watched.has_failed());
@@ -133,8 +134,8 @@ struct Stream {
     left: bool,
 }
 
-/// Whatever an owner leaves behind, the housekeeper finds, though it sleeps for good once it minds
-/// a stream that has nothing to do: an owner who calls then wakes it.
+/// Whatever an owner leaves behind, the background thread finds, though it sleeps for good once it
+/// looks after a stream that has nothing to do: an owner that calls then wakes it.
 #[test]
 fn p8_what_an_owner_leaves_is_found() {
     let mut model = loom::model::Builder::new();

@@ -39,7 +39,7 @@ pub struct Intent {
 /// volume (T28).
 #[must_use]
 pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
-    if engine != EngineKind::Rio || loss_ms == 0 {
+    if !engine.capabilities().can_replay || loss_ms == 0 {
         return 0;
     }
     let lease_ms = loss_ms.saturating_add(u64::from(keep_alive_ms));
@@ -60,6 +60,7 @@ pub struct Plan {
 
 /// Why a volume can't be taken. `target` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClaimError {
     /// It has an owner that is there (T8), or whose lease runs (T25).
     #[error("owned by {owner}{}", Advice(*.lease_left_ms))]
@@ -76,7 +77,7 @@ pub enum ClaimError {
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
          power loss), so what was in flight is unknown; to accept that, start the target and open \
-         the volume once with --accept-lost-log"
+         the volume once with accept_lost_log"
     )]
     LogLost {
         /// Which target says so.
@@ -85,7 +86,7 @@ pub enum ClaimError {
     /// Partitions of the log can't be read (T19).
     #[error(
         "the target's ordering log is damaged, so what was in flight is unknown (the target's own log \
-         says what is wrong); put the right log back, or open with --accept-lost-log: then nothing \
+         says what is wrong); put the right log back, or open with accept_lost_log: then nothing \
          is undone on any target, and what is in doubt is listed"
     )]
     LogDamaged {
@@ -95,7 +96,7 @@ pub enum ClaimError {
     /// The label says that the volume's partitions are due, and the target knows nothing of it.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \
-         taken for \"nothing to undo\"; to accept the loss, open with --accept-lost-log"
+         taken for \"nothing to undo\"; to accept the loss, open with accept_lost_log"
     )]
     LogMissing {
         /// Which target.
@@ -107,7 +108,7 @@ pub enum ClaimError {
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels say {label}): an older copy was put back, or a power cut took it back, and what \
          was in flight is unknown. Put the right log back; to accept the loss, open the volume once \
-         with --accept-lost-log: then nothing is undone on any target, and what is in doubt is listed"
+         with accept_lost_log: then nothing is undone on any target, and what is in doubt is listed"
     )]
     LogBehind {
         /// Which target.
@@ -144,11 +145,11 @@ struct Advice(u32);
 impl core::fmt::Display for Advice {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0 {
-            0 => f.write_str("; if that owner is gone for good, open with --take-over"),
+            0 => f.write_str("; if that owner is gone for good, open with take_over"),
             left => write!(
                 f,
                 ", whose connection is lost and which may come back for another {} s; wait for \
-                 that with --wait, or, if that owner is gone for good, open with --take-over",
+                 that with wait_for_lease, or, if that owner is gone for good, open with take_over",
                 left.div_ceil(1000)
             ),
         }
@@ -311,7 +312,7 @@ mod tests {
         let statuses = [(0, away)];
         let error = plan(&intent(), &statuses, |_| true).unwrap_err();
         let text = alloc::string::ToString::to_string(&error);
-        for word in ["owned by nqn.x", "another 32 s", "--wait", "--take-over"] {
+        for word in ["owned by nqn.x", "another 32 s", "wait_for_lease", "take_over"] {
             assert!(text.contains(word), "{text}");
         }
         let take = Intent { take_over: true, ..intent() };

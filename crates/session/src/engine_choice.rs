@@ -6,7 +6,7 @@
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant, Rare};
 
-use crate::wire::{Extension, LogKind};
+use crate::wire::Extension;
 
 /// What a target lacks that engine `rio` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn choose_for_new(
     wanted: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Lacking>, Lacking> {
-    fit(EngineKind::Rio, wanted, || lacking(extensions))
+    fit(EngineKind::PREFERRED, wanted, || lacking(extensions))
 }
 
 /// Chooses the engine for a volume that was `made_for` one; see [`choose_for_new`].
@@ -65,7 +65,7 @@ pub fn choose(
     wanted: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Hindrance>, Hindrance> {
-    let unfit = (made_for != EngineKind::Rio).then_some(Hindrance::MadeFor(made_for));
+    let unfit = (!made_for.capabilities().keeps_log).then_some(Hindrance::MadeFor(made_for));
     fit(made_for, wanted, || lacking(extensions).map(Hindrance::Target).or(unfit))
 }
 
@@ -73,7 +73,7 @@ pub fn choose(
 fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
     extensions.into_iter().enumerate().find_map(|(target, said)| match said {
         None => Some(Lacking { target, what: Lack::Extension }),
-        Some(said) if said.log_kind == LogKind::None => Some(Lacking { target, what: Lack::Log }),
+        Some(said) if said.log_kind.is_none() => Some(Lacking { target, what: Lack::Log }),
         Some(_) => None,
     })
 }
@@ -85,7 +85,7 @@ fn fit<W>(
     hindrance: impl FnOnce() -> Option<W>,
 ) -> Result<Choice<W>, W> {
     let engine = wanted.unwrap_or(made_for);
-    if engine != EngineKind::Rio || probe::planted(Plant::T17NoFallback) {
+    if !engine.capabilities().keeps_log || probe::planted(Plant::T17NoFallback) {
         return Ok(Choice { engine, fallback: None });
     }
     match hindrance() {
@@ -94,7 +94,7 @@ fn fit<W>(
         Some(hindrance) => {
             probe::hit(Rare::FellBack);
             let engine = match probe::planted(Plant::T17FallbackUnordered) {
-                false => EngineKind::Sync,
+                false => EngineKind::FALLBACK,
                 true => EngineKind::None,
             };
             Ok(Choice { engine, fallback: Some(hindrance) })
@@ -104,19 +104,21 @@ fn fit<W>(
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::log_region::LogKind;
+
     use super::*;
     use crate::wire::EXTENSION_VERSION;
 
     const RIO: EngineKind = EngineKind::Rio;
 
-    fn speaks(log_kind: LogKind) -> Option<Extension> {
+    fn speaks(log_kind: Option<LogKind>) -> Option<Extension> {
         let (version, region, boot) = (EXTENSION_VERSION, [1; 16], [2; 16]);
         Some(Extension { version, log_kind, incarnation: 1, region, boot })
     }
 
     #[test]
     fn t17_one_foreign_target_makes_the_volume_fall_back_to_sync() {
-        let (log, none) = (speaks(LogKind::Dax), speaks(LogKind::None));
+        let (log, none) = (speaks(Some(LogKind::Dax)), speaks(None));
         let whole = Choice { engine: RIO, fallback: None };
         assert_eq!(choose(RIO, None, [log, log]), Ok(whole));
         let cases = [
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn t17_an_engine_without_a_log_runs_anywhere() {
-        let log = speaks(LogKind::Block);
+        let log = speaks(Some(LogKind::Block));
         for engine in [EngineKind::Sync, EngineKind::None] {
             let whole = Ok(Choice { engine, fallback: None });
             assert_eq!(choose(engine, None, [None]), whole);

@@ -66,6 +66,7 @@ pub struct Label {
 
 /// Why a block is no label to trust (T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LabelError {
     /// Neither copy has a label's magic number.
     #[error("no Rio label: the drive belongs to no volume")]
@@ -235,6 +236,7 @@ pub struct Found {
 
 /// Why drives don't make the volume (T19, T20). Members are counted from 0, as given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AssembleError {
     /// No members given.
     #[error("no members given")]
@@ -296,7 +298,7 @@ pub enum AssembleError {
     /// The target serves the drive with another log than the label says is due (T19).
     #[error(
         "member {given}: its target has {} where the label says another one is due; start the \
-         target with the volume's log, or open with the loss accepted (--accept-lost-log)",
+         target with the volume's log, or open with the loss accepted (accept_lost_log)",
         if *.blank { "no ordering log" } else { "another ordering log" }
     )]
     LogDue {

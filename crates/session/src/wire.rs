@@ -19,15 +19,15 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+pub use riopipe_order::block_device::BLOCK_BYTES;
 use riopipe_order::entry::Position;
-use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::log_region::{LogKind, MemberNamespace};
 use riopipe_order::probe::{self, Plant};
 
 pub mod list;
+pub mod retry;
 pub mod status;
 
-/// Bytes of a block: Rio's volumes are made of 4 KiB blocks (assumption M1).
-pub const BLOCK_BYTES: usize = 4096;
 /// The highest seq that is taken from a peer: what is reached by counting from 1 stays far below,
 /// and arithmetic on it never wraps (T18).
 pub const SEQ_MAX: Seq = Seq(1 << 62);
@@ -69,30 +69,6 @@ const BIND_RESUME: u32 = 1 << 31;
 /// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
 pub const DTYPE_ORDERED: u32 = 0xf;
 
-/// What a log region survives, as the target states it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LogKind {
-    /// No ordering log: engine `rio` cannot run here.
-    None = 0,
-    /// An mmapped file: survives the process, not the power.
-    File = 1,
-    /// Persistent memory.
-    Dax = 2,
-    /// A PLP drive.
-    Block = 3,
-    /// A drive's PMR BAR.
-    Pci = 4,
-}
-
-impl LogKind {
-    fn from_code(code: u8) -> Option<Self> {
-        [Self::None, Self::File, Self::Dax, Self::Block, Self::Pci]
-            .into_iter()
-            .find(|kind| *kind as u8 == code)
-    }
-}
-
 /// The extension's record in Identify Controller.
 ///
 /// | byte | field |
@@ -108,8 +84,9 @@ impl LogKind {
 pub struct Extension {
     /// Version of the extension.
     pub version: u16,
-    /// The log region's kind.
-    pub log_kind: LogKind,
+    /// The log region's kind; `None` where the target has no ordering log: engine `rio` can't run
+    /// there.
+    pub log_kind: Option<LogKind>,
     /// One life of the target between power cuts or process deaths.
     pub incarnation: u32,
     /// The log region's id.
@@ -124,7 +101,7 @@ impl Extension {
         let r = &mut identify[EXTENSION_OFFSET..EXTENSION_OFFSET + 48];
         r[0..8].copy_from_slice(&EXTENSION_MAGIC);
         r[8..10].copy_from_slice(&self.version.to_le_bytes());
-        r[10] = self.log_kind as u8;
+        r[10] = self.log_kind.map_or(0, |kind| kind as u8);
         r[11] = 0;
         r[12..16].copy_from_slice(&self.incarnation.to_le_bytes());
         r[16..32].copy_from_slice(&self.region);
@@ -143,9 +120,13 @@ impl Extension {
         if version != EXTENSION_VERSION {
             return None;
         }
+        let log_kind = match r[10] {
+            0 => None,
+            code => Some(LogKind::from_code(code)?),
+        };
         Some(Self {
             version,
-            log_kind: LogKind::from_code(r[10])?,
+            log_kind,
             incarnation: u32_at(r, 12),
             region: array_at(r, 16),
             boot: array_at(r, 32),
@@ -155,7 +136,7 @@ impl Extension {
 
 /// What is taken for the record of a target that has none: nothing (T17).
 fn believed_unsaid() -> Option<Extension> {
-    let (version, log_kind) = (EXTENSION_VERSION, LogKind::Dax);
+    let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
     probe::planted(Plant::T17BelieveUnsaid).then_some(Extension {
         version,
@@ -246,7 +227,7 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
         blocks: if matches!(kind, Kind::Flush) { 0 } else { sqe.nlb() },
         tag: u64::from(sqe.dword(14)) | u64::from(sqe.dword(15)) << 32,
     };
-    if flags.0 & !Flags::KNOWN != 0 {
+    if !flags.are_known(kind) {
         return Err(BadAttribute::Flags);
     }
     if attribute.seq == Seq::ZERO {
@@ -762,6 +743,8 @@ mod tests {
         assert_eq!(refused(|a| a.num = 0, 1 << 32), BadAttribute::Index);
         assert_eq!(refused(|a| a.span = 2, 1 << 32), BadAttribute::Span);
         assert_eq!(refused(|a| a.flags = Flags(0x80), 1 << 32), BadAttribute::Flags);
+        assert_eq!(refused(|a| a.flags = Flags(Flags::KNOWN + 1), 1 << 32), BadAttribute::Flags);
+        assert_eq!(refused(|a| a.flags = Flags::PLACE, 1 << 32), BadAttribute::Flags);
         assert_eq!(refused(|_| (), 0x1_0000_0007), BadAttribute::Released);
         assert_eq!(refused(|_| (), 0x1_0000_0008), BadAttribute::Released);
         let mut sqe = Sqe::flush(1);
@@ -932,15 +915,15 @@ mod tests {
     fn the_extension_is_found_only_where_it_is() {
         let extension = Extension {
             version: EXTENSION_VERSION,
-            log_kind: LogKind::File,
+            log_kind: Some(LogKind::File),
             incarnation: 0x8192_a3b4,
             region: core::array::from_fn(|i| 0x10 + i as u8),
             boot: core::array::from_fn(|i| 0x20 + i as u8),
         };
         let mut identify = [0; 4096];
         assert_eq!(Extension::find(&identify), None);
-        let kinds = [LogKind::None, LogKind::File, LogKind::Dax, LogKind::Block, LogKind::Pci];
-        for (log_kind, code) in kinds.into_iter().zip(0..) {
+        let some = [LogKind::File, LogKind::Dax, LogKind::Block, LogKind::Pci].map(Some);
+        for (log_kind, code) in core::iter::once(None).chain(some).zip(0..) {
             let extension = Extension { log_kind, ..extension };
             extension.put(&mut identify);
             assert_eq!(identify[EXTENSION_OFFSET + 10], code);

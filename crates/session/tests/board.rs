@@ -117,3 +117,43 @@ fn p9_after_a_restart_all_streams_come_first() {
         drop(back);
     });
 }
+
+/// A reader that is bound nowhere hears of the target's new life when it connects: it reads nothing
+/// before the stream has replayed, whether that has noticed the end of the old life or not.
+#[test]
+fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let board = ReplayBoard::new(1);
+        let replayed = loom::sync::Arc::new(UnsafeCell::new(false));
+        let mut stream = board.seat(0);
+        stream.bound(1);
+        stream.up_to_date();
+        let mut reader = board.seat(0);
+        let reads = {
+            let replayed = loom::sync::Arc::clone(&replayed);
+            thread::spawn(move || {
+                reader.hears_of(2);
+                if reader.begin_read() {
+                    // SAFETY: the stream is up to date, and so writes to it no more.
+                    replayed.with(|replayed| assert!(unsafe { *replayed }));
+                    reader.end_read();
+                }
+                reader.hears_of(1);
+                reader
+            })
+        };
+        stream.behind();
+        stream.bound(2);
+        while !stream.unread() {
+            thread::yield_now();
+        }
+        // SAFETY: nobody reads it before the stream is up to date.
+        replayed.with_mut(|replayed| unsafe { *replayed = true });
+        stream.up_to_date();
+        let reader = reads.join().unwrap();
+        assert!(board.readable(0), "old news change nothing");
+        drop((stream, reader));
+    });
+}

@@ -2,11 +2,9 @@
 //! on request (R2T), reads; with digests and without; and of an ordered stream, that a connection
 //! was lost and replaced changes nothing about it.
 
-mod peer;
 mod stream_rig;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use riopipe_testkit::{Counting, allocations, peer};
 use std::sync::Arc;
 
 use riopipe_nvme::command::Sqe;
@@ -16,34 +14,6 @@ use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Stages;
 
 use stream_rig::{Rig, Shape, log, write};
-
-/// The system's allocator, counting this thread's calls.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: all work is the system allocator's; counting touches a constant-initialized
-// thread-local without destructor, which allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: `ptr` came from `alloc` or `realloc` above, so from the system's.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as for `dealloc`; the size is the caller's.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -98,7 +68,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
     let mut least = u64::MAX;
     for _ in 0..50 {
         cids.clear();
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         while qp.room() > 0 {
             let (sqe, data) = if read {
                 (Sqe::read(1, 0, 2), Data::Read(8192))
@@ -107,7 +77,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
             };
             cids.push(qp.submit(sqe, 0, data, &mut out).unwrap().0);
         }
-        let submitting = ALLOCATIONS.get() - before;
+        let submitting = allocations() - before;
 
         // What the target says is made outside the count: what it asks for, then its answers.
         let (mut asks, mut answer) = (Vec::new(), Vec::new());
@@ -143,7 +113,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
             answer.extend(sealed(response(cid), digests));
         }
         let mut done = 0;
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         let mut used = 0;
         for said in [&asks, &answer] {
             out.consume(out.len_bytes());
@@ -152,7 +122,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
             });
             used += taken.unwrap();
         }
-        let receiving = ALLOCATIONS.get() - before;
+        let receiving = allocations() - before;
         assert_eq!((used, done), (asks.len() + answer.len(), DEPTH as u32));
         least = least.min(submitting + receiving);
     }
@@ -161,9 +131,9 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
 
 #[test]
 fn nothing_is_allocated_in_steady_state() {
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert!(ALLOCATIONS.get() > before, "the counter counts");
+    assert!(allocations() > before, "the counter counts");
     for digests in [false, true] {
         assert_eq!(allocations_per_warm_round(digests, 8192, false), 0, "in capsules");
         assert_eq!(allocations_per_warm_round(digests, 0, false), 0, "on request");
@@ -177,7 +147,7 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
     let stages = Stages::of_initiator();
     let mut least = u64::MAX;
     for _ in 0..50 {
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         for group in &mut groups {
             let traced = rig.session.traces_next();
             let seq = rig.session.admit(group, 0, false).unwrap();
@@ -187,7 +157,7 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
         }
         rig.session.pump(rig.now);
         rig.session.instant(rig.now);
-        let submitting = ALLOCATIONS.get() - before;
+        let submitting = allocations() - before;
 
         // What the target gets and says is made outside the count.
         let bytes = stream_rig::all(rig.session.outbox(0));
@@ -196,13 +166,13 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
             rig.scripts[0].answer(&command, 0, 0);
         }
         let answers = std::mem::take(&mut rig.scripts[0].output);
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         let used = rig.session.receive(0, rig.now, &answers, &mut |_, _| ());
         let marks = rig.session.poll().unwrap();
         if rig.session.has_traced() {
             stages.record(&rig.session.traced(rig.now));
         }
-        let receiving = ALLOCATIONS.get() - before;
+        let receiving = allocations() - before;
         assert_eq!((used, marks.durable), (Ok(answers.len()), rig.session.engine().last()));
         least = least.min(submitting + receiving);
     }

@@ -1,11 +1,11 @@
 //! Streams of engines whose targets keep no log, and what the streams of a volume tell one another.
 
-mod peer;
 mod stream_rig;
 
 use peer::target::Command;
 use riopipe_order::attribute::Member;
 use riopipe_order::engine::{Cause, EngineKind};
+use riopipe_testkit::peer;
 use stream_rig::{MS, Rig, Shape, shared, write};
 
 const FLUSH: u8 = 0;

@@ -3,13 +3,13 @@
 //! end every block holds what was written last, and every completion was told once, in order
 //! (P3, P5, P7, P8, P9).
 
-mod peer;
 mod stream_rig;
 mod stream_world;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Cause;
 use riopipe_order::engine::Place::{Fresh, InPlace};
+use riopipe_testkit::{Random, peer};
 use stream_rig::{MS, Shape};
 use stream_world::What::{self, Discard, Put};
 use stream_world::{Client, Pipe, World};
@@ -242,20 +242,20 @@ fn t8_p6_an_owner_that_was_away_while_another_came_writes_nothing_more() {
 
 /// A run of faults drawn from a seed.
 fn run(seed: u64) -> World {
-    let mut draw = stream_world::Random(seed);
+    let mut draw = Random(seed);
     let mut members = vec![];
-    let servers = 1 + draw.below(3) as u16;
+    let servers = 1 + draw.index(3) as u16;
     for server in 0..servers {
-        for _ in 0..1 + draw.below(2) {
+        for _ in 0..1 + draw.index(2) {
             members.push((server, draw.one_in(2)));
         }
     }
     let shape = Shape {
         members,
-        slots: [8, 12, 24][draw.below(3)],
-        depth: [1, 4, 16][draw.below(3)],
+        slots: [8, 12, 24][draw.index(3)],
+        depth: [1, 4, 16][draw.index(3)],
         merge: draw.one_in(2),
-        in_capsule: [0, 4096, 8192][draw.below(3)],
+        in_capsule: [0, 4096, 8192][draw.index(3)],
         loss_ns: 1 << 50,
         start: if draw.one_in(4) { (1 << 32) - 20 } else { 0 },
         ..Shape::of(1, false)
@@ -263,17 +263,17 @@ fn run(seed: u64) -> World {
     let blocks = shape.topology().blocks().min(20);
     let mut world = World::new(shape, 2, seed);
     for _ in 0..600 {
-        let client = draw.below(2);
-        let server = draw.below(usize::from(servers));
-        match draw.below(100) {
+        let client = draw.index(2);
+        let server = draw.index(usize::from(servers));
+        match draw.index(100) {
             0..15 => {
                 // Each stream has blocks of its own.
                 let own = blocks / 2 * client as u64;
-                let group: Vec<_> = (0..1 + draw.below(3))
+                let group: Vec<_> = (0..1 + draw.index(3))
                     .map(|_| {
-                        let len = 1 + draw.below(3) as u64;
+                        let len = 1 + draw.index(3) as u64;
                         let lba = own + draw.next() % (blocks / 2 - len);
-                        let what = [Put(Fresh), Put(InPlace), Discard][draw.below(3)];
+                        let what = [Put(Fresh), Put(InPlace), Discard][draw.index(3)];
                         (lba, len as u32, what)
                     })
                     .collect();
@@ -281,10 +281,10 @@ fn run(seed: u64) -> World {
             }
             15..35 => {
                 world.pump(client);
-                world.carry_to_target(client, server, 1 + draw.below(9000));
+                world.carry_to_target(client, server, 1 + draw.index(9000));
             }
             35..50 => {
-                world.carry_to_host(client, server, 1 + draw.below(400));
+                world.carry_to_host(client, server, 1 + draw.index(400));
                 world.end_read(client);
             }
             50..70 => {
@@ -294,11 +294,11 @@ fn run(seed: u64) -> World {
             70..78 => world.poll(client),
             78..83 => {
                 let lba = draw.next() % (blocks - 3);
-                world.read(client, lba, 1 + draw.below(3) as u32);
+                world.read(client, lba, 1 + draw.index(3) as u32);
             }
             83..87 => world.rejoin(client),
             87..90 => world.notice(client),
-            90..93 => world.now += [MS, 10 * MS, 60 * MS][draw.below(3)],
+            90..93 => world.now += [MS, 10 * MS, 60 * MS][draw.index(3)],
             93 => world.lose(client, server),
             94 => {
                 if draw.one_in(2) {
@@ -319,8 +319,8 @@ fn run(seed: u64) -> World {
             }
             _ => {
                 if !world.ghosts.is_empty() {
-                    let at = draw.below(world.ghosts.len());
-                    world.ghost(at, 1 + draw.below(9000));
+                    let at = draw.index(world.ghosts.len());
+                    world.ghost(at, 1 + draw.index(9000));
                 }
             }
         }

@@ -1,13 +1,13 @@
 //! A stream whose connection is lost goes on with the next one, or says clearly that it cannot
 //! (P6, P7, P9): the targets are scripts, what they are sent is read byte by byte.
 
-mod peer;
 mod stream_rig;
 
 use peer::target::{Command, Page, listed};
 use riopipe_order::attribute::{Member, Seq};
 use riopipe_order::engine::{Cause, EngineKind, Failure};
-use riopipe_session::initiator::stream::LinkState;
+use riopipe_session::initiator::stream::{LinkState, ReadExtent};
+use riopipe_testkit::peer;
 use stream_rig::{LIST, LOSS, MARK, MS, Rig, Shape, TIMEOUT, block, log, shared, status, write};
 
 fn shapes(commands: &[Command]) -> Vec<Command> {
@@ -590,9 +590,9 @@ fn a_target_that_answers_something_is_not_silent() {
 #[test]
 fn a_read_gets_what_was_asked_for_last_and_each_piece_in_its_place() {
     let mut rig = Rig::new(Shape { members: vec![(0, false); 2], ..Shape::of(1, false) });
-    rig.session.start_read(4, 1);
+    rig.session.start_read(&[ReadExtent { lba: 4, blocks: 1 }]);
     let given_up = rig.take_one(0, 2);
-    rig.session.start_read(0, 4);
+    rig.session.start_read(&[ReadExtent { lba: 0, blocks: 4 }]);
     let parts = rig.take(0);
     assert_eq!(parts.len(), 4, "one for each stripe");
     rig.scripts[0].answer_data(&given_up, block(9));
@@ -613,7 +613,7 @@ fn a_read_waits_for_its_server_without_asking_the_clock() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.cut(0);
     let lost = rig.now;
-    rig.session.start_read(0, 1);
+    rig.session.start_read(&[ReadExtent { lba: 0, blocks: 1 }]);
     rig.now += MS;
     rig.carry();
     assert_eq!(rig.session.deadline(rig.now), Some(lost + LOSS));
@@ -626,7 +626,7 @@ fn p9_a_read_under_way_is_asked_again_once_the_replay_is_over() {
     let sent = rig.take_one(1, 1);
     rig.answer(1, &sent, 0);
     assert_eq!(rig.marks().0, 1);
-    rig.session.start_read(0, 2);
+    rig.session.start_read(&[ReadExtent { lba: 0, blocks: 2 }]);
     let (first, second) = (rig.take_one(0, 2), rig.take_one(1, 2));
     rig.cut(1);
     assert_eq!(rig.take(0), [], "there is an answer still to come");
@@ -646,12 +646,12 @@ fn p9_a_read_under_way_is_asked_again_once_the_replay_is_over() {
     assert_eq!(rig.session.read_result(), Ok(()));
     assert_eq!(rig.read, [block(0), block(7)].concat());
     // Given up in the end, it fails.
-    rig.session.start_read(1, 1);
+    rig.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
     rig.take_one(1, 2);
     rig.session.give_up(1, Cause::Disconnected);
     assert!(!rig.session.is_reading());
     assert!(rig.session.read_result().is_err());
-    rig.session.start_read(1, 1);
+    rig.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
     assert!(!rig.session.is_reading(), "at once, from then on");
 }
 
@@ -666,7 +666,7 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
     a.answer(0, &sent, 0);
     assert_eq!(a.marks().0, 1);
     let reads = |rig: &mut Rig| {
-        rig.session.start_read(1, 1);
+        rig.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
         let commands = rig.take(0);
         assert!(commands.iter().all(|command| command.opcode() == 2));
         if let Some(read) = commands.first() {
@@ -731,7 +731,7 @@ fn p9_a_replay_waits_for_reads_under_way() {
     let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
     a.submit(&[write(1, 7)]);
     let sent = a.take_one(0, 1);
-    b.session.start_read(1, 1);
+    b.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
     let read = b.take_one(0, 2);
     a.cut(0);
     a.back(0, 1, log(&[(sent.clone(), false)]));
@@ -747,7 +747,7 @@ fn p9_a_replay_waits_for_reads_under_way() {
         let again = a.take_one(0, 1);
         a.answer(0, &again, 0);
         if lose {
-            b.session.start_read(1, 1);
+            b.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
             b.take_one(0, 2);
             a.cut(0);
             b.cut(0);
@@ -771,6 +771,26 @@ fn p9_a_replay_waits_for_reads_under_way() {
     assert_eq!(a.take_one(0, 1).shape(), sent.shape());
 }
 
+/// Nothing is sent then, so nothing will come: nobody would look again.
+#[test]
+fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_nobody_reads() {
+    let shape = Shape::of(1, true);
+    let (failures, board) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
+    let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
+    b.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
+    let read = b.take_one(0, 2);
+    a.cut(0);
+    a.back(0, 1, vec![]);
+    assert_eq!(a.session.link(0), LinkState::Joining);
+    b.scripts[0].answer_data(&read, block(7));
+    b.carry();
+    a.now = a.session.deadline(a.now).expect("it looks again by and by");
+    a.session.pump(a.now);
+    assert_eq!(a.session.link(0), LinkState::Up);
+    assert!(board.readable(0));
+}
+
 #[test]
 fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
     // More drives than there are places for reads.
@@ -780,7 +800,7 @@ fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
     let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
     a.submit(&[write(1, 7)]);
     let sent = a.take_one(0, 1);
-    b.session.start_read(0, 16);
+    b.session.start_read(&[ReadExtent { lba: 0, blocks: 16 }]);
     let mut reads = b.take(0);
     assert!((8..16).contains(&reads.len()), "{}", reads.len());
     a.cut(0);

@@ -1,10 +1,10 @@
 //! Where the time of a group goes at the initiator: on a clock that the test moves, every traced
 //! group must have been where the test has kept it.
 
-mod peer;
 mod stream_rig;
 
 use riopipe_session::stages::{ONE_IN, Spent, Stage};
+use riopipe_testkit::peer;
 use stream_rig::{Rig, Shape, write};
 
 /// Submits a write, which takes 5 ns.

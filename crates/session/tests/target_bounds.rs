@@ -1,12 +1,12 @@
 //! What peers may cost a target has bounds, whatever they send or leave open (T28).
 
-mod peer;
 mod world;
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{CONNECTION_BYTES, LEASE_MS_MAX, TRANSFER_BYTES_MAX};
 use riopipe_session::wire::{self, Claim};
+use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
 

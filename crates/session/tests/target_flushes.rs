@@ -1,10 +1,10 @@
 //! FLUSHes of one drive on several connections, that is, on several cores, whose ends are heard of
 //! in any order (T29).
 
-mod peer;
 mod world;
 
 use riopipe_session::wire::Claim;
+use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Owner, World, attribute, block, flush_entry, ordered};
 

@@ -1,7 +1,6 @@
 //! T18: whatever a host sends, the target answers as the specification says or ends that one
 //! connection; it never panics, never hangs, and holds no more than its bounds.
 
-mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
@@ -10,6 +9,7 @@ use riopipe_session::target::limits::{
     DATA_STALL_NS, IN_CAPSULE_BYTES, STALL_NS, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
     UNSENT_BYTES_MAX,
 };
+use riopipe_testkit::{Random, peer};
 use world::{Owner, SUBNQN, World, attribute, block, ordered, pattern};
 
 /// Fatal Error Status of a termination request (TCP Figure 27).
@@ -372,29 +372,12 @@ fn t18_a_slow_drive_is_not_the_hosts_fault() {
     assert_eq!(w.next(io).unwrap().completion().status, 0);
 }
 
-/// A small generator; each seed is one run (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
 /// Valid commands, damaged at random, cut at random, on drives that finish at random: nothing may
 /// panic, every device operation comes back to somebody, and every connection can be drained.
 #[test]
 fn t18_damaged_sessions_never_panic_and_always_drain() {
     for seed in 0..400 {
-        let mut dice = Dice(seed);
+        let mut dice = Random(seed);
         let mut w = World::new(&[false, true]);
         let Owner { admin, io, cntlid } = w.owner();
         let plain = w.io(cntlid, 2);
@@ -479,7 +462,7 @@ fn t18_damaged_sessions_never_panic_and_always_drain() {
 #[test]
 fn t18_pure_noise_never_panics() {
     for seed in 0..2000 {
-        let mut dice = Dice(seed ^ 0xabcd);
+        let mut dice = Random(seed ^ 0xabcd);
         let mut w = World::new(&[false]);
         let at = w.accept();
         if dice.below(2) == 0 {

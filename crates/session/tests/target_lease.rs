@@ -1,7 +1,6 @@
 //! Ownership is a lease: an owner that is away for a moment keeps its volume, and its drives are
 //! kept from others, until the lease has run out (T25).
 
-mod peer;
 mod world;
 
 use peer::HOSTNQN;
@@ -9,6 +8,7 @@ use riopipe_order::attribute::{Attribute, Seq};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, VolumeState};
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::{self, Claim};
+use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
     BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,

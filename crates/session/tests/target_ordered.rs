@@ -1,6 +1,5 @@
 //! Ordered writes at the target: the gate, the log, and what must be durable when.
 
-mod peer;
 mod world;
 
 use peer::Digests;
@@ -8,6 +7,7 @@ use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
 use riopipe_order::ordering_log::Scan;
 use riopipe_session::target::limits::{TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::wire;
+use riopipe_testkit::peer;
 use world::{Owner, What, World, attribute, block, flush_entry, ordered, pattern, riopipe_bytes};
 
 /// Crashes tried where any subset of unfenced words may be lost.
@@ -59,7 +59,8 @@ fn the_attribute_is_durable_before_its_write_begins() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let (at, len) = w.partition(0);
-    w.host.on_write = Some(Box::new(move |parts, lba| {
+    let parts = w.host.parts.clone();
+    w.host.drives[0].on_write = Some(Box::new(move |lba| {
         for seed in 0..SEEDS {
             let scan = parts.scan(at, len, 0, seed);
             assert!(
@@ -367,6 +368,7 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
     ahead.ordinal = 1_000_000;
     let mut stranger = attribute(1, 1);
     stranger.index = 3;
+    let discard = Attribute { kind: Kind::Discard, ..attribute(1, 1) };
     let blocks = TRANSFER_BYTES_MAX / 4096 + 1;
     let huge = ordered(1, &Attribute { blocks, ..attribute(1, 1) }, 0).transport(blocks * 4096);
     type Case = (&'static str, peer::Sqe, Vec<u8>, u16);
@@ -374,6 +376,9 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
         ("released ahead of itself", ordered(1, &attribute(1, 1), 1), block(1), 0x708),
         ("index beyond num", ordered(1, &stranger, 0), block(1), 0x708),
         ("unknown flags", ordinary().byte(54, 0x80), block(1), 0x708),
+        ("flags of a later version", ordinary().byte(54, 0x20), block(1), 0x708),
+        ("in place and extending", ordinary().byte(54, 0x14), block(1), 0x708),
+        ("a discard that extends", ordered(1, &discard, 0).byte(54, 0x10), vec![], 0x708),
         ("ordinal before the first", ordered(1, &twice, 0), block(1), 0x708),
         ("ordinal far ahead", ordered(1, &ahead, 0), block(1), 0x708),
         ("beyond the end", ordered(1, &outside, 0), block(1), 0x80),

@@ -1,6 +1,5 @@
 //! Who owns a volume: claims, take-over, fencing, other writers, what outlives whom.
 
-mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN};
@@ -12,6 +11,7 @@ use riopipe_order::log_region::{
 use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
+use riopipe_testkit::peer;
 use world::{
     BOOT, LOG_LEN, Owner, VOLUME, What, World, attribute, block, crc, identity, ordered, pattern,
     riopipe_bytes,

@@ -2,9 +2,9 @@
 //! sees broken is the defence's absence, and nothing else.
 #![cfg(feature = "probe")]
 
-mod peer;
 mod world;
 
+use riopipe_testkit::peer;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use riopipe_order::attribute::{Attribute, Flags, Seq};

@@ -1,11 +1,11 @@
 //! What a reactor asks a connection: how much to receive, when to look at it again, and whether it
 //! may be moved.
 
-mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
+use riopipe_testkit::peer;
 use world::{World, block};
 
 const MS: u64 = 1_000_000;

@@ -1,7 +1,6 @@
 //! What recovery asks of a target: lists that can be trusted, undo under guard, a settlement that
 //! lasts, and nothing for those who are not entitled to it.
 
-mod peer;
 mod world;
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
@@ -11,6 +10,7 @@ use riopipe_order::recovery::{InPlace, ListedEntry, StreamList, StreamPlan, deci
 use riopipe_order::region::Region;
 use riopipe_session::wire::list::Page;
 use riopipe_session::wire::{self, Claim};
+use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
     BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, flush_entry, ordered, riopipe_bytes,
@@ -371,6 +371,38 @@ fn kept() -> (World, usize, usize) {
     assert_eq!(before.in_place.len(), 1);
     assert_eq!(w.settle(admin, 2, &[(0, 1, true), (1, 0, true)]), 0);
     (w, admin, io)
+}
+
+/// The tail of a log is written again with one more record, and again; the owner is gone before the
+/// second, or the third, is done.
+#[test]
+fn t11_an_extended_block_is_neither_zeroed_nor_kept_for_an_acknowledgement() {
+    for confirmed in 1..=2_u64 {
+        let mut w = World::new(&[true]);
+        let Owner { admin, io, .. } = w.owner();
+        for seq in 1..=3 {
+            let mut a = attribute(seq, 40);
+            if seq > 1 {
+                a.flags = a.flags.with(Flags::EXTEND);
+            }
+            if seq <= confirmed {
+                a.flags = a.flags.with(Flags::FLUSH);
+            }
+            assert_eq!(w.call(io, ordered(seq as u16, &a, 0), &block(seq as u8)).status, 0);
+        }
+        w.hang_up(admin);
+        let (admin, io) = w.successor(2);
+        let page = w.list(admin, 0).unwrap();
+        let found = plan(&page);
+        assert_eq!((found.k, found.found, found.dropped), (Seq(confirmed), 3, 3 - confirmed));
+        assert_eq!((found.undo, found.in_place), (vec![], vec![]));
+        assert_eq!(w.settle(admin, 2, &[(0, confirmed, false), (1, 0, false)]), 0);
+        let s = w.status(admin);
+        assert!(!s.unrecovered && !s.kept);
+        assert_eq!(w.bind(io, 0, 2, confirmed).status, 0, "nothing has to be acknowledged");
+        let (data, answer) = w.fetch(io, peer::read(9, 1, 40, 1));
+        assert_eq!((answer.status, data), (0, block(3)));
+    }
 }
 
 #[test]

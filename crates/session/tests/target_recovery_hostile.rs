@@ -1,6 +1,5 @@
 //! T18, T19: lists, settlements and claims that make no sense, and logs that can't be trusted.
 
-mod peer;
 mod world;
 
 use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
@@ -10,6 +9,7 @@ use riopipe_order::region::Region;
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::list::{PAGE_BYTES_MAX, SETTLE_LEN, Settle, SettleStream};
 use riopipe_session::wire::{self, Claim};
+use riopipe_testkit::peer;
 use world::{
     BOOT, LOG_LEN, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
 };

@@ -1,7 +1,6 @@
 //! The owner comes back, after a lost connection or the target's restart, and goes on where it
 //! was (P7): what lets it in, what it finds, and what it must wait for (T8).
 
-mod peer;
 mod world;
 
 use peer::{HOSTID, HOSTNQN};
@@ -11,6 +10,7 @@ use riopipe_order::ordering_log::Scan;
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::list::Page;
 use riopipe_session::wire::{self, Claim};
+use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
     BOOT, LOG_LEN, Owner, Parts, SUBNQN, VOLUME, What, World, attribute, block, crc, flush_entry,

@@ -1,13 +1,13 @@
 //! Where the time of an ordered write goes at the target: on a clock that the test moves, every
 //! traced write must have been where the test has kept it.
 
-mod peer;
 mod world;
 
 use peer::Digests;
 use riopipe_order::attribute::Flags;
 use riopipe_order::gate::Cause;
 use riopipe_session::stages::{ONE_IN, Spent, Stage};
+use riopipe_testkit::peer;
 use world::{Owner, World, attribute, block, ordered};
 
 const ROUNDS: u64 = 3_000;

@@ -1,15 +1,18 @@
 //! The standard path of the target, against a host written from the specification.
 
-mod peer;
 mod world;
 
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::StreamId;
+use riopipe_order::block_device::{Cause, Gone};
 use riopipe_order::entry::Position;
 use riopipe_session::target::limits::QUEUE_ENTRIES_MAX;
-use riopipe_session::target::{Closed, DeviceError, DiscoveryPort};
+use riopipe_session::target::{Closed, DiscoveryPort};
 use riopipe_session::wire;
-use world::{BLOCKS, SUBNQN, VOLUME, What, World, block, identity, pattern, riopipe_bytes};
+use riopipe_testkit::peer;
+use world::{
+    BLOCKS, SUBNQN, VOLUME, What, World, block, identity, io_error, pattern, riopipe_bytes,
+};
 
 #[test]
 fn handshake_agrees_on_what_the_host_asks_for() {
@@ -728,20 +731,21 @@ fn drive_errors_reach_the_host() {
     let mut w = World::new(&[true]);
     let (_, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
-    for (error, status, dnr) in [
-        (DeviceError::OutOfRange, 0x080, true),
-        (DeviceError::NoSpace, 0x081, true),
-        (DeviceError::Vanished, 0x006, true),
-        (DeviceError::PowerLost, 0x005, false),
-        (DeviceError::Failed, 0x280, false),
+    for (cause, status, dnr) in [
+        (Cause::OutOfRange { capacity: 1 }, 0x080, true),
+        (Cause::NoSpace("full".into()), 0x081, true),
+        (Cause::Vanished(Gone::Deleted), 0x006, true),
+        (Cause::PowerLost, 0x005, false),
+        (Cause::Failed("broken".into()), 0x280, false),
+        (Cause::QueueFull { depth: 1 }, 0x280, false),
     ] {
         w.host.drives[0].holds = false;
         assert_eq!(w.call(io, peer::write(1, 1, 0, 1), &block(1)).status, 0);
         w.host.drives[0].holds = true;
         w.command(io, peer::flush(1, 1), &[]);
-        w.fail_with(0, 0, error);
+        w.fail_with(0, 0, io_error(cause.clone()));
         let done = w.next(io).unwrap().completion();
-        assert_eq!((done.status, done.dnr), (status, dnr), "{error:?}");
+        assert_eq!((done.status, done.dnr), (status, dnr), "{cause:?}");
     }
 }
 

@@ -2,64 +2,72 @@
 //! and what the session itself costs per write, devices and sockets left out:
 //! `cargo test --release -p riopipe-session --test target_steady_state -- --ignored --nocapture`
 
-mod peer;
 mod world;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use riopipe_testkit::{Counting, allocations, peer};
 
 use peer::Digests;
 use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Data, Done, Submitted};
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::region::MemRegion;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, NamespaceConfig, Namespaces, OpId, Shared, Split, Submitted,
-    TargetConn, Volumes, WriteData,
+    ConnId, Event, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn, TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 use world::{BOOT, LOG_LEN, VOLUME, attribute, block, crc, ordered, riopipe_bytes};
 
-/// The system's allocator, counting this thread's calls.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: all work is the system allocator's; counting touches a constant-initialized
-// thread-local without destructor, which allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: `ptr` came from `alloc` or `realloc` above, so from the system's.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as for `dealloc`; the size is the caller's.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A host whose drives keep nothing; they finish at once, or when asked.
-struct Sink {
-    shared: Shared<MemRegion>,
+/// A drive that keeps nothing; operations finish at once, or when asked.
+struct Drive {
     holds: bool,
     pending: Vec<OpId>,
 }
 
-impl Host for Sink {
+impl BlockDevice for Drive {
     type Buf = Vec<u8>;
+    fn write(&mut self, op: u64, _: u64, _: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        if self.holds {
+            self.pending.push(OpId(op));
+            return Submitted::Pending;
+        }
+        Submitted::Done(Ok(None))
+    }
+    fn read(&mut self, _: u64, _: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(Some(vec![0; blocks as usize * BLOCK_BYTES])))
+    }
+    fn flush(&mut self, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn write_zeroes(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn deallocate(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn kick(&mut self, _: u64) {}
+    fn poll(&mut self, _: u64, done: &mut Vec<Done<Vec<u8>>>) {
+        done.extend(self.pending.drain(..).rev().map(|OpId(op)| Done { op, result: Ok(None) }));
+    }
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+struct Sink {
+    shared: Shared<MemRegion>,
+    drive: Drive,
+}
+
+impl TargetEnv for Sink {
+    type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = MemRegion;
     fn now(&self) -> u64 {
         1
@@ -67,27 +75,8 @@ impl Host for Sink {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn write(
-        &mut self,
-        _: usize,
-        op: OpId,
-        _: u64,
-        _: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        if self.holds {
-            self.pending.push(op);
-            return Submitted::Pending;
-        }
-        Submitted::Done(Ok(None))
-    }
-    fn read(&mut self, _: usize, _: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
-        Submitted::Done(Err(DeviceError::Failed))
-    }
-    fn flush(&mut self, _: usize, _: OpId) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn zero(&mut self, _: usize, _: OpId, _: u64, _: u64, _: bool) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
+    fn device(&mut self, _: usize) -> &mut Drive {
+        &mut self.drive
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
         f(&mut self.shared)
@@ -126,7 +115,8 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
     let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
-    let mut host = Sink { shared, holds: false, pending: Vec::with_capacity(1024) };
+    let drive = Drive { holds: false, pending: Vec::with_capacity(1024) };
+    let mut host = Sink { shared, drive };
     let claim = wire::Claim {
         volume: VOLUME,
         generation: 1,
@@ -173,18 +163,20 @@ fn a_warm_connection_allocates_nothing() {
     let data = block(1);
     for (is_ordered, holds) in [(false, false), (false, true), (true, false), (true, true)] {
         let (mut host, mut io) = warm(is_ordered);
-        host.holds = holds;
+        host.drive.holds = holds;
+        let mut done = Vec::with_capacity(1024);
         for round in 0..200u64 {
             let bytes = batch(is_ordered, 1 + round * 32, &data);
-            let before = ALLOCATIONS.get();
+            let before = allocations();
             io.say(&mut host, &bytes);
-            while let Some(op) = host.pending.pop() {
-                io.0.device_done(op, Ok(None), &mut host, &mut io.1);
+            host.drive.poll(1, &mut done);
+            for Done { op, result } in done.drain(..) {
+                io.0.device_done(OpId(op), result, &mut host, &mut io.1);
             }
             io.0.settled(&mut host, &mut io.1);
             assert_eq!(io.1.len_bytes(), 32 * 24);
             io.1.consume(32 * 24);
-            let allocated = ALLOCATIONS.get() - before;
+            let allocated = allocations() - before;
             assert!(
                 round < 3 || allocated == 0,
                 "{allocated} allocations in round {round}; ordered: {is_ordered}, later: {holds}"

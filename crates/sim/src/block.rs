@@ -1,7 +1,6 @@
 //! What 4 KiB blocks hold: a 64-bit name each, so that a drive need not keep the bytes.
 
-/// Bytes of a block.
-pub const BLOCK: usize = 4096;
+pub use riopipe_order::block_device::BLOCK_BYTES as BLOCK;
 
 /// What a block holds, by name. Every block of every write gets a name of its own, counted
 /// upwards: of two contents of one block, the one submitted later has the larger name.

@@ -6,7 +6,6 @@ use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_order::attribute::VolumeId;
-use riopipe_order::engine::EngineKind;
 
 use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
 use crate::network::{Chunk, ClientEnd, Network, Way};
@@ -30,31 +29,50 @@ pub enum Ev {
         /// Toward the target.
         up: bool,
     },
-    /// A drive finishes an operation.
+    /// A drive may finish operations.
     Drive {
         /// The machine.
         machine: usize,
         /// Its drive.
         drive: usize,
-        /// The operation.
-        flight: u64,
     },
-    /// A reactor of a target hears of something.
-    Hear {
+    /// A core of a target is woken: for its deadline, or to hear of what has happened meanwhile.
+    WakeCore {
         /// The machine.
         machine: usize,
-        /// Of what.
-        number: u64,
+        /// Its core.
+        core: usize,
+    },
+    /// A socket of a target has room again.
+    Room {
+        /// The machine.
+        machine: usize,
+        /// The connection.
+        conn: usize,
     },
     /// A machine's target is started.
     StartMachine(usize),
-    /// A machine's clocks are looked at.
-    TickMachine(usize),
     /// An initiator is started.
     StartClient(usize),
     /// An initiator's clocks are looked at.
     TickClient {
         /// Which.
+        client: usize,
+        /// In which life.
+        life: u32,
+    },
+    /// Something is due at an initiator's target.
+    WakeClient {
+        /// The initiator.
+        client: usize,
+        /// In which life.
+        life: u32,
+        /// The target.
+        server: u16,
+    },
+    /// A thread of an initiator that drives a stream wakes.
+    WakeStreams {
+        /// The initiator.
         client: usize,
         /// In which life.
         life: u32,
@@ -167,12 +185,6 @@ impl Core {
             tags: 0,
             spare: Vec::new(),
         }
-    }
-
-    /// The engine of the volume's streams.
-    #[must_use]
-    pub const fn engine(&self) -> EngineKind {
-        self.scenario.volume.engine.kind()
     }
 
     /// Whether the targets keep a log of the volume.

@@ -3,7 +3,7 @@
 //! What a seed draws may change from version to version; a [`Scenario`] that was written down does
 //! not.
 
-use crate::drive::{DriveFault, DriveSpec};
+use crate::drive::{DriveFault, DriveSpec, ModelKind};
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
 use crate::oracle::PATIENT_MS;
@@ -15,6 +15,7 @@ use crate::scenario::{
 
 mod coincidence;
 mod engines;
+mod extensions;
 mod strangers;
 
 /// The theme of a run about logs that go back in time.
@@ -50,7 +51,10 @@ const ENGINES: u64 = 0x656e_6769_6e65_7300;
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
-    if let Some(scenario) = strangers::draw(seed).or_else(|| coincidence::draw(seed)) {
+    let special = strangers::draw(seed)
+        .or_else(|| extensions::draw(seed))
+        .or_else(|| coincidence::draw(seed));
+    if let Some(scenario) = special {
         return scenario;
     }
     let mut rng = Rng::new(seed);
@@ -86,11 +90,30 @@ pub fn draw(seed: u64) -> Scenario {
         let Scenario { machines, volume, .. } = &mut scenario;
         scenario.neighbour = second_volume(machines, volume, &mut Rng::new(seed ^ NEIGHBOURS));
     }
+    choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
+    extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
     scenario
+}
+
+/// Some machines have modelled SSDs, in one of six runs.
+fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
+    if !rng.one_in(6) {
+        return;
+    }
+    for machine in machines {
+        let is_modelled = rng.one_in(2);
+        for drive in machine.drives.iter_mut().filter(|_| is_modelled) {
+            drive.model = Some(if drive.plp { ModelKind::Optane } else { ModelKind::Flash });
+        }
+    }
 }
 
 /// What else is drawn from a seed without a change of what was drawn before.
 const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
+/// The same.
+const MODELS: u64 = 0x6d6f_6465_6c73_0000;
+/// The same.
+const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 
 /// A second volume with a drive on each machine, in one of six runs.
 fn second_volume(
@@ -164,6 +187,7 @@ fn machines(rng: &mut Rng) -> Vec<MachineSpec> {
         at_once,
         latency_us,
         slow,
+        model: None,
     };
     (0..count)
         .map(|_| {
@@ -218,6 +242,8 @@ fn client(rng: &mut Rng) -> ClientSpec {
         retry_us: *rng.pick(&[0, 100, 3_000]),
         think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
         patience_us: 0,
+        away_us: *rng.pick(&[200, 2_000, 10_000, 50_000]),
+        flush_us: *rng.pick(&[1_000, 20_000, 100_000, 1_000_000]),
     }
 }
 

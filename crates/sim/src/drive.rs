@@ -6,14 +6,26 @@
 //! there. A FLUSH covers what had *completed* before it was submitted. A FLUSH that fails loses,
 //! keeps or forgets to keep what it should have made durable, block by block.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
 
-use riopipe_session::target::OpId;
+use riopipe_model::ssd::Command;
+use riopipe_order::block_device::{
+    BlockDevice, Cause, Data, Done, IoError, Limits, Operation, Submitted,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::block::{self, BLOCK, Content, GARBAGE, ZERO};
-use crate::crc::crc32c;
+use crate::env::Said;
+use crate::fuse::Fuse;
 use crate::rng::Rng;
+use modelled::{Finished, Modelled};
+use riopipe_platform::crc32c;
+
+pub use modelled::ModelKind;
+
+mod modelled;
 
 /// What kind of drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,11 +40,14 @@ pub struct DriveSpec {
     pub latency_us: u32,
     /// Of 100 operations, how many take up to a hundred times as long.
     pub slow: u8,
+    /// It is a modelled SSD instead, with times and losses of its own, and never fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelKind>,
 }
 
 /// What is asked of a drive.
 #[derive(Clone, Debug)]
-pub enum Ask {
+enum Ask {
     /// Writes these contents from a block on.
     Write(u32, Vec<Content>),
     /// Zeroes blocks; `true`: deallocates them.
@@ -43,15 +58,34 @@ pub enum Ask {
     Flush(u64),
 }
 
-/// How an operation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Well; a read with what it read.
-    Ok(Option<Vec<Content>>),
-    /// Not: the medium failed.
-    Failed,
-    /// Not: there is no space.
-    Full,
+impl Ask {
+    /// The same for a modelled drive.
+    fn command(self) -> Command<Content> {
+        let (what, lba, blocks) = self.extent();
+        match self {
+            Self::Write(_, contents) => Command::Write { lba, pages: modelled::pages(contents) },
+            Self::Zero(..) => Command::Zeroes { what, lba, blocks },
+            Self::Read(..) => Command::Read { lba, blocks },
+            Self::Flush(_) => Command::Flush,
+        }
+    }
+
+    /// What it is, where, and on how many blocks.
+    fn extent(&self) -> (Operation, u64, u64) {
+        match self {
+            Self::Write(lba, contents) => {
+                (Operation::Write, u64::from(*lba), contents.len() as u64)
+            }
+            Self::Zero(lba, blocks, false) => {
+                (Operation::WriteZeroes, u64::from(*lba), u64::from(*blocks))
+            }
+            Self::Zero(lba, blocks, true) => {
+                (Operation::Deallocate, u64::from(*lba), u64::from(*blocks))
+            }
+            Self::Read(lba, blocks) => (Operation::Read, u64::from(*lba), u64::from(*blocks)),
+            Self::Flush(_) => (Operation::Flush, 0, 0),
+        }
+    }
 }
 
 /// A fault that is to come.
@@ -91,6 +125,9 @@ struct Version {
 
 const PENDING: u64 = u64::MAX;
 
+/// What comes of an operation: bytes, of a read.
+pub type Ended = Result<Option<Vec<u8>>, IoError>;
+
 #[derive(Clone, Debug, Default)]
 struct Block {
     durable: Content,
@@ -116,8 +153,8 @@ impl Block {
 #[derive(Clone, Debug)]
 struct Flight {
     number: u64,
-    /// Whom to tell; nobody once the process has died.
-    op: Option<OpId>,
+    /// Its name, for whoever asked; nobody is told once the process has died.
+    op: Option<u64>,
     ask: Ask,
     landed: bool,
     fault: Option<DriveFault>,
@@ -140,6 +177,16 @@ pub struct Drive {
     late: u64,
     /// The bytes of labels, by the names that they were given here.
     labels: BTreeMap<Content, Vec<u8>>,
+    limits: Limits,
+    /// Operations that the drive has still to be given: which, and how long it will take, ns.
+    gathered: Vec<(u64, u64)>,
+    /// When operations end, ns, and which.
+    due: BinaryHeap<Reverse<(u64, u64)>>,
+    rng: Rng,
+    /// Stops the process in the middle of something.
+    fuse: Fuse,
+    said: Said,
+    modelled: Option<Modelled>,
 }
 
 /// The first blocks of a drive, which hold labels: real bytes, not only names.
@@ -150,10 +197,23 @@ const LABEL_NAMES: Content = 1 << 62;
 const SECTOR: usize = 512;
 
 impl Drive {
-    /// A drive of so many blocks, all zero.
+    /// A drive of so many blocks, all zero. Its name is for errors and `said`.
     #[must_use]
-    pub fn new(spec: DriveSpec, blocks: u32) -> Self {
+    pub fn new(
+        (spec, blocks): (DriveSpec, u32),
+        name: &str,
+        mut rng: Rng,
+        fuse: Fuse,
+        said: Said,
+    ) -> Self {
         Self {
+            limits: Limits::new(blocks.into(), &Arc::from(name)),
+            modelled: spec.model.map(|kind| Modelled::new(kind, blocks, rng.u64())),
+            gathered: Vec::new(),
+            due: BinaryHeap::new(),
+            rng,
+            fuse,
+            said,
             spec,
             blocks: vec![Block::default(); blocks as usize],
             flights: Vec::new(),
@@ -196,11 +256,11 @@ impl Drive {
 
     /// What a power cut leaves of a label that was being written: some sectors old, some new. Other
     /// blocks are written whole (M1); of labels that is not relied on.
-    fn tear(&mut self, lba: u32, newer: Content, rng: &mut Rng) {
+    fn tear(&mut self, lba: u32, newer: Content) {
         let mut torn = self.bytes(&[self.blocks[lba as usize].durable]);
         let newer = self.bytes(&[newer]);
         for (torn, newer) in torn.chunks_mut(SECTOR).zip(newer.chunks(SECTOR)) {
-            if rng.one_in(2) {
+            if self.rng.one_in(2) {
                 torn.copy_from_slice(newer);
             }
         }
@@ -210,6 +270,9 @@ impl Drive {
 
     /// What a block holds from the start, durably.
     pub fn preset(&mut self, lba: u32, content: Content) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.preset(lba, content);
+        }
         self.blocks[lba as usize].durable = content;
     }
 
@@ -227,6 +290,9 @@ impl Drive {
     /// What a reader finds in a block.
     #[must_use]
     pub fn block(&self, lba: u32) -> Content {
+        if let Some(modelled) = &self.modelled {
+            return modelled.block(lba);
+        }
         self.blocks[lba as usize].now()
     }
 
@@ -234,12 +300,17 @@ impl Drive {
     pub fn possible(&self, lba: u32) -> impl Iterator<Item = Content> {
         let block = &self.blocks[lba as usize];
         let kept = block.versions.iter().filter(|v| !v.doomed).map(|v| v.content);
-        core::iter::once(block.durable).chain(kept)
+        let older = self.modelled.iter().flat_map(move |modelled| modelled.older(lba));
+        let newest = self.modelled.as_ref().map_or(block.durable, |modelled| modelled.block(lba));
+        older.chain([newest]).chain(kept)
     }
 
     /// What is durable in a block.
     #[must_use]
     pub fn durable(&self, lba: u32) -> Content {
+        if let Some(modelled) = &self.modelled {
+            return modelled.older(lba).next().unwrap_or_else(|| modelled.block(lba));
+        }
         self.blocks[lba as usize].durable
     }
 
@@ -253,20 +324,50 @@ impl Drive {
         self.faults.clear();
     }
 
-    /// Operations under way.
+    /// Whether it still works on what an earlier process has asked of it.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.flights.len()
+    pub fn is_haunted(&self) -> bool {
+        !self.flights.is_empty() || self.modelled.as_ref().is_some_and(Modelled::is_busy)
+    }
+
+    fn submit(&mut self, op: u64, ask: Ask) -> Submitted<Vec<u8>> {
+        let (what, lba, blocks) = ask.extent();
+        if what != Operation::Flush
+            && let Err(refused) = self.limits.extent(what, lba, blocks)
+        {
+            return Submitted::Done(Err(refused));
+        }
+        if !self.fuse.burn() {
+            // The process has stopped before; nobody will hear of it.
+            return Submitted::Pending;
+        }
+        if let Some(modelled) = &mut self.modelled {
+            self.said.say(|| format!("begins {op}: {ask:?}"));
+            modelled.submit(op, ask.command());
+            return Submitted::Pending;
+        }
+        let text = self.said.is_wanted().then(|| format!("{ask:?}"));
+        let flight = self.begin(op, ask);
+        self.said.say(|| format!("begins {flight}: {}", text.unwrap_or_default()));
+        if self.rng.percent(u64::from(self.spec.at_once))
+            && let Some((_, result)) = self.finish(flight)
+        {
+            return Submitted::Done(result);
+        }
+        let slow = self.rng.percent(u64::from(self.spec.slow));
+        let times = if slow { self.rng.range(1, 100) } else { 1 };
+        let delay = 1_000 + times * self.rng.below(1_000 * u64::from(self.spec.latency_us));
+        self.gathered.push((flight, delay));
+        Submitted::Pending
     }
 
     /// Begins an operation; its number.
-    pub fn begin(&mut self, op: OpId, ask: Ask, rng: &mut Rng) -> u64 {
+    fn begin(&mut self, op: u64, ask: Ask) -> u64 {
         self.launched += 1;
         let fault = self.take_fault(&ask);
-        let ask = if matches!(ask, Ask::Flush(_)) { Ask::Flush(self.clock) } else { ask };
         let mut flight = Flight { number: self.launched, op: Some(op), ask, landed: false, fault };
         // It may be on the medium long before it is reported.
-        if fault.is_none() && rng.one_in(4) {
+        if fault.is_none() && self.rng.one_in(4) {
             self.land(&mut flight);
         }
         self.flights.push(flight);
@@ -286,25 +387,28 @@ impl Drive {
 
     /// Ends an operation; `None` if a power cut has ended it before. Nobody is to be told if its
     /// process has died.
-    pub fn finish(&mut self, number: u64, rng: &mut Rng) -> Option<(Option<OpId>, End)> {
+    fn finish(&mut self, number: u64) -> Option<(Option<u64>, Ended)> {
         let at = self.flights.iter().position(|flight| flight.number == number)?;
         let mut flight = self.flights.swap_remove(at);
         let end = match flight.fault {
-            None => self.complete(&mut flight),
-            Some(fault) => self.fail(&flight, fault, rng),
+            None => Ok(self.complete(&mut flight)),
+            Some(fault) => Err(self.fail(&flight, fault)),
         };
+        self.said.say(|| format!("ends {number}: {end:?}"));
+        let end = end.map(|read| read.map(|contents| self.bytes(&contents)));
         if flight.op.is_none() && matches!(flight.ask, Ask::Write(..) | Ask::Zero(..)) {
             self.late += 1;
         }
         Some((flight.op, end))
     }
 
-    fn complete(&mut self, flight: &mut Flight) -> End {
+    /// Ends an operation well; what a read finds.
+    fn complete(&mut self, flight: &mut Flight) -> Option<Vec<Content>> {
         self.land(flight);
         self.clock += 1;
         match &flight.ask {
             Ask::Read(lba, blocks) => {
-                return End::Ok(Some((*lba..lba + blocks).map(|lba| self.block(lba)).collect()));
+                return Some((*lba..lba + blocks).map(|lba| self.block(lba)).collect());
             }
             Ask::Flush(clock) => self.flush(*clock),
             Ask::Write(lba, contents) => {
@@ -314,7 +418,7 @@ impl Drive {
             }
             Ask::Zero(lba, blocks, _) => self.completed(flight.number, *lba, *blocks),
         }
-        End::Ok(None)
+        None
     }
 
     /// Puts what an operation writes onto the medium, or into its cache.
@@ -373,16 +477,19 @@ impl Drive {
 
     /// All that has completed is made durable.
     pub fn sync(&mut self) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.sync();
+        }
         self.flush(self.clock);
     }
 
-    fn fail(&mut self, flight: &Flight, fault: DriveFault, rng: &mut Rng) -> End {
+    fn fail(&mut self, flight: &Flight, fault: DriveFault) -> IoError {
         match &flight.ask {
             Ask::Write(lba, contents) => {
                 let blocks = || (*lba..).zip(contents.iter().copied());
                 if fault != DriveFault::Full {
                     for (lba, content) in blocks() {
-                        if rng.one_in(2) {
+                        if self.rng.one_in(2) {
                             self.put(lba, content, flight.number);
                         }
                     }
@@ -391,29 +498,36 @@ impl Drive {
             }
             Ask::Zero(lba, blocks, deallocate) => {
                 for lba in *lba..lba + blocks {
-                    if rng.one_in(2) {
+                    if self.rng.one_in(2) {
                         self.put(lba, self.zeroed(*deallocate), flight.number);
                     }
                 }
                 self.told
                     .push(Told::WriteFailed((*lba..lba + blocks).map(|b| (b, ZERO)).collect()));
             }
-            Ask::Flush(clock) => self.fail_flush(*clock, rng),
+            Ask::Flush(clock) => self.fail_flush(*clock),
             Ask::Read(..) => {}
         }
-        if fault == DriveFault::Full { End::Full } else { End::Failed }
+        let (what, lba, blocks) = flight.ask.extent();
+        let cause = match fault {
+            DriveFault::Full => Cause::NoSpace("a planned fault".into()),
+            DriveFault::Write | DriveFault::Flush | DriveFault::Read => {
+                Cause::Failed("a planned fault".into())
+            }
+        };
+        self.limits.error(what, lba, blocks, cause)
     }
 
     /// "fsyncgate": what should have become durable is gone, or stays readable without ever
     /// becoming so, or made it all the same.
-    fn fail_flush(&mut self, clock: u64, rng: &mut Rng) {
+    fn fail_flush(&mut self, clock: u64) {
         let mut harmed = Vec::new();
         for lba in self.dirty.clone() {
             let block = &mut self.blocks[lba as usize];
             let covered = |v: &Version| v.completed <= clock && !v.doomed;
             let Some(last) = block.versions.iter().rposition(covered) else { continue };
             harmed.push((lba, block.versions[last].content));
-            match rng.below(3) {
+            match self.rng.below(3) {
                 0 => {
                     block.versions.drain(..=last);
                 }
@@ -428,6 +542,10 @@ impl Drive {
 
     /// The process that issued the operations under way has died: they go on.
     pub fn orphan(&mut self) {
+        debug_assert!(self.gathered.is_empty(), "an operation that would never end");
+        if let Some(modelled) = &mut self.modelled {
+            modelled.orphan();
+        }
         for flight in &mut self.flights {
             flight.op = None;
         }
@@ -435,29 +553,34 @@ impl Drive {
     }
 
     /// The power is cut: of all that is not durable, any subset is there afterwards.
-    pub fn power_cut(&mut self, rng: &mut Rng) {
+    pub fn power_cut(&mut self, now: u64) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.power_cut(now, self.rng.u64());
+        }
+        self.gathered.clear();
+        self.due.clear();
         let mut flights = core::mem::take(&mut self.flights);
         while !flights.is_empty() {
-            let mut flight = flights.swap_remove(rng.index(flights.len()));
-            if rng.one_in(2) {
+            let mut flight = flights.swap_remove(self.rng.index(flights.len()));
+            if self.rng.one_in(2) {
                 self.land(&mut flight);
             }
         }
         // All, nothing, or whatever.
-        let keep = *rng.pick(&[0, 50, 50, 100]);
+        let keep = *self.rng.pick(&[0, 50, 50, 100]);
         for lba in core::mem::take(&mut self.dirty) {
             let block = &mut self.blocks[lba as usize];
             let versions = core::mem::take(&mut block.versions);
             // What has completed on a protected drive is durable, and not torn any more.
             if let Some(newer) = versions.last().filter(|_| lba < LABEL_BLOCKS)
-                && rng.one_in(3)
+                && self.rng.one_in(3)
             {
-                self.tear(lba, newer.content, rng);
+                self.tear(lba, newer.content);
                 continue;
             }
             let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();
-            if !kept.is_empty() && rng.percent(keep) {
-                let last = if keep == 100 { kept.len() - 1 } else { rng.index(kept.len()) };
+            if !kept.is_empty() && self.rng.percent(keep) {
+                let last = if keep == 100 { kept.len() - 1 } else { self.rng.index(kept.len()) };
                 block.durable = kept[last].content;
             }
         }
@@ -471,5 +594,79 @@ impl Drive {
     /// Writes that landed after the death of who issued them, since the last call.
     pub fn take_late(&mut self) -> u64 {
         core::mem::take(&mut self.late)
+    }
+}
+
+impl BlockDevice for Drive {
+    type Buf = Vec<u8>;
+
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        if let Err(refused) = self.limits.data(Operation::Write, lba, data.bytes().len()) {
+            return Submitted::Done(Err(refused));
+        }
+        let contents = self.names(lba, data.bytes());
+        self.submit(op, Ask::Write(lba as u32, contents))
+    }
+
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.submit(op, Ask::Read(lba as u32, blocks as u32))
+    }
+
+    fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.submit(op, Ask::Flush(self.clock))
+    }
+
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.submit(op, Ask::Zero(lba as u32, blocks as u32, false))
+    }
+
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.submit(op, Ask::Zero(lba as u32, blocks as u32, true))
+    }
+
+    fn kick(&mut self, now: u64) {
+        if let Some(modelled) = &mut self.modelled {
+            return modelled.kick(now);
+        }
+        self.due
+            .extend(self.gathered.drain(..).map(|(flight, delay)| Reverse((now + delay, flight))));
+    }
+
+    /// Operations of a process that has died end, too, but are not told of.
+    fn poll(&mut self, now: u64, done: &mut Vec<Done<Vec<u8>>>) {
+        if let Some(modelled) = &mut self.modelled {
+            for Finished { op, writes, contents, result } in modelled.poll(now) {
+                self.said.say(|| format!("ends {op:?}: {result:?}"));
+                if result.is_ok() && !contents.is_empty() {
+                    self.told.push(Told::Completed(contents));
+                }
+                self.late += u64::from(writes && op.is_none());
+                let result = result.map(|read| read.map(|contents| self.bytes(&contents)));
+                done.extend(op.map(|op| Done { op, result }));
+            }
+            return;
+        }
+        while let Some(Reverse((due, flight))) = self.due.peek().copied()
+            && due <= now
+        {
+            self.due.pop();
+            if let Some((Some(op), result)) = self.finish(flight) {
+                done.push(Done { op, result });
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        if let Some(modelled) = &self.modelled {
+            return modelled.next_deadline();
+        }
+        self.due.peek().map(|Reverse((due, _))| *due)
+    }
+
+    fn in_flight(&self) -> usize {
+        if let Some(modelled) = &self.modelled {
+            return modelled.in_flight();
+        }
+        self.flights.iter().filter(|flight| flight.op.is_some()).count()
     }
 }

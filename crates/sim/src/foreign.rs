@@ -75,6 +75,7 @@ pub fn hide(bytes: &mut [u8]) {
 mod tests {
     use super::*;
     use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
+    use riopipe_order::log_region::LogKind;
     use riopipe_session::wire;
 
     fn capsule(sqe: &Sqe) -> Vec<u8> {
@@ -118,7 +119,7 @@ mod tests {
     fn t17_the_screen_hides_the_extension() {
         let extension = wire::Extension {
             version: wire::EXTENSION_VERSION,
-            log_kind: wire::LogKind::Dax,
+            log_kind: Some(LogKind::Dax),
             incarnation: 1,
             region: [1; 16],
             boot: [2; 16],

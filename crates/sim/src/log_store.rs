@@ -5,19 +5,22 @@
 //!   word by word (T24).
 //! - `dax:` (and `pci:`) keep what was stored when the process dies; of what was not fenced, each
 //!   8-byte word is old or new, or anything stored in between, after a power cut.
-//! - `block:` is a drive behind a copy in memory: whoever kills the process or cuts the power
-//!   before a fence finds each 4 KiB block as it was, and in the middle of a fence each as it was
-//!   or as it was to become.
+//! - `block:` is a drive behind a copy in memory: writes in flight land in any order, block by block,
+//!   or not at all if the process is killed or the power cut meanwhile.
 //! - `cached` is a `block:` drive with a volatile cache, flushed with each fence: what a process
 //!   that died in a fence had written is read by the next one, and lost with the power unless that
 //!   one flushes first.
+//!
+//! What is written back, fenced and flushed when is decided by the product's own code
+//! (`riopipe-model`); here are only its effects.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use riopipe_model::log::block::{self, BlockPart, Blocks, FlushFailure};
+use riopipe_model::log::mapped::{self, MappedPart, Memory, Persist};
 use riopipe_order::log_region::LogKind;
-use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 use serde::{Deserialize, Serialize};
 
@@ -55,11 +58,25 @@ impl LogStoreKind {
     }
 }
 
-/// What was in a place before a store that no fence has covered.
+/// What was in a word before a store that is not durable.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
     word: u32,
     old: u64,
+    /// This process has begun to write its line back.
+    begun: bool,
+}
+
+/// A write of blocks that has begun and not completed.
+#[derive(Clone, Debug)]
+struct Flight {
+    /// Where in the part, bytes.
+    at: usize,
+    bytes: Vec<u8>,
+    /// Durable by itself when it has completed.
+    durable: bool,
+    /// The process was stopped as it began.
+    cut: bool,
 }
 
 /// What becomes of the words of a cache line that no fence has covered.
@@ -93,12 +110,14 @@ struct Part {
     bytes: Vec<u8>,
     /// Of a mapped file: what was written back last.
     disk: Vec<u8>,
+    /// Of persistent memory: what is not durable, also of processes that have died. A fence waits
+    /// for the lines that its own process has begun to write back, and for nothing else.
     undo: Vec<Undo>,
-    /// The same of what processes that have died stored in persistent memory. A fence waits for what
-    /// its own process has begun to write back, and for nothing else.
-    left: Vec<Undo>,
-    /// The same of what a drive's volatile cache has taken in and no FLUSH has covered.
-    cached: Vec<Undo>,
+    /// Of a drive: writes under way.
+    in_flight: Vec<Flight>,
+    /// Of a drive: what blocks held before writes that its volatile cache has taken in and no FLUSH
+    /// has covered, oldest first.
+    cached: Vec<(usize, Vec<u8>)>,
     /// Fences to succeed before one fails, plus one; 0: none fails.
     fences_left: u32,
 }
@@ -114,20 +133,22 @@ impl Part {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// A fence has covered what this process has stored: whole cache lines of it.
-    fn fenced(&mut self) {
-        let undo = core::mem::take(&mut self.undo);
-        if !self.left.is_empty() {
-            self.left.retain(|old| undo.iter().all(|new| new.word / LINE != old.word / LINE));
+    /// A fence is to take place: whether it fails, as was planned.
+    fn fails_fence(&mut self) -> bool {
+        match self.fences_left {
+            0 => false,
+            1 => true,
+            _ => {
+                self.fences_left -= 1;
+                false
+            }
         }
-        self.cached.clear();
     }
 
     /// Each word that no fence has covered becomes what it was, is, or was in between.
     fn tear_words(&mut self, rng: &mut Rng) {
-        let undo = self.left.drain(..).chain(self.undo.drain(..));
         let mut values: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-        for Undo { word, old } in undo {
+        for Undo { word, old, .. } in self.undo.drain(..) {
             values.entry(word).or_default().push(old);
         }
         // A cache line's words tend to go the same way.
@@ -165,7 +186,6 @@ impl Part {
 
     /// The power takes a mapped file back, each page to a moment of its own.
     fn take_back(&mut self, rng: &mut Rng) {
-        self.undo.clear();
         self.disk.resize(self.bytes.len(), 0);
         for page in self.pages() {
             match rng.below(4) {
@@ -185,51 +205,63 @@ impl Part {
         self.disk.clone_from(&self.bytes);
     }
 
-    /// Each 4 KiB block with something that no fence has covered becomes what it was, unless it
-    /// was being written; then it may be in the drive's cache.
-    fn tear_blocks(&mut self, fencing: bool, rng: &mut Rng) {
-        let undo = core::mem::take(&mut self.undo);
-        let written = self.revert(undo, fencing, rng);
-        self.cached.extend(written);
-    }
-
-    /// Puts blocks back to what they were; with `any` only some of them. Returns those not put back.
-    fn revert(&mut self, undo: Vec<Undo>, any: bool, rng: &mut Rng) -> Vec<Undo> {
-        let mut blocks: BTreeMap<u32, bool> = BTreeMap::new();
-        let mut left = Vec::new();
-        for undo in undo.into_iter().rev() {
-            let block = undo.word / (BLOCK as u32 / 8);
-            if *blocks.entry(block).or_insert_with(|| any && rng.one_in(2)) {
-                left.push(undo);
-            } else {
-                self.put(undo.word, undo.old);
+    /// The writes under way land, in any order; with `any`, of each only some blocks, or none.
+    fn land(&mut self, any: bool, is_volatile: bool, rng: &mut Rng) {
+        while !self.in_flight.is_empty() {
+            let Flight { at, bytes, durable, cut } =
+                self.in_flight.swap_remove(rng.index(self.in_flight.len()));
+            for (at, block) in (at..).step_by(BLOCK).zip(bytes.chunks_exact(BLOCK)) {
+                if (any || cut) && rng.one_in(2) {
+                    continue;
+                }
+                let place = &mut self.bytes[at..at + BLOCK];
+                if is_volatile && (any || cut || !durable) {
+                    self.cached.push((at, place.to_vec()));
+                } else {
+                    self.cached.retain(|(other, _)| *other != at);
+                }
+                place.copy_from_slice(block);
             }
         }
-        left.reverse();
-        left
+    }
+
+    /// The power takes each block in a volatile cache back to any moment since it was flushed.
+    fn lose_cache(&mut self, rng: &mut Rng) {
+        let mut older: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+        for (at, block) in self.cached.drain(..) {
+            older.entry(at).or_default().push(block);
+        }
+        for (at, blocks) in older {
+            if rng.one_in(2) {
+                self.bytes[at..at + BLOCK].copy_from_slice(&blocks[rng.index(blocks.len())]);
+            }
+        }
     }
 }
 
-#[derive(Debug, Default)]
-struct Parts {
+/// The store, and what its process has done to it.
+#[derive(Debug)]
+struct State {
     parts: BTreeMap<usize, Part>,
-    /// The part in whose fence the process was stopped.
-    fencing: Option<usize>,
     fuse: Fuse,
+    /// Of this process.
+    failure: FlushFailure,
+    rng: Rng,
 }
 
 /// A machine's log store. It outlives the target's process.
 #[derive(Clone, Debug)]
 pub struct LogStore {
     kind: LogStoreKind,
-    parts: Arc<Mutex<Parts>>,
+    state: Arc<Mutex<State>>,
 }
 
 impl LogStore {
     /// A blank store.
     #[must_use]
-    pub fn new(kind: LogStoreKind, fuse: Fuse) -> Self {
-        Self { kind, parts: Arc::new(Mutex::new(Parts { fuse, ..Parts::default() })) }
+    pub fn new(kind: LogStoreKind, fuse: Fuse, rng: Rng) -> Self {
+        let (parts, failure) = (BTreeMap::new(), FlushFailure::default());
+        Self { kind, state: Arc::new(Mutex::new(State { parts, fuse, failure, rng })) }
     }
 
     /// What kind it is.
@@ -238,35 +270,55 @@ impl LogStore {
         self.kind
     }
 
-    fn lock(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    const fn is_mapped(&self) -> bool {
+        matches!(self.kind, LogStoreKind::File | LogStoreKind::Dax)
+    }
+
+    fn memory(&self, at: usize, len: usize) -> SimMemory {
+        SimMemory { store: self.clone(), at, len, next: 0 }
     }
 
     /// The part of the store in this range of bytes.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> LogPart {
-        let len = range.len();
-        let blank = || Part::default();
-        self.lock().parts.entry(range.start).or_insert_with(blank).bytes.resize(len, 0);
-        LogPart { parts: Arc::clone(&self.parts), at: range.start, len }
+        let (at, len) = (range.start, range.len());
+        let size = if self.is_mapped() { len } else { len.next_multiple_of(BLOCK) };
+        self.lock().parts.entry(at).or_default().bytes.resize(size, 0);
+        if self.is_mapped() {
+            return LogPart::Mapped(MappedPart::new(self.memory(at, len)));
+        }
+        let blocks = SimBlocks { store: self.clone(), at };
+        match BlockPart::read(blocks, range) {
+            Ok(part) => LogPart::Blocks(part),
+            Err(never) => match never {},
+        }
     }
 
-    /// The process has died.
+    /// The process has died. What it had asked of a drive goes on (M4).
     pub fn process_died(&self, rng: &mut Rng) {
-        let mut all = self.lock();
-        let fencing = all.fencing.take();
-        if self.kind == LogStoreKind::Dax {
-            for part in all.parts.values_mut() {
-                part.left.append(&mut part.undo);
-            }
+        self.ended(false, rng);
+    }
+
+    fn ended(&self, power: bool, rng: &mut Rng) {
+        let is_volatile = self.kind == LogStoreKind::Cached;
+        for part in self.lock().parts.values_mut() {
+            part.undo.iter_mut().for_each(|undo| undo.begun = false);
+            part.land(power, is_volatile, rng);
         }
-        if matches!(self.kind, LogStoreKind::Block | LogStoreKind::Cached) {
-            for (at, part) in &mut all.parts {
-                part.tear_blocks(fencing == Some(*at), rng);
-                if self.kind == LogStoreKind::Block {
-                    part.cached.clear();
-                }
+    }
+
+    /// All that was written is there, as it was written last: nothing has been asked of it for long.
+    pub fn come_to_rest(&self) {
+        for part in self.lock().parts.values_mut() {
+            for Flight { at, bytes, .. } in part.in_flight.drain(..) {
+                part.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
             }
+            part.undo.clear();
+            part.cached.clear();
         }
     }
 
@@ -274,8 +326,7 @@ impl LogStore {
     pub fn write_back_some(&self, rng: &mut Rng) {
         if self.kind == LogStoreKind::File && rng.one_in(16) {
             let all = rng.one_in(4);
-            let mut parts = self.lock();
-            for part in parts.parts.values_mut() {
+            for part in self.lock().parts.values_mut() {
                 let pages: Vec<bool> = part.pages().map(|_| all || rng.one_in(4)).collect();
                 part.write_back(|page| pages[page]);
             }
@@ -306,34 +357,29 @@ impl LogStore {
 
     /// The power was cut.
     pub fn power_cut(&self, rng: &mut Rng) {
-        if self.kind == LogStoreKind::File {
-            let mut all = self.lock();
-            all.fencing = None;
-            return all.parts.values_mut().for_each(|part| part.take_back(rng));
-        }
-        if self.kind == LogStoreKind::Dax {
-            let mut all = self.lock();
-            all.fencing = None;
-            all.parts.values_mut().for_each(|part| part.tear_words(rng));
-        } else {
-            self.process_died(rng);
-        }
+        self.ended(true, rng);
         for part in self.lock().parts.values_mut() {
-            let cached = core::mem::take(&mut part.cached);
-            part.revert(cached, true, rng);
+            match self.kind {
+                LogStoreKind::File => part.take_back(rng),
+                LogStoreKind::Dax => part.tear_words(rng),
+                LogStoreKind::Block => {}
+                LogStoreKind::Cached => part.lose_cache(rng),
+            }
         }
     }
 
-    /// A target opens it: persistent memory is written back, a volatile cache flushed, so that what
-    /// is read stays.
-    pub fn open(&self) {
-        if self.kind != LogStoreKind::File && !probe::planted(Plant::T7TrustUnfenced) {
-            for part in self.lock().parts.values_mut() {
-                part.undo.clear();
-                part.left.clear();
-                part.cached.clear();
-            }
+    /// A target opens it.
+    ///
+    /// # Errors
+    /// What is there could not be made durable.
+    pub fn open(&self) -> Result<(), RegionError> {
+        self.lock().failure = FlushFailure::default();
+        if !self.is_mapped() {
+            return block::open(&SimBlocks { store: self.clone(), at: 0 });
         }
+        let parts: Vec<(usize, usize)> =
+            self.lock().parts.iter().map(|(at, part)| (*at, part.bytes.len())).collect();
+        parts.into_iter().try_for_each(|(at, len)| mapped::open(&mut self.memory(at, len)))
     }
 
     /// Somebody has put an empty store in its place; the other one is returned.
@@ -422,69 +468,90 @@ impl SetAside {
 
 /// A part of the store, as the target's code sees it.
 #[derive(Debug)]
-pub struct LogPart {
-    parts: Arc<Mutex<Parts>>,
-    at: usize,
-    len: usize,
+pub enum LogPart {
+    /// Of a mapped file or persistent memory.
+    Mapped(MappedPart<SimMemory>),
+    /// Of a drive.
+    Blocks(BlockPart<SimBlocks>),
 }
 
-impl LogPart {
+/// The memory of a part, with what a crash makes of it.
+#[derive(Debug)]
+pub struct SimMemory {
+    store: LogStore,
+    at: usize,
+    len: usize,
+    /// The word behind the one that was stored last.
+    next: usize,
+}
+
+impl SimMemory {
     fn with<T>(&self, f: impl FnOnce(&mut Part, &Fuse) -> T) -> T {
-        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Parts { parts, fuse, .. } = &mut *all;
+        let State { parts, fuse, .. } = &mut *self.store.lock();
         let blank = || Part { bytes: vec![0; self.len], ..Part::default() };
         f(parts.entry(self.at).or_insert_with(blank), fuse)
     }
 }
 
-impl Region for LogPart {
-    fn len(&self) -> usize {
+impl Memory for SimMemory {
+    fn persist(&self) -> Persist {
+        match self.store.kind {
+            LogStoreKind::Dax => Persist::Lines,
+            _ => Persist::Stores,
+        }
+    }
+
+    fn size(&self) -> usize {
         self.len
     }
 
-    fn read(&self, offset: usize, into: &mut [u8]) {
-        self.with(|part, _| into.copy_from_slice(&part.bytes[offset..offset + into.len()]));
+    fn load(&self, offset: usize) -> u64 {
+        self.with(|part, _| part.word(offset as u32 / 8))
     }
 
-    fn write(&mut self, offset: usize, bytes: &[u8]) {
+    /// What is stored into a cache line in one go is one effect.
+    fn store(&mut self, offset: usize, value: u64) {
+        let word = offset as u32 / 8;
+        let goes_on = offset == self.next && !word.is_multiple_of(LINE);
+        self.next = offset + 8;
+        let loses_words = self.store.kind == LogStoreKind::Dax;
         self.with(|part, fuse| {
-            if !fuse.burn() {
+            if fuse.is_blown() || !goes_on && !fuse.burn() {
                 return;
             }
-            for (word, value) in (offset as u32 / 8..).zip(bytes.chunks_exact(8)) {
-                let value = u64::from_le_bytes(value.try_into().expect("chunks of 8 bytes"));
-                part.undo.push(Undo { word, old: part.word(word) });
-                part.put(word, value);
+            if loses_words {
+                part.undo.push(Undo { word, old: part.word(word), begun: false });
+            }
+            part.put(word, value);
+        });
+    }
+
+    fn write_back_lines(&mut self, bytes: Range<usize>) {
+        let line = |byte: usize| byte as u32 / 8 / LINE;
+        let lines = line(bytes.start)..=line(bytes.end - 1);
+        self.with(|part, fuse| {
+            if !fuse.is_blown() {
+                let its = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
+                its.for_each(|undo| undo.begun = true);
             }
         });
     }
 
-    fn write_word(&mut self, offset: usize, value: u64) {
-        self.write(offset, &value.to_le_bytes());
+    fn drain(&mut self) {
+        self.with(|part, fuse| {
+            if fuse.burn_fence() {
+                part.undo.retain(|undo| !undo.begun);
+            }
+        });
     }
 
-    fn fence(&mut self) -> Result<(), RegionError> {
-        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_blown = all.fuse.is_blown();
-        if !all.fuse.burn_fence() {
-            if !was_blown {
-                all.fencing = Some(self.at);
-            }
-            return Ok(());
-        }
-        let Some(part) = all.parts.get_mut(&self.at) else { return Ok(()) };
-        match part.fences_left {
-            0 => {}
-            1 => return Err(RegionError::new("the store reported an error")),
-            _ => part.fences_left -= 1,
-        }
-        part.fenced();
-        Ok(())
+    fn order_stores(&mut self) {
+        // They are in order; the process may be stopped here all the same.
+        let _ = self.with(|_, fuse| fuse.burn_fence());
     }
 
     /// Of this part alone: what is promised of the others is not relied on.
-    fn write_back(&mut self) -> Result<(), RegionError> {
-        self.fence()?;
+    fn sync(&mut self) -> Result<(), RegionError> {
         self.with(|part, fuse| {
             if !fuse.is_blown() {
                 part.write_back(|_| true);
@@ -494,12 +561,138 @@ impl Region for LogPart {
     }
 }
 
+/// The drive under a part.
+#[derive(Clone, Debug)]
+pub struct SimBlocks {
+    store: LogStore,
+    at: usize,
+}
+
+/// It never comes to that.
+#[derive(Debug)]
+pub enum Never {}
+
+impl Blocks for SimBlocks {
+    type Mirror = Vec<u8>;
+    type ReadError = Never;
+
+    fn is_volatile(&self) -> bool {
+        self.store.kind == LogStoreKind::Cached
+    }
+
+    fn read(&self, range: Range<usize>) -> Result<Vec<u8>, Never> {
+        let state = self.store.lock();
+        let bytes = state.parts.get(&self.at).map_or(&[][..], |part| &part.bytes);
+        Ok(bytes[range.start - self.at..range.end - self.at].to_vec())
+    }
+
+    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+        let State { parts, fuse, .. } = &mut *self.store.lock();
+        if fuse.is_blown() {
+            return Ok(());
+        }
+        let cut = !fuse.burn_fence();
+        if let Some(part) = parts.get_mut(&self.at) {
+            let at = at - self.at;
+            part.in_flight.push(Flight { at, bytes: bytes.to_vec(), durable, cut });
+        }
+        Ok(())
+    }
+
+    fn complete(&self) -> Result<(), RegionError> {
+        let State { parts, fuse, rng, .. } = &mut *self.store.lock();
+        let Some(part) = parts.get_mut(&self.at).filter(|_| !fuse.is_blown()) else {
+            return Ok(());
+        };
+        let fails = part.fails_fence();
+        part.land(fails, self.store.kind == LogStoreKind::Cached, rng);
+        if fails { Err(RegionError::new("the store reported an error")) } else { Ok(()) }
+    }
+
+    fn flush(&self) -> Result<(), RegionError> {
+        let State { parts, fuse, .. } = &mut *self.store.lock();
+        if fuse.burn_fence() {
+            parts.values_mut().for_each(|part| part.cached.clear());
+        }
+        Ok(())
+    }
+
+    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+        let mut failure = core::mem::take(&mut self.store.lock().failure);
+        let done = f(&mut failure);
+        self.store.lock().failure = failure;
+        done
+    }
+}
+
+impl LogPart {
+    fn region(&self) -> &dyn Region {
+        match self {
+            Self::Mapped(part) => part,
+            Self::Blocks(part) => part,
+        }
+    }
+
+    fn region_mut(&mut self) -> &mut dyn Region {
+        match self {
+            Self::Mapped(part) => part,
+            Self::Blocks(part) => part,
+        }
+    }
+
+    /// Whether the next fence of mapped memory fails, as was planned: its file is gone.
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Mapped(part) => {
+                part.memory().with(|part, fuse| !fuse.is_blown() && part.fails_fence())
+            }
+            Self::Blocks(_) => false,
+        }
+    }
+}
+
+impl Region for LogPart {
+    fn len(&self) -> usize {
+        self.region().len()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.region().read(offset, into);
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.region_mut().write(offset, bytes);
+    }
+
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.region_mut().write_word(offset, value);
+    }
+
+    fn fence(&mut self) -> Result<(), RegionError> {
+        if self.is_gone() {
+            return Err(RegionError::new("its file has been deleted"));
+        }
+        self.region_mut().fence()
+    }
+
+    fn write_back(&mut self) -> Result<(), RegionError> {
+        if self.is_gone() {
+            return Err(RegionError::new("its file has been deleted"));
+        }
+        self.region_mut().write_back()
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn written(kind: LogStoreKind) -> (LogStore, LogPart) {
-        let store = LogStore::new(kind, Fuse::default());
+        let store = LogStore::new(kind, Fuse::default(), Rng::new(1));
         let mut part = store.part(0..2 * BLOCK);
         part.write(0, &[1; 16]);
         part.fence().unwrap();
@@ -525,8 +718,9 @@ mod tests {
             assert_eq!(word(&part, 0), 1, "fenced");
             *words.entry((word(&part, 8), word(&part, 16), word(&part, BLOCK))).or_insert(0) += 1;
 
-            let (store, part) = written(LogStoreKind::Block);
+            let (store, _) = written(LogStoreKind::Block);
             store.process_died(&mut Rng::new(seed));
+            let part = store.part(0..2 * BLOCK);
             assert_eq!((word(&part, 8), word(&part, BLOCK)), (1, 0), "only in memory");
 
             let (store, part) = written(LogStoreKind::File);
@@ -546,7 +740,7 @@ mod tests {
                 // In the next life: elsewhere, in one of the two lines, or all of it.
                 0 => part.write(BLOCK + 512, &[4; 8]),
                 1 => part.write(32, &[4; 8]),
-                _ => store.open(),
+                _ => store.open().unwrap(),
             }
             part.fence().unwrap();
             store.power_cut(&mut Rng::new(seed));
@@ -590,6 +784,7 @@ mod tests {
             store.lock().fuse.light(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
+            let part = store.part(0..2 * BLOCK);
             let (first, second) = ((word(&part, 8), word(&part, 16)), word(&part, BLOCK));
             assert!(first == (1, 0) || first == (2, 2), "whole blocks: {first:?}");
             *seen.entry((first, second)).or_insert(0) += 1;
@@ -605,11 +800,14 @@ mod tests {
             store.lock().fuse.light(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
+            store.lock().fuse.renew();
+            let part = store.part(0..2 * BLOCK);
             let read = (word(&part, 16), word(&part, BLOCK));
             if seed % 2 == 0 {
-                store.open();
+                store.open().unwrap();
             }
             store.power_cut(&mut Rng::new(seed + 1));
+            let part = store.part(0..2 * BLOCK);
             let left = (word(&part, 16), word(&part, BLOCK));
             if seed % 2 == 0 {
                 assert_eq!(left, read, "flushed");
@@ -619,5 +817,27 @@ mod tests {
             *seen.entry((read, left)).or_insert(0) += 1;
         }
         assert!(seen.len() > 6, "kept and lost, read and not: {seen:?}");
+    }
+
+    #[test]
+    fn writes_of_a_drive_that_are_in_flight_together_land_in_any_order() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..64 {
+            let store = LogStore::new(LogStoreKind::Block, Fuse::default(), Rng::new(1));
+            let part = store.part(0..BLOCK);
+            let blocks = SimBlocks { store: store.clone(), at: 0 };
+            for content in 1..=3 {
+                blocks.begin_write(0, &[content; BLOCK], false).unwrap();
+            }
+            if seed % 2 == 0 {
+                // The process is killed: they go on.
+                store.process_died(&mut Rng::new(seed));
+            } else {
+                store.power_cut(&mut Rng::new(seed));
+            }
+            drop(part);
+            *seen.entry((seed % 2, word(&store.part(0..BLOCK), 0))).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 3 + 4, "any of them, or none if the power was cut: {seen:?}");
     }
 }

@@ -1,10 +1,9 @@
 //! A machine with drives, a log store and a target's process.
 
-use std::collections::BTreeMap;
-
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::log_region::opening::Place;
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
     inspect,
@@ -12,26 +11,27 @@ use riopipe_order::log_region::{
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::RegionError;
 use riopipe_session::label::{LABEL_LEN, LABEL_VERSION, Label, MemberId};
-use riopipe_session::outbox::Outbox;
-use riopipe_session::target::{
-    Closed, ConnId, DeviceError, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
-    TargetConn, Volumes,
-};
+use riopipe_session::target::{Identity, NamespaceConfig, Namespaces, Shared, Split, Volumes};
 
 use crate::block::{BLOCK, GARBAGE};
-use crate::crc::crc32c;
-use crate::drive::{Drive, LABEL_BLOCKS};
-use crate::foreign::Screen;
+use crate::drive::{Drive, DriveSpec, LABEL_BLOCKS};
+use crate::drive_queue::DriveQueue;
+use crate::env::{Said, SimEnv};
 use crate::fuse::Fuse;
-use crate::host::SimHost;
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
 use crate::scenario::{MachineSpec, VolumeSpec, Whose};
+use riopipe_platform::crc32c;
+
+mod process;
+
+use process::Process;
+pub use process::{Out, Tcp};
 
 /// Where a label's version is in its block.
 const LABEL_VERSION_AT: usize = 8;
-/// A reactor is busy with something else for so long at most, ns.
-const BUSY_NS: u64 = 200_000;
+/// Operations that a drive is given at once: as the product has it, unless it is made scarce.
+const DEPTH: usize = 512;
 
 /// The first volume of a simulated cluster, and mostly the only one.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
@@ -41,42 +41,16 @@ pub const VOLUME_NAME: &str = "simulated";
 /// Its generation when it has been made.
 pub const FIRST_GENERATION: u32 = 1;
 
-/// The target's end of a connection.
-pub struct Link {
-    /// The session.
-    pub conn: TargetConn<SimHost>,
-    /// What it has to send.
-    pub out: Outbox<Vec<u8>>,
-    /// Received and not consumed.
-    input: Vec<u8>,
-    /// The network's number of the connection; `None` once that is gone.
-    pub net: Option<usize>,
-    /// The session has said that it is to be closed.
-    pub ending: bool,
-    /// The reactor that has it.
-    core: usize,
-    /// What a target of another make lets through.
-    pub screen: Option<Screen>,
-}
-
-/// What a reactor has still to hear of.
-enum Unheard {
-    /// A drive has finished an operation.
-    Done(OpId, Result<Option<Vec<u8>>, DeviceError>),
-    /// Something was left for a connection.
-    Notice(ConnId),
-}
-
 /// A machine.
 pub struct Machine {
     /// What its sessions see.
-    pub host: SimHost,
+    pub env: SimEnv,
     /// Its log store.
     pub store: LogStore,
-    /// The target's ends of its connections.
-    pub links: Vec<Option<Link>>,
-    /// Links that something was done to: what they have to send is to be sent.
-    pub touched: Vec<usize>,
+    /// The cores of its target's process, and what its kernel has for them.
+    process: Process,
+    /// What the process has to have done outside of the machine.
+    pub out: Vec<Out>,
     spec: MachineSpec,
     index: usize,
     rng: Rng,
@@ -85,23 +59,15 @@ pub struct Machine {
     /// Counts the target's processes.
     pub life: u32,
     boot: u64,
-    next_conn: u64,
     fuse: Fuse,
-    /// What happened and has not been heard of, by number.
-    unheard: BTreeMap<u64, Unheard>,
-    next_unheard: u64,
-    /// When and of what a reactor is to hear, since last looked at.
-    pub to_hear: Vec<(u64, u64)>,
-    /// Until when each reactor is busy with something else, ns.
-    busy: Vec<u64>,
+    /// When each drive is to be polled next, ns, if it has been said.
+    polls: Vec<Option<u64>>,
     /// The right log, while an empty or an older one is in its place.
     pub set_aside: Option<SetAside>,
     /// The right drive and which one it is, while another is in its place.
-    wrong: Option<(usize, Drive)>,
+    wrong: Option<(usize, DriveQueue)>,
     /// What of Rio's a target of another make has been sent.
     pub misled: Option<String>,
-    /// It was told to stop in good order.
-    stopping: bool,
     /// Its last life was ended in good order, to the last byte of its log.
     rested: bool,
 }
@@ -118,14 +84,17 @@ impl Machine {
         traced: bool,
     ) -> Self {
         let fuse = Fuse::default();
-        let store = LogStore::new(spec.log, fuse.clone());
-        let drives = spec.drives.iter().map(|drive| Drive::new(*drive, spec.blocks)).collect();
-        let host = SimHost::new(drives, fuse.clone(), rng.fork(1), traced);
+        let store = LogStore::new(spec.log, fuse.clone(), rng.fork(0));
+        let said = Said::new(traced);
+        let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
+            new_drive((at, *drive, spec.blocks), rng.fork(1 + at as u64), &fuse, &said)
+        });
+        let env = SimEnv::new(drives.collect(), fuse.clone(), said);
         let mut machine = Self {
-            host,
+            env,
             store,
-            links: Vec::new(),
-            touched: Vec::new(),
+            process: Process::default(),
+            out: Vec::new(),
             spec: spec.clone(),
             index,
             rng,
@@ -133,19 +102,15 @@ impl Machine {
             powered: true,
             life: 0,
             boot: 1,
-            next_conn: 1,
             fuse,
-            unheard: BTreeMap::new(),
-            next_unheard: 0,
-            to_hear: Vec::new(),
-            busy: vec![0; usize::from(spec.cores.max(1))],
+            polls: vec![None; spec.drives.len()],
             set_aside: None,
             wrong: None,
             misled: None,
-            stopping: false,
             rested: false,
         };
         machine.format(volumes);
+        machine.store.come_to_rest();
         machine
     }
 
@@ -212,7 +177,7 @@ impl Machine {
     /// holds its lock until the last such operation has come back (T8).
     #[must_use]
     pub fn is_haunted(&self) -> bool {
-        self.host.drives.iter().any(|drive| drive.in_flight() > 0)
+        self.env.drives.iter().any(|drive| drive.is_haunted())
     }
 
     /// Starts the target's process; what was wrong with the log, if anything. A log of another
@@ -225,45 +190,26 @@ impl Machine {
         self.fuse.renew();
         self.life += 1;
         self.rested = false;
-        let (len, boot) = (log_len(volumes), self.boot_id());
-        self.store.open();
-        let header = self.store.part(0..HEADER_BYTES);
         self.powered = true;
+        self.store.open().map_err(|error| error.to_string())?;
         if self.spec.logless || self.spec.foreign {
             self.serve(Volumes::without_log(crc32c));
             return Ok(Vec::new());
         }
-        let mut lost = None;
-        let region = match inspect(&header, len, boot, crc32c) {
-            class @ (Class::StaleBoot(_) | Class::Damaged { .. } | Class::Blank)
-                if given_up || class == Class::Blank =>
-            {
-                let uuid = [0xb0 ^ self.life as u8; 16];
-                let kind = self.store.kind().log_kind();
-                if let Class::StaleBoot(found) = class {
-                    lost = Some(found);
-                }
-                LogRegion::create(header, len, uuid, boot, kind, crc32c)
-                    .map_err(|e| e.to_string())?
-            }
-            Class::StaleBoot(found) => {
-                self.serve(Volumes::with_lost_log(found, crc32c));
-                return Ok(Vec::new());
-            }
-            _ => LogRegion::open(header, len, boot, crc32c).map_err(|e| e.to_string())?,
-        };
+        let header = self.store.part(0..HEADER_BYTES);
         let store = self.store.clone();
         let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
-        let (volumes, problems) = Volumes::with_log(region, split, crc32c);
-        self.serve(match lost {
-            Some(lost) => volumes.after_loss(lost),
-            None => volumes,
-        });
-        Ok(problems)
+        let kind = self.store.kind().log_kind();
+        let place = Place { len: log_len(volumes), kind, boot: self.boot_id() };
+        let new_uuid = [0xb0 ^ self.life as u8; 16];
+        let opened = Volumes::open(header, split, place, given_up, new_uuid, crc32c)
+            .map_err(|refused| refused.to_string())?;
+        self.serve(opened.volumes);
+        Ok(opened.problems)
     }
 
     fn serve(&mut self, volumes: Volumes<LogPart>) {
-        let drives = self.host.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
+        let drives = self.env.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
             nsid,
             blocks: u64::from(self.spec.blocks),
             nguid: nguid(self.index, nsid as usize - 1),
@@ -271,33 +217,10 @@ impl Machine {
             volatile: !drive.spec().plp,
         });
         let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
-        self.host.shared =
-            Some(Shared::new(identity(self.index), namespaces, volumes, self.host.now));
+        self.env.shared =
+            Some(Shared::new(identity(self.index), namespaces, volumes, self.env.now));
         self.up = true;
-    }
-
-    /// The target is told to stop in good order: its connections end, and then it does.
-    pub fn stop(&mut self) {
-        self.stopping = true;
-        let Self { host, links, touched, .. } = self;
-        for (at, link) in links.iter_mut().enumerate() {
-            if let Some(link) = link {
-                end(link, host, &Closed::Ended("the target stops"));
-                touched.push(at);
-            }
-        }
-    }
-
-    /// Whether new connections are taken.
-    #[must_use]
-    pub const fn is_accepting(&self) -> bool {
-        self.up && !self.stopping
-    }
-
-    /// Whether it was told to stop, and nothing is under way any more.
-    #[must_use]
-    pub fn is_at_rest(&self) -> bool {
-        self.up && self.stopping && self.links.iter().all(Option::is_none)
+        self.begin_process();
     }
 
     /// Flushes the drives, and ends the log's service, at the end of a stop in good order.
@@ -305,10 +228,10 @@ impl Machine {
     /// # Errors
     /// The log could not be written back.
     pub fn end_service(&mut self) -> Result<(), RegionError> {
-        self.host.drives.iter_mut().for_each(Drive::sync);
+        self.env.drives.iter_mut().for_each(|drive| drive.sync());
         let store = self.store.clone();
-        if let Some(shared) = &mut self.host.shared {
-            shared.end_service(self.host.now, || store.sync())?;
+        if let Some(shared) = &mut self.env.shared {
+            shared.end_service(self.env.now, || store.sync())?;
         }
         self.rested = !self.has_stopped();
         Ok(())
@@ -358,15 +281,11 @@ impl Machine {
     /// The target's process ends where it is.
     pub fn kill(&mut self) {
         self.up = false;
-        self.stopping = false;
-        self.host.shared = None;
-        self.links.clear();
-        self.touched.clear();
-        self.host.notices.clear();
-        self.host.scheduled.clear();
-        self.unheard.clear();
-        self.to_hear.clear();
-        for drive in &mut self.host.drives {
+        self.env.shared = None;
+        self.process = Process::default();
+        self.out.clear();
+        self.env.mail.clear();
+        for drive in &mut self.env.drives {
             drive.orphan();
         }
         self.store.process_died(&mut self.rng);
@@ -376,7 +295,8 @@ impl Machine {
     /// The machine loses its power.
     pub fn power_cut(&mut self) {
         // What is in flight is lost or lands before the process could see either.
-        self.host.power_cut();
+        let now = self.env.now;
+        self.env.drives.iter_mut().for_each(|drive| drive.power_cut(now));
         self.store.power_cut(&mut self.rng);
         if let Some(log) = &mut self.set_aside {
             log.power_cut(self.store.kind(), &mut self.rng);
@@ -389,7 +309,7 @@ impl Machine {
     /// Puts another drive in the place of one, while the machine is off: of the same size and with the
     /// same identity, and with a label that says `whose`. Its blocks hold whatever.
     pub fn replace_drive(&mut self, drive: usize, whose: Whose) {
-        let there = &self.host.drives[drive];
+        let there = &self.env.drives[drive];
         let copies = there.bytes(&[there.block(0), there.block(1)]);
         let (older, newer) = copies.split_at(LABEL_LEN);
         let (Ok(mut label), None) = (Label::newest([older, newer], crc32c), &self.wrong) else {
@@ -402,18 +322,20 @@ impl Machine {
         if whose == Whose::Newer {
             block[LABEL_VERSION_AT..][..4].copy_from_slice(&(LABEL_VERSION + 1).to_le_bytes());
         }
-        let mut other = Drive::new(*there.spec(), self.spec.blocks);
+        let (spec, rng) = (*there.spec(), self.rng.fork(drive as u64));
+        let of = (drive, spec, self.spec.blocks);
+        let mut other = new_drive(of, rng, &self.fuse, &self.env.said);
         (LABEL_BLOCKS..self.spec.blocks).for_each(|lba| other.preset(lba, GARBAGE));
         let name = other.name_label(&block);
         (0..LABEL_BLOCKS).for_each(|lba| other.preset(lba, name));
-        let right = core::mem::replace(&mut self.host.drives[drive], other);
+        let right = core::mem::replace(&mut self.env.drives[drive], other);
         self.wrong = Some((drive, right));
     }
 
     /// Puts the right drive back; whether another was in its place.
     pub fn put_drive_back(&mut self) -> bool {
         let Some((at, drive)) = self.wrong.take() else { return false };
-        self.host.drives[at] = drive;
+        self.env.drives[at] = drive;
         true
     }
 
@@ -428,7 +350,7 @@ impl Machine {
     pub fn drive(&self, at: usize) -> &Drive {
         match &self.wrong {
             Some((replaced, right)) if *replaced == at => right,
-            _ => &self.host.drives[at],
+            _ => &self.env.drives[at],
         }
     }
 
@@ -436,8 +358,8 @@ impl Machine {
     /// many without one as it has drives (T28).
     #[must_use]
     pub fn remembers(&self, in_log: usize) -> Option<(usize, usize)> {
-        let remembered = self.host.shared.as_ref()?.volumes().remembered();
-        Some((remembered, in_log + self.host.drives.len()))
+        let remembered = self.env.shared.as_ref()?.volumes().remembered();
+        Some((remembered, in_log + self.env.drives.len()))
     }
 
     /// The process stops after so many more effects on drives, log and network, or in the fence
@@ -451,172 +373,18 @@ impl Machine {
     pub fn has_stopped(&self) -> bool {
         self.fuse.is_blown()
     }
-
-    /// A new connection; its link.
-    pub fn accept(&mut self, net: usize) -> usize {
-        let at = self.links.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.links.push(None);
-            self.links.len() - 1
-        });
-        let id = ConnId(self.next_conn);
-        self.next_conn += 1;
-        let conn = TargetConn::new(id, at as u64, crc32c, self.host.now);
-        let core = id.0 as usize % self.busy.len();
-        self.links[at] = Some(Link {
-            conn,
-            out: Outbox::new(),
-            input: Vec::new(),
-            net: Some(net),
-            ending: false,
-            core,
-            screen: self.spec.foreign.then(Screen::default),
-        });
-        at
-    }
-
-    /// Bytes have come.
-    pub fn receive(&mut self, at: usize, bytes: &[u8]) {
-        self.store.write_back_some(&mut self.rng);
-        let Self { host, links, touched, misled, .. } = self;
-        let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
-        if link.ending {
-            return;
-        }
-        touched.push(at);
-        if let Some(screen) = &mut link.screen {
-            *misled = misled.take().or(screen.look(bytes));
-        }
-        let fresh = link.input.is_empty();
-        if !fresh {
-            link.input.extend_from_slice(bytes);
-        }
-        let mut used = 0;
-        loop {
-            let input = if fresh { bytes } else { &link.input };
-            match link.conn.receive(&input[used..], host, &mut link.out) {
-                Ok(0) => break,
-                Ok(n) => used += n,
-                Err(closed) => {
-                    end(link, host, &closed);
-                    return;
-                }
-            }
-        }
-        if fresh {
-            link.input.extend_from_slice(&bytes[used..]);
-        } else {
-            link.input.drain(..used);
-        }
-    }
-
-    /// The connection has ended.
-    pub fn hang_up(&mut self, at: usize) {
-        let Self { host, links, touched, .. } = self;
-        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
-            link.net = None;
-            end(link, host, &Closed::Ended("the connection has ended"));
-            touched.push(at);
-        }
-    }
-
-    /// A drive has finished an operation.
-    pub fn drive_done(&mut self, drive: usize, flight: u64) {
-        let Some((Some(op), result)) = self.host.end(drive, flight) else { return };
-        let core = self.links.get(op.key() as usize).and_then(Option::as_ref).map(|l| l.core);
-        let Some(core) = core else { return };
-        match self.is_late(core) {
-            Some(at) => self.hear_at(at, Unheard::Done(op, result)),
-            None => self.done(op, result),
-        }
-    }
-
-    fn done(&mut self, op: OpId, result: Result<Option<Vec<u8>>, DeviceError>) {
-        let at = op.key() as usize;
-        let Self { host, links, touched, .. } = self;
-        if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
-            link.conn.device_done(op, result, host, &mut link.out);
-            link.conn.settled(host, &mut link.out);
-            touched.push(at);
-        }
-    }
-
-    /// When a reactor comes to something that is there now, unless at once. A target's only reactor
-    /// always does: what it has not heard of has not happened yet, for all that anybody can tell.
-    fn is_late(&mut self, core: usize) -> Option<u64> {
-        if self.busy.len() == 1 {
-            return None;
-        }
-        let now = self.host.now;
-        if self.busy[core] <= now && self.rng.one_in(3) {
-            self.busy[core] = now + self.rng.below(BUSY_NS);
-        }
-        (self.busy[core] > now).then_some(self.busy[core])
-    }
-
-    fn hear_at(&mut self, time: u64, what: Unheard) {
-        self.next_unheard += 1;
-        self.unheard.insert(self.next_unheard, what);
-        self.to_hear.push((time, self.next_unheard));
-    }
-
-    /// A reactor hears of something.
-    pub fn hear(&mut self, number: u64) {
-        match self.unheard.remove(&number) {
-            Some(Unheard::Done(op, result)) => self.done(op, result),
-            Some(Unheard::Notice(id)) => self.notice(id),
-            // The process has died.
-            None => {}
-        }
-    }
-
-    /// Time goes by.
-    pub fn tick(&mut self) {
-        let Self { host, links, touched, .. } = self;
-        for (at, link) in links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
-            if let Err(closed) = link.conn.tick(host, &mut link.out) {
-                end(link, host, &closed);
-                touched.push(at);
-            }
-        }
-    }
-
-    /// Carries notices between connections until there are none, or none that is heard of now.
-    pub fn deliver_notices(&mut self) {
-        while let Some(id) = self.host.notices.pop_front() {
-            let link = self.links.iter().flatten().find(|link| link.conn.id() == id);
-            let Some(core) = link.map(|link| link.core) else { continue };
-            match self.is_late(core) {
-                Some(at) => self.hear_at(at, Unheard::Notice(id)),
-                None => self.notice(id),
-            }
-        }
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        let Self { host, links, touched, .. } = self;
-        let found = links.iter_mut().enumerate().find_map(|(at, link)| {
-            link.as_mut().filter(|link| link.conn.id() == id).map(|link| (at, link))
-        });
-        let Some((at, link)) = found else { return };
-        if let Err(closed) = link.conn.noticed(host, &mut link.out) {
-            end(link, host, &closed);
-        }
-        touched.push(at);
-    }
-
-    /// Drops a link that is over.
-    pub fn drop_if_over(&mut self, at: usize) {
-        if self.links[at].as_ref().is_some_and(|link| link.ending && link.conn.is_drained()) {
-            self.links[at] = None;
-        }
-    }
 }
 
-fn end(link: &mut Link, host: &mut SimHost, closed: &Closed) {
-    if !core::mem::replace(&mut link.ending, true) {
-        link.conn.closing(&closed.to_string(), host);
-    }
+/// A drive of a machine, and the queue to it.
+fn new_drive(
+    (at, spec, blocks): (usize, DriveSpec, u32),
+    mut rng: Rng,
+    fuse: &Fuse,
+    said: &Said,
+) -> DriveQueue {
+    let name = format!("drive {at}");
+    let depth = *rng.pick(&[2, 8, DEPTH, DEPTH]);
+    DriveQueue::new(Drive::new((spec, blocks), &name, rng, fuse.clone(), said.of(&name)), depth)
 }
 
 /// Bytes of a log region with just this volume in it, or with several and as much again: when it is
@@ -654,7 +422,7 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
     let engine = if foreign { EngineKind::Rio } else { volume.engine.kind() };
     for (index, (machine, drive)) in volume.members.iter().enumerate() {
         let blocks = machines[*machine].spec.blocks;
-        let drive = &mut machines[*machine].host.drives[*drive];
+        let drive = &mut machines[*machine].env.drives[*drive];
         for sequence in [1, 2] {
             let label = Label {
                 volume: id,

@@ -34,15 +34,6 @@ pub enum Role {
     },
 }
 
-/// The end of a connection at a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerEnd {
-    /// Which machine.
-    pub machine: usize,
-    /// Which of its links.
-    pub link: usize,
-}
-
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -84,8 +75,9 @@ pub struct Conn {
     pub from: usize,
     /// The initiator's end, until it is told of the connection's end.
     pub client: Option<ClientEnd>,
-    /// The target's end, once accepted and until it is told.
-    pub server: Option<ServerEnd>,
+    /// The machine whose target has its other end, once that is connected and until it is told of
+    /// the end.
+    pub server: Option<usize>,
     /// The machine that it leads to.
     pub machine: usize,
     up: Pipe,
@@ -110,6 +102,9 @@ pub struct Network {
     rng: Rng,
     conns: Vec<Conn>,
     parted: Vec<Parted>,
+    /// What is sent toward targets, before a time, on the connections that streams begin from now on
+    /// arrives so much later.
+    late_streams: (u64, u64),
 }
 
 /// Nothing passes between an initiator and a machine (any, if `None`) before `until`.
@@ -124,7 +119,7 @@ impl Network {
     /// No connections yet.
     #[must_use]
     pub const fn new(spec: NetSpec, rng: Rng) -> Self {
-        Self { spec, rng, conns: Vec::new(), parted: Vec::new() }
+        Self { spec, rng, conns: Vec::new(), parted: Vec::new(), late_streams: (0, 0) }
     }
 
     /// A delay.
@@ -140,13 +135,15 @@ impl Network {
         let apart =
             |p: &&Parted| p.client == client.client && p.machine.is_none_or(|m| m == machine);
         let until = self.parted.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
+        let is_stream = matches!(client.role, Role::Stream { .. });
+        let lag = if is_stream { self.late_streams } else { (0, 0) };
         let pipe = || Pipe { stalled_until: until, ..Pipe::default() };
         self.conns.push(Conn {
             from: client.client,
             client: Some(client),
             server: None,
             machine,
-            up: pipe(),
+            up: Pipe { lag, ..pipe() },
             down: pipe(),
         });
         self.conns.len() - 1
@@ -272,8 +269,15 @@ impl Network {
         self.pipe(conn, way).lag = (until, by);
     }
 
+    /// What is sent toward targets before `until`, on the connections that streams begin from now
+    /// on, arrives later by `by`, ns.
+    pub const fn lag_streams(&mut self, until: u64, by: u64) {
+        self.late_streams = (until, by);
+    }
+
     /// Nothing is stalled or late any more.
     pub fn heal(&mut self) {
+        self.late_streams = (0, 0);
         self.parted.clear();
         for pipe in self.conns.iter_mut().flat_map(|conn| [&mut conn.up, &mut conn.down]) {
             pipe.stalled_until = 0;

@@ -58,7 +58,7 @@ impl Engine {
     /// Whether the targets keep a log of the volume.
     #[must_use]
     pub const fn is_logged(self) -> bool {
-        matches!(self, Self::Rio)
+        self.kind().capabilities().keeps_log
     }
 }
 
@@ -121,6 +121,20 @@ pub struct ClientSpec {
     /// same connections, µs; 0: as long as the connections last.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub patience_us: u32,
+    /// An owner that has not called for so long has left its stream to the background driver, µs.
+    #[serde(default = "away_us")]
+    pub away_us: u32,
+    /// An idle stream that was left is made durable after so long, µs.
+    #[serde(default = "flush_us")]
+    pub flush_us: u32,
+}
+
+const fn away_us() -> u32 {
+    50_000
+}
+
+const fn flush_us() -> u32 {
+    1_000_000
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -128,7 +142,8 @@ fn is_zero(number: &u32) -> bool {
 }
 
 /// What a write of a group is meant to be. What it may be is decided when it is submitted: blocks
-/// that another stream holds are left out, own blocks that are not released are written in place.
+/// that another stream holds are left out, own blocks that are not released are written in place or
+/// extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -136,6 +151,8 @@ pub enum Place {
     Fresh,
     /// Over live data.
     InPlace,
+    /// Over what is there, for which it serves as well.
+    Extend,
     /// Zeroes.
     Discard,
 }
@@ -288,6 +305,13 @@ pub enum What {
     Lag {
         /// Which machine.
         machine: usize,
+        /// How late, µs.
+        by_us: u32,
+        /// For how long, µs.
+        for_us: u32,
+    },
+    /// What initiators send, for a while, on connections that their streams begin comes late.
+    LateStreams {
         /// How late, µs.
         by_us: u32,
         /// For how long, µs.

@@ -15,10 +15,9 @@ use crate::client::intruder::{self, Intruder, Told};
 use crate::client::{Client, NEIGHBOUR};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
-use crate::foreign;
 use crate::log_store::{LogStoreKind, SetAside};
-use crate::machine::{self, Machine, new_volume};
-use crate::network::{Chunk, ServerEnd, Way};
+use crate::machine::{self, Machine, Out, new_volume};
+use crate::network::{Chunk, Way};
 use crate::oracle::{Drives, Promise, Violation, Where};
 use crate::rng::Rng;
 use crate::scenario::{Fault, Scenario};
@@ -30,8 +29,6 @@ mod operator;
 
 use neighbour::{Neighbour, Side};
 
-/// How often a target's clocks are looked at, ns.
-const MACHINE_TICK_NS: u64 = 5 * MS;
 /// The first phase ends after so many events at the latest.
 const SAFETY_EVENTS: u64 = 12_000;
 /// Then everything must end within so many events.
@@ -181,7 +178,6 @@ impl World {
     fn run(mut self) -> Outcome {
         for machine in 0..self.machines.len() {
             self.core.after(0, Ev::StartMachine(machine));
-            self.core.after(MACHINE_TICK_NS, Ev::TickMachine(machine));
         }
         self.core.after(US, Ev::StartClient(0));
         if self.neighbour.is_some() {
@@ -209,31 +205,40 @@ impl World {
         match ev {
             Ev::Arrive { conn, up: true } => self.arrive_up(conn),
             Ev::Arrive { conn, up: false } => self.arrive_down(conn),
-            Ev::Drive { machine, drive, flight } => {
-                self.machines[machine].host.now = self.core.now;
-                self.machines[machine].drive_done(drive, flight);
+            Ev::Drive { machine, drive } => {
+                self.machines[machine].env.now = self.core.now;
+                self.machines[machine].poll_drive(drive);
                 self.settle(machine);
             }
-            Ev::Hear { machine, number } => {
-                self.machines[machine].host.now = self.core.now;
-                self.machines[machine].hear(number);
+            Ev::WakeCore { machine, core } => {
+                self.machines[machine].env.now = self.core.now;
+                self.machines[machine].wake(core);
+                self.settle(machine);
+            }
+            Ev::Room { machine, conn } => {
+                self.machines[machine].env.now = self.core.now;
+                self.machines[machine].has_room(conn);
                 self.settle(machine);
             }
             Ev::StartMachine(machine) => self.start_machine(machine),
-            Ev::TickMachine(machine) => {
-                self.core.after(MACHINE_TICK_NS, ev);
-                if self.machines[machine].is_up() {
-                    self.machines[machine].host.now = self.core.now;
-                    self.machines[machine].tick();
-                    self.settle(machine);
-                }
-            }
             Ev::StartClient(NEIGHBOUR)
             | Ev::TickClient { client: NEIGHBOUR, .. }
+            | Ev::WakeClient { client: NEIGHBOUR, .. }
+            | Ev::WakeStreams { client: NEIGHBOUR, .. }
             | Ev::Act { client: NEIGHBOUR, .. } => {
                 self.with_neighbour(|client, drives, core| happen_to(client, ev, drives, core));
             }
-            Ev::StartClient(client) | Ev::TickClient { client, .. } | Ev::Act { client, .. } => {
+            Ev::WakeClient { client, .. } if client >= claimant::FIRST => {
+                self.claimants[client - claimant::FIRST].wake(&mut self.core);
+            }
+            Ev::WakeClient { client, .. } if client >= intruder::FIRST => {
+                self.intruders[client - intruder::FIRST].wake(&mut self.core);
+            }
+            Ev::StartClient(client)
+            | Ev::TickClient { client, .. }
+            | Ev::WakeClient { client, .. }
+            | Ev::WakeStreams { client, .. }
+            | Ev::Act { client, .. } => {
                 let Self { clients, core, machines, .. } = self;
                 happen_to(&mut clients[client], ev, &Drives(machines), core);
             }
@@ -250,13 +255,13 @@ impl World {
         };
         let at = self.core.net.conn(conn).machine;
         let machine = &mut self.machines[at];
-        machine.host.now = self.core.now;
+        machine.env.now = self.core.now;
         match (chunk, self.core.net.conn(conn).server) {
             (Chunk::Open, _) if machine.is_accepting() => {
-                let link = machine.accept(conn);
-                self.core.net.conn_mut(conn).server = Some(ServerEnd { machine: at, link });
+                machine.open(conn);
+                self.core.net.conn_mut(conn).server = Some(at);
             }
-            (Chunk::Bytes(bytes), Some(link)) => {
+            (Chunk::Bytes(bytes), Some(_)) => {
                 let client = self.core.net.conn(conn).from;
                 if client == NEIGHBOUR
                     && let Some(Neighbour { side: Side { oracle, .. }, client: it, .. }) =
@@ -282,11 +287,11 @@ impl World {
                         oracle.may_intrude(intruder.at, intruder.content);
                     }
                 }
-                machine.receive(link.link, &bytes);
+                machine.receive(conn, bytes);
             }
-            (Chunk::End, Some(end)) => {
+            (Chunk::End, Some(_)) => {
                 self.core.net.conn_mut(conn).server = None;
-                machine.hang_up(end.link);
+                machine.hang_up(conn);
             }
             // Without power nobody says anything.
             (Chunk::Open | Chunk::Bytes(_), _) if !machine.is_powered() => return,
@@ -353,6 +358,8 @@ impl World {
     fn settle(&mut self, at: usize) {
         let Self { core, machines, neighbour, volumes, .. } = self;
         let machine = &mut machines[at];
+        machine.env.now = core.now;
+        machine.work();
         if let Some(by) = machine.misled.take() {
             core.oracle.misled(at, &by);
         }
@@ -360,34 +367,37 @@ impl World {
         if let Some((volumes, most)) = machine.remembers(in_log) {
             core.oracle.remembers(at, volumes, most);
         }
-        machine.deliver_notices();
-        while let Some(link) = machine.touched.pop() {
-            send(machine, link, core);
-            machine.deliver_notices();
+        for out in machine.out.drain(..) {
+            match out {
+                Out::Send(conn, bytes) => core.send(conn, Way::Down, bytes),
+                Out::End(conn) => core.end(conn, Way::Down),
+                Out::Close(conn) => {
+                    core.net.conn_mut(conn).server = None;
+                    core.end(conn, Way::Down);
+                }
+                Out::Refuse(conn) => {
+                    core.net.conn_mut(conn).server = None;
+                    core.refuse(conn);
+                }
+                Out::Wake(time, index) => core.at(time, Ev::WakeCore { machine: at, core: index }),
+                Out::Poll(time, drive) => core.at(time, Ev::Drive { machine: at, drive }),
+                Out::Room(time, conn) => core.at(time, Ev::Room { machine: at, conn }),
+            }
         }
-        for scheduled in machine.host.scheduled.drain(..) {
-            let (drive, flight) = (scheduled.drive, scheduled.flight);
-            core.after(scheduled.delay, Ev::Drive { machine: at, drive, flight });
-        }
-        for (time, number) in machine.to_hear.drain(..) {
-            core.at(time, Ev::Hear { machine: at, number });
-        }
-        for (drive, told) in machine.host.told.drain(..) {
-            let oracle = match neighbour {
-                Some(second) if second.has(at, drive) => &mut second.side.oracle,
-                _ => &mut core.oracle,
-            };
-            oracle.told(at, drive, &told, core.now);
-        }
-        for drive in &mut machine.host.drives {
+        for (number, drive) in machine.env.drives.iter_mut().enumerate() {
+            for told in drive.take_told() {
+                let oracle = match neighbour {
+                    Some(second) if second.has(at, number) => &mut second.side.oracle,
+                    _ => &mut core.oracle,
+                };
+                oracle.told(at, number, &told, core.now);
+            }
             for _ in 0..drive.take_late() {
                 probe::hit(Rare::LateWrite);
             }
         }
-        if let Some(log) = &mut machine.host.log {
-            for line in log.drain(..) {
-                core.trace(|| format!("target {at}: {line}"));
-            }
+        for line in machine.env.said.take() {
+            core.trace(|| format!("target {at}: {line}"));
         }
         if machine.has_stopped() {
             let doom = self.dooms[at].take().unwrap_or(Doom { power: false, down_us: 1000 });
@@ -419,7 +429,7 @@ impl World {
             // The drives are locked as long as the last life's writes are under way (T8).
             return self.core.after(20 * US, Ev::StartMachine(at));
         }
-        machine.host.now = self.core.now;
+        machine.env.now = self.core.now;
         match machine.start(&self.volumes[at], core::mem::take(&mut self.given_up[at])) {
             Ok(problems) => {
                 self.core.trace(|| format!("target {at} starts"));
@@ -456,7 +466,7 @@ impl World {
         self.core.trace(|| format!("target {at} {kind}"));
         self.note_crash();
         for conn in 0..self.core.net.len() {
-            if self.core.net.conn(conn).server.is_none_or(|end| end.machine != at) {
+            if self.core.net.conn(conn).server != Some(at) {
                 continue;
             }
             self.core.net.conn_mut(conn).server = None;
@@ -524,6 +534,10 @@ fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) 
     match ev {
         Ev::StartClient(_) if !client.is_up() => client.start(core),
         Ev::TickClient { life, .. } if there(client, life) => client.tick(drives, core),
+        Ev::WakeClient { life, server, .. } if there(client, life) => {
+            client.wake(server, drives, core);
+        }
+        Ev::WakeStreams { life, .. } if there(client, life) => client.wake_streams(drives, core),
         Ev::Act { life, stream, .. } if there(client, life) => client.act(stream, drives, core),
         _ => {}
     }
@@ -535,7 +549,7 @@ fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, us
         core.map.iter().map(|at| (at.machine, at.drive, at.lba)).collect();
     for (machine, is) in machines.iter_mut().enumerate() {
         let blocks = is.spec().blocks;
-        let drives = is.host.drives.iter_mut().enumerate();
+        let drives = is.env.drives.iter_mut().enumerate();
         for (drive, drives) in drives.filter(|(drive, _)| of(machine, *drive)) {
             for lba in
                 (LABEL_BLOCKS..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba)))
@@ -546,34 +560,4 @@ fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, us
             }
         }
     }
-}
-
-/// Sends what a link has to send.
-fn send(machine: &mut Machine, at: usize, core: &mut Core) {
-    let Machine { host, links, .. } = machine;
-    let Some(link) = links.get_mut(at).and_then(Option::as_mut) else { return };
-    while !link.out.is_empty() {
-        let mut bytes = Vec::with_capacity(link.out.len_bytes());
-        link.out.slices().for_each(|slice| bytes.extend_from_slice(slice));
-        link.out.consume(bytes.len());
-        if link.screen.is_some() {
-            foreign::hide(&mut bytes);
-        }
-        if let Some(conn) = link.net
-            && host.fuse.burn()
-        {
-            core.send(conn, Way::Down, bytes);
-        }
-        if !link.ending {
-            link.conn.sent(host, &mut link.out);
-        }
-    }
-    if link.ending
-        && let Some(conn) = link.net.take()
-        && !host.fuse.is_blown()
-    {
-        core.net.conn_mut(conn).server = None;
-        core.end(conn, Way::Down);
-    }
-    machine.drop_if_over(at);
 }

@@ -11,7 +11,8 @@
 //! overtaken owner does not look at the labels, as the program does (881000041571, P2), and one asks a
 //! target that does not answer until its queue is full (90909000061320); an owner was heard again after
 //! its lease (31415926000040456, P5), or was heard and had not been let back in (7300057561, P5);
-//! and a power cut tore a label that was durable (905090110044477, P2).
+//! a power cut tore a label that was durable (905090110044477, P2), and a discard was held to be undone
+//! after a plain host had written over it (132278238373490, P3).
 
 use std::path::Path;
 

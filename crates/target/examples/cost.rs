@@ -1,5 +1,5 @@
-//! What the sessions themselves cost per write, sockets and drives left out: an initiator's stream
-//! and a target's connection in one thread, in batches of a queue depth.
+//! The cost of the sessions per write, without sockets and drives: an initiator's stream and a
+//! target's connection in one thread, in batches of a queue depth.
 //!
 //! ```text
 //! cargo run --release -p riopipe-target --example cost -- [none|rio] [WRITES] [DEPTH]
@@ -10,20 +10,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Data, Done, Submitted};
 use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::region::MemRegion;
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
+use riopipe_platform::crc32c as crc;
 use riopipe_session::initiator::attach::Attach;
-use riopipe_session::initiator::queue_pair::{Data, QpConfig, QueuePair};
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard, StreamConfig, StreamSession};
+use riopipe_session::initiator::queue_pair::{Data as CommandData, QpConfig, QueuePair};
+use riopipe_session::initiator::stream::{
+    FlushFailures, ReplayBoard, StreamConfig, StreamQueue, StreamSession,
+};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split,
-    Submitted, TargetConn, Volumes, WriteData,
+    ConnId, Event, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, TargetEnv,
+    Volumes,
 };
 use riopipe_session::wire;
-use riopipe_target::crc32c as crc;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 const SUBNQN: &str = "nqn.2026-01.io.example:drives";
@@ -31,11 +34,43 @@ const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:1";
 const BLOCKS: u64 = 1 << 20;
 const SLOTS: u32 = 16384;
 
-/// A host whose drives keep nothing.
-struct Sink(Shared<MemRegion>);
+/// A drive that stores nothing.
+struct Nothing;
 
-impl Host for Sink {
+impl BlockDevice for Nothing {
     type Buf = Vec<u8>;
+    fn write(&mut self, _: u64, _: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        std::hint::black_box(&data);
+        Submitted::Done(Ok(None))
+    }
+    fn read(&mut self, _: u64, _: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(Some(vec![0; blocks as usize * BLOCK_BYTES])))
+    }
+    fn flush(&mut self, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn write_zeroes(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn deallocate(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        Submitted::Done(Ok(None))
+    }
+    fn kick(&mut self, _: u64) {}
+    fn poll(&mut self, _: u64, _: &mut Vec<Done<Vec<u8>>>) {}
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
+
+/// The environment of a target with one such drive.
+struct Sink(Shared<MemRegion>, Nothing);
+
+impl TargetEnv for Sink {
+    type Buf = Vec<u8>;
+    type Device = Nothing;
     type Region = MemRegion;
     fn now(&self) -> u64 {
         1
@@ -43,24 +78,8 @@ impl Host for Sink {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn write(
-        &mut self,
-        _: usize,
-        _: OpId,
-        _: u64,
-        data: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        std::hint::black_box(&data);
-        Submitted::Done(Ok(None))
-    }
-    fn read(&mut self, _: usize, _: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
-        Submitted::Done(Err(DeviceError::Failed))
-    }
-    fn flush(&mut self, _: usize, _: OpId) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn zero(&mut self, _: usize, _: OpId, _: u64, _: u64, _: bool) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
+    fn device(&mut self, _: usize) -> &mut Nothing {
+        &mut self.1
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
         f(&mut self.0)
@@ -87,7 +106,7 @@ impl riopipe_order::engine::Payload for Payload {
     }
 }
 
-/// Everything that waits in an outbox, as it would lie in a receive buffer.
+/// Moves everything in an outbox into `into`, as it would be in a receive buffer.
 fn carry<P: AsRef<[u8]>>(out: &mut Outbox<P>, into: &mut Vec<u8>) {
     into.clear();
     out.slices().for_each(|slice| into.extend_from_slice(slice));
@@ -119,7 +138,7 @@ fn target() -> Sink {
     let drive =
         NamespaceConfig { nsid: 1, blocks: BLOCKS, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![drive]).expect("one namespace");
-    Sink(Shared::new(
+    let shared = Shared::new(
         Identity {
             subnqn: SUBNQN.into(),
             serial: "RIO0001".into(),
@@ -134,7 +153,8 @@ fn target() -> Sink {
         namespaces,
         volumes,
         0,
-    ))
+    );
+    Sink(shared, Nothing)
 }
 
 fn main() {
@@ -176,7 +196,9 @@ fn main() {
         lease_ms: 0,
         members: wire::in_order([1]),
     };
-    queue.submit(wire::claim_command(), 1, Data::Bytes(&claim.encode()), &mut out).expect("room");
+    queue
+        .submit(wire::claim_command(), 1, CommandData::Bytes(&claim.encode()), &mut out)
+        .expect("room");
     carry(&mut out, &mut up);
     admin.take(&mut host, &up);
 
@@ -196,7 +218,7 @@ fn main() {
         timeout_ns: u64::MAX,
         loss_ns: 1,
     };
-    let mut io: QueuePair<Payload> =
+    let mut io: StreamQueue<Payload> =
         QueuePair::new(config.io_queue(controller.cntlid, 1, depth as u16 + 9));
     io.set_in_capsule(controller.in_capsule_bytes);
     let limits = Limits { merge: false, ..Limits::default() };

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and what its media promise.
+//! Checking a configuration: its errors, and the guarantees of its media.
 
 use std::fmt;
 use std::path::Path;
@@ -8,23 +8,23 @@ use riopipe_media::{boot_id, open_drive, open_log, survival_once_created};
 use riopipe_metrics::check_address;
 use riopipe_net::{Listener, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
-use riopipe_order::log_region::{Class, HEADER_BYTES, LogKind, inspect};
+use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
+use riopipe_order::log_region::{HEADER_BYTES, OpenError};
 use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
 
 use crate::config::{CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN};
 use crate::identity;
-use crate::log::check_kind;
 
-/// One mistake: where, what, and what to do.
+/// An error in a configuration: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Which part of the configuration, as its key.
+    /// The part of the configuration, as its key.
     pub place: String,
-    /// What is wrong with it.
+    /// The defect.
     pub what: String,
-    /// What to do; empty if `what` says it already.
+    /// The remedy; empty if `what` contains it.
     pub advice: String,
 }
 
@@ -44,29 +44,29 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What came of checking a configuration.
+/// The result of checking a configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Every mistake found.
+    /// All errors.
     pub problems: Vec<Problem>,
-    /// What should be known although it is no mistake.
+    /// Remarks that are not errors.
     pub notes: Vec<Problem>,
-    /// What each namespace's drive and the log together promise.
+    /// The guarantees of each namespace's drive together with the log.
     pub promises: Vec<Promise>,
     /// The subsystem's NQN.
     pub subnqn: String,
 }
 
-/// A row of the table of media: data drive × log.
+/// A row of the table of media: data drive and log.
 #[derive(Clone, Debug)]
 pub struct Promise {
-    /// The namespace.
+    /// The namespace identifier.
     pub nsid: u32,
-    /// Its drive, as given.
+    /// The specification of its drive.
     pub drive: String,
-    /// The log, as given; `none`.
+    /// The specification of the log; `none` without one.
     pub log: String,
-    /// What survives what, and the gain to expect.
+    /// The survival of failures, and the gain to expect.
     pub row: Row,
 }
 
@@ -96,7 +96,7 @@ impl Promise {
 }
 
 impl Report {
-    /// Whether a target would start.
+    /// Whether a target with this configuration would start.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.problems.is_empty()
@@ -124,8 +124,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks a configuration without serving it. Drives and log are opened if they exist, and left
-/// as they are; nothing is created.
+/// Checks a configuration without serving it. Existing drives and logs are opened and not changed;
+/// nothing is created.
 #[must_use]
 pub fn check(config: &Config) -> Report {
     let mut report = Report::default();
@@ -133,7 +133,7 @@ pub fn check(config: &Config) -> Report {
         Ok(settled) => settled,
         Err(problems) => {
             report.problems = problems;
-            // The rest is checked all the same: one run shows all mistakes.
+            // The rest is checked even so: one run shows all errors.
             Settled::rough(config)
         }
     };
@@ -160,7 +160,7 @@ pub fn check(config: &Config) -> Report {
     report
 }
 
-/// A path that a specification would create.
+/// The path that a specification would create.
 fn to_be_created(spec: &str) -> Option<&str> {
     let (kind, rest) = spec.split_once(':')?;
     let path = rest.split(',').next()?;
@@ -180,7 +180,7 @@ fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<(Survival
             Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: "" };
         return Some((survival, true));
     }
-    // Memory need not be had in full to know what it is like.
+    // The properties of a drive in memory are known without allocating all of it.
     let lazy = matches!(spec.split(':').next(), Some("mem" | "ssd")) && !spec.contains(",lazy");
     let opened = open_drive(&if lazy { format!("{spec},lazy") } else { spec.to_owned() });
     match opened {
@@ -214,7 +214,7 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
                 note(report, survival);
                 Some(survival)
             }
-            // Created by somebody else just now.
+            // Another process has created it just now.
             Ok(None) => None,
             Err(error) => {
                 report.problems.push(Problem::new("log", error, ""));
@@ -232,8 +232,8 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     note(report, store.survives());
     let refused = match (store.part(0..HEADER_BYTES.min(store.len())), boot_id()) {
         (Ok(header), Ok(boot)) => {
-            let class = inspect(&header, store.len(), boot, crate::crc::crc32c);
-            explain(&class, store.len(), store.kind(), config.accept_lost_log)
+            let place = Place { len: store.len(), kind: store.kind(), boot };
+            refusal(decide(&header, place, config.accept_lost_log, riopipe_platform::crc32c))
         }
         (Err(error), _) => Some(Problem::new("log", error, "")),
         (_, Err(error)) => Some(Problem::new("log", error, "")),
@@ -248,38 +248,36 @@ fn note(report: &mut Report, survival: Survival) {
     }
 }
 
-fn explain(class: &Class, len: usize, kind: LogKind, accept: bool) -> Option<Problem> {
+/// The error in the log that would keep the target, or volumes, from being served.
+fn refusal(decided: Result<Decision, Refused>) -> Option<Problem> {
     let problem = |what: String, advice| Some(Problem::new("log", what, advice));
-    match class {
-        Class::Blank if len < HEADER_BYTES + 4096 => {
-            problem(format!("{len} bytes are too small for a log region"), "give it 2M or more")
-        }
-        Class::Blank => None,
-        Class::Ours(_) | Class::StaleBoot(_) if accept => None,
-        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
-            check_kind(found, kind).err().and_then(|other| problem(other.to_string(), ""))
-        }
-        Class::Ours(_) => None,
-        Class::Damaged { .. } if accept => None,
-        Class::StaleBoot(_) => problem(
-            "the log is of another boot, in which its target was not stopped in good order: the \
+    match decided {
+        Ok(Decision::Open | Decision::Create | Decision::GiveUp(_)) => None,
+        Ok(Decision::Lost(_)) => problem(
+            "the log is of another boot, in which its target was not stopped cleanly: the \
              volumes in it would be refused"
                 .into(),
             "check their content, then start once with accept_lost_log (--accept-lost-log)",
         ),
-        Class::Newer { version } => problem(
+        Err(Refused::TooSmall { have, .. }) => {
+            problem(format!("{have} bytes are too small for a log region"), "give it 2M or more")
+        }
+        Err(Refused::Region(OpenError::Newer { version })) => problem(
             format!("a log region of format version {version}, written by a newer program"),
             "use that program",
         ),
-        Class::NotALog => problem("this is not a log region".into(), "check the path"),
-        Class::Damaged { what } => problem(
+        Err(Refused::Region(OpenError::NotALog)) => {
+            problem("this is not a log region".into(), "check the path")
+        }
+        Err(Refused::Region(OpenError::Damaged { what })) => problem(
             format!("the log region is damaged: {what}"),
             "restore it, or give it up with accept_lost_log (--accept-lost-log)",
         ),
+        Err(error) => problem(error.to_string(), ""),
     }
 }
 
-/// The configuration with every default filled in.
+/// The configuration with all defaults.
 #[derive(Debug)]
 pub(crate) struct Settled {
     pub(crate) subnqn: String,
@@ -313,15 +311,15 @@ impl Settled {
     }
 }
 
-/// The machine's cores. Which of them this process may use is the business of each reactor, which
-/// is pinned on its own.
+/// Number of cores of the machine. Each reactor is pinned on its own, and checks then whether this
+/// process may use the core.
 fn cores_of_machine() -> usize {
     // SAFETY: takes a constant, returns a number or -1.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     usize::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Checks what can be checked without opening anything, and fills in the defaults.
+/// Checks everything that needs no open file, and adds the defaults.
 pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
     let mut problems = Vec::new();
     let mut wrong = |place: &str, what: String, advice: &str| {
@@ -423,7 +421,7 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
 #[cfg(test)]
 mod tests {
     use riopipe_order::attribute::{Member, VolumeId};
-    use riopipe_order::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use riopipe_order::log_region::{LogKind, LogRegion, MemberNamespace, NewVolume};
     use riopipe_order::region::MemRegion;
 
     use super::*;
@@ -434,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once_with_its_place() {
+    fn all_errors_are_reported_at_once_with_their_places() {
         let namespace = |nsid, drive: &str| NamespaceOptions {
             nsid,
             drive: drive.into(),
@@ -489,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_created_and_the_table_is_told() {
+    fn nothing_is_created_and_the_table_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         let config = Config {
@@ -509,7 +507,7 @@ mod tests {
             assert!(text.contains(line), "{line:?} in {text}");
         }
         assert_eq!(report.promises.len(), 3);
-        // What is said of a file that is not there yet is what is said of it once it is.
+        // The prediction for a missing file agrees with the result after its creation.
         let running = crate::Target::start(&config).unwrap();
         running.stop().unwrap();
         let after = check(&config);
@@ -520,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_or_no_log_is_said() {
+    fn media_in_use_and_invalid_logs_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         let config = Config {
@@ -542,12 +540,12 @@ mod tests {
         assert!(report.to_string().contains("too small"), "{report}");
     }
 
-    /// A log region with a volume in it, as it lies on its medium.
+    /// The bytes of a log region, with or without a volume in it.
     fn region(kind: LogKind, volumes: bool) -> Vec<u8> {
         let len = 1 << 20;
         let boot = boot_id().unwrap();
         let header = MemRegion::new(len);
-        let crc = crate::crc::crc32c;
+        let crc = riopipe_platform::crc32c;
         let mut log = LogRegion::create(header, len, [1; 16], boot, kind, crc).unwrap();
         if volumes {
             let member = MemberNamespace { member: Member(0), nsid: 1 };
@@ -568,7 +566,7 @@ mod tests {
             lock_wait_ms: 0,
             ..Config::on_loopback(&["mem:1M"])
         };
-        // On tmpfs a block log is as good as a mapped file, and stamped so.
+        // On tmpfs a block log is as durable as a mapped file, and stamped as one.
         let in_memory = {
             std::fs::write(&path, vec![0; 1 << 20]).unwrap();
             open_log(&format!("block:{}", path.display())).unwrap().kind() == LogKind::File
@@ -582,16 +580,19 @@ mod tests {
             assert_eq!(places(&report), ["log"], "{report}");
             let error = crate::Target::start(&config(serve, false)).err().unwrap().to_string();
             for text in [&report.to_string(), &error] {
-                assert!(text.contains("it was made on") && text.contains("--accept"), "{text}");
+                assert!(
+                    text.contains("it was made on") && text.contains("accept_lost_log"),
+                    "{text}"
+                );
             }
             assert_eq!(std::fs::read(&path).unwrap(), region(made, true), "left alone");
             let same = if serve == "file" { "block" } else { "file" };
             assert!(check(&config(same, false)).is_ok());
-            // Given up, it is made anew, with its new stamp.
+            // With `accept_lost_log` it is created again, with a new stamp.
             assert!(check(&config(serve, true)).is_ok());
             crate::Target::start(&config(serve, true)).unwrap().stop().unwrap();
             assert!(check(&config(serve, false)).is_ok());
-            // One without volumes knows nothing that could be lost.
+            // A log without volumes has no state that could be lost.
             std::fs::write(&path, region(made, false)).unwrap();
             assert!(check(&config(serve, false)).is_ok());
             crate::Target::start(&config(serve, false)).unwrap().stop().unwrap();
@@ -599,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_target_promises_is_what_was_said_before() {
+    fn a_running_target_has_the_guarantees_that_the_check_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         for log in ["file", "block"] {

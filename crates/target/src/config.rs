@@ -1,4 +1,4 @@
-//! What a target serves, and to whom.
+//! The configuration of a target.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Addresses with ports; port 0 takes a free one. Discovery is answered there, too.
+    /// Addresses with ports; port 0 takes a free one. They also answer discovery.
     pub listen: Vec<String>,
-    /// Further addresses where only discovery is expected, usually port 8009; they answer
-    /// everything all the same.
+    /// Further addresses meant for discovery only, usually port 8009; they also answer all other
+    /// commands.
     pub discovery: Vec<String>,
     /// The subsystem's NQN; made from the machine and the first address if absent.
     pub subnqn: Option<String>,
@@ -32,38 +32,39 @@ pub struct Config {
     pub model: String,
     /// The namespaces.
     pub namespaces: Vec<NamespaceOptions>,
-    /// Where the ordering log is, such as `file:/var/lib/rio/log,size=2M` or `block:/dev/nvme1n1`;
-    /// without one, engine `rio` cannot run here.
+    /// The place of the ordering log, such as `file:/var/lib/rio/log,size=2M` or
+    /// `block:/dev/nvme1n1`; without a log, engine `rio` is not available here.
     pub log: Option<String>,
-    /// Make the log anew although it belongs to another boot or is damaged: what it knew of
-    /// volumes that were not closed is given up (T19).
+    /// Create the log again, although it belongs to another boot or is damaged. Its state of
+    /// volumes that were not closed is lost (T19).
     pub accept_lost_log: bool,
-    /// Milliseconds to wait, at the start, for another process that has a drive or the log locked:
-    /// one that was killed keeps its locks until its last write has landed (T8).
+    /// Milliseconds to wait at the start for another process that has a drive or the log locked. A
+    /// killed process keeps its locks until its last write has landed (T8).
     pub lock_wait_ms: u64,
-    /// Host NQNs that may connect; anyone if absent.
+    /// Host NQNs that may connect; all hosts may if absent.
     pub hosts: Option<Vec<String>>,
-    /// Reactors, one thread each; one per core if absent.
+    /// Number of reactors, one thread each; one per core if absent.
     pub reactors: Option<usize>,
     /// Cores to pin the reactors to, in order; none are pinned if empty.
     pub cores: Vec<usize>,
-    /// Microseconds to look for work before sleeping. 0 sleeps at once; 200 if absent.
+    /// Microseconds to poll before sleeping. 0 sleeps at once; 200 if absent.
     pub spin_us: Option<u64>,
     /// Refuse connections without header digests.
     pub require_header_digest: bool,
     /// Refuse connections without data digests.
     pub require_data_digest: bool,
-    /// I/O queues per controller.
+    /// Number of I/O queues per controller.
     pub io_queues: u16,
-    /// Connections of all hosts together; more wait until one ends (T28).
+    /// Largest number of connections of all hosts together; others wait until one ends (T28).
     pub connections: usize,
-    /// MiB of data that reads, transfers and unsent answers of all connections may hold, beyond
-    /// 1 MiB for each; commands may bring four times as much in their capsules (T28).
+    /// MiB of data that reads, transfers and unsent answers of all connections may take, beyond 1
+    /// MiB for each. Commands may bring four times as much in their capsules (T28).
     pub memory_mib: usize,
-    /// Milliseconds that commands under way may take to finish when the target stops.
+    /// Milliseconds that commands in flight may take to finish when the target stops.
     pub grace_ms: u64,
-    /// Loopback address and port where `GET /metrics` gives Prometheus's text and `GET /stat` the
-    /// same as JSON, such as `127.0.0.1:9420`; port 0 takes a free one. Not served if absent.
+    /// Loopback address and port at which the program that runs the target serves its metrics, such
+    /// as `127.0.0.1:9420`; port 0 takes a free one. Not served if absent. The target itself serves
+    /// nothing there: see [`Running::stat_source`](crate::Running::stat_source).
     pub metrics: Option<String>,
 }
 
@@ -73,7 +74,7 @@ pub struct Config {
 pub struct NamespaceOptions {
     /// The drive, such as `mem:1G`, `file:/srv/a.img,size=10G` or `block:/dev/nvme0n1`.
     pub drive: String,
-    /// Namespace id; the lowest free one if absent.
+    /// Namespace identifier; the lowest free one if absent.
     #[serde(default)]
     pub nsid: Option<u32>,
     /// UUID; made from the subsystem's NQN and the id if absent.
@@ -84,20 +85,20 @@ pub struct NamespaceOptions {
     pub nguid: Option<String>,
 }
 
-/// Where NVMe/TCP is listened for unless told otherwise.
+/// Default address to listen on for NVMe/TCP.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
-/// How long to wait for locked drives and logs, milliseconds, unless told otherwise.
+/// Default wait for locked drives and logs, in milliseconds.
 pub const DEFAULT_LOCK_WAIT_MS: u64 = 10_000;
-/// How long to look for work before sleeping, microseconds, unless told otherwise.
+/// Default time to poll before sleeping, in microseconds.
 pub const DEFAULT_SPIN_US: u64 = 200;
-/// The most connections that a configuration may allow.
+/// Largest number of connections that a configuration may allow.
 pub(crate) const CONNECTIONS_MAX: usize = 1 << 16;
-/// The least memory for data that a configuration may allow, MiB: one queue of the largest size
-/// can be connected.
+/// Least memory for data that a configuration may allow, in MiB: enough for one queue of the
+/// largest size.
 pub(crate) const MEMORY_MIB_MIN: usize = 2;
-/// The most, MiB: 1 TiB.
+/// Most memory for data that a configuration may allow, in MiB: 1 TiB.
 pub(crate) const MEMORY_MIB_MAX: usize = 1 << 20;
-/// How many connections may be open at once unless told otherwise.
+/// Default for the largest number of connections.
 pub(crate) const DEFAULT_CONNECTIONS: usize = 4096;
 
 impl Default for Config {
@@ -145,7 +146,7 @@ impl Config {
     /// file begins with `{`.
     ///
     /// # Errors
-    /// The file can't be read, or makes no sense; says where.
+    /// [`LoadError`]: the file can't be read, or its content is invalid; it says where.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
@@ -162,37 +163,37 @@ impl Config {
     /// Reads TOML.
     ///
     /// # Errors
-    /// What is wrong, with line and column.
+    /// The error, with line and column.
     pub fn from_toml(text: &str) -> Result<Self, Box<toml::de::Error>> {
         toml::from_str(text).map_err(Box::new)
     }
 }
 
-/// Why a configuration file was not taken.
+/// The reason why a configuration file was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("{}: can't read the configuration: {source}", .path.display())]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is not TOML of the right shape.
+    /// The file is not TOML with the right keys.
     #[error("{}: {source}", .path.display())]
     Toml {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and what.
+        /// The error and its place.
         source: Box<toml::de::Error>,
     },
-    /// It is not nvmetcli's JSON, or asks for what a Rio target doesn't do.
+    /// The file is not nvmetcli's JSON, or asks for a feature that a Rio target lacks.
     #[error("{}: {problem}", .path.display())]
     Json {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and what.
+        /// The error and its place.
         problem: crate::nvmetcli::JsonError,
     },
 }
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn toml_says_it_all() {
+    fn every_key_can_be_set_in_toml() {
         let config = Config::from_toml(
             r#"
             listen = ["0.0.0.0:4420", "[::]:4420"]

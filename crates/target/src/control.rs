@@ -1,52 +1,41 @@
-//! The order that all reactors have been given, and how far they are with it.
+//! The shutdown request that all reactors of a target share.
 
 use crate::mail::Mailboxes;
-use crate::sync::{AtomicU8, AtomicUsize, Ordering};
+use crate::sync::{AtomicU8, Ordering};
 
-/// What all reactors are told to do, and how many have begun to.
+/// The current shutdown request. It is only ever raised.
 #[derive(Debug)]
-pub(crate) struct Control {
-    order: AtomicU8,
-    winding_up: AtomicUsize,
-}
+pub(crate) struct Control(AtomicU8);
 
-/// Go on; finish what is under way and end; end as if killed.
+/// A shutdown request, from the weakest to the strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 #[repr(u8)]
-pub(crate) enum Order {
-    Run = 0,
-    Finish = 1,
-    Die = 2,
+pub(crate) enum Shutdown {
+    /// None: the reactors run.
+    None = 0,
+    /// Commands in flight finish, then the reactors end.
+    Graceful = 1,
+    /// The reactors end at once, as if the process were killed.
+    Immediate = 2,
 }
 
 impl Control {
     pub(crate) fn new() -> Self {
-        Self { order: AtomicU8::new(Order::Run as u8), winding_up: AtomicUsize::new(0) }
+        Self(AtomicU8::new(Shutdown::None as u8))
     }
 
-    /// Gives an order to all, asleep or not.
-    pub(crate) fn give(&self, order: Order, mail: &Mailboxes) {
-        self.order.fetch_max(order as u8, Ordering::Release);
+    /// Requests a shutdown of all reactors, and wakes them.
+    pub(crate) fn request<M>(&self, shutdown: Shutdown, mail: &Mailboxes<M>) {
+        self.0.fetch_max(shutdown as u8, Ordering::Release);
         mail.wake_all();
     }
 
-    /// One more reactor moves no connection to another any more.
-    pub(crate) fn winds_up(&self, mail: &Mailboxes) {
-        self.winding_up.fetch_add(1, Ordering::AcqRel);
-        mail.wake_all();
-    }
-
-    /// Whether no connection can be on its way to a reactor except in its mail. Asked before the
-    /// mail is read.
-    pub(crate) fn all_wind_up(&self, mail: &Mailboxes) -> bool {
-        self.winding_up.load(Ordering::Acquire) == mail.reactors()
-    }
-
-    pub(crate) fn order(&self) -> Order {
-        match self.order.load(Ordering::Acquire) {
-            0 => Order::Run,
-            1 => Order::Finish,
-            _ => Order::Die,
+    /// The strongest request so far.
+    pub(crate) fn shutdown(&self) -> Shutdown {
+        match self.0.load(Ordering::Acquire) {
+            0 => Shutdown::None,
+            1 => Shutdown::Graceful,
+            _ => Shutdown::Immediate,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What a reactor has done, counted for those who watch.
+//! The counters of a reactor, for its observers.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One thing that is counted.
+/// A counted event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Counter {
@@ -40,7 +40,7 @@ impl Counter {
         Self::LogFailed,
     ];
 
-    /// Its name in JSON; metrics put `rio_` before it and `_total` behind.
+    /// The counter's name in JSON; metrics put `rio_` before it and `_total` behind.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OrderedRequests => "ordered_requests",
@@ -73,21 +73,21 @@ impl Counter {
             Self::Connections => "Queues that hosts have connected",
             Self::ConnectsRefused => "Connects that were refused",
             Self::Claims => "Times that a volume got a new owner",
-            Self::StreamsFailed => "Ordered streams that failed, for whatever reason",
+            Self::StreamsFailed => "Ordered streams that failed, for any reason",
             Self::LogFull => "Of these, because their ordering log was full",
             Self::LogFailed => "Of these, because their ordering log could not be written",
         }
     }
 }
 
-/// One reactor's counters, alone on their cache lines: it alone writes them, without a locked
-/// instruction, and anybody reads them.
+/// The counters of one reactor, on cache lines of their own. Only the reactor writes them, without
+/// a locked instruction; every thread may read them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
 
 impl Counters {
-    /// Only the reactor's own thread may call it.
+    /// Adds to a counter. Only the reactor's own thread may call it.
     #[inline]
     pub(crate) fn add(&self, what: Counter, count: u64) {
         let counter = &self.0[what as usize];
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_counts_for_itself() {
+    fn each_reactor_has_its_own_counters() {
         let counters = Counters::default();
         for (i, what) in (0..).zip(Counter::ALL) {
             assert_eq!(what as usize, i);

@@ -1,39 +1,26 @@
-//! The world of a reactor's connections: drives, the shared state, the mailboxes of the others.
+//! The environment of a reactor's connections: drives, the shared state, the mailboxes of the other
+//! reactors.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use riopipe_media::{AlignedBuf, Cause, Data, Done, IoError, Queue};
+use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
-};
+use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv};
 
 use crate::counters::{Counter, Counters};
-use crate::log::WatchedPart;
+use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
+use crate::tcp::Tcp;
 
-/// Operations in flight per drive and reactor; what comes on top waits its turn here.
+/// Largest number of operations in flight per drive and reactor; further ones wait here.
 pub(crate) const QUEUE_DEPTH: usize = 512;
 
-/// A device buffer.
-pub(crate) struct Buf(AlignedBuf);
+/// The mailboxes of the reactors.
+pub(crate) type Mail = Mailboxes<Message<Devices, Tcp>>;
 
-impl AsRef<[u8]> for Buf {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl AsMut<[u8]> for Buf {
-    fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
-
-/// What all connections of all reactors share, behind its lock.
+/// The state that all connections of all reactors share, behind its lock.
 pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
 
 /// Locks the shared state. A panic elsewhere leaves it usable: every change of it is complete
@@ -42,133 +29,155 @@ pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> 
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One reactor's way to the drives, and everything else its connections need.
+/// One reactor's access to the drives, and everything else that its connections need.
 pub(crate) struct Devices {
     drives: Vec<DriveQueue>,
-    shared: SharedState,
-    mail: Arc<Mailboxes>,
-    /// Read once per round.
+    parts: DevicesParts,
+    /// Time of the current round, in ns; the clock is read once per round.
     pub(crate) now: u64,
     /// Scratch space for completions.
     done: Vec<Done>,
-    /// This reactor's own.
+}
+
+/// Everything that a reactor's connections need besides the drives.
+pub(crate) struct DevicesParts {
+    pub(crate) shared: SharedState,
+    pub(crate) mail: Arc<Mail>,
+    pub(crate) log: Option<Arc<Log>>,
+    /// The counters of this reactor.
+    pub(crate) counters: Arc<Counters>,
+    /// The stages of all reactors.
+    pub(crate) stages: Arc<Stages>,
+}
+
+/// A reactor's queue of a drive, with counters.
+pub(crate) struct DriveQueue {
+    queue: BoundedDevice<dyn Queue>,
+    /// The reactor's counters.
     counters: Arc<Counters>,
-    /// Of all reactors.
-    stages: Arc<Stages>,
 }
 
-struct DriveQueue {
-    queue: Box<dyn Queue>,
-    /// Asked for while the queue was full.
-    backlog: VecDeque<Backlog>,
+impl DriveQueue {
+    /// Counts the failure of an operation that ended within its call.
+    #[inline]
+    fn seen(&self, submitted: Submitted) -> Submitted {
+        if let Submitted::Done(Err(error)) = &submitted {
+            note(error, &self.counters);
+        }
+        submitted
+    }
 }
 
-struct Backlog {
-    op: OpId,
-    lba: u64,
-    what: What,
-}
+impl BlockDevice for DriveQueue {
+    type Buf = AlignedBuf;
 
-enum What {
-    Write(AlignedBuf),
-    Read(u64),
-    Flush,
-    Zero { blocks: u64, deallocate: bool },
+    #[inline]
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        self.counters.add(Counter::Writes, 1);
+        self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
+        let submitted = self.queue.write(op, lba, data);
+        self.seen(submitted)
+    }
+
+    #[inline]
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.counters.add(Counter::Reads, 1);
+        self.counters.add(Counter::ReadBytes, blocks * u64::from(BLOCK_SIZE));
+        let submitted = self.queue.read(op, lba, blocks);
+        self.seen(submitted)
+    }
+
+    fn flush(&mut self, op: u64) -> Submitted {
+        self.counters.add(Counter::Flushes, 1);
+        let submitted = self.queue.flush(op);
+        self.seen(submitted)
+    }
+
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.counters.add(Counter::Discards, 1);
+        let submitted = self.queue.write_zeroes(op, lba, blocks);
+        self.seen(submitted)
+    }
+
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
+        self.counters.add(Counter::Discards, 1);
+        let submitted = self.queue.deallocate(op, lba, blocks);
+        self.seen(submitted)
+    }
+
+    fn kick(&mut self, now: u64) {
+        self.queue.kick(now);
+    }
+
+    fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
+        let from = done.len();
+        self.queue.poll(now, done);
+        for error in done[from..].iter().filter_map(|done| done.result.as_ref().err()) {
+            note(error, &self.counters);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.queue.next_deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
 }
 
 impl Devices {
-    pub(crate) fn new(
-        queues: Vec<Box<dyn Queue>>,
-        shared: SharedState,
-        mail: Arc<Mailboxes>,
-        counters: Arc<Counters>,
-        stages: Arc<Stages>,
-    ) -> Self {
-        let drives = queues.into_iter().map(|queue| DriveQueue { queue, backlog: VecDeque::new() });
-        let (drives, now) = (drives.collect(), riopipe_media::now());
-        Self { drives, shared, mail, now, done: Vec::new(), counters, stages }
+    pub(crate) fn new(queues: Vec<Box<dyn Queue>>, parts: DevicesParts) -> Self {
+        let drives = queues.into_iter().map(|queue| DriveQueue {
+            queue: BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of),
+            counters: Arc::clone(&parts.counters),
+        });
+        Self { drives: drives.collect(), parts, now: riopipe_platform::now_ns(), done: Vec::new() }
     }
 
-    /// Starts what was gathered and hands what has finished to `each`; returns how much that was.
+    /// Submits the gathered operations and passes completions to `each`; returns their number.
     pub(crate) fn poll(
         &mut self,
-        mut each: impl FnMut(&mut Self, OpId, Result<Option<Buf>, DeviceError>),
+        mut each: impl FnMut(&mut Self, OpId, Result<Option<AlignedBuf>, IoError>),
     ) -> usize {
         let mut count = 0;
         for ns in 0..self.drives.len() {
             let drive = &mut self.drives[ns];
-            if drive.queue.in_flight() == 0 {
+            if drive.in_flight() == 0 {
                 continue;
             }
-            drive.queue.kick();
+            // The time is read again: a modelled drive computes from it.
+            drive.kick(riopipe_platform::now_ns());
             let mut done = std::mem::take(&mut self.done);
-            drive.queue.poll(self.now, &mut done);
+            drive.poll(self.now, &mut done);
             count += done.len();
             for Done { op, result } in done.drain(..) {
-                let result = translate(result, &self.counters);
                 each(self, OpId(op), result);
             }
             self.done = done;
-            while let Some((op, result)) = self.next_of_backlog(ns) {
-                count += 1;
-                each(self, op, result);
-            }
         }
         count
     }
 
-    /// Submits what waited for room; stops at one that finishes within the call, to hand it out.
-    fn next_of_backlog(&mut self, ns: usize) -> Option<(OpId, Result<Option<Buf>, DeviceError>)> {
-        let drive = &mut self.drives[ns];
-        while drive.queue.in_flight() < QUEUE_DEPTH {
-            let Backlog { op, lba, what } = drive.backlog.pop_front()?;
-            let submitted = match what {
-                What::Write(data) => drive.queue.write(op.0, lba, Data::Owned(data)),
-                What::Read(blocks) => drive.queue.read(op.0, lba, blocks),
-                What::Flush => drive.queue.flush(op.0),
-                What::Zero { blocks, deallocate: true } => {
-                    drive.queue.deallocate(op.0, lba, blocks)
-                }
-                What::Zero { blocks, deallocate: false } => {
-                    drive.queue.write_zeroes(op.0, lba, blocks)
-                }
-            };
-            if let riopipe_media::Submitted::Done(result) = submitted {
-                return Some((op, translate(result, &self.counters)));
-            }
-        }
-        None
-    }
-
-    /// When a modelled drive will have something, nanoseconds.
+    /// Time at which a modelled drive has its next completion, in nanoseconds.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
-        self.drives.iter().filter_map(|d| d.queue.next_deadline()).min()
+        self.drives.iter().filter_map(BlockDevice::next_deadline).min()
     }
 
-    /// Operations that have not come back.
+    /// Number of operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        self.drives.iter().map(|d| d.queue.in_flight() + d.backlog.len()).sum()
+        self.drives.iter().map(BlockDevice::in_flight).sum()
     }
 
-    /// Descriptors that become readable when a drive has something.
+    /// Descriptors that become readable when a drive has completions.
     pub(crate) fn event_fds(&self) -> impl Iterator<Item = std::os::fd::RawFd> {
         self.drives.iter().filter_map(|d| d.queue.event_fd())
     }
-
-    /// The queue of a drive, if there is room in it.
-    #[inline]
-    fn queue(&mut self, ns: usize) -> Result<&mut dyn Queue, &mut VecDeque<Backlog>> {
-        let drive = &mut self.drives[ns];
-        if drive.queue.in_flight() < QUEUE_DEPTH && drive.backlog.is_empty() {
-            Ok(drive.queue.as_mut())
-        } else {
-            Err(&mut drive.backlog)
-        }
-    }
 }
 
-impl Host for Devices {
-    type Buf = Buf;
+impl TargetEnv for Devices {
+    type Buf = AlignedBuf;
+    type Device = DriveQueue;
     type Region = WatchedPart;
 
     #[inline]
@@ -176,106 +185,51 @@ impl Host for Devices {
         self.now
     }
 
-    fn alloc(&mut self, len: usize) -> Option<Buf> {
-        Some(Buf(AlignedBuf::zeroed(len)))
+    fn alloc(&mut self, len: usize) -> Option<AlignedBuf> {
+        Some(AlignedBuf::zeroed(len))
     }
 
     #[inline]
-    fn write(&mut self, ns: usize, op: OpId, lba: u64, data: WriteData<'_, Buf>) -> Submitted<Buf> {
-        let bytes = match &data {
-            WriteData::Borrowed(bytes) => bytes.len(),
-            WriteData::Owned(Buf(buf)) => buf.len(),
-        };
-        self.counters.add(Counter::Writes, 1);
-        self.counters.add(Counter::WrittenBytes, bytes as u64);
-        match (self.queue(ns), data) {
-            (Ok(queue), WriteData::Borrowed(bytes)) => {
-                submitted(queue.write(op.0, lba, Data::Borrowed(bytes)), &self.counters)
-            }
-            (Ok(queue), WriteData::Owned(Buf(buf))) => {
-                submitted(queue.write(op.0, lba, Data::Owned(buf)), &self.counters)
-            }
-            (Err(backlog), data) => {
-                let data = match data {
-                    WriteData::Borrowed(bytes) => AlignedBuf::copy_of(bytes),
-                    WriteData::Owned(Buf(buf)) => buf,
-                };
-                backlog.push_back(Backlog { op, lba, what: What::Write(data) });
-                Submitted::Pending
-            }
-        }
-    }
-
-    #[inline]
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Buf> {
-        self.counters.add(Counter::Reads, 1);
-        self.counters.add(Counter::ReadBytes, u64::from(blocks) * u64::from(BLOCK_SIZE));
-        match self.queue(ns) {
-            Ok(queue) => submitted(queue.read(op.0, lba, blocks.into()), &self.counters),
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Read(blocks.into()) });
-                Submitted::Pending
-            }
-        }
-    }
-
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Buf> {
-        self.counters.add(Counter::Flushes, 1);
-        match self.queue(ns) {
-            Ok(queue) => submitted(queue.flush(op.0), &self.counters),
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba: 0, what: What::Flush });
-                Submitted::Pending
-            }
-        }
-    }
-
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> Submitted<Buf> {
-        self.counters.add(Counter::Discards, 1);
-        match self.queue(ns) {
-            Ok(queue) if deallocate => {
-                submitted(queue.deallocate(op.0, lba, blocks), &self.counters)
-            }
-            Ok(queue) => submitted(queue.write_zeroes(op.0, lba, blocks), &self.counters),
-            Err(backlog) => {
-                backlog.push_back(Backlog { op, lba, what: What::Zero { blocks, deallocate } });
-                Submitted::Pending
-            }
-        }
+    fn device(&mut self, ns: usize) -> &mut DriveQueue {
+        &mut self.drives[ns]
     }
 
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<WatchedPart>) -> T) -> T {
-        f(&mut lock(&self.shared))
+        f(&mut lock(&self.parts.shared))
     }
 
     fn notify(&mut self, conn: ConnId) {
-        self.mail.notify(conn);
+        self.parts.mail.notify(conn);
+    }
+
+    #[inline]
+    fn watch_log(&mut self) {
+        if let Some(log) = &self.parts.log {
+            log.watch();
+        }
     }
 
     fn log(&mut self, event: Event<'_>) {
         match event {
             Event::Connected { hostnqn, subnqn, cntlid, qid } => {
-                self.counters.add(Counter::Connections, 1);
+                self.parts.counters.add(Counter::Connections, 1);
                 tracing::info!(hostnqn, subnqn, cntlid, qid, "connected");
             }
             Event::Refused { hostnqn, subnqn, qid, why, status } => {
-                self.counters.add(Counter::ConnectsRefused, 1);
+                self.parts.counters.add(Counter::ConnectsRefused, 1);
                 tracing::warn!(hostnqn, subnqn, qid, why, %status, "connect refused");
             }
             Event::Closed { hostnqn, cntlid, qid, why } => {
                 tracing::info!(hostnqn, cntlid, qid, why, "connection closed");
             }
             Event::Claimed { hostnqn, cntlid, what } => {
-                self.counters.add(Counter::Claims, 1);
+                self.parts.counters.add(Counter::Claims, 1);
                 tracing::info!(hostnqn, cntlid, what, "volume claimed");
             }
+            Event::Full { connections } => tracing::warn!(
+                "{connections} connections are open, no more are accepted until one ends: raise \
+                 `connections` in the configuration, or find out who opens so many"
+            ),
             Event::Trouble { hostnqn, cntlid, qid, why } => {
                 tracing::warn!(hostnqn, cntlid, qid, why, "trouble");
             }
@@ -284,60 +238,35 @@ impl Host for Devices {
 
     #[inline]
     fn instant(&self) -> u64 {
-        riopipe_media::now()
+        riopipe_platform::now_ns()
     }
 
     #[inline]
     fn ordered(&mut self, requests: u64) {
-        self.counters.add(Counter::OrderedRequests, requests);
+        self.parts.counters.add(Counter::OrderedRequests, requests);
     }
 
     fn traced(&mut self, spent: &Spent) {
-        self.stages.record(spent);
+        self.parts.stages.record(spent);
     }
 
     fn stopped(&mut self, why: gate::Cause) {
-        self.counters.add(Counter::StreamsFailed, 1);
+        self.parts.counters.add(Counter::StreamsFailed, 1);
         match why {
-            gate::Cause::LogFull => self.counters.add(Counter::LogFull, 1),
-            gate::Cause::LogFailed => self.counters.add(Counter::LogFailed, 1),
+            gate::Cause::LogFull => self.parts.counters.add(Counter::LogFull, 1),
+            gate::Cause::LogFailed => self.parts.counters.add(Counter::LogFailed, 1),
             _ => {}
         }
     }
 }
 
-#[inline]
-fn submitted(submitted: riopipe_media::Submitted, counters: &Counters) -> Submitted<Buf> {
-    match submitted {
-        riopipe_media::Submitted::Done(result) => Submitted::Done(translate(result, counters)),
-        riopipe_media::Submitted::Pending => Submitted::Pending,
-    }
-}
-
-#[inline]
-fn translate(
-    result: Result<Option<AlignedBuf>, IoError>,
-    counters: &Counters,
-) -> Result<Option<Buf>, DeviceError> {
-    match result {
-        Ok(buf) => Ok(buf.map(Buf)),
-        Err(error) => Err(explain(&error, counters)),
-    }
-}
-
+/// Counts a failed operation, and logs it.
 #[cold]
-fn explain(error: &IoError, counters: &Counters) -> DeviceError {
+fn note(error: &IoError, counters: &Counters) {
     counters.add(Counter::DriveErrors, 1);
     match error.cause() {
-        // Only a modelled drive knows: somebody has cut its power, to see what happens.
+        // Only a modelled drive returns this: a test has cut its power.
         Cause::PowerLost => tracing::warn!(%error, "a modelled drive has no power"),
         _ => tracing::error!(%error, "a drive failed"),
-    }
-    match error.cause() {
-        Cause::OutOfRange { .. } => DeviceError::OutOfRange,
-        Cause::NoSpace(_) => DeviceError::NoSpace,
-        Cause::Vanished(_) => DeviceError::Vanished,
-        Cause::PowerLost => DeviceError::PowerLost,
-        Cause::BadLength { .. } | Cause::QueueFull { .. } | Cause::Failed(_) => DeviceError::Failed,
     }
 }

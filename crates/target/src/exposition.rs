@@ -1,4 +1,4 @@
-//! The figures as Prometheus reads them: OpenMetrics text.
+//! The metrics of a target as OpenMetrics text for Prometheus.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use riopipe_metrics::exposition::{gauge, info, stages, text, uptime};
 use crate::counters::Counter;
 use crate::stat::Stat;
 
-/// The text.
+/// The text of `stat`.
 pub(crate) fn metrics(stat: Stat) -> Result<String, fmt::Error> {
     text(Page(stat))
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_prometheus_reads() {
+    fn the_text_has_the_lines_of_openmetrics() {
         let seen = Distribution::from_filled(&[(100, 2), (1_000, 1), (1 << 36, 1)], 5_000, 1 << 36);
         let page = metrics(Stat {
             schema: Stat::SCHEMA.into(),

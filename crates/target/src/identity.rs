@@ -1,34 +1,33 @@
-//! Names that stay the same over restarts, made from what stays the same: the machine and the
+//! Names that stay the same over restarts: they are derived from the machine and the
 //! specifications.
 
 use std::fs;
 
 use uuid::Uuid;
 
-/// The subsystem's NQN when the configuration gives none: one for each machine and first listen
-/// address.
+/// The default NQN of the subsystem: one for each machine and first listen address.
 pub(crate) fn default_subnqn(listen: &str) -> String {
     let uuid = derived(&["subsystem", &machine(), listen]);
     format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
 }
 
-/// A namespace's UUID when the configuration gives none: that of its place in its subsystem.
+/// The default UUID of a namespace: it belongs to its place in its subsystem.
 pub(crate) fn namespace_uuid(subnqn: &str, nsid: u32) -> Uuid {
     derived(&["namespace", subnqn, &nsid.to_string()])
 }
 
-/// A namespace's NGUID when the configuration gives none.
+/// The default NGUID of a namespace.
 pub(crate) fn namespace_nguid(uuid: &Uuid) -> [u8; 16] {
     *derived(&["nguid", &uuid.to_string()]).as_bytes()
 }
 
-/// The subsystem's serial number when the configuration gives none.
+/// The default serial number of the subsystem.
 pub(crate) fn serial(subnqn: &str) -> String {
     let uuid = derived(&["serial", subnqn]);
     uuid.simple().to_string()[..20].to_ascii_uppercase()
 }
 
-/// What tells this machine from others; empty where nothing does, as in some containers.
+/// An identifier of this machine; empty if there is none, as in some containers.
 fn machine() -> String {
     ["/etc/machine-id", "/var/lib/dbus/machine-id"]
         .iter()
@@ -38,13 +37,13 @@ fn machine() -> String {
         .unwrap_or_default()
 }
 
-/// A UUID of version 8 (made by a rule of one's own) from the parts: FNV-1a with 128 bits. It
-/// must spread, not keep secrets.
+/// A UUID of version 8 (custom) from the parts: FNV-1a with 128 bits. It needs a good distribution,
+/// not secrecy.
 fn derived(parts: &[&str]) -> Uuid {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     for part in parts {
-        // The separator keeps ("ab", "c") apart from ("a", "bc").
+        // The separator distinguishes ("ab", "c") from ("a", "bc").
         for byte in part.bytes().chain([0]) {
             hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
         }
@@ -70,7 +69,7 @@ mod tests {
         assert_eq!(one.get_version_num(), 8);
         assert_ne!(namespace_nguid(&one), *one.as_bytes());
         assert_eq!(serial(&nqn).len(), 20);
-        // Fixed for ever: hosts mount by these.
+        // Fixed for ever: hosts mount by these names.
         assert_eq!(
             namespace_uuid("nqn.2026-01.io.example:a", 1).to_string(),
             "ab69a942-055e-82c4-ab63-7291487b9e31"

@@ -1,9 +1,9 @@
-//! The NVMe-oF target: listeners, reactors, namespaces over drives, the ordering log, access.
+//! The NVMe-oF target: listeners, reactors, namespaces on drives, the ordering log, access control.
 //!
-//! Any NVMe/TCP host uses it as plain drives; a Rio initiator gets ordered writes from it. What is
-//! said on a connection is `riopipe_session::target`'s; this crate gives it sockets, drives, a
-//! clock and threads: one reactor per core, each with its own connections and its own queue to
-//! every drive.
+//! Any NVMe/TCP host can use it as plain drives; a Rio initiator gets ordered writes from it.
+//! `riopipe_session::target` implements the protocol of a connection. This crate gives it sockets,
+//! drives, a clock and threads: one reactor per core, each with its own connections and its own
+//! queue to every drive.
 //!
 //! ```no_run
 //! use riopipe_target::{Config, Target};
@@ -17,26 +17,23 @@ mod check;
 mod config;
 mod control;
 mod counters;
-mod crc;
 mod devices;
 mod exposition;
 mod identity;
-mod link;
 mod log;
 mod mail;
 mod nvmetcli;
-mod places;
 mod reactor;
 mod stat;
 mod sync;
 mod target;
+mod tcp;
 
 pub use check::{Problem, Promise, Report, check};
 pub use config::{
     Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, LoadError, NamespaceOptions,
 };
-pub use crc::crc32c;
-pub use log::{LogOpenError, OtherKind};
+pub use log::LogOpenError;
 pub use nvmetcli::JsonError;
 pub use riopipe_metrics::{StageStat, with_shares};
 pub use stat::Stat;

@@ -6,92 +6,30 @@ use std::time::Duration;
 
 use riopipe_media::survival::Survival;
 use riopipe_media::{LogPart, LogStore, boot_id, open_log_within};
-use riopipe_order::log_region::{
-    Class, CreateError, HEADER_BYTES, LogKind, LogRegion, OpenError, PARTITION_ALIGN, RegionHeader,
-    inspect,
-};
+use riopipe_order::log_region::HEADER_BYTES;
+use riopipe_order::log_region::opening::{Place, Refused};
 use riopipe_order::region::{Region, RegionError};
-use riopipe_session::target::{Split, Volumes};
+use riopipe_session::target::{Found, Split, Volumes};
+use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::crc::crc32c;
 use crate::devices::{SharedState, lock};
+use riopipe_platform::crc32c;
 
-/// Why the ordering log was not opened.
+/// The reason why the ordering log was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LogOpenError {
-    /// The place where it should be.
+    /// The medium can't be opened.
     #[error(transparent)]
     Store(#[from] riopipe_media::OpenError),
-    /// What is there (T19).
+    /// The content of the medium was refused (T19).
     #[error(transparent)]
-    Region(#[from] OpenError),
-    /// A new one can't be made.
-    #[error(transparent)]
-    Create(#[from] CreateError),
-    /// A new one would have no room for a volume.
-    #[error(
-        "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
-    )]
-    TooSmall {
-        /// Its size, bytes.
-        have: usize,
-        /// The least it must have, bytes.
-        need: usize,
-    },
-    /// It was made on a medium of another kind, and there are volumes in it.
-    #[error(transparent)]
-    Kind(#[from] OtherKind),
-    /// A part of it.
+    Refused(#[from] Refused),
+    /// A part of the medium is not available.
     #[error(transparent)]
     Part(#[from] riopipe_media::PartError),
 }
 
-/// A log region that was made on a medium of another kind than the one it is opened on.
-///
-/// What the kind says of a power cut decides later whether the log is trusted (T19): a region that
-/// is stamped `block` but was last served through a mapped file would vouch for what no fence had
-/// made durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
-     Serve it as before, or give it up (--accept-lost-log)",
-    medium(*made), as_medium(*now)
-)]
-pub struct OtherKind {
-    /// How it is stamped.
-    pub made: LogKind,
-    /// What it is now.
-    pub now: LogKind,
-}
-
-/// What made a region that has this stamp.
-const fn medium(kind: LogKind) -> &'static str {
-    match kind {
-        LogKind::File => "a mapped file (file:), or on something that a power cut empties",
-        LogKind::Dax => "persistent memory (dax:)",
-        LogKind::Block => "a block device (block:)",
-        LogKind::Pci => "a drive's memory (pci:)",
-    }
-}
-
-const fn as_medium(kind: LogKind) -> &'static str {
-    match kind {
-        LogKind::File => "from memory that a power cut empties",
-        LogKind::Dax => "as persistent memory (dax:)",
-        LogKind::Block => "as a block device (block:)",
-        LogKind::Pci => "as a drive's memory (pci:)",
-    }
-}
-
-/// Whether a region that says this of itself may be served from a medium of kind `now`.
-pub(crate) fn check_kind(found: &RegionHeader, now: LogKind) -> Result<(), OtherKind> {
-    match found.kind == now || found.volumes.is_empty() {
-        true => Ok(()),
-        false => Err(OtherKind { made: found.kind, now }),
-    }
-}
-
-/// A part of the log that notices when the log is no longer there.
+/// A part of the log that fails after the log's file has disappeared.
 pub(crate) struct WatchedPart {
     part: LogPart,
     gone: Arc<AtomicBool>,
@@ -130,7 +68,7 @@ impl Region for WatchedPart {
     }
 }
 
-/// The whole log, to be looked at now and then.
+/// The whole log, which is checked now and then.
 pub(crate) struct Log {
     store: LogStore,
     gone: Arc<AtomicBool>,
@@ -141,8 +79,8 @@ impl Log {
         Ok(WatchedPart { part: self.store.part(range)?, gone: Arc::clone(&self.gone) })
     }
 
-    /// Looks whether the file is still there. Once it is not, every fence fails, and with it
-    /// every stream: what is vouched for in a deleted file is vouched for nowhere (P6).
+    /// Checks that the file still exists. Once it does not, every fence fails, and with it every
+    /// stream: nothing in a deleted file is durable (P6).
     pub(crate) fn watch(&self) {
         if let Err(gone) = self.store.check()
             && !self.gone.swap(true, Ordering::Relaxed)
@@ -151,49 +89,51 @@ impl Log {
         }
     }
 
-    /// One line for people.
+    /// One line for display.
     pub(crate) fn describe(&self) -> &str {
         self.store.describe()
     }
 
-    /// What it survives.
+    /// The content that remains of the log after a killed process and after a power cut.
     pub(crate) fn survives(&self) -> Survival {
         self.store.survives()
     }
 
-    /// Writes it back to its file, if that is still there.
+    /// Writes the log back to its file, if that still exists.
     fn sync(&self) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
         self.store.sync().map_err(|error| RegionError::new(error.to_string()))
     }
 }
 
-/// How long a log may take to be written back when the target stops. A disk that takes longer has
-/// failed, or is about to.
+/// Longest time for writing a log back when the target stops. A disk that takes longer has failed,
+/// or is about to.
 const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
 
-/// Ends the service of a log in good order: after this it is whole in every later boot (T24). What
-/// is under way when the time is over goes on by itself.
+/// Ends the service of a log in order: after this it is valid in every later boot (T24). A
+/// write-back that exceeds the time limit continues in the background.
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
-    within(WRITE_BACK_MAX, move || lock(&shared).end_service(riopipe_media::now(), || log.sync()))
+    within(WRITE_BACK_MAX, move || {
+        lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync())
+    })
 }
 
-/// Ends the service of a log that nobody was let near: the target does not start after all.
+/// Ends the service of a log that no host has used, since the target does not start.
 pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
     if let Err(error) = volumes.end_service(|| log.sync()) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
 }
 
-/// Does something that may hang, for so long at most.
+/// Runs an operation that may hang, with a time limit.
 fn within(
     most: Duration,
     what: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
 ) -> Result<(), RegionError> {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::Builder::new().name("log-end".into()).spawn(move || {
-        // Nobody listens any more if it took too long.
+        // The receiver is gone if it took too long.
         let _ = done.send(what());
     });
     thread.map_err(|error| RegionError::new(format!("no thread for it: {error}")))?;
@@ -202,8 +142,8 @@ fn within(
     })
 }
 
-/// Opens the log that `spec` names, if any, and the volumes in it; `describe` gets a line about
-/// it for people. A log that is locked is waited for.
+/// Opens the log that `spec` names, if any, and the volumes in it. `describe` gets a line about it
+/// for display. A locked log is waited for.
 pub(crate) fn open_volumes(
     spec: Option<&str>,
     accept_lost: bool,
@@ -222,86 +162,43 @@ pub(crate) fn open_volumes(
     let boot = boot_id()?;
     let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;
-    let need = HEADER_BYTES + PARTITION_ALIGN;
-    let mut bytes = vec![0; header.len()];
-    header.read(0, &mut bytes);
-    if len < need && bytes.iter().all(|byte| *byte == 0) {
-        return Err(LogOpenError::TooSmall { have: len, need });
-    }
-    let mut what = "";
-    let mut lost = None;
-    let kind = store.store.kind();
-    let region = match inspect(&header, len, boot, crc32c) {
-        Class::Blank => create(header, len, boot, kind)?,
-        class @ (Class::StaleBoot(_) | Class::Damaged { .. }) if accept_lost => {
-            tracing::warn!(log = spec, "the log was given up and made anew (--accept-lost-log)");
-            if let Class::StaleBoot(found) = class {
-                lost = Some(found);
-            }
-            create(header, len, boot, kind)?
-        }
-        Class::Ours(found) | Class::StaleBoot(found) if found.kind != kind => {
-            match check_kind(&found, kind) {
-                Err(_) if accept_lost => {
-                    tracing::warn!(log = spec, "the log was given up (--accept-lost-log)");
-                }
-                other => other?,
-            }
-            lost = Some(found);
-            create(header, len, boot, kind)?
-        }
-        Class::StaleBoot(found) => {
-            // Served, but its volumes are refused and their members guarded: the other
-            // namespaces need not suffer (T19, T21).
-            tracing::error!(
-                log = spec,
-                "the log is of another boot, in which its target was not stopped in good order: \
-                 the volumes in it are refused until the loss is accepted (--accept-lost-log)"
-            );
-            describe.push(format!("ordering log: {}, of another boot: LOST", store.describe()));
-            return Ok((Volumes::with_lost_log(found, crc32c), Some(store)));
-        }
-        Class::Ours(found) => {
-            what = if found.volumes.is_empty() { "" } else { ", with volumes" };
-            LogRegion::open(header, len, boot, crc32c)?
-        }
-        Class::Newer { .. } | Class::NotALog | Class::Damaged { .. } => {
-            LogRegion::open(header, len, boot, crc32c)?
-        }
-    };
-    describe.push(format!("ordering log: {}{what}", store.describe()));
     let parts = Arc::clone(&store);
     let split: Split<WatchedPart> =
         Box::new(move |range| parts.part(range).map_err(|e| RegionError::new(e.to_string())));
-    let (volumes, problems) = Volumes::with_log(region, split, crc32c);
-    for problem in problems {
+    let place = Place { len, kind: store.store.kind(), boot };
+    let opened = Volumes::open(header, split, place, accept_lost, random_id(), crc32c)?;
+    let note = match opened.found {
+        Found::Log { has_volumes: true } => ", with volumes",
+        Found::Log { has_volumes: false } | Found::Nothing => "",
+        Found::GivenUp => {
+            tracing::warn!(log = spec, "the log was given up and made anew (--accept-lost-log)");
+            ""
+        }
+        Found::Lost => {
+            // The log is served, but its volumes are refused and their members guarded: the other
+            // namespaces stay usable (T19, T21).
+            tracing::error!(
+                log = spec,
+                "the log is of another boot, in which its target was not stopped cleanly: \
+                 the volumes in it are refused until the loss is accepted (--accept-lost-log)"
+            );
+            ", of another boot: LOST"
+        }
+    };
+    describe.push(format!("ordering log: {}{note}", store.describe()));
+    for problem in &opened.problems {
         tracing::error!(log = spec, problem, "a volume is refused");
     }
-    let volumes = match lost {
-        Some(lost) => volumes.after_loss(lost),
-        None => volumes,
-    };
-    Ok((volumes, Some(store)))
+    Ok((opened.volumes, Some(store)))
 }
 
-fn create(
-    header: WatchedPart,
-    len: usize,
-    boot: [u8; 16],
-    kind: LogKind,
-) -> Result<LogRegion<WatchedPart>, LogOpenError> {
-    Ok(LogRegion::create(header, len, random_id(), boot, kind, crc32c)?)
-}
-
-/// A name for a new log region: random, from the kernel.
+/// An identifier for a new log region: random, from the kernel.
 fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
-    // SAFETY: the 16 bytes are valid for writing; up to 256 bytes are never cut short, and the
-    // flags ask for nothing unusual.
-    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
-    if got != id.len() as isize {
-        // Before the kernel's pool is ready: the clock will do for a name.
-        id[..8].copy_from_slice(&riopipe_media::now().to_le_bytes());
+    // Requests of up to 256 bytes are never cut short.
+    if getrandom(&mut id, GetRandomFlags::empty()) != Ok(id.len()) {
+        // Before the kernel's pool is ready: the clock is enough for an identifier.
+        id[..8].copy_from_slice(&riopipe_platform::now_ns().to_le_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     }
     id
@@ -312,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_waited_for_only_so_long() {
+    fn an_operation_that_hangs_ends_at_its_time_limit() {
         let (_hold, held) = mpsc::channel::<()>();
         let error = within(Duration::from_millis(1), move || {
             let _ = held.recv();
@@ -325,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn once_a_log_is_seen_to_be_gone_every_part_fails_its_fences() {
+    fn once_a_log_is_found_missing_every_part_fails_its_fences() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let store = open_log_within(&format!("file:{},size=64K", path.display()), Duration::ZERO);

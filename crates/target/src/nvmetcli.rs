@@ -1,27 +1,27 @@
-//! nvmetcli's JSON, the way the Linux kernel's target is configured.
+//! nvmetcli's JSON, the configuration format of the Linux kernel's target.
 
 use serde::Deserialize;
 
 use crate::config::{Config, NamespaceOptions};
 
-/// Why such a file was not taken.
+/// The reason why such a file was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
-    /// Not JSON of this shape.
+    /// It is not JSON with the right keys.
     #[error("not nvmetcli's JSON: {0}")]
     Shape(#[from] serde_json::Error),
-    /// There must be one subsystem.
+    /// It does not have exactly one subsystem.
     #[error(
         "{0} subsystems: a Rio target serves one; write a file for each and start a target for \
          each"
     )]
     Subsystems(usize),
-    /// Another transport than TCP.
+    /// A port has a transport other than TCP.
     #[error("port {portid} has transport {trtype:?}: a Rio target speaks tcp only")]
     Transport {
-        /// Which port.
+        /// Number of the port.
         portid: u16,
-        /// Its transport.
+        /// Transport of the port.
         trtype: String,
     },
     /// No port offers the subsystem.
@@ -29,8 +29,8 @@ pub enum JsonError {
     NoPort(String),
 }
 
-/// The whole file. What the kernel's target has beyond it (ANA, passthrough, offload) is ignored
-/// where it changes nothing about the data.
+/// The whole file. Other features of the kernel's target (ANA, passthrough, offload) are ignored if
+/// they do not affect the data.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -76,7 +76,7 @@ struct Attributes {
     model: Option<String>,
 }
 
-/// nvmetcli writes numbers as text, people as numbers.
+/// nvmetcli writes numbers as text, people write them as numbers.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
 enum Switch {
@@ -117,10 +117,10 @@ struct Device {
     nguid: Option<String>,
 }
 
-/// Reads a file's text.
+/// Parses the text of a file.
 ///
 /// # Errors
-/// See [`JsonError`].
+/// [`JsonError`].
 pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
     let mut file: File = serde_json::from_str(text)?;
     if file.subsystems.len() != 1 {
@@ -164,7 +164,7 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
     })
 }
 
-/// A path as the kernel takes it, or a drive as Rio does.
+/// The specification for a path in the kernel's format, or for a drive in Rio's.
 fn drive(path: String) -> String {
     if path.starts_with("/dev/") {
         format!("block:{path}")
@@ -175,7 +175,7 @@ fn drive(path: String) -> String {
     }
 }
 
-/// nvmetcli writes all zeroes for "none".
+/// The identifier, unless it is all zeroes, by which nvmetcli means "none".
 fn real(id: Option<String>) -> Option<String> {
     id.filter(|id| id.chars().any(|c| c != '0' && c != '-'))
 }
@@ -184,7 +184,7 @@ fn real(id: Option<String>) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// As `nvmetcli save` writes it.
+    /// In the form that `nvmetcli save` writes.
     const SAVED: &str = r#"{
       "hosts": [{"nqn": "nqn.2026-01.io.example:host"}],
       "ports": [{
@@ -206,7 +206,7 @@ mod tests {
         "nqn": "testnqn"}]}"#;
 
     #[test]
-    fn what_nvmetcli_saves_is_taken() {
+    fn a_file_saved_by_nvmetcli_is_accepted() {
         let config = parse(SAVED).unwrap();
         assert_eq!(config.listen, ["10.0.0.3:4420"]);
         assert_eq!(config.subnqn.as_deref(), Some("testnqn"));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rio_target_is_not_is_said() {
+    fn missing_features_are_reported() {
         let rdma = SAVED.replace(r#""trtype": "tcp""#, r#""trtype": "rdma""#);
         let error = parse(&rdma).unwrap_err().to_string();
         assert!(error.contains("port 2") && error.contains("rdma"), "{error}");

@@ -1,103 +1,63 @@
-//! The loop of one core: sockets, drives, mail, time.
+//! The loop of one thread: it executes the decisions of its [`TargetCore`] with sockets, drives,
+//! messages and the clock.
 
-use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, SpinPolicy, Waiter,
+    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, Received, RecvBuf, Socket,
+    SpinPolicy, Waiter,
 };
-use riopipe_session::stages::Stages;
-use riopipe_session::target::ConnId;
+use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
 
-use crate::control::{Control, Order};
-use crate::counters::Counters;
-use crate::devices::{Devices, SharedState};
-use crate::link::Link;
-use crate::log::Log;
-use crate::mail::{Mail, Mailboxes, Reader};
-use crate::places::{Place, Places};
+use crate::control::{Control, Shutdown};
+use crate::devices::{Devices, DevicesParts, Mail};
+use crate::tcp::Tcp;
 
-/// Tokens of the poller: connections count from 0.
+/// Tokens of the poller: those of connections count from 0.
 const LISTENER: u64 = 1 << 62;
 const DRIVE: u64 = 1 << 61;
 
-/// Sockets that were active so recently are looked at directly while spinning: an `epoll_wait`
-/// would only add a system call.
+/// Time in ns for which an active socket is polled directly while spinning: an `epoll_wait` would
+/// only add a system call.
 const HOT_NS: u64 = 500_000;
-/// Hot sockets at most; with more, asking for all at once is cheaper.
+/// Largest number of directly polled sockets; with more, one `epoll_wait` is cheaper.
 const HOT_MAX: usize = 8;
-/// Rounds over hot sockets between two looks at all the others.
-const ROUNDS_PER_LOOK: u32 = 16;
-/// How often every connection's clock is looked at while there is work.
-const TICK_NS: u64 = 100_000_000;
-/// How old the last look at the log's file may be when something is done that relies on it.
-const WATCH_NS: u64 = 100_000_000;
-/// How long nothing is accepted for want of descriptors, or of places for connections.
-const ACCEPT_PAUSE_NS: u64 = 100_000_000;
+/// Number of rounds over these sockets between two polls of all others.
+const ROUNDS_PER_POLL: u32 = 16;
+/// Largest number of receives per turn of one connection: enough for streaming, few enough for
+/// fairness.
+const RECEIVES_PER_TURN: usize = 4;
 
-/// What a reactor is made of.
+/// The parts of a reactor.
 pub(crate) struct Parts {
-    pub(crate) index: usize,
+    pub(crate) core: CoreConfig,
     pub(crate) poller: Poller,
     pub(crate) queues: Vec<Box<dyn Queue>>,
     /// The first reactor listens for all.
     pub(crate) listeners: Vec<Listener>,
-    pub(crate) shared: SharedState,
-    pub(crate) mail: Arc<Mailboxes>,
+    pub(crate) devices: DevicesParts,
     pub(crate) control: Arc<Control>,
     pub(crate) spin: SpinPolicy,
-    pub(crate) next_conn: Arc<AtomicU64>,
-    /// Of all reactors.
-    pub(crate) places: Arc<Places>,
-    pub(crate) log: Option<Arc<Log>>,
-    /// Commands may take so long to finish once the target stops.
-    pub(crate) grace_ns: u64,
-    /// Its own.
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) stages: Arc<Stages>,
 }
 
 pub(crate) struct Reactor {
-    index: usize,
+    core: TargetCore<Devices, Tcp>,
     poller: Poller,
     devices: Devices,
     listeners: Vec<Listener>,
-    accept_after: Option<u64>,
-    /// All places for connections were taken when it last asked for one.
-    is_full: bool,
-    places: Arc<Places>,
-    links: Vec<Option<Box<Link>>>,
-    /// Free places in `links`.
-    free: Vec<usize>,
-    /// Where each connection is in `links`: a notice must not cost a search (T28).
-    by_id: HashMap<ConnId, usize>,
-    /// Links that something was done to in this round.
-    touched: Vec<usize>,
-    hot: Vec<usize>,
-    mail: Arc<Mailboxes>,
+    hot: Vec<ConnKey>,
+    mail: Arc<Mail>,
     control: Arc<Control>,
     waiter: Waiter,
-    next_conn: Arc<AtomicU64>,
-    log: Option<Arc<Log>>,
-    next_watch: u64,
-    next_tick: u64,
-    grace_ns: u64,
-    /// Stopping: everything still there then is cut off.
-    stop_at: Option<u64>,
 }
 
 impl Reactor {
     pub(crate) fn new(parts: Parts) -> Result<Self, PollerError> {
-        let mail = Arc::clone(&parts.mail);
-        let Parts { queues, shared, counters, stages, .. } = parts;
-        let devices = Devices::new(queues, shared, mail, counters, stages);
-        for (i, listener) in parts.listeners.iter().enumerate() {
-            parts.poller.add(listener, LISTENER + i as u64, Interest::Read)?;
-        }
+        let mail = Arc::clone(&parts.devices.mail);
+        let devices = Devices::new(parts.queues, parts.devices);
         for (i, fd) in devices.event_fds().enumerate() {
             // SAFETY: the queue owns the descriptor and lives as long as the reactor, whose
             // poller only watches it.
@@ -105,73 +65,60 @@ impl Reactor {
             parts.poller.add_edge(fd, DRIVE + i as u64)?;
         }
         Ok(Self {
-            index: parts.index,
+            core: TargetCore::new(parts.core),
             poller: parts.poller,
             devices,
             listeners: parts.listeners,
-            accept_after: None,
-            is_full: false,
-            places: parts.places,
-            links: Vec::new(),
-            free: Vec::new(),
-            by_id: HashMap::new(),
-            touched: Vec::new(),
             hot: Vec::new(),
-            mail: parts.mail,
+            mail,
             control: parts.control,
             waiter: Waiter::new(parts.spin),
-            next_conn: parts.next_conn,
-            log: parts.log,
-            next_watch: 0,
-            next_tick: 0,
-            grace_ns: parts.grace_ns,
-            stop_at: None,
         })
     }
 
-    /// Runs until told to end and everything is drained.
+    /// Runs until it is told to end and everything is drained.
     pub(crate) fn run(mut self) -> Result<(), PollerError> {
         let mut events = Vec::new();
         let mut rounds = 0;
         loop {
-            self.devices.now = riopipe_media::now();
-            self.watch_log();
-            match self.control.order() {
-                Order::Run => {}
-                Order::Die => return Ok(()),
-                Order::Finish => {
-                    if self.wind_up() {
+            self.begin_round();
+            match self.control.shutdown() {
+                Shutdown::None => {}
+                Shutdown::Immediate => return Ok(()),
+                Shutdown::Graceful => {
+                    self.core.stop(&mut self.devices);
+                    self.listeners.clear();
+                    // Before it sleeps: nothing that would wake it may be left.
+                    self.finish_round();
+                    if self.core.is_at_rest() && self.devices.in_flight() == 0 {
                         return Ok(());
                     }
                 }
             }
             let mut busy = false;
             if self.poller.is_woken() {
-                busy |= self.look(&mut events, Some(Duration::ZERO))?;
+                busy |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
             }
             for i in 0..self.hot.len() {
                 busy |= self.receive(self.hot[i]);
             }
             rounds += 1;
-            if self.hot.is_empty() || rounds >= ROUNDS_PER_LOOK {
+            if self.hot.is_empty() || rounds >= ROUNDS_PER_POLL {
                 rounds = 0;
-                busy |= self.look(&mut events, Some(Duration::ZERO))?;
+                busy |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
             }
             busy |= self.poll_drives();
             self.finish_round();
-            if self.devices.now >= self.next_tick {
-                self.tick();
-            }
             if busy {
                 self.waiter.worked();
                 continue;
             }
             match self.waiter.idle(self.devices.now) {
-                Next::Look => self.waiter.relax(),
+                Next::Poll => self.waiter.relax(),
                 Next::Sleep => {
                     self.hot.clear();
                     let timeout = self.until_next_deadline();
-                    if self.look(&mut events, timeout)? {
+                    if self.poll_sockets(&mut events, timeout)? {
                         self.waiter.worked();
                     }
                     self.finish_round();
@@ -180,23 +127,29 @@ impl Reactor {
         }
     }
 
-    /// Asks which sockets have something; deals with it. Says whether there was anything.
-    fn look(
+    fn begin_round(&mut self) {
+        self.devices.now = riopipe_platform::now_ns();
+        self.core.timeout(&mut self.devices);
+    }
+
+    /// Asks the poller for events, and handles them. Returns whether there were any.
+    fn poll_sockets(
         &mut self,
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> Result<bool, PollerError> {
         let woken = self.poller.wait(events, timeout)?;
         if timeout != Some(Duration::ZERO) {
-            self.devices.now = riopipe_media::now();
-            self.watch_log();
+            self.begin_round();
         }
-        // Whichever look takes the wake-up reads the mail, and after it: else one is slept over. It
-        // counts as work even without mail, so that the order it may be for is asked for once more
-        // before anybody sleeps.
+        // The poll that takes the wake-up reads the messages, and after it, so that none is missed.
+        // It counts as work even without a message: the shutdown request that it may stand for is
+        // then read before the reactor sleeps.
         let mut any = woken;
         if woken {
-            self.read_mail();
+            for message in self.mail.take(self.core.index()) {
+                self.core.message(message, &mut self.devices);
+            }
         }
         for event in events.iter() {
             if event.token >= LISTENER {
@@ -204,49 +157,47 @@ impl Reactor {
             } else if event.token >= DRIVE {
                 any = true;
             } else {
-                let at = event.token as usize;
+                let key = ConnKey(event.token as u32);
                 if event.writable {
-                    self.send(at);
+                    self.send(key);
                 }
                 if event.readable {
-                    any |= self.receive(at);
-                    self.warm(at);
+                    any |= self.receive(key);
+                    self.warm(key);
                 }
             }
         }
         Ok(any)
     }
 
-    fn warm(&mut self, at: usize) {
-        if !self.hot.contains(&at) && self.hot.len() < HOT_MAX {
-            self.hot.push(at);
+    fn warm(&mut self, key: ConnKey) {
+        if !self.hot.contains(&key) && self.hot.len() < HOT_MAX {
+            self.hot.push(key);
         }
     }
 
     fn accept(&mut self, listener: usize) -> bool {
-        if self.accept_after.is_some() {
-            return false;
-        }
         let mut any = false;
         loop {
             let Some(listener) = self.listeners.get(listener) else {
                 return any;
             };
-            let Some(place) = self.places.take() else {
-                self.full();
+            let Some(place) = self.core.place(&mut self.devices) else {
                 return any;
             };
             match listener.accept() {
                 Ok(Some(socket)) => {
                     any = true;
-                    self.is_full = false;
-                    self.add(socket, place);
+                    let tcp = Tcp::new(socket, self.devices.now);
+                    tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
+                    let local = tcp.local();
+                    self.core.accepted(place, tcp, local, &mut self.devices);
                 }
                 Ok(None) => return any,
                 Err(error) => {
                     tracing::error!(%error, "accept failed");
                     if matches!(error, AcceptError::Exhausted { .. }) {
-                        self.pause_accepting();
+                        self.core.pause_accepting(self.devices.now);
                         return any;
                     }
                 }
@@ -254,24 +205,87 @@ impl Reactor {
         }
     }
 
-    /// There is no place for another connection. Whoever knocks waits in the kernel's queue, which
-    /// has a bound of its own. Places come free on any reactor, and none tells this one: it looks
-    /// again after a while.
-    fn full(&mut self) {
-        if !self.is_full {
-            self.is_full = true;
-            let max = self.places.max();
-            tracing::warn!(
-                "{max} connections are open, no more are accepted until one ends: raise \
-                 `connections` in the configuration, or find out who opens so many"
-            );
+    #[inline]
+    fn receive(&mut self, key: ConnKey) -> bool {
+        let mut any = false;
+        for _ in 0..RECEIVES_PER_TURN {
+            let received = match self.core.input(key) {
+                Input::Wanted(tcp) => tcp.fill(self.devices.now),
+                Input::Dropped(tcp) => {
+                    if !tcp.discard() {
+                        self.core.closed(key, "the host closed the connection", &mut self.devices);
+                    }
+                    return any;
+                }
+                Input::Left => return any,
+            };
+            match received {
+                Ok(Received::Bytes(n)) => {
+                    any = true;
+                    self.core.received(key, &mut self.devices);
+                    self.send(key);
+                    // A short receive has emptied the socket: another one would return nothing.
+                    if n < RecvBuf::DEFAULT_CAPACITY / 4 {
+                        return any;
+                    }
+                }
+                Ok(Received::WouldBlock) => return any,
+                Ok(Received::Closed) => {
+                    self.core.closed(key, "the host closed the connection", &mut self.devices);
+                    return true;
+                }
+                Err(error) => {
+                    self.core.closed(key, &error.to_string(), &mut self.devices);
+                    return true;
+                }
+            }
         }
-        self.pause_accepting();
+        any
     }
 
-    fn pause_accepting(&mut self) {
-        self.accept_after = Some(self.devices.now + ACCEPT_PAUSE_NS);
-        self.watch_listeners(false);
+    /// Sends as much as the kernel takes.
+    #[inline]
+    fn send(&mut self, key: ConnKey) {
+        while let Some((tcp, output)) = self.core.outgoing(key) {
+            match tcp.socket().send(output.slices()) {
+                Ok(0) => return self.core.blocked(key, &mut self.devices),
+                Ok(sent) => self.core.sent(key, sent, &mut self.devices),
+                Err(error) => self.core.closed(key, &error.to_string(), &mut self.devices),
+            }
+        }
+    }
+
+    fn poll_drives(&mut self) -> bool {
+        let core = &mut self.core;
+        self.devices.poll(|devices, op, result| core.device_done(op, result, devices)) > 0
+    }
+
+    /// Executes the actions of the core.
+    fn finish_round(&mut self) {
+        while let Some(action) = self.core.next_action(&mut self.devices) {
+            match action {
+                Action::Listen(on) => self.watch_listeners(on),
+                Action::Send(key) => self.send(key),
+                Action::FinishSending(key) => {
+                    if let Some(tcp) = self.core.transport(key) {
+                        tcp.socket().finish_sending();
+                    }
+                }
+                Action::Watch { key, interest, is_new } => self.watch(key, interest, is_new),
+                Action::HandOver { core, connection } => {
+                    if let Err(error) = self.poller.remove(connection.transport().socket()) {
+                        tracing::error!(%error, "a connection is watched twice");
+                    }
+                    self.mail.send(core, Message::Adopt(connection));
+                }
+                Action::WindUp => self.mail.reactor_ends(self.core.index()),
+                Action::Drop(connection) => drop(connection),
+            }
+        }
+        let (core, now) = (&self.core, self.devices.now);
+        self.hot.retain(|key| {
+            core.transport(*key).is_some_and(|tcp| now.saturating_sub(tcp.active) < HOT_NS)
+        });
     }
 
     fn watch_listeners(&mut self, on: bool) {
@@ -287,228 +301,37 @@ impl Reactor {
         }
     }
 
-    fn add(&mut self, socket: riopipe_net::Socket, place: Place) {
-        let peer = socket.peer();
-        let id = ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed));
-        tracing::debug!(%peer, conn = id.0, "accepted");
-        self.take_in(Box::new(Link::new(socket, id, 0, place, self.devices.now)));
-    }
-
-    fn take_in(&mut self, mut link: Box<Link>) {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.links.push(None);
-            self.links.len() - 1
-        });
-        link.conn.set_key(at as u64);
-        link.watching = Interest::Read;
-        if let Err(error) = self.poller.add(link.socket(), at as u64, Interest::Read) {
-            tracing::error!(%error, "a connection cannot be watched and is dropped");
-            link.end("it cannot be watched", &mut self.devices);
-        }
-        self.by_id.insert(link.conn.id(), at);
-        self.links[at] = Some(link);
-        self.warm(at);
-        self.touched.push(at);
-    }
-
-    #[inline]
-    fn receive(&mut self, at: usize) -> bool {
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else {
-            return false;
+    fn watch(&mut self, key: ConnKey, interest: target::Interest, is_new: bool) {
+        let Some(tcp) = self.core.transport(key) else { return };
+        let interest = match interest {
+            target::Interest::Read => Interest::Read,
+            target::Interest::Write => Interest::Write,
+            target::Interest::Both => Interest::Both,
         };
-        let any = link.receive(&mut self.devices);
-        if any || link.blocked || link.is_ending() {
-            self.touched.push(at);
-        }
-        any
-    }
-
-    fn send(&mut self, at: usize) {
-        if let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) {
-            link.send(&mut self.devices);
-            self.touched.push(at);
-        }
-    }
-
-    fn read_mail(&mut self) {
-        let mail = Arc::clone(&self.mail);
-        mail.read(self.index, self);
-    }
-
-    fn poll_drives(&mut self) -> bool {
-        let (links, touched) = (&mut self.links, &mut self.touched);
-        let from = touched.len();
-        let count = self.devices.poll(|devices, op, result| {
-            let at = op.key() as usize;
-            if let Some(link) = links.get_mut(at).and_then(Option::as_mut) {
-                link.conn.device_done(op, result, devices, &mut link.output);
-                if touched[from..].last() != Some(&at) {
-                    touched.push(at);
-                }
+        let (socket, token): (&Socket, u64) = (tcp.socket(), key.0.into());
+        if !is_new {
+            if let Err(error) = self.poller.modify(socket, token, interest) {
+                tracing::error!(%error, "a connection is no longer watched");
             }
-        });
-        if count == 0 {
-            return false;
+            return;
         }
-        for i in from..self.touched.len() {
-            let at = self.touched[i];
-            if let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) {
-                link.conn.settled(&mut self.devices, &mut link.output);
-                link.send(&mut self.devices);
-            }
+        if let Err(error) = self.poller.add(socket, token, interest) {
+            tracing::error!(%error, "a connection cannot be watched and is dropped");
+            self.core.closed(key, "it cannot be watched", &mut self.devices);
         }
-        true
-    }
-
-    /// Sees to the links that something was done to.
-    fn finish_round(&mut self) {
-        while let Some(at) = self.touched.pop() {
-            let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else {
-                continue;
-            };
-            let interest = link.interest();
-            if interest != link.watching {
-                link.watching = interest;
-                if let Err(error) = self.poller.modify(link.socket(), at as u64, interest) {
-                    tracing::error!(%error, "a connection is no longer watched");
-                }
-            }
-            if link.placed.is_none() && link.conn.qid().is_some_and(|qid| qid != 0) {
-                let reactor = self.mail.place_queue();
-                link.placed = Some(reactor);
-                let stays = self.stop_at.is_some() || link.is_ending() || !link.conn.is_quiet();
-                if reactor != self.index && !stays {
-                    self.move_to(at, reactor);
-                    continue;
-                }
-            }
-            self.drop_if_over(at);
-        }
-        let (links, now) = (&self.links, self.devices.now);
-        self.hot.retain(|at| {
-            links[*at].as_ref().is_some_and(|link| now.saturating_sub(link.active) < HOT_NS)
-        });
-    }
-
-    fn move_to(&mut self, at: usize, reactor: usize) {
-        if let Some(link) = self.links[at].take() {
-            self.free.push(at);
-            self.by_id.remove(&link.conn.id());
-            if let Err(error) = self.poller.remove(link.socket()) {
-                tracing::error!(%error, "a connection is watched twice");
-            }
-            self.mail.send(reactor, Mail::Adopt(link));
-        }
-    }
-
-    fn drop_if_over(&mut self, at: usize) {
-        let now = self.devices.now;
-        if let Some(link) = self.links[at].take_if(|link| link.is_over(now)) {
-            if let Some(reactor) = link.placed {
-                self.mail.queue_gone(reactor);
-            }
-            self.by_id.remove(&link.conn.id());
-            self.free.push(at);
-        }
-    }
-
-    /// Looks at every connection's clock.
-    fn tick(&mut self) {
-        self.next_tick = self.devices.now + TICK_NS;
-        if self.accept_after.is_some_and(|at| at <= self.devices.now) {
-            self.accept_after = None;
-            self.watch_listeners(true);
-        }
-        for at in 0..self.links.len() {
-            if let Some(link) = &mut self.links[at] {
-                if let Err(closed) = link.conn.tick(&mut self.devices, &mut link.output) {
-                    link.end(&closed.to_string(), &mut self.devices);
-                    link.send(&mut self.devices);
-                }
-                self.drop_if_over(at);
-            }
-        }
-    }
-
-    /// Looks whether the log is still there, if the last look is too long ago. Each reactor does,
-    /// before it takes anything in: others may sleep. Whoever sees that it is gone tells all.
-    #[inline]
-    fn watch_log(&mut self) {
-        if self.devices.now >= self.next_watch {
-            self.next_watch = self.devices.now + WATCH_NS;
-            if let Some(log) = &self.log {
-                log.watch();
-            }
-        }
+        self.warm(key);
     }
 
     fn until_next_deadline(&self) -> Option<Duration> {
-        let links = self.links.iter().flatten().filter_map(|link| link.next_deadline());
-        let deadlines =
-            links.chain(self.devices.next_deadline()).chain(self.accept_after).chain(self.stop_at);
-        let next = deadlines.min()?;
-        Some(Duration::from_nanos(next.saturating_sub(self.devices.now)))
-    }
-
-    /// Stopping: takes nothing new, lets what is under way finish, ends the connections. Says
-    /// whether everything has come to rest.
-    fn wind_up(&mut self) -> bool {
-        if self.stop_at.is_none() {
-            self.stop_at = Some(self.devices.now + self.grace_ns);
-            if self.accept_after.take().is_none() {
-                self.watch_listeners(false);
-            }
-            self.listeners.clear();
-            // From now on this reactor moves no connection to another.
-            self.control.winds_up(&self.mail);
-        }
-        // Read before the mail: once all are winding up, no connection is on its way.
-        let all = self.control.all_wind_up(&self.mail);
-        self.read_mail();
-        let cut_off = self.stop_at.is_some_and(|at| at <= self.devices.now);
-        for at in 0..self.links.len() {
-            if let Some(link) = &mut self.links[at] {
-                if !link.is_ending() && (cut_off || link.is_quiet()) {
-                    link.end("the target stops", &mut self.devices);
-                    link.send(&mut self.devices);
-                }
-                // Its last words are out, or will never be: a host that doesn't read doesn't
-                // keep the target from stopping.
-                if link.is_ending() && link.conn.is_drained() && (cut_off || link.output.is_empty())
-                {
-                    self.links[at] = None;
-                }
-            }
-        }
-        all && self.links.iter().all(Option::is_none) && self.devices.in_flight() == 0
-    }
-}
-
-impl Reader for Reactor {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        let id = link.conn.id();
-        self.take_in(link);
-        id
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        if let Some(&at) = self.by_id.get(&id)
-            && let Some(link) = &mut self.links[at]
-        {
-            if let Err(closed) = link.conn.noticed(&mut self.devices, &mut link.output) {
-                link.end(&closed.to_string(), &mut self.devices);
-            }
-            link.send(&mut self.devices);
-            self.touched.push(at);
-        }
+        let now = self.devices.now;
+        let next = self.core.deadline(now).into_iter().chain(self.devices.next_deadline()).min()?;
+        Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 }
 
 impl Drop for Reactor {
-    /// However a reactor ends, the others must not wait for it.
+    /// The other reactors must not wait for one that has ended, for any reason.
     fn drop(&mut self) {
-        if self.stop_at.is_none() {
-            self.control.winds_up(&self.mail);
-        }
+        self.mail.reactor_ends(self.core.index());
     }
 }

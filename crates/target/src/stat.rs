@@ -1,9 +1,9 @@
-//! What a target has done so far, and where the time of its ordered writes went.
+//! Counters of a target, and the times of its ordered writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use riopipe_metrics::{Source, StageStat, Start, Untold, with_shares};
+use riopipe_metrics::{StageStat, Start, StatError, StatSource, with_shares};
 use riopipe_session::stages::{ONE_IN, Stages};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::counters::{Counter, Counters};
 use crate::devices::{SharedState, lock};
 use crate::exposition;
 
-/// What a target tells about itself: what `rio target stat` shows, and `/stat` serves as JSON.
+/// The statistics of a target: `rio target stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stat {
     /// [`Stat::SCHEMA`].
@@ -20,28 +20,29 @@ pub struct Stat {
     pub subnqn: String,
     /// The target's version.
     pub version: String,
-    /// When it began to serve, milliseconds since 1970: tells one life of a target from the next.
+    /// The time at which it began to serve, in milliseconds since 1970; it distinguishes one run of
+    /// a target from the next.
     pub started_unix_ms: u64,
-    /// How long it has been serving, seconds.
+    /// Time for which it has been serving, in seconds.
     pub uptime_s: f64,
-    /// Its reactors.
+    /// Number of reactors.
     pub reactors: usize,
-    /// Queues that are connected now.
+    /// Number of currently connected queues.
     pub connections: usize,
-    /// What has been counted since the start, by name.
+    /// The counters since the start, by name.
     pub counters: BTreeMap<String, u64>,
-    /// One ordered write in so many is traced, on average.
+    /// On average, one of this many ordered writes is traced.
     pub sampled_one_in: u64,
-    /// The stages of the traced writes, in the order in which a write goes through them.
+    /// The stages of traced writes, in their order.
     pub stages: Vec<StageStat>,
 }
 
 impl Stat {
-    /// What [`schema`](Self::schema) says. The number changes if the meaning of a key has to.
+    /// The value of [`schema`](Self::schema). Its number changes if the meaning of a key does.
     pub const SCHEMA: &str = "rio-target-stat/1";
 
-    /// What has happened since `before`; `uptime_s` is the time between the two. After a restart
-    /// of the target, what has happened since that.
+    /// The difference from `before`; `uptime_s` is the time between the two. After a restart of the
+    /// target, the values since then.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.started_unix_ms != before.started_unix_ms {
@@ -56,19 +57,19 @@ impl Stat {
         since
     }
 
-    /// A counter; 0 if there is none of this name.
+    /// A counter by name; 0 if there is none of this name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 }
 
-/// Where a running target's figures come from. Asking for them disturbs no reactor.
+/// The source of a running target's metrics. Reading them disturbs no reactor.
 pub(crate) struct Figures {
     pub(crate) subnqn: String,
     pub(crate) start: Start,
     pub(crate) shared: SharedState,
-    /// By reactor.
+    /// One entry per reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) stages: Arc<Stages>,
 }
@@ -91,16 +92,16 @@ impl Figures {
     }
 }
 
-impl Source for Figures {
+impl StatSource for Figures {
     fn about(&self) -> &str {
         "A Rio target's metrics"
     }
 
-    fn open_metrics(&self) -> Result<String, Untold> {
+    fn open_metrics(&self) -> Result<String, StatError> {
         Ok(exposition::metrics(self.stat())?)
     }
 
-    fn json(&self) -> Result<String, Untold> {
+    fn json(&self) -> Result<String, StatError> {
         riopipe_metrics::to_json(&self.stat())
     }
 }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_looks_only_what_came_between_counts() {
+    fn the_difference_of_two_readings_has_only_later_values() {
         let before = stat(10.0, 100, &[(31, 1), (1023, 1)]);
         let now = stat(15.0, 160, &[(31, 3), (1023, 1)]);
         let since = now.since(&before);
@@ -151,7 +152,7 @@ mod tests {
         assert_eq!((device.count, device.sum_ns, device.max_ns), (2, 62, 31));
         assert_eq!(since.stages[0].count, 0);
         assert_eq!(device.share, 1.0);
-        // Restarted meanwhile, and serving for longer than the life before had been.
+        // Restarted in between, and serving for longer than the run before.
         let restarted = Stat { started_unix_ms: 2_000, ..now };
         assert_eq!(restarted.since(&before), restarted);
     }

@@ -1,7 +1,7 @@
-//! What crosses reactors is made of these; a model check puts the checker's in their place
+//! The primitives below everything that reactors share; a model check replaces them by a checker's
 //! (`tests/threads.rs`).
 
-pub(crate) use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) use std::sync::{Mutex, PoisonError};
 
 pub(crate) use riopipe_net::Waker;

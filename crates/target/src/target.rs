@@ -1,32 +1,32 @@
-//! A target at work: opening what it serves, its threads, its end.
+//! A running target: its start, its threads, its end.
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
-use riopipe_metrics::{Endpoint, Start};
+use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_order::region::RegionError;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
-    DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Shared,
+    CoreConfig, DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Places,
+    QueueCounts, Shared,
 };
 
 use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
-use crate::control::{Control, Order};
+use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
-use crate::devices::{QUEUE_DEPTH, SharedState, lock};
+use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH, SharedState, lock};
 use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
 use crate::mail::Mailboxes;
-use crate::places::Places;
 use crate::reactor::{Parts, Reactor};
 use crate::stat::{Figures, Stat};
+use riopipe_platform::crc32c;
 
-/// Why a target did not start.
+/// The reason why a target did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration is wrong.
@@ -35,26 +35,26 @@ pub enum StartError {
     /// A drive can't be opened.
     #[error("namespace {nsid}: {source}")]
     Drive {
-        /// Which namespace.
+        /// The namespace identifier.
         nsid: u32,
-        /// Why.
+        /// The drive's error.
         source: riopipe_media::OpenError,
     },
-    /// The namespace ids don't fit together.
+    /// The namespace identifiers contradict one another.
     #[error(transparent)]
     NamespaceId(#[from] NamespaceIdError),
     /// The ordering log can't be opened.
     #[error("ordering log {spec}: {source}")]
     Log {
-        /// Which.
+        /// Specification of the log.
         spec: String,
-        /// Why.
+        /// The log's error.
         source: LogOpenError,
     },
     /// An address can't be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No descriptors left.
+    /// No descriptors are left.
     #[error(transparent)]
     Poller(#[from] PollerError),
     /// No thread could be started.
@@ -67,23 +67,23 @@ fn problems(problems: &[Problem]) -> String {
     lines.join("\n")
 }
 
-/// Why a target did not stop in good order. It has stopped all the same.
+/// The reason why a target did not stop in order. It has stopped even so.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// A drive could not be flushed: what was not flushed by its hosts may be lost in a power cut.
+    /// A drive could not be flushed: a power cut may take writes that its hosts had not flushed.
     #[error("{drive}: the last flush failed: {source}")]
     Flush {
-        /// The drive.
+        /// Description of the drive.
         drive: String,
-        /// Why.
+        /// The drive's error.
         source: IoError,
     },
-    /// A drive could not be asked.
+    /// A drive did not accept a queue for its flush.
     #[error("{drive}: can't be flushed: {source}")]
     Drive {
-        /// The drive.
+        /// Description of the drive.
         drive: String,
-        /// Why.
+        /// The drive's error.
         source: riopipe_media::OpenError,
     },
     /// The log could not be written back.
@@ -92,9 +92,9 @@ pub enum StopError {
          stopped again, the volumes in it are refused"
     )]
     Log {
-        /// The log.
+        /// Description of the log.
         log: String,
-        /// Why.
+        /// The log's error.
         source: RegionError,
     },
     /// A reactor ended with an error, or panicked.
@@ -102,10 +102,10 @@ pub enum StopError {
     Reactor(String),
 }
 
-/// A target, not yet running.
+/// A target that is not running yet.
 pub struct Target;
 
-/// A running target. Dropping it stops it in good order.
+/// A running target. Dropping it stops it in order.
 pub struct Running {
     addresses: Vec<SocketAddr>,
     discovery_addresses: Vec<SocketAddr>,
@@ -114,12 +114,11 @@ pub struct Running {
     promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
-    mail: Arc<Mailboxes>,
+    mail: Arc<Mail>,
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
     drives: Vec<Arc<dyn Drive>>,
     log: Option<Arc<Log>>,
     figures: Arc<Figures>,
-    metrics: Option<Endpoint>,
     /// Its reactors have been told to end.
     ended: bool,
 }
@@ -128,21 +127,21 @@ impl Target {
     /// Opens drives and log, listens, and starts the reactors.
     ///
     /// # Errors
-    /// Whatever keeps the target from serving exactly what the configuration says; nothing is
-    /// left open.
+    /// [`StartError`], with the reason why the target can't serve exactly its configuration;
+    /// nothing is left open.
     pub fn start(config: &Config) -> Result<Running, StartError> {
         Self::start_on(config, &[])
     }
 
-    /// Like [`start`](Self::start), but on drives that are open already, one for each namespace
-    /// in order: those that [`Running::power_cut`] gave back. Missing ones are opened. Nobody else
-    /// may have a queue of one that a single reactor has to itself.
+    /// As [`start`](Self::start), on drives that are open already, one for each namespace in order:
+    /// those that [`Running::power_cut`] returned. Missing ones are opened. A single reactor may
+    /// take the only queue of a drive; no other queue of it may then exist.
     ///
     /// # Errors
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let settled = crate::check::settle(config).map_err(StartError::Config)?;
-        // One wait for all of them: whoever was killed had them all.
+        // One wait for all of them: a killed process had all of their locks.
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
         let lock_wait = || lock_wait.saturating_sub(start.elapsed());
@@ -181,7 +180,7 @@ impl Target {
         let mut listeners = match listen(config) {
             Ok(listeners) => listeners,
             Err(error) => {
-                // Nothing was served: what the log held is as good as before.
+                // Nothing was served: the log is as valid as before.
                 if let Some(log) = &log {
                     leave(volumes, log);
                 }
@@ -190,7 +189,6 @@ impl Target {
         };
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         let discovery_addresses = addresses.split_off(config.listen.len());
-        let metrics = config.metrics.as_deref().map(Listener::bind).transpose()?;
         let identity = Identity {
             subnqn: settled.subnqn.clone(),
             serial: settled.serial,
@@ -202,7 +200,7 @@ impl Target {
             ports: ports(&addresses),
             io_queues: config.io_queues,
         };
-        let mut shared = Shared::new(identity, namespaces, volumes, riopipe_media::now());
+        let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
         let shared = Arc::new(Mutex::new(shared));
         let reactors = settled.reactors;
@@ -210,8 +208,8 @@ impl Target {
             (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
         let control = Arc::new(Control::new());
-        let next_conn = Arc::new(AtomicU64::new(1));
         let places = Places::new(config.connections);
+        let queue_counts = QueueCounts::new(reactors);
         let figures = Arc::new(Figures {
             subnqn: settled.subnqn.clone(),
             start: Start::now(),
@@ -232,13 +230,12 @@ impl Target {
             drives,
             log,
             figures,
-            metrics: None,
             ended: false,
         };
         for (index, poller) in pollers.into_iter().enumerate() {
             let mut queues = Vec::new();
             for (drive, ns) in running.drives.iter().zip(&settled.namespaces) {
-                // One reactor has its drives to itself.
+                // One reactor takes the only queue of each drive.
                 let queue = match reactors {
                     1 => drive.open_only_queue(QUEUE_DEPTH),
                     _ => drive.open_queue(QUEUE_DEPTH),
@@ -246,20 +243,26 @@ impl Target {
                 queues.push(queue.map_err(|source| StartError::Drive { nsid: ns.nsid, source })?);
             }
             let parts = Parts {
-                index,
+                core: CoreConfig {
+                    index,
+                    listens: index == 0,
+                    grace_ns: config.grace_ms.saturating_mul(1_000_000),
+                    crc: crc32c,
+                    places: Arc::clone(&places),
+                    queues: Arc::clone(&queue_counts),
+                },
                 poller,
                 queues,
                 listeners: if index == 0 { std::mem::take(&mut listeners) } else { Vec::new() },
-                shared: Arc::clone(&running.shared),
-                mail: Arc::clone(&running.mail),
+                devices: DevicesParts {
+                    shared: Arc::clone(&running.shared),
+                    mail: Arc::clone(&running.mail),
+                    log: running.log.clone(),
+                    counters: Arc::clone(&running.figures.counters[index]),
+                    stages: Arc::clone(&running.figures.stages),
+                },
                 control: Arc::clone(&running.control),
                 spin: spin(config.spin_us),
-                next_conn: Arc::clone(&next_conn),
-                places: Arc::clone(&places),
-                log: running.log.clone(),
-                grace_ns: config.grace_ms.saturating_mul(1_000_000),
-                counters: Arc::clone(&running.figures.counters[index]),
-                stages: Arc::clone(&running.figures.stages),
             };
             let core = config.cores.get(index).copied();
             let thread = std::thread::Builder::new()
@@ -267,9 +270,6 @@ impl Target {
                 .spawn(move || run(parts, core))
                 .map_err(StartError::Thread)?;
             running.threads.push(thread);
-        }
-        if let Some(listener) = metrics {
-            running.metrics = Some(Endpoint::start(listener, Arc::clone(&running.figures) as _)?);
         }
         for address in &running.addresses {
             tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
@@ -282,16 +282,16 @@ fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
     if let Some(core) = core
         && let Err(error) = pin_to_core(core)
     {
-        // Speed only; the target works without.
+        // The pinning only affects speed; the target works without it.
         tracing::warn!(%error, "reactor not pinned");
     }
-    riopipe_net::fine_timers();
-    let (control, mail) = (Arc::clone(&parts.control), Arc::clone(&parts.mail));
+    riopipe_platform::fine_timers();
+    let (index, mail) = (parts.core.index, Arc::clone(&parts.devices.mail));
     match Reactor::new(parts) {
         Ok(reactor) => reactor.run(),
         Err(error) => {
             tracing::error!(%error, "a reactor can't start");
-            control.winds_up(&mail);
+            mail.reactor_ends(index);
             Err(error)
         }
     }
@@ -306,8 +306,8 @@ fn spin(spin_us: Option<u64>) -> SpinPolicy {
     SpinPolicy { spin_ns, ..SpinPolicy::HYBRID }
 }
 
-/// The discovery log's records for the addresses listened on. One that stands for every address
-/// of the machine can't be told to a host as such; the host keeps using the one it came by.
+/// The discovery log's records for the listen addresses. An address that stands for all of the
+/// machine's can't be given to a host; the host keeps the one that it has used.
 fn ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
     let port = |(i, address): (usize, &SocketAddr)| DiscoveryPort {
         portid: i as u16 + 1,
@@ -320,13 +320,13 @@ fn ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
 }
 
 impl Running {
-    /// Where it listens, with the real ports, in the configuration's order.
+    /// The listen addresses with the real ports, in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Where discovery alone is expected.
+    /// The addresses meant for discovery only.
     #[must_use]
     pub fn discovery_addresses(&self) -> &[SocketAddr] {
         &self.discovery_addresses
@@ -338,65 +338,64 @@ impl Running {
         &self.subnqn
     }
 
-    /// What it serves, one line each, for people.
+    /// The served media, one line each, for display.
     #[must_use]
     pub fn describe(&self) -> &[String] {
         &self.describe
     }
 
-    /// What each namespace's drive and the log together promise.
+    /// The guarantees of each namespace's drive together with the log.
     #[must_use]
     pub fn promises(&self) -> &[Promise] {
         &self.promises
     }
 
-    /// The drives behind the namespaces, in the configuration's order: for tests that cut the
-    /// power of a modelled one. A target with one reactor may have a drive to itself
-    /// ([`Drive::open_only_queue`]): then no queue of it can be opened while the target runs.
+    /// The drives of the namespaces, in the configuration's order, for tests that cut the power of
+    /// a modelled one. A target with one reactor may have the only queue of a drive
+    /// ([`Drive::open_only_queue`]); no other queue can then be opened while the target runs.
     #[must_use]
     pub fn drives(&self) -> &[Arc<dyn Drive>] {
         &self.drives
     }
 
-    /// Connections that have been accepted by name (Fabrics Connect) and not yet ended.
+    /// Number of connections after their Fabrics Connect that have not ended.
     #[must_use]
     pub fn connections(&self) -> usize {
         lock(&self.shared).connections()
     }
 
-    /// What it has done so far, and where the time of ordered writes went.
+    /// The counters so far, and the times of ordered writes.
     #[must_use]
     pub fn stat(&self) -> Stat {
         self.figures.stat()
     }
 
-    /// Where its figures are served over HTTP, with the real port.
+    /// The source of these metrics for a server, as OpenMetrics text and as JSON.
     #[must_use]
-    pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(Endpoint::address)
+    pub fn stat_source(&self) -> Arc<dyn StatSource> {
+        Arc::clone(&self.figures) as _
     }
 
-    /// Whether all reactors still run. One that doesn't has said why in the log book.
+    /// Whether all reactors still run. A reactor that ended has logged the reason.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.threads.iter().all(|thread| !thread.is_finished())
     }
 
-    /// Stops in good order: commands under way finish, connections end, drives are flushed,
-    /// volumes without anything to recover are marked as closed if nobody owns them any more
-    /// (T25), a `file:` log is written back so that it outlives this boot (T24; for 60 s at most),
-    /// locks are released.
+    /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
+    /// without an owner and without anything to recover are marked as closed (T25). A `file:` log
+    /// is written back so that it outlives this boot (T24; for at most 60 s). Locks are released.
     ///
     /// # Errors
-    /// What did not go well; the target has stopped all the same.
+    /// [`StopError`], the first failure; the target has stopped even so.
     pub fn stop(mut self) -> Result<(), StopError> {
         self.finish()
     }
 
     fn finish(&mut self) -> Result<(), StopError> {
-        self.end(Order::Finish)?;
+        self.end(Shutdown::Graceful)?;
         let flushed = self.drives.iter().try_for_each(flush);
-        // What the log says is true whether or not its drives could be flushed just now.
+        // The log is valid even if its drives could not be flushed.
         let rested = match self.log.take() {
             Some(log) => end_service(&self.shared, &log)
                 .map_err(|source| StopError::Log { log: log.describe().into(), source }),
@@ -407,36 +406,36 @@ impl Running {
         Ok(())
     }
 
-    /// Ends at once, as if the process were killed: nothing is answered, flushed or closed. Only
-    /// what is at the drives already is waited for, which a dead process's I/O would do, too.
+    /// Ends at once, as if the process were killed: nothing is answered, flushed or closed. It only
+    /// waits for operations that are at the drives, as a dead process's I/O would also finish.
     pub fn kill(mut self) {
-        // Nothing of a killed process can go well or badly.
-        let _ = self.end(Order::Die);
+        // A killed process reports no errors.
+        let _ = self.end(Shutdown::Immediate);
     }
 
-    /// Cuts the power, as far as the drives model it: what they may lose is lost or kept as `seed`
-    /// decides, and the process ends as by [`kill`](Self::kill). Gives back the drives, with power
-    /// again, for [`Target::start_on`]. Drives that model nothing keep everything.
+    /// Cuts the power, as far as the drives model it: `seed` decides which of the blocks that may
+    /// be lost are lost, and the process ends as by [`kill`](Self::kill). Returns the drives, with
+    /// power again, for [`Target::start_on`]. Drives without a model keep everything.
     #[must_use]
     pub fn power_cut(mut self, seed: u64) -> Vec<Arc<dyn Drive>> {
         for (index, drive) in self.drives.iter().enumerate() {
             let _ = drive.power_cut(seed.wrapping_add(index as u64));
         }
-        // As with a killed process, nothing can go well or badly.
-        let _ = self.end(Order::Die);
+        // A killed process reports no errors.
+        let _ = self.end(Shutdown::Immediate);
         for drive in &self.drives {
             drive.power_on();
         }
         std::mem::take(&mut self.drives)
     }
 
-    fn end(&mut self, order: Order) -> Result<(), StopError> {
+    fn end(&mut self, shutdown: Shutdown) -> Result<(), StopError> {
         self.ended = true;
-        // Reactors that were never started: the start failed on the way.
-        for _ in self.threads.len()..self.mail.reactors() {
-            self.control.winds_up(&self.mail);
+        // Reactors that were never started, since the start failed.
+        for index in self.threads.len()..self.mail.reactors() {
+            self.mail.reactor_ends(index);
         }
-        self.control.give(order, &self.mail);
+        self.control.request(shutdown, &self.mail);
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
             match thread.join() {
@@ -458,11 +457,11 @@ fn flush(drive: &Arc<dyn Drive>) -> Result<(), StopError> {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Neither stopped, nor killed; perhaps it has not even started.
+        // Neither stopped nor killed; perhaps it has not even started.
         if !self.ended
             && let Err(error) = self.finish()
         {
-            tracing::error!(%error, "the target did not stop in good order");
+            tracing::error!(%error, "the target did not stop cleanly");
         }
     }
 }

@@ -1,8 +1,6 @@
-//! A running target on real sockets, talked to by the scripted host.
+//! A running target on real sockets, used by the scripted host.
 
-#[path = "../../session/tests/peer/mod.rs"]
-mod peer;
-
+use riopipe_testkit::peer;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -13,7 +11,7 @@ use riopipe_session::wire;
 use riopipe_target::{Config, Running, Target};
 
 /// Longer than anything here can take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A queue of the scripted host.
 struct Queue {
@@ -25,7 +23,7 @@ struct Queue {
 impl Queue {
     fn open(address: SocketAddr, digests: Digests) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         let mut queue = Self { stream, digests: Digests::default(), input: Vec::new() };
         queue.send(&peer::icreq(digests, 0));
@@ -56,7 +54,7 @@ impl Queue {
                 Ok(0) => return None,
                 Ok(n) => self.input.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return None,
-                // A ring that was made on this thread says something.
+                // The io_uring of this thread may interrupt the call.
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => panic!("{e}"),
             }
@@ -68,7 +66,7 @@ impl Queue {
         self.next().expect("an answer").completion()
     }
 
-    /// A command that brings data.
+    /// A command that returns data.
     fn fetch(&mut self, sqe: Sqe) -> (Vec<u8>, Completion) {
         self.command(sqe, &[]);
         let data = self.next().expect("data");
@@ -111,7 +109,7 @@ fn writes_are_read_back_with_and_without_digests() {
         let (read, done) = io.fetch(peer::read(2, 1, 7, 1));
         assert_eq!(done.status, 0);
         assert!(read == bytes);
-        // On request, in two pieces.
+        // By R2T, in two pieces.
         let bytes = pattern(2, 200 * 1024);
         io.command(peer::write_r2t(3, 1, 100, 50), &[]);
         let r2t = io.next().unwrap();
@@ -199,7 +197,7 @@ fn file_drives_keep_what_was_written_over_a_restart() {
 }
 
 #[test]
-fn ordered_writes_reach_a_log_that_outlives_a_killed_target() {
+fn ordered_writes_are_in_a_log_that_outlives_a_killed_target() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let config = Config {
@@ -216,7 +214,7 @@ fn ordered_writes_reach_a_log_that_outlives_a_killed_target() {
         assert_eq!(io.call(sqe, &data).status, 0);
     }
     target.kill();
-    // Another life: the volume needs recovery, its member is guarded, generations are kept.
+    // After a restart the volume needs recovery, its member is guarded, and generations are kept.
     let target = Target::start(&config).unwrap();
     let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
     let status = status(&mut admin);
@@ -244,7 +242,7 @@ fn a_clean_end_leaves_nothing_to_recover() {
     assert_eq!(io.call(ordered(1, 9), &pattern(1, 4096)).status, 0);
     let mark = wire::mark_command(Seq(1), false);
     assert_eq!(io.call(rio(&mark, 4), &[]).status, 0);
-    // Stopped under its owner: connections end, the volume is closed all the same.
+    // Stopped while it has an owner: connections end, and the volume is closed even so.
     target.stop().unwrap();
     assert!(io.next().is_none(), "the connection has ended");
     let target = Target::start(&config).unwrap();
@@ -264,7 +262,7 @@ fn t8_a_take_over_crosses_reactors() {
     let config = Config {
         log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
         reactors: Some(2),
-        // A drive that takes its time: writes are under way when the rival comes.
+        // A slow drive: writes are in flight when the other owner comes.
         ..Config::on_loopback(&["ssd:flash,size=16M"])
     };
     let target = Target::start(&config).unwrap();
@@ -278,10 +276,11 @@ fn t8_a_take_over_crosses_reactors() {
             io
         })
         .collect();
-    let mut rival = Queue::open(target.addresses()[0], Digests::default());
-    let data = peer::connect_data(target.subnqn(), "nqn.2026-01.io.example:rival", [9; 16], 0xffff);
-    assert_eq!(rival.call(peer::connect(0, 0, 31, 0), &data).status, 0);
-    assert_eq!(rival.call(peer::property_set(1, 0x14, CC_ENABLE), &[]).status, 0);
+    let mut other_owner = Queue::open(target.addresses()[0], Digests::default());
+    let data =
+        peer::connect_data(target.subnqn(), "nqn.2026-01.io.example:other_owner", [9; 16], 0xffff);
+    assert_eq!(other_owner.call(peer::connect(0, 0, 31, 0), &data).status, 0);
+    assert_eq!(other_owner.call(peer::property_set(1, 0x14, CC_ENABLE), &[]).status, 0);
     for io in &mut queues {
         for seq in 1..=30u64 {
             io.command(ordered(seq, seq), &pattern(seq as u8, 4096));
@@ -289,14 +288,14 @@ fn t8_a_take_over_crosses_reactors() {
     }
     let take = wire::Claim { take_over: true, ..claim(2, false) };
     let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);
-    assert_eq!(rival.call(sqe, &take.encode()).status, 0);
-    // From now on nothing of the old owner reaches the drive.
+    assert_eq!(other_owner.call(sqe, &take.encode()).status, 0);
+    // From now on no write of the old owner reaches the drive.
     for io in &mut queues {
         let statuses: Vec<u16> = (0..30).map(|_| io.next().unwrap().completion().status).collect();
         assert!(statuses.iter().all(|s| matches!(s, 0 | 0x702)), "{statuses:x?}");
         assert_eq!(io.call(ordered(31, 31), &pattern(0, 4096)).status, 0x702);
     }
-    assert!(status(&mut rival).own);
+    assert!(status(&mut other_owner).own);
     target.stop().unwrap();
 }
 
@@ -322,7 +321,7 @@ fn p7_the_owner_of_a_killed_target_comes_back() {
     come_back(&mut admin, 1);
     let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
     let refused = wire::bind_command(VOLUME, StreamId(0), 1, Seq(0));
-    assert_eq!(io.call(rio(&refused, 3), &[]).status, 0x704, "not over what is there");
+    assert_eq!(io.call(rio(&refused, 3), &[]).status, 0x704, "not over an existing group");
     bind_again(&mut io);
     let page = own_list(&mut io);
     assert_eq!((page.live, page.entries.len()), (20, 20));
@@ -330,17 +329,17 @@ fn p7_the_owner_of_a_killed_target_comes_back() {
     for seq in 1..=20u64 {
         assert_eq!(io.call(ordered(seq, seq), &pattern(seq as u8, 4096)).status, 0);
     }
-    assert_eq!(own_list(&mut io).live, 20, "the replayed are not logged again");
+    assert_eq!(own_list(&mut io).live, 20, "replayed writes are not logged again");
     target.stop().unwrap();
 }
 
-/// Connections count wherever they are; one that ends on any reactor makes room for another.
+/// All connections count, on all reactors; one that ends on any of them makes space for another.
 #[test]
 fn t28_connections_are_counted_over_all_reactors() {
     let config = Config { reactors: Some(2), connections: 5, ..Config::on_loopback(&["mem:1M"]) };
     let target = Target::start(&config).unwrap();
     let (_admin, cntlid) = Queue::admin(&target, Digests::default());
-    // Half of them are the second reactor's.
+    // Half of them are on the second reactor.
     let mut queues: Vec<Queue> =
         (1..=4).map(|qid| Queue::io(&target, Digests::default(), cntlid, qid)).collect();
     for qid in 1..=4 {
@@ -352,7 +351,7 @@ fn t28_connections_are_counted_over_all_reactors() {
         assert_eq!(target.connections(), 5);
         let gone = queues.remove(0);
         drop(gone);
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut icresp = [0; 128];
         stream.read_exact(&mut icresp).unwrap();
         assert_eq!(icresp[0], 0x01);
@@ -371,7 +370,7 @@ fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     let config = Config {
         log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
         reactors: Some(2),
-        // A drive that takes its time: writes are under way when the owner comes back.
+        // A slow drive: writes are in flight when the owner comes back.
         ..Config::on_loopback(&["ssd:flash,size=16M"])
     };
     let target = Target::start(&config).unwrap();
@@ -379,7 +378,7 @@ fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     own(&mut admin, 1, true);
     let mut old = Queue::io(&target, Digests::default(), cntlid, 1);
     bind(&mut old, 1);
-    // The target does not hear that this connection is dead.
+    // The target is not told that this connection is dead.
     for round in 2..=6 {
         for seq in 1..=30u64 {
             old.command(ordered(seq, seq), &pattern(round, 4096));
@@ -395,7 +394,7 @@ fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     let (mut again, cntlid) = Queue::admin(&target, Digests::default());
     come_back(&mut again, 1);
     let last = std::iter::from_fn(|| admin.next()).count();
-    assert_eq!(last, 0, "the old association has ended without a word");
+    assert_eq!(last, 0, "the old association has ended without an answer");
     while old.next().is_some() {}
     let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
     bind_again(&mut io);
@@ -426,21 +425,21 @@ fn discovery_answers_on_every_port() {
 }
 
 #[test]
-fn t18_a_bad_peer_loses_its_connection_and_nobody_else_notices() {
+fn t18_a_bad_peer_loses_its_connection_and_others_are_not_affected() {
     let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();
     let (_admin, cntlid) = Queue::admin(&target, Digests::default());
     let mut good = Queue::io(&target, Digests::default(), cntlid, 1);
     for i in 0..20u8 {
         let mut bad = TcpStream::connect(target.addresses()[0]).unwrap();
-        bad.set_read_timeout(Some(PATIENCE)).unwrap();
+        bad.set_read_timeout(Some(TIMEOUT)).unwrap();
         bad.write_all(&[i.wrapping_mul(37) | 0x80; 300]).unwrap();
         let mut last_words = Vec::new();
         bad.read_to_end(&mut last_words).unwrap();
         assert_eq!(last_words[0], 0x03, "a termination request");
-        // Half a PDU, then gone.
-        let mut rude = TcpStream::connect(target.addresses()[0]).unwrap();
-        rude.write_all(&peer::icreq(Digests::default(), 0)[..100]).unwrap();
-        drop(rude);
+        // Half a PDU, then the connection closes.
+        let mut aborted = TcpStream::connect(target.addresses()[0]).unwrap();
+        aborted.write_all(&peer::icreq(Digests::default(), 0)[..100]).unwrap();
+        drop(aborted);
         assert_eq!(good.call(peer::write(1, 1, i.into(), 1), &pattern(i, 4096)).status, 0);
     }
     target.stop().unwrap();
@@ -471,7 +470,7 @@ fn a_peer_killed_in_mid_write_leaves_its_claim_to_the_next() {
 
 #[test]
 fn an_idle_target_wakes_up() {
-    // Sleeps at once when there is nothing to do.
+    // It sleeps at once when there is nothing to do.
     let config = Config { spin_us: Some(0), ..Config::on_loopback(&["mem:16M"]) };
     let target = Target::start(&config).unwrap();
     let (_admin, cntlid) = Queue::admin(&target, Digests::default());
@@ -481,6 +480,21 @@ fn an_idle_target_wakes_up() {
         assert_eq!(io.call(peer::write(1, 1, i.into(), 1), &pattern(i, 4096)).status, 0);
     }
     assert!(target.is_alive());
+    target.stop().unwrap();
+}
+
+/// Even a reactor that sleeps at once notices its end.
+#[test]
+fn a_host_that_does_not_read_cannot_keep_a_target_from_stopping() {
+    let config = Config { spin_us: Some(0), grace_ms: 50, ..Config::on_loopback(&["mem:64M"]) };
+    let target = Target::start(&config).unwrap();
+    let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+    for cid in 0..100 {
+        io.command(peer::read(cid, 1, 0, 256), &[]);
+    }
+    // 100 MiB are more than the sockets hold.
+    assert_eq!(io.next().expect("data").kind, 0x07);
     target.stop().unwrap();
 }
 
@@ -510,11 +524,15 @@ fn a_log_that_vanishes_stops_its_streams() {
         "the stream notices",
     );
     assert_eq!(last, 0x711, "the log failed");
-    assert_eq!(io.call(peer::write(1, 1, 1, 1), &pattern(2, 4096)).status, 0, "the drive goes on");
+    assert_eq!(
+        io.call(peer::write(1, 1, 1, 1), &pattern(2, 4096)).status,
+        0,
+        "the drive still works"
+    );
     assert!(target.stop().is_err(), "it can't be written back");
 }
 
-/// Nobody else is awake: neither the other reactor, nor a host that keeps its association alive.
+/// Nothing else is active: neither the other reactor, nor a host with keep-alives.
 #[test]
 fn each_reactor_notices_by_itself_that_the_log_is_gone() {
     for busy in [0, 1] {
@@ -527,7 +545,7 @@ fn each_reactor_notices_by_itself_that_the_log_is_gone() {
         let target = Target::start(&config).unwrap();
         let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
         own(&mut admin, 1, true);
-        // One on each.
+        // One queue on each reactor.
         let mut queues: Vec<Queue> = (1..=2)
             .map(|qid| {
                 let mut io = Queue::io(&target, Digests::default(), cntlid, qid);
@@ -544,7 +562,7 @@ fn each_reactor_notices_by_itself_that_the_log_is_gone() {
                 let sqe = ordered_released(seq, seq % 1000, seq - 1);
                 queues[busy].call(sqe, &pattern(0, 4096)).status != 0
             },
-            "nothing is vouched for in a deleted log",
+            "no write to a deleted log is reported durable",
         );
         let other = ordered(1, 1);
         assert_ne!(queues[1 - busy].call(other, &pattern(0, 4096)).status, 0, "on no reactor");
@@ -580,14 +598,14 @@ fn own(admin: &mut Queue, generation: u32, create: bool) {
     assert_eq!(admin.call(sqe, &claim(generation, create).encode()).status, 0);
 }
 
-/// Claims the volume once more, as the owner that it is.
+/// Claims the volume once more, as its owner.
 fn come_back(admin: &mut Queue, generation: u32) {
     let sqe = rio(&wire::claim_command(), 9).inline(4096);
     let claim = wire::Claim { resume: true, ..claim(generation, false) };
     assert_eq!(admin.call(sqe, &claim.encode()).status, 0);
 }
 
-/// Goes on with stream 0, as soon as its old connection is gone.
+/// Binds stream 0 again, as soon as its old connection is gone.
 fn bind_again(io: &mut Queue) {
     let sqe = wire::resume_command(VOLUME, StreamId(0), 1, Seq(0));
     let mut last = 0;
@@ -640,9 +658,9 @@ fn ordered_released(seq: u64, lba: u64, released: u64) -> Sqe {
     Sqe(sqe.0)
 }
 
-/// Waits for something that happens soon, if it happens at all.
+/// Waits for a condition that becomes true soon, if ever.
 fn wait_until(mut condition: impl FnMut() -> bool, what: &str) {
-    let give_up = std::time::Instant::now() + PATIENCE;
+    let give_up = std::time::Instant::now() + TIMEOUT;
     while !condition() {
         assert!(std::time::Instant::now() < give_up, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));

@@ -1,28 +1,26 @@
-//! What crosses the reactors of a target, under a model checker: every interleaving of the mail, of
-//! connections that move, of the order to stop, and of sessions that wait for one another. The files
-//! under test are compiled as they are, with the checker's locks and atomics; the sessions are the
-//! product's own.
+//! The shared state of a target's reactors, under a model checker: every interleaving of messages,
+//! of connections that move, of shutdown requests, and of sessions that wait for one another. The
+//! files under test are compiled unchanged, with the checker's locks and atomics; the cores are the
+//! product's.
 
 #[path = "../src/control.rs"]
 mod control;
-#[allow(dead_code, reason = "the rest is the reactor's")]
+#[allow(dead_code, reason = "the reactor uses the rest")]
 #[path = "../src/mail.rs"]
 mod mail;
-#[path = "../../session/tests/peer/mod.rs"]
-mod peer;
-#[allow(dead_code, unreachable_pub, reason = "the rest is for listeners that poll")]
+#[allow(dead_code, unreachable_pub, reason = "pollers use the rest")]
 #[path = "../../net/src/wake.rs"]
 mod wake;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     use loom::sync::{Arc, Condvar};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 
     use crate::wake::Wake;
 
-    /// An event that a thread can sleep on; a descriptor in an epoll instance, else.
+    /// An event on which a thread can sleep; in the product a descriptor in an epoll instance.
     #[derive(Debug)]
     pub(crate) struct Event(Mutex<bool>, Condvar);
 
@@ -31,19 +29,19 @@ mod sync {
             Self(Mutex::new(false), Condvar::new())
         }
 
-        pub(crate) fn ring(&self) {
+        pub(crate) fn signal(&self) {
             *self.0.lock().unwrap() = true;
             self.1.notify_one();
         }
 
-        pub(crate) fn silence(&self) {
+        pub(crate) fn clear(&self) {
             *self.0.lock().unwrap() = false;
         }
 
         fn wait(&self) {
-            let mut rings = self.0.lock().unwrap();
-            while !*rings {
-                rings = self.1.wait(rings).unwrap();
+            let mut signalled = self.0.lock().unwrap();
+            while !*signalled {
+                signalled = self.1.wait(signalled).unwrap();
             }
         }
     }
@@ -58,38 +56,31 @@ mod sync {
         }
 
         pub(crate) fn wake(&self) {
-            self.0.call();
+            self.0.notify();
         }
 
-        /// Sleeps until somebody has called, as a reactor does: it reads its mail after that.
+        /// Sleeps until it is notified, as a reactor does: it reads its messages after that.
         pub(crate) fn sleep(&self) {
             self.0.event().wait();
-            self.0.hear();
+            self.0.receive();
         }
     }
 }
 
-/// A connection in a reactor.
-mod link {
-    use riopipe_session::target::ConnId;
+use riopipe_testkit::peer;
+use std::collections::BTreeMap;
 
-    pub(crate) struct Link {
-        pub(crate) id: ConnId,
-    }
-}
-
-use control::{Control, Order};
-use link::Link;
+use control::{Control, Shutdown};
 use loom::sync::Arc;
 use loom::thread;
-use mail::{Mail, Mailboxes, Reader};
+use mail::Mailboxes;
 use peer::Digests;
 use riopipe_order::attribute::VolumeId;
+use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::region::MemRegion;
-use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared,
-    Submitted, TargetConn, Volumes, WriteData,
+    Action, ConnId, ConnKey, CoreConfig, Event, Identity, Input, Message, NamespaceConfig,
+    Namespaces, OpId, Places, QueueCounts, Shared, TargetCore, TargetEnv, Transport, Volumes,
 };
 use riopipe_session::wire;
 use sync::{AtomicBool, Mutex, MutexGuard, Ordering, Waker};
@@ -100,132 +91,68 @@ fn bounded(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// What the reactors of a model share.
-struct Reactors {
-    mail: Arc<Mailboxes>,
-    control: Arc<Control>,
-    wakers: Vec<Waker>,
-}
-
-fn reactors(count: usize) -> Reactors {
-    let wakers: Vec<Waker> = (0..count).map(|_| Waker::new()).collect();
-    let mail = Arc::new(Mailboxes::new(wakers.clone()));
-    Reactors { mail, control: Arc::new(Control::new()), wakers }
-}
-
-/// A reactor with connections that end when they have seen what was left for them.
-struct Desk {
-    index: usize,
-    links: Vec<Link>,
-    left: Arc<Mutex<Vec<ConnId>>>,
-    ended: usize,
-}
-
-impl Reader for Desk {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        let id = link.id;
-        self.links.push(*link);
-        id
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        if let Some(at) = self.links.iter().position(|link| link.id == id) {
-            let mut left = self.left.lock().unwrap();
-            if let Some(notice) = left.iter().position(|other| *other == id) {
-                left.remove(notice);
-                self.links.remove(at);
-                self.ended += 1;
-            }
-        }
-    }
-}
-
-impl Desk {
-    /// The loop of a reactor; gives its connection to another, if it is to, before it winds up.
-    fn run(
-        mut self,
-        mail: &Mailboxes,
-        control: &Control,
-        waker: &Waker,
-        mut gives_to: Option<usize>,
-    ) -> usize {
-        let mut winds_up = false;
-        loop {
-            if control.order() == Order::Run {
-                if let Some(other) = gives_to.take()
-                    && let Some(link) = self.links.pop()
-                {
-                    assert_eq!(mail.place_queue(), other, "it has fewer queues");
-                    mail.send(other, Mail::Adopt(Box::new(link)));
-                }
-            } else {
-                if !winds_up {
-                    winds_up = true;
-                    control.winds_up(mail);
-                }
-                let all = control.all_wind_up(mail);
-                mail.read(self.index, &mut self);
-                if all && self.links.is_empty() {
-                    return self.ended;
-                }
-            }
-            waker.sleep();
-            mail.read(self.index, &mut self);
-        }
-    }
-}
-
-/// A notice finds its connection wherever it is, and also between two reactors; an order to stop
-/// reaches reactors that sleep; and none ends while a connection may be on its way to it.
-#[test]
-fn t8_a_connection_that_moves_hears_what_is_left_for_it_and_all_come_to_an_end() {
-    bounded(|| {
-        let Reactors { mail, control, wakers } = reactors(2);
-        let left = Arc::new(Mutex::new(Vec::new()));
-        // The first has a queue already that it counts: the new one goes to the second.
-        assert_eq!(mail.place_queue(), 0);
-        let desks: Vec<_> = (0..2)
-            .map(|index| {
-                let links = if index == 0 { vec![Link { id: ConnId(7) }] } else { vec![] };
-                let desk = Desk { index, links, left: Arc::clone(&left), ended: 0 };
-                let (mail, control) = (Arc::clone(&mail), Arc::clone(&control));
-                let waker = wakers[index].clone();
-                let gives_to = (index == 0).then_some(1);
-                thread::spawn(move || desk.run(&mail, &control, &waker, gives_to))
-            })
-            .collect();
-        left.lock().unwrap().push(ConnId(7));
-        mail.notify(ConnId(7));
-        control.give(Order::Finish, &mail);
-        let ended: usize = desks.into_iter().map(|desk| desk.join().unwrap()).sum();
-        assert_eq!(ended, 1, "the connection was lost on its way");
-    });
-}
-
 const SUBNQN: &str = "nqn.2026-01.io.example:drives";
 
-/// The world of a reactor's sessions; a drive keeps what it is asked for.
+type Mail = Mailboxes<Message<Devices, Wire>>;
+
+/// The environment of a reactor's core.
 struct Devices {
     shared: Arc<Mutex<Shared<MemRegion>>>,
-    mail: Arc<Mailboxes>,
-    pending: Vec<OpId>,
-    /// Writes are done at once.
-    quick: bool,
+    mail: Arc<Mail>,
+    drive: Drive,
 }
 
 impl Devices {
     fn lock(&self) -> MutexGuard<'_, Shared<MemRegion>> {
         self.shared.lock().unwrap()
     }
+}
 
-    fn keep(&mut self, op: OpId) -> Submitted<Vec<u8>> {
-        self.pending.push(op);
+/// A drive that keeps its operations until the test completes them.
+struct Drive {
+    pending: Vec<OpId>,
+    /// Writes complete at once.
+    quick: bool,
+}
+
+impl Drive {
+    fn keep(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.pending.push(OpId(op));
         Submitted::Pending
     }
 }
 
-impl Host for Devices {
+impl BlockDevice for Drive {
     type Buf = Vec<u8>;
+
+    fn write(&mut self, op: u64, _: u64, _: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        if self.quick { Submitted::Done(Ok(None)) } else { self.keep(op) }
+    }
+    fn read(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn write_zeroes(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn deallocate(&mut self, op: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
+        self.keep(op)
+    }
+    fn kick(&mut self, _: u64) {}
+    fn poll(&mut self, _: u64, _: &mut Vec<Done<Vec<u8>>>) {}
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+impl TargetEnv for Devices {
+    type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = MemRegion;
 
     fn now(&self) -> u64 {
@@ -234,23 +161,8 @@ impl Host for Devices {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn write(
-        &mut self,
-        _: usize,
-        op: OpId,
-        _: u64,
-        _: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        if self.quick { Submitted::Done(Ok(None)) } else { self.keep(op) }
-    }
-    fn read(&mut self, _: usize, op: OpId, _: u64, _: u32) -> Submitted<Vec<u8>> {
-        self.keep(op)
-    }
-    fn flush(&mut self, _: usize, op: OpId) -> Submitted<Vec<u8>> {
-        self.keep(op)
-    }
-    fn zero(&mut self, _: usize, op: OpId, _: u64, _: u64, _: bool) -> Submitted<Vec<u8>> {
-        self.keep(op)
+    fn device(&mut self, _: usize) -> &mut Drive {
+        &mut self.drive
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
         f(&mut self.lock())
@@ -259,90 +171,6 @@ impl Host for Devices {
         self.mail.notify(conn);
     }
     fn log(&mut self, _: Event<'_>) {}
-}
-
-/// One connection, with the reactor that has it.
-struct Session {
-    conn: TargetConn<Devices>,
-    devices: Devices,
-    out: Outbox<Vec<u8>>,
-    answers: Vec<u8>,
-}
-
-impl Reader for Session {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        panic!("nothing moves here: {:?}", link.id);
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        if self.conn.id() == id {
-            self.conn.noticed(&mut self.devices, &mut self.out).unwrap();
-        }
-    }
-}
-
-impl Session {
-    fn new(id: u64, shared: &Arc<Mutex<Shared<MemRegion>>>, mail: &Arc<Mailboxes>) -> Self {
-        let devices = Devices {
-            shared: Arc::clone(shared),
-            mail: Arc::clone(mail),
-            pending: Vec::new(),
-            quick: true,
-        };
-        let conn = TargetConn::new(ConnId(id), 0, riopipe_target::crc32c, 1);
-        let mut session = Self { conn, devices, out: Outbox::new(), answers: Vec::new() };
-        session.receive(&peer::icreq(Digests::default(), 0));
-        let icresp = session.next().expect("an ICResp");
-        assert_eq!(icresp.kind, 0x01);
-        session
-    }
-
-    fn receive(&mut self, bytes: &[u8]) {
-        let used = self.conn.receive(bytes, &mut self.devices, &mut self.out).unwrap();
-        assert_eq!(used, bytes.len());
-    }
-
-    fn next(&mut self) -> Option<peer::Received> {
-        let sent: Vec<u8> = self.out.slices().flatten().copied().collect();
-        self.out.consume(sent.len());
-        self.answers.extend(sent);
-        peer::parse(&mut self.answers, Digests::default(), 0)
-    }
-
-    fn send(&mut self, sqe: peer::Sqe, data: &[u8]) {
-        self.receive(&peer::capsule(Digests::default(), &sqe.0, data));
-    }
-
-    fn call(&mut self, sqe: peer::Sqe, data: &[u8]) -> peer::Completion {
-        self.send(sqe, data);
-        self.next().expect("an answer").completion()
-    }
-
-    fn connect(&mut self, cntlid: u16, qid: u16) -> u16 {
-        let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
-        let done = self.call(peer::connect(0, qid, 7, 0), &data);
-        assert_eq!(done.status, 0);
-        done.result as u16
-    }
-
-    /// What it keeps at the drive has come back.
-    fn drive_done(&mut self, result: Result<(), DeviceError>) {
-        let op = self.devices.pending.pop().expect("an operation at the drive");
-        let result = result.map(|()| None);
-        self.conn.device_done(op, result, &mut self.devices, &mut self.out);
-        self.conn.settled(&mut self.devices, &mut self.out);
-    }
-
-    /// Reads its reactor's mail until there is an answer.
-    fn answer(&mut self, mail: &Mailboxes, reactor: usize, waker: &Waker) -> u16 {
-        loop {
-            if let Some(pdu) = self.next() {
-                return pdu.completion().status;
-            }
-            waker.sleep();
-            mail.read(reactor, self);
-        }
-    }
 }
 
 fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
@@ -358,45 +186,284 @@ fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
         io_queues: 4,
     };
     let drive = NamespaceConfig { nsid: 1, blocks: 100, nguid: [1; 16], uuid: [2; 16], volatile };
-    let volumes = Volumes::without_log(riopipe_target::crc32c);
+    let volumes = Volumes::without_log(riopipe_platform::crc32c);
     Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes, 0)))
 }
 
-/// An enabled controller's admin connection, and two of its queues.
-fn sessions(volatile: bool, mail: &Arc<Mailboxes>) -> (Session, [Session; 2]) {
-    let shared = shared(volatile);
-    let mut admin = Session::new(1, &shared, mail);
-    let cntlid = admin.connect(0xffff, 0);
-    assert_eq!(admin.call(peer::property_set(1, 0x14, peer::CC_ENABLE), &[]).status, 0);
-    let queues = [(2, 1), (3, 2)].map(|(id, qid)| {
-        let mut queue = Session::new(id, &shared, mail);
-        queue.connect(cntlid, qid);
-        queue
-    });
-    (admin, queues)
+/// A reactor's part of a connection: its number, and the received bytes.
+struct Wire {
+    number: usize,
+    input: Vec<u8>,
 }
 
-/// A claim is answered once every operation of other connections has come back, on whichever
-/// reactor, and it is answered: whoever acknowledges the fence last wakes the claimant.
+impl Transport for Wire {
+    fn input(&self) -> &[u8] {
+        &self.input
+    }
+    fn consume(&mut self, bytes: usize) {
+        self.input.drain(..bytes);
+    }
+    fn reserve(&mut self, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The state that the reactors of a model share.
+struct Common {
+    shared: Arc<Mutex<Shared<MemRegion>>>,
+    mail: Arc<Mail>,
+    control: Arc<Control>,
+}
+
+/// A reactor: the product's core, with the checker's mailboxes.
+struct Reactor {
+    core: TargetCore<Devices, Wire>,
+    devices: Devices,
+    control: Arc<Control>,
+    waker: Waker,
+    /// Its connections, by their numbers.
+    keys: BTreeMap<usize, ConnKey>,
+    answers: BTreeMap<usize, Vec<u8>>,
+    /// Number of connections that have ended here.
+    ended: usize,
+}
+
+fn reactors(volatile: bool) -> (Common, [Reactor; 2]) {
+    let wakers = [Waker::new(), Waker::new()];
+    let common = Common {
+        shared: shared(volatile),
+        mail: Arc::new(Mailboxes::new(wakers.to_vec())),
+        control: Arc::new(Control::new()),
+    };
+    let (places, queues) = (Places::new(8), QueueCounts::new(2));
+    let reactors = [0, 1].map(|index| Reactor {
+        core: TargetCore::new(CoreConfig {
+            index,
+            listens: true,
+            grace_ns: 0,
+            crc: riopipe_platform::crc32c,
+            places: places.clone(),
+            queues: queues.clone(),
+        }),
+        devices: Devices {
+            shared: Arc::clone(&common.shared),
+            mail: Arc::clone(&common.mail),
+            drive: Drive { pending: Vec::new(), quick: true },
+        },
+        control: Arc::clone(&common.control),
+        waker: wakers[index].clone(),
+        keys: BTreeMap::new(),
+        answers: BTreeMap::new(),
+        ended: 0,
+    });
+    (common, reactors)
+}
+
+impl Reactor {
+    /// Opens a new, initialized connection.
+    fn accept(&mut self, number: usize) {
+        let place = self.core.place(&mut self.devices).expect("a free place");
+        let wire = Wire { number, input: Vec::new() };
+        self.core.accepted(place, wire, None, &mut self.devices);
+        self.act();
+        self.receive(number, &peer::icreq(Digests::default(), 0));
+        assert_eq!(self.next(number).expect("an ICResp").kind, 0x01);
+    }
+
+    fn receive(&mut self, number: usize, bytes: &[u8]) {
+        let key = self.keys[&number];
+        let Input::Wanted(wire) = self.core.input(key) else { panic!("nothing is wanted") };
+        wire.input.extend_from_slice(bytes);
+        self.core.received(key, &mut self.devices);
+        self.act();
+    }
+
+    fn send(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) {
+        self.receive(number, &peer::capsule(Digests::default(), &sqe.0, data));
+    }
+
+    fn next(&mut self, number: usize) -> Option<peer::Received> {
+        peer::parse(self.answers.entry(number).or_default(), Digests::default(), 0)
+    }
+
+    fn call(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) -> peer::Completion {
+        self.send(number, sqe, data);
+        self.next(number).expect("an answer").completion()
+    }
+
+    fn connect(&mut self, number: usize, cntlid: u16, qid: u16) -> peer::Completion {
+        let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+        self.call(number, peer::connect(0, qid, 7, 0), &data)
+    }
+
+    /// Opens the admin connection of an enabled controller.
+    fn admin(&mut self, number: usize) -> u16 {
+        self.accept(number);
+        let connected = self.connect(number, 0xffff, 0);
+        assert_eq!(connected.status, 0);
+        let enable = peer::property_set(1, 0x14, peer::CC_ENABLE);
+        assert_eq!(self.call(number, enable, &[]).status, 0);
+        connected.result as u16
+    }
+
+    fn queue(&mut self, number: usize, cntlid: u16, qid: u16) {
+        self.accept(number);
+        assert_eq!(self.connect(number, cntlid, qid).status, 0);
+    }
+
+    /// Completes an operation that the drive has kept.
+    fn drive_done(&mut self, result: Result<(), IoError>) {
+        let op = self.devices.drive.pending.pop().expect("an operation at the drive");
+        self.core.device_done(op, result.map(|()| None), &mut self.devices);
+        self.act();
+    }
+
+    /// Executes the actions of the core, as the product's reactor does.
+    fn act(&mut self) {
+        while let Some(action) = self.core.next_action(&mut self.devices) {
+            match action {
+                Action::Send(key) => {
+                    while let Some((wire, output)) = self.core.outgoing(key) {
+                        let answers = self.answers.entry(wire.number).or_default();
+                        output.slices().for_each(|slice| answers.extend_from_slice(slice));
+                        let sent = output.len_bytes();
+                        self.core.sent(key, sent, &mut self.devices);
+                    }
+                }
+                Action::Watch { key, .. } => {
+                    let wire = self.core.transport(key).expect("it is there");
+                    self.keys.insert(wire.number, key);
+                }
+                Action::HandOver { core, connection } => {
+                    self.keys.remove(&connection.transport().number);
+                    self.devices.mail.send(core, Message::Adopt(connection));
+                }
+                Action::WindUp => self.devices.mail.reactor_ends(self.core.index()),
+                Action::Drop(connection) => {
+                    self.keys.remove(&connection.transport().number);
+                    self.ended += 1;
+                }
+                Action::Listen(_) | Action::FinishSending(_) => {}
+            }
+        }
+    }
+
+    /// The peer closes its connection.
+    fn close(&mut self, number: usize) {
+        self.core.closed(self.keys[&number], "the host closed the connection", &mut self.devices);
+        self.act();
+    }
+
+    /// Sleeps until it is woken, and reads its messages.
+    fn sleep(&mut self) {
+        self.waker.sleep();
+        for message in self.devices.mail.take(self.core.index()) {
+            self.core.message(message, &mut self.devices);
+        }
+        self.act();
+        // The peer of a connection that is being closed confirms the end.
+        for (number, key) in self.keys.clone() {
+            if matches!(self.core.input(key), Input::Dropped(_)) {
+                self.close(number);
+            }
+        }
+    }
+
+    /// The loop of a reactor until it is told to stop and has nothing in flight; returns the number
+    /// of connections that have ended here.
+    fn run(mut self) -> usize {
+        loop {
+            self.core.timeout(&mut self.devices);
+            if self.control.shutdown() == Shutdown::Graceful {
+                self.core.stop(&mut self.devices);
+                self.act();
+                if self.core.is_at_rest() {
+                    return self.ended;
+                }
+            }
+            self.sleep();
+        }
+    }
+}
+
+/// A notice finds its connection anywhere, also between two reactors: the association ends on one
+/// of them while a queue of it is on its way there from the other.
 #[test]
-fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
+fn t8_a_moving_connection_gets_its_notices() {
     bounded(|| {
-        let Reactors { mail, control, wakers } = reactors(2);
-        let (mut admin, [mut queue, idle]) = sessions(false, &mail);
-        queue.devices.quick = false;
-        queue.send(peer::write(1, 1, 5, 1), &[7; 4096]);
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = second.admin(1);
+        // The first one has a queue already, so the next goes to the second.
+        first.queue(2, cntlid, 2);
+        first.accept(3);
+        let mover = thread::spawn(move || {
+            let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+            first.send(3, peer::connect(0, 1, 7, 0), &data);
+            let status = first.next(3).expect("an answer").completion().status;
+            if status != 0 {
+                // The association has ended before.
+                first.close(3);
+                first.control.request(Shutdown::Graceful, &first.devices.mail);
+            }
+            while !first.keys.is_empty() {
+                first.sleep();
+            }
+        });
+        second.close(1);
+        assert_eq!(second.ended, 1);
+        while second.ended < 2 && common.control.shutdown() == Shutdown::None {
+            second.sleep();
+        }
+        mover.join().unwrap();
+    });
+}
+
+/// A shutdown request reaches sleeping reactors, and none ends while a connection may be on its way
+/// to it.
+#[test]
+fn t8_no_connection_is_lost_between_reactors_that_stop() {
+    bounded(|| {
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = second.admin(1);
+        first.queue(2, cntlid, 2);
+        first.accept(3);
+        let second = thread::spawn(move || second.run());
+        let first = thread::spawn(move || {
+            let data = peer::connect_data(SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+            first.send(3, peer::connect(0, 1, 7, 0), &data);
+            first.run()
+        });
+        common.control.request(Shutdown::Graceful, &common.mail);
+        let ended = first.join().unwrap() + second.join().unwrap();
+        assert_eq!(ended, 3, "a connection was lost on its way");
+    });
+}
+
+/// A claim is answered once every operation of other connections has come back, on any reactor. The
+/// connection that acknowledges the fence last wakes the claimant, and the wake-up is not missed.
+#[test]
+fn t8_a_claim_is_answered_when_all_reactors_have_drained() {
+    bounded(|| {
+        let (common, [mut first, mut second]) = reactors(false);
+        let cntlid = first.admin(1);
+        // One queue on each reactor suffices; both connect on the second.
+        second.accept(2);
+        second.accept(3);
+        assert_eq!(second.connect(2, cntlid, 1).status, 0);
+        // The first reactor had the fewest queues, so this one is there now.
+        first.sleep();
+        assert_eq!(second.connect(3, cntlid, 2).status, 0);
+        second.devices.drive.quick = false;
+        second.send(3, peer::write(1, 1, 5, 1), &[7; 4096]);
         let written = Arc::new(AtomicBool::new(false));
         let other = {
-            let (mail, control) = (Arc::clone(&mail), Arc::clone(&control));
-            let (written, waker) = (Arc::clone(&written), wakers[1].clone());
+            let written = Arc::clone(&written);
             thread::spawn(move || {
-                // Released with the acknowledgement, through the lock of what is shared.
+                // Released with the acknowledgement, by the lock of the shared state.
                 written.store(true, Ordering::Relaxed);
-                queue.drive_done(Ok(()));
-                let mut both = Both(queue, idle);
-                while control.order() == Order::Run {
-                    waker.sleep();
-                    mail.read(1, &mut both);
+                second.drive_done(Ok(()));
+                while second.control.shutdown() == Shutdown::None {
+                    second.sleep();
                 }
             })
         };
@@ -414,24 +481,16 @@ fn t8_a_claim_is_answered_when_all_reactors_have_drained_and_never_overslept() {
             members: wire::in_order(1..=1),
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);
-        admin.send(sqe, &claim.encode());
-        assert_eq!(admin.answer(&mail, 0, &wakers[0]), 0);
-        assert!(written.load(Ordering::Relaxed), "a write is still under way (T8)");
-        control.give(Order::Finish, &mail);
+        first.send(1, sqe, &claim.encode());
+        let status = loop {
+            if let Some(pdu) = first.next(1) {
+                break pdu.completion().status;
+            }
+            first.sleep();
+        };
+        assert_eq!(status, 0);
+        assert!(written.load(Ordering::Relaxed), "a write is still in flight (T8)");
+        common.control.request(Shutdown::Graceful, &common.mail);
         other.join().unwrap();
     });
-}
-
-/// Two connections of one reactor.
-struct Both(Session, Session);
-
-impl Reader for Both {
-    fn adopt(&mut self, link: Box<Link>) -> ConnId {
-        self.0.adopt(link)
-    }
-
-    fn notice(&mut self, id: ConnId) {
-        self.0.notice(id);
-        self.1.notice(id);
-    }
 }

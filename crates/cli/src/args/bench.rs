@@ -1,6 +1,7 @@
 //! `rio bench …`
 
 pub mod compare;
+pub mod wal;
 
 use std::time::Duration;
 
@@ -11,18 +12,19 @@ use riopipe_net::SpinPolicy;
 
 use super::{connect::Connect, values};
 
-/// What can be measured.
+/// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// All ways to keep order beside one another and beside the machine's floor, with ratios and
-    /// plots
+    /// All engines beside one another and beside the machine's floor, with ratios and plots
     Compare(Box<compare::Compare>),
-    /// Write as fast as it goes, with one engine or several in turns
+    /// Write as fast as possible, with one engine or several in turns
     Run(Box<Run>),
-    /// Exchange the same bytes with nothing of Rio between: what this machine can do
+    /// Exchange the same bytes without Rio: the floor of this machine
     Floor(Floor),
-    /// Recover full ordering logs in the worst case, and say what takes how long
+    /// Recover full ordering logs in the worst case, and show the time of each step
     Recovery(Recovery),
+    /// Keep a log of records, compared with the same log kept with write and FLUSH
+    Wal(Box<wal::Wal>),
 }
 
 /// Measure recovery.
@@ -33,7 +35,7 @@ worst moment would leave them (the first entry of every stream is the hole, so t
 after it must be undone), starts them again and opens the volume. The clock runs from the first
 connection until every stream can be written again.
 
-The paper's figures (EuroSys '23, 6.5; two servers with four drives, 36 threads) stand beside them:
+The paper's figures (EuroSys '23, 6.5; two servers with four drives, 36 threads) are shown, too:
 55 ms to reconstruct the order, 125 ms to discard.
 
 Examples:
@@ -53,23 +55,23 @@ pub struct Recovery {
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     pub drives: u32,
-    /// What they are; {} stands for the path of a temporary file, since the drives must outlive
-    /// their target
+    /// Their specification; {} stands for the path of a temporary file, since the drives must
+    /// outlive their target
     #[arg(long, value_name = "DRIVE", default_value = "ssd:optane,size=1G,lazy,file={}")]
     pub drive: String,
     /// Size of each target's ordering log
     #[arg(long, value_name = "SIZE", default_value = "2M", value_parser = values::size)]
     pub log_size: u64,
-    /// Crashes and recoveries
+    /// Number of crashes and recoveries
     #[arg(long, value_name = "COUNT", default_value_t = 11)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
 }
 
-/// Where the writes go, and in what groups.
+/// The places of the writes, and their groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pattern {
-    /// Anywhere, each place once before any comes again
+    /// Anywhere, each place once before any repeats
     Rand,
     /// One behind the other
     Seq,
@@ -97,10 +99,10 @@ pub fn engine(name: &str) -> Result<EngineKind, String> {
     })
 }
 
-/// What is written, and for how long.
+/// The writes, and the duration.
 #[derive(Args, Clone, Debug)]
 pub struct Writes {
-    /// Writes under way at a time, per thread; several separated by commas
+    /// Writes in flight at a time, per thread; several separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: Vec<u32>,
@@ -108,7 +110,7 @@ pub struct Writes {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: u32,
-    /// Where the writes go
+    /// Places of the writes
     #[arg(long, value_enum, default_value = "rand")]
     pub pattern: Pattern,
     /// Bytes per write
@@ -117,7 +119,7 @@ pub struct Writes {
     /// Writes per group
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub group: u32,
-    /// Neighbouring writes made in one go before going elsewhere: what merging can use
+    /// Adjacent writes before the next place: the material for merging
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub batch: u32,
     /// Seconds per contender, depth and round
@@ -127,29 +129,29 @@ pub struct Writes {
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Decides the random places
+    /// Seed of the random places
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
 }
 
-/// What is modelled between writer and target.
+/// The modelled link between writer and target.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Modelled link")]
 pub struct Link {
-    /// Time there and back, as in 100us. A relay in this process holds everything back for so long,
-    /// in order; it needs a third core, or takes its time from both sides (of the floor's, too)
+    /// Round-trip time, as in 100us. A relay in this process delays everything by it, in order; it
+    /// needs a third core, or takes its time from both sides (of the floor's, too)
     #[arg(long, value_name = "TIME", value_parser = values::span_ns)]
     pub rtt: Option<u64>,
-    /// How much longer or shorter a round trip may take
+    /// Largest deviation of a round trip
     #[arg(long, value_name = "TIME", value_parser = values::span_ns)]
     pub jitter: Option<u64>,
-    /// What goes through in each direction, as in 25Gbit [default: no limit]
+    /// Bandwidth in each direction, as in 25Gbit [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = values::bits_per_s)]
     pub bandwidth: Option<u64>,
 }
 
 impl Link {
-    /// `None`: nothing between.
+    /// The link's model; `None` without one.
     #[must_use]
     pub fn model(&self) -> Option<LinkModel> {
         let model = LinkModel {
@@ -165,45 +167,45 @@ impl Link {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 One thread sends 72 bytes and a payload, another copies the payload into a drive in memory and answers
-with 24 bytes: what a write takes on the wire, and nothing else. `rio bench compare` holds the engines
-against it.
+with 24 bytes: the size of a write on the wire, and nothing else. `rio bench compare` compares the
+engines with it.
 
-Each round is run twice: as --wait says, and with both sides sleeping while they wait, which is where the
-CPU time per write is taken from.
+Each round is run twice: as --wait says, and with both sides sleeping while they wait. The CPU time per
+write comes from the second run.
 
-On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
-taken again, up to twice, for at most 40 % more runs in all (or two).
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and
+repeated, up to twice, for at most 40 % more runs in all (or two).
 
 Examples:
   rio bench floor
   rio bench floor --depth 1,32,128 --size 16K -o json
   rio bench floor --depth 32 --rtt 100us --jitter 10us --bandwidth 25Gbit")]
 pub struct Floor {
-    /// What is written, and for how long.
+    /// The writes, and the duration.
     #[command(flatten)]
     pub writes: Writes,
-    /// Where the payload goes: memory
+    /// Destination of the payload: memory
     #[arg(long, value_name = "DRIVE", default_value = "mem:1G")]
     pub drive: String,
-    /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
+    /// How both sides wait: hybrid, block, or the microseconds to poll before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
     pub wait: SpinPolicy,
-    /// What lies between.
+    /// The modelled link.
     #[command(flatten)]
     pub link: Link,
 }
 
-/// Measure.
+/// Measure engines.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Without -m, targets of its own on loopback: by default one, with a drive in memory. With -m and
 --volume, an existing volume, whose contents are OVERWRITTEN.
 
 At each depth the engines take turns, in several rounds. Figures are medians; ratios are of engines in
-the same round, since a machine's speed drifts by more than what is to be shown.
+the same round, since a machine's speed varies more than the differences to be shown.
 
-On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
-taken again, up to twice, for at most 40 % more runs in all (or two).
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and
+repeated, up to twice, for at most 40 % more runs in all (or two).
 
 Examples:
   rio bench run --engine none,rio,sync --depth 1,32,128 --floor
@@ -214,43 +216,43 @@ Examples:
   rio bench run --engine rio --time 60 --metrics 127.0.0.1:9421     watched by `rio volume stat`
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
 pub struct Run {
-    /// Ways to keep order: none, sync, rio; several separated by commas
+    /// Engines: none, sync, rio; several separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,rio,sync")]
     #[arg(value_parser = engine)]
     pub engine: Vec<EngineKind>,
-    /// What is written, and for how long.
+    /// The writes, and the duration.
     #[command(flatten)]
     pub writes: Writes,
-    /// Merge neighbouring writes into one request
+    /// Merge adjacent writes into one request
     #[arg(long, value_enum, value_name = "SWITCH", default_value = "on")]
     pub merge: Switch,
-    /// Also exchange the same bytes over loopback with nothing of Rio between: the floor
+    /// Also exchange the same bytes over loopback without Rio: the floor
     #[arg(long, conflicts_with = "volume")]
     pub floor: bool,
-    /// Also show where the time of the writes went, on both sides; targets of others tell by
-    /// themselves (`rio target stat`)
+    /// Also show the time of the writes in each stage, on both sides; other targets report their
+    /// own (`rio target stat`)
     #[arg(long)]
     pub stages: bool,
-    /// Loopback address where the volume tells, over HTTP, what it is doing while it is written to,
-    /// one run after the other: /metrics for Prometheus, /stat as JSON, which `rio volume stat`
-    /// shows; port 0 takes a free one, said on standard error [default: nowhere]
+    /// Loopback address of the volume's metrics over HTTP while it is written to, one run after the
+    /// other: /metrics for Prometheus, /stat as JSON, which `rio volume stat` shows; port 0 takes a
+    /// free one, printed on standard error [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<String>,
-    /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
+    /// How both sides wait: hybrid, block, or the microseconds to poll before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
     pub wait: SpinPolicy,
-    /// What lies between.
+    /// The modelled link.
     #[command(flatten)]
     pub link: Link,
 
     /// Drive of each target of its own; `rio target serve --help` lists the kinds
     #[arg(long, value_name = "DRIVE", default_value = "mem:1G", help_heading = "Own targets")]
     pub drive: String,
-    /// How many targets of its own
+    /// Number of own targets
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Own targets")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub targets: u32,
-    /// How much lies on one drive before the next one follows
+    /// Stripe unit: bytes on one drive before the next one follows
     #[arg(long, value_name = "SIZE", default_value = "64K", help_heading = "Own targets")]
     #[arg(value_parser = values::block_size)]
     pub unit: u32,
@@ -259,7 +261,7 @@ pub struct Run {
     #[arg(value_parser = values::size)]
     pub log_size: u64,
     /// Each target's ordering log, instead of a mapped file of that size; {} stands for a temporary
-    /// file's path (in TMPDIR; without one in memory), a device must be blank
+    /// file's path (in TMPDIR; otherwise in memory), a device must be blank
     #[arg(long, value_name = "LOG", conflicts_with = "log_size", help_heading = "Own targets")]
     pub log: Option<String>,
 
@@ -273,10 +275,10 @@ pub struct Run {
     #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]
     #[arg(id = "members", help_heading = "Existing volume")]
     pub members: Vec<String>,
-    /// Yes, overwrite what is in that volume
+    /// Confirm that the content of that volume is overwritten
     #[arg(long, requires = "volume", help_heading = "Existing volume")]
     pub overwrite: bool,
-    /// How to connect.
+    /// The connection's options.
     #[command(flatten)]
     pub connect: Connect,
 }

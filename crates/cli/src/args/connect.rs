@@ -1,4 +1,4 @@
-//! How to reach a target: nvme-cli's letters.
+//! The options of a connection, with nvme-cli's letters.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use clap::{Args, ValueEnum};
 
 use super::values;
 
-/// The transports there are.
+/// The supported transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
     /// NVMe over TCP
     Tcp,
 }
 
-/// When data digests are used.
+/// The use of data digests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Digest {
     /// Except over loopback
@@ -24,17 +24,18 @@ pub enum Digest {
     Off,
 }
 
-/// Who we are, and how the connection is made.
+/// The identity of this host, and the options of its connections.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Connection")]
 pub struct Connect {
     /// Transport
     #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
     pub transport: Transport,
-    /// Our NVMe qualified name [default: /etc/nvme/hostnqn, or one made from the machine's id]
+    /// NVMe qualified name of this host [default: /etc/nvme/hostnqn, or one made from the machine's
+    /// id]
     #[arg(short = 'q', long, value_name = "NQN", value_parser = values::nqn)]
     pub hostnqn: Option<String>,
-    /// Our host id, a UUID [default: /etc/nvme/hostid, or one made from the machine's id]
+    /// Host id of this host, a UUID [default: /etc/nvme/hostid, or one made from the machine's id]
     #[arg(short = 'I', long, value_name = "UUID", value_parser = values::host_id)]
     pub hostid: Option<[u8; 16]>,
     /// Protect headers by a CRC32C
@@ -47,17 +48,17 @@ pub struct Connect {
     /// Seconds to wait for a connection and its set-up
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::seconds)]
     pub timeout: Duration,
-    /// Seconds that a target may owe the answer to a read, write or FLUSH
+    /// Seconds within which a target must answer a read, write or FLUSH
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub io_timeout: Duration,
-    /// Seconds for which a target may be away before writing to it fails; what was written is
-    /// sent again when it is back. 0 fails at once
+    /// Seconds for which a target may be away before writes to it fail; when it is back,
+    /// unconfirmed writes are sent again. 0 fails at once
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     #[arg(value_parser = values::seconds_or_none)]
     pub loss_timeout: Duration,
 }
 
-/// Ask a target what it offers.
+/// Ask a target for its subsystems.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -67,11 +68,11 @@ pub struct Discover {
     /// The target's address: a name, an IPv4 or an IPv6 address
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub traddr: String,
-    /// Its port [default: 8009, the standard's for discovery; if nobody listens there, 4420, where
-    /// a rio target answers, too]
+    /// Its port [default: 8009, the standard's for discovery; if it is closed, 4420, where a rio
+    /// target answers, too]
     #[arg(short = 's', long, value_name = "PORT")]
     pub trsvcid: Option<u16>,
-    /// How to connect.
+    /// The connection's options.
     #[command(flatten)]
     pub connect: Connect,
 }

@@ -6,15 +6,15 @@ use clap::Args;
 
 use super::values;
 
-/// Show what it is about.
+/// Run the demo.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Starts two targets in this process, on loopback, each with a modelled flash drive (in memory)
 and an ordering log (a temporary file), and makes one ordered volume of both. Then
   1. copies a real file through the volume and compares each byte,
   2. writes a journal as file systems do (the paper's workload: a group of two 4 KiB blocks, then
-     a group of one, for ever) in three ways, in turns: sync waits for a FLUSH between any two
-     groups, rio doesn't wait and keeps order, none doesn't wait and keeps no order,
+     a group of one, repeated) with three engines, in turns: sync waits for a FLUSH between any
+     two groups, rio keeps order without waiting, none keeps no order,
   3. cuts the power of both targets in the middle of writing, with rio and with none, starts them
      again, recovers, and reads what is there: a prefix, or one with holes.
 Nothing is left behind. docs/performance.md derives the ratios to expect.

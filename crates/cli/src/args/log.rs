@@ -2,22 +2,21 @@
 
 use clap::{Args, Subcommand};
 
-/// What can be done with ordering logs.
+/// The operations on ordering logs.
 #[derive(Debug, Subcommand)]
 pub enum Log {
-    /// Read an ordering log and say what it knows; changes nothing
+    /// Read an ordering log and show its content; changes nothing
     Dump(Dump),
 }
 
 /// Read a log region.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Reads the log where it lies, without a target: its header, its volumes, and for each stream the
-released mark and the entries beyond it, which are what recovery works with. Nothing is written, and
-nothing is locked; a log that is being served may change while it is read, which is said.
+Reads the log from its medium, without a target: its header, its volumes, and for each stream the
+released mark and the entries beyond it, which recovery uses. Nothing is written, and nothing is
+locked. A log that is being served may change while it is read; a note says so.
 
-A partition that is damaged is named with what is wrong, the others are shown all the same, and the
-exit code is 5.
+A damaged partition is named with its damage, the others are shown, and the exit code is 5.
 
 Examples:
   rio log dump file:/srv/d0.log
@@ -28,7 +27,7 @@ pub struct Dump {
     /// The log, as it is given to `rio target serve --log`: file:PATH, dax:PATH or block:PATH
     #[arg(value_name = "REGION")]
     pub region: String,
-    /// Only this volume: its id, or how it begins
+    /// Only this volume: its id, or the beginning of it
     #[arg(long, value_name = "ID")]
     pub volume: Option<String>,
     /// Only this stream

@@ -1,4 +1,4 @@
-//! The command line: nouns, verbs, options, and the help that teaches them.
+//! The command line: nouns, verbs, options, and the help.
 
 pub mod bench;
 pub mod connect;
@@ -21,7 +21,7 @@ use clap_complete::Shell;
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
     /// Options of every command.
@@ -31,7 +31,7 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Examples:
-  rio demo                                                   see what it is about, in under a minute
+  rio demo                                                   its purpose, in under a minute
   rio target serve --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M
   rio discover -a 192.0.2.10                                 what does a target offer?
   rio volume create journal -m 192.0.2.10 -m 192.0.2.11      one volume over two targets
@@ -49,11 +49,11 @@ served,
 /// Options of every command.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
-    /// How to print the result; JSON holds all that the text says, and more
+    /// Format of the result; JSON has all that the text has, and more
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Normal)]
     #[arg(value_name = "FORMAT", display_order = 900)]
     pub output: Format,
-    /// Log more on standard error: -v what happens, -vv why, -vvv everything (RIO_LOG filters)
+    /// Log more on standard error: -v events, -vv reasons, -vvv everything (RIO_LOG filters)
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = 901)]
     pub verbose: u8,
     /// No notes and no progress: results and errors only
@@ -61,7 +61,7 @@ pub struct Global {
     pub quiet: bool,
 }
 
-/// How a result is printed.
+/// The format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Text for people
@@ -76,12 +76,12 @@ pub enum Command {
     /// Serve drives over NVMe/TCP
     #[command(subcommand, arg_required_else_help = true)]
     Target(target::Target),
-    /// Ask a target what it offers
+    /// List the subsystems of a target
     Discover(connect::Discover),
-    /// Create, look at and use ordered volumes
+    /// Create, inspect and use ordered volumes
     #[command(subcommand, arg_required_else_help = true)]
     Volume(volume::Volume),
-    /// Look into ordering logs
+    /// Inspect ordering logs
     #[command(subcommand, arg_required_else_help = true)]
     Log(log::Log),
     /// Measure how fast ordered writes are
@@ -90,11 +90,11 @@ pub enum Command {
     /// Run a whole cluster from a seed, crash it, and check every promise
     #[command(disable_help_flag = true)]
     Sim {
-        /// What `rio sim --help` lists
+        /// Options, as listed by `rio sim --help`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
         args: Vec<std::ffi::OsString>,
     },
-    /// Two targets, a file copied and verified, three ways to keep order compared
+    /// Two targets, a file copied and verified, three engines compared
     Demo(demo::Demo),
     /// Print a script that completes rio's commands in your shell
     #[command(after_help = "\
@@ -103,7 +103,7 @@ Examples:
   rio completions zsh  > \"${fpath[1]}/_rio\"
   rio completions fish > ~/.config/fish/completions/rio.fish")]
     Completions {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
 }
@@ -116,7 +116,7 @@ mod tests {
     use crate::failure::Code;
 
     #[test]
-    fn the_command_tree_is_sound() {
+    fn the_command_tree_is_valid() {
         Cli::command().debug_assert();
     }
 

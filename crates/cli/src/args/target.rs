@@ -7,37 +7,37 @@ use riopipe_media::{DRIVE_HELP, LOG_HELP};
 
 use super::{connect::Transport, values};
 
-/// What can be done with targets.
+/// The operations on targets.
 #[derive(Debug, Subcommand)]
 pub enum Target {
     /// Serve drives until SIGTERM or Ctrl-C
     #[command(after_help = serve_help())]
     Serve(Serve),
-    /// Say what is wrong with a configuration, and what its media survive; serves nothing
+    /// Check a configuration, and show what its media survive; serves nothing
     #[command(after_help = CHECK_HELP)]
     Check(Serve),
-    /// Show what a target has done so far, and where the time of its ordered writes goes
+    /// Show a target's counters, and the time of its ordered writes in each stage
     #[command(after_help = STAT_HELP)]
     Stat(Stat),
 }
 
-/// What is served, and to whom.
+/// The configuration of a target.
 #[derive(Args, Clone, Debug)]
 pub struct Serve {
-    /// Configuration file: TOML, or nvmetcli's JSON. Options given beside it come first
+    /// Configuration file: TOML, or nvmetcli's JSON. Options take precedence over it
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Transport
     #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
     pub transport: Transport,
-    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no authentication
-    /// and no encryption: 0.0.0.0 lets everybody in who can reach it
+    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no authentication and
+    /// no encryption: with 0.0.0.0, every machine that can reach it may connect
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub traddr: Option<String>,
     /// Port to listen on; 0 takes a free one [default: 4420]
     #[arg(short = 's', long, value_name = "PORT")]
     pub trsvcid: Option<u16>,
-    /// Also answer discovery on this port (8009 is the standard's); the other one does anyway
+    /// Also answer discovery on this port (8009 is the standard's); the other one does in any case
     #[arg(long, value_name = "PORT")]
     pub discovery_port: Option<u16>,
     /// The subsystem's NQN [default: made from the machine's id and the address]
@@ -46,15 +46,14 @@ pub struct Serve {
     /// A drive to serve, as the next namespace; once for each
     #[arg(long = "drive", value_name = "DRIVE")]
     pub drives: Vec<String>,
-    /// Where the ordering log is; without one, the drives are plain NVMe drives only
+    /// The ordering log; without one, the drives are plain NVMe drives only
     #[arg(long, value_name = "LOG")]
     pub log: Option<String>,
-    /// Start anew with a log that is lost or damaged: what it knew of volumes that were not closed
-    /// is given up
+    /// Replace a log that is lost or damaged: its state of volumes that were not closed is lost
     #[arg(long)]
     pub accept_lost_log: bool,
-    /// How long to wait at the start for another process that has a drive or the log locked: one
-    /// that was killed keeps its locks until its last write has landed [default: 10]
+    /// Wait at the start for another process that has a drive or the log locked. A killed process
+    /// keeps its locks until its last write has landed [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub lock_wait: Option<Duration>,
     /// Host that may connect; once for each [default: any]
@@ -72,22 +71,22 @@ pub struct Serve {
     /// Cores to pin them to, separated by commas [default: none are pinned]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
-    /// Microseconds to look for work before sleeping; 0 sleeps at once [default: 200]
+    /// Microseconds to poll before sleeping; 0 sleeps at once [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub spin_us: Option<u64>,
-    /// Loopback address where to tell, over HTTP, what the target does: /metrics for Prometheus,
-    /// /stat as JSON, which `rio target stat` shows; port 0 takes a free one [default: nowhere]
+    /// Loopback address of the target's metrics over HTTP: /metrics for Prometheus, /stat as JSON,
+    /// which `rio target stat` shows; port 0 takes a free one [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<String>,
 }
 
-/// Which target to ask, and how often.
+/// The target to ask, and the interval.
 #[derive(Args, Clone, Debug)]
 pub struct Stat {
-    /// What `rio target serve --metrics` was given
+    /// The address given to `rio target serve --metrics`
     #[arg(value_name = "ADDR:PORT")]
     pub addr: String,
-    /// Go on, and show every so many seconds what came in between
+    /// Repeat, and show every so many seconds the difference since the last time
     #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
     pub watch: Option<Duration>,
 }
@@ -121,8 +120,8 @@ The Linux kernel connects with: nvme connect -t tcp -a ADDR -s 4420 -n NQN",
 }
 
 const CHECK_HELP: &str = "\
-Takes what `rio target serve` takes. Nothing is created; drives and logs that exist are opened,
-looked at and left as they are.
+Takes the options of `rio target serve`. Nothing is created; existing drives and logs are opened,
+inspected and not changed.
 
 Examples:
   rio target check -c /etc/rio/target.toml
@@ -137,14 +136,14 @@ well under 1 %; a traced write is in exactly one stage at any moment:
   log append  its attribute is written to the ordering log, and fenced with those of its batch
   device      at the drive, with the FLUSH that belongs to it
   persist     marked as persistent in the log, and fenced
-  completion  answered, and the answer handed to the socket
+  completion  answered, and the answer passed to the socket
 
 A slow log shows in log append and persist, a slow drive in device, dependent writes in gate.
 Percentiles are exact to 3 %.
 
 Examples:
   rio target stat 127.0.0.1:9420                 since the start
-  rio target stat 127.0.0.1:9420 --watch 5       and then of every 5 seconds
+  rio target stat 127.0.0.1:9420 --watch 5       and then for every 5 seconds
   rio target stat 127.0.0.1:9420 -o json         with all buckets
 Prometheus reads the same from http://127.0.0.1:9420/metrics.";
 

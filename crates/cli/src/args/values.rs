@@ -6,7 +6,7 @@ use riopipe_net::SpinPolicy;
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text)
 }
@@ -14,10 +14,10 @@ pub fn size(text: &str) -> Result<u64, String> {
 /// A size in bytes that is a positive multiple of 4096 and fits 32 bits.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn block_size(text: &str) -> Result<u32, String> {
     let bytes = parse_size(text)?;
-    if bytes == 0 || !bytes.is_multiple_of(4096) {
+    if bytes == 0 || !bytes.is_multiple_of(riopipe::BLOCK_BYTES as u64) {
         return Err(format!(
             "{text} is not a positive multiple of the 4096-byte block; use 4K, 8K, … 64K"
         ));
@@ -28,7 +28,7 @@ pub fn block_size(text: &str) -> Result<u32, String> {
 /// A number of seconds, `0.5` or `30`, more than 0 and at most a day.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
     text.parse::<f64>()
         .ok()
@@ -37,10 +37,10 @@ pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
         .ok_or_else(|| format!("{text:?} is not a number of seconds between 0 and 86400"))
 }
 
-/// Like [`seconds`], or 0.
+/// As [`seconds`], or 0.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn seconds_or_none(text: &str) -> Result<std::time::Duration, String> {
     match text.parse::<f64>() {
         Ok(0.0) => Ok(std::time::Duration::ZERO),
@@ -51,7 +51,7 @@ pub fn seconds_or_none(text: &str) -> Result<std::time::Duration, String> {
 /// A time span with its unit: `100us`, `1.5ms`, `2s`; in nanoseconds.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn span_ns(text: &str) -> Result<u64, String> {
     let units = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)];
     scaled(text, &units)
@@ -63,7 +63,7 @@ pub fn span_ns(text: &str) -> Result<u64, String> {
 /// A bandwidth: `25Gbit`, `100Mbit`; in bits per second.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn bits_per_s(text: &str) -> Result<u64, String> {
     scaled(text, &[("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)])
         .filter(|bits| *bits >= 1e3 && *bits <= 1e13)
@@ -71,7 +71,7 @@ pub fn bits_per_s(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is not a bandwidth: 100Mbit, 25Gbit"))
 }
 
-/// A number, not negative, before one of `units`, the first that fits.
+/// A number, not negative, followed by one of `units`, the first that fits.
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, unit) = units.iter().find_map(|(name, unit)| {
         text.strip_suffix(name).map(|number| (number.trim_end(), *unit))
@@ -79,10 +79,10 @@ fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     number.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0).map(|n| n * unit)
 }
 
-/// How to wait for the other side: `hybrid`, `block`, or microseconds to look before sleeping.
+/// The way to wait for the other side: `hybrid`, `block`, or microseconds to poll before sleeping.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn waiting(text: &str) -> Result<SpinPolicy, String> {
     match text.parse::<SpinPolicy>() {
         Ok(SpinPolicy::POLL) | Err(_) => Err(format!(
@@ -96,7 +96,7 @@ pub fn waiting(text: &str) -> Result<SpinPolicy, String> {
 /// A host id: a UUID, with or without hyphens.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn host_id(text: &str) -> Result<[u8; 16], String> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     let wrong =
@@ -110,7 +110,7 @@ pub fn host_id(text: &str) -> Result<[u8; 16], String> {
 /// An NVMe qualified name: `nqn.…`, at most 223 bytes.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, for the user.
 pub fn nqn(text: &str) -> Result<String, String> {
     if !text.starts_with("nqn.") {
         return Err(format!(

@@ -6,16 +6,16 @@ use clap::{Args, Subcommand};
 
 use super::{connect::Connect, values};
 
-/// What can be done with volumes.
+/// The operations on volumes.
 #[derive(Debug, Subcommand)]
 pub enum Volume {
     /// Make a volume of one drive or several
     Create(Create),
-    /// Show what the labels and logs of a volume's members say; takes nothing
+    /// Show the labels and logs of a volume's members; claims nothing
     Show(Show),
-    /// Show what an open volume is doing, and where the time of its groups goes
+    /// Show the progress of an open volume, and the time of its groups in each stage
     Stat(Stat),
-    /// Bring a volume back after a crash, or look what that would do
+    /// Recover a volume after a crash, or show what that would do
     Recover(Recover),
     /// Copy a file into a volume, as ordered groups
     Write(Write),
@@ -32,12 +32,12 @@ pub struct Members {
     /// Without nqn= the target is asked; without ns= it is namespace 1
     #[arg(short = 'm', long = "member", value_name = "DRIVE", required = true)]
     pub members: Vec<String>,
-    /// How to connect.
+    /// The connection's options.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// Which volume, and how it is opened.
+/// The volume, and the way to open it.
 #[derive(Args, Clone, Debug)]
 pub struct Open {
     /// The volume's name
@@ -45,27 +45,27 @@ pub struct Open {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Take the volume from an owner that is still there, or may still come back. The other one
-    /// fails; what it had not finished is undone
+    /// Take the volume from an owner that is still there, or may still come back. That owner fails;
+    /// its unfinished writes are undone
     #[arg(long)]
     pub take_over: bool,
-    /// Seconds to wait for a volume that is owned. When an owner's connection is lost, it keeps its
+    /// Seconds to wait for a volume with an owner. An owner that has lost its connection keeps its
     /// volume for its --loss-timeout and 15 s more
     #[arg(long, value_name = "SECONDS", default_value = "0", hide_default_value = true)]
     #[arg(value_parser = values::seconds_or_none)]
     pub wait: Duration,
-    /// Give up an ordering log that is not there any more, is damaged, or is older than the volume's
-    /// labels, and with it the knowledge of what was under way last. Nothing is undone then, and
-    /// what is in doubt is listed
+    /// Give up an ordering log that is missing, damaged, or older than the volume's labels, and
+    /// with it the record of the last writes. Nothing is undone then, and the writes in doubt are
+    /// listed
     #[arg(long)]
     pub accept_lost_log: bool,
 }
 
-/// Make a volume.
+/// Create a volume.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Each drive gets a label that names the volume, all its members and their order; each target's
-ordering log gets room for its streams. Drives that carry a label already are refused.
+ordering log gets partitions for its streams. Drives that have a label already are refused.
 
 Examples:
   rio volume create journal -m 192.0.2.10
@@ -77,25 +77,25 @@ pub struct Create {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// How order is kept unless somebody asks for another way: rio, sync or none [default: rio
-    /// where every target can, else sync]
+    /// Default engine of the volume: rio, sync or none [default: rio if every target supports it,
+    /// else sync]
     #[arg(long, value_name = "ENGINE", value_parser = super::bench::engine)]
     pub engine: Option<riopipe::EngineKind>,
-    /// How much lies on one drive before the next one follows
+    /// Stripe unit: bytes on one drive before the next one follows
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = values::block_size)]
     pub unit: u32,
-    /// Streams that can be used at the same time; each has its part of the log
+    /// Streams that can be used at the same time; each has its partition of the log
     #[arg(long, value_name = "COUNT", default_value_t = 8)]
     pub streams: u16,
     /// Log entries per stream on each target [default: as many as fit]
     #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
     pub slots: u32,
-    /// Make it even if a drive carries the label of another volume, which is thereby destroyed
+    /// Create it even if a drive carries the label of another volume, which is destroyed by that
     #[arg(long)]
     pub force: bool,
 }
 
-/// Look at a volume.
+/// Inspect a volume.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -107,32 +107,32 @@ pub struct Show {
     pub members: Members,
 }
 
-/// Which open volume to ask, and how often.
+/// The open volume to ask, and the interval.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Asks whoever has the volume open: `rio bench run --metrics ADDR:PORT`, or a program that calls
-Volume::serve_metrics of the library. It tells of its targets, of how far each open stream is, and where
-the time went. One group in 256 is traced, which costs well under 1 %; a traced group is in exactly one
+Asks the program that has the volume open: `rio bench run --metrics ADDR:PORT`, or one that serves
+Volume::stat_source of the library. It shows the volume's targets, the marks of each open stream, and
+the time of each stage. One group in 256 is traced, which costs well under 1 %; a traced group is in exactly one
 stage at any moment:
 
   submit         checked, cut at stripes, numbered and merged with its neighbours
   order queue    waits until it is turned into a command
-  wire           on its way until its answer is back; all that the target does is in it, and `rio
-                 target stat` takes it apart
-  in order wait  done, and waits until all before it are
+  wire           sent, until its answer is back; the target's work is part of it, and `rio target
+                 stat` shows its stages
+  in order wait  done, and waits until all groups before it are
 
 Percentiles are exact to 3 %. With --watch, a volume that is closed is waited for.
 
 Examples:
   rio volume stat 127.0.0.1:9421                 since it was opened
-  rio volume stat 127.0.0.1:9421 --watch 5       and then of every 5 seconds
+  rio volume stat 127.0.0.1:9421 --watch 5       and then for every 5 seconds
   rio volume stat 127.0.0.1:9421 -o json         with all buckets
 Prometheus reads the same from http://127.0.0.1:9421/metrics.")]
 pub struct Stat {
-    /// What the program that has the volume open was given for its metrics
+    /// The metrics address of the program that has the volume open
     #[arg(value_name = "ADDR:PORT")]
     pub addr: String,
-    /// Go on, and show every so many seconds what came in between
+    /// Repeat, and show every so many seconds the difference since the last time
     #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
     pub watch: Option<Duration>,
 }
@@ -140,12 +140,12 @@ pub struct Stat {
 /// Recover a volume.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Every command that opens a volume recovers it first. This one does nothing else, and tells all: for
-each stream how far it reaches (the last group and the writer's tag of it), how many log entries were
-found, how many groups are kept and dropped, and which blocks were zeroed.
+Every command that opens a volume recovers it first. This one does nothing else, and shows all
+results: for each stream its last group with the writer's tag, the number of log entries found, the
+numbers of groups kept and dropped, and the zeroed blocks.
 
 In-place updates of dropped groups can't be undone: their blocks may hold the old content or the new.
-They are listed, and the stream stays closed until somebody has seen the list: --acknowledge says so.
+They are listed, and the stream stays closed until the list is confirmed with --acknowledge.
 
 It may be stopped at any point and run again; the result is the same.
 
@@ -154,16 +154,16 @@ Examples:
   rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --save-undone lost.rio
   rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --acknowledge -o json")]
 pub struct Recover {
-    /// Which volume.
+    /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// Only say what would be done. Nothing is changed, not even the volume's generation
+    /// Only show what would be done. Nothing is changed, not even the volume's generation
     #[arg(short = 'n', long, conflicts_with_all = ["save_undone", "acknowledge"])]
     pub dry_run: bool,
-    /// Keep what is about to be zeroed in this file, which must not exist
+    /// Save the blocks that will be zeroed in this file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub save_undone: Option<PathBuf>,
-    /// Say that the lists of in-place updates have been seen, so that their streams open again
+    /// Confirm the lists of in-place updates, so that their streams can be opened again
     #[arg(long)]
     pub acknowledge: bool,
 }
@@ -171,23 +171,23 @@ pub struct Recover {
 /// Copy a file into a volume.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-A volume holds one file. An older one is first declared gone; then the data follow as ordered
-groups, none waiting for the one before; last comes a header with name, length and checksum, as
-one durable group. So whatever happens, the volume holds the whole file or none.
+A volume holds one file. An older one is first marked as gone. Then the data follow as ordered
+groups, none waiting for the one before. The last group is a header with name, length and checksum,
+and is durable. So after any failure, the volume holds the whole file or none.
 
 Examples:
   rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
   rio volume write journal ledger.db -m 192.0.2.10 --group 1M -o json")]
 pub struct Write {
-    /// Which volume.
+    /// The volume.
     #[command(flatten)]
     pub open: Open,
     /// The file to copy; a regular file
     pub file: PathBuf,
-    /// How much of the file makes one group
+    /// Bytes of the file per group
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = values::block_size)]
     pub group: u32,
-    /// Overwrite what is in the volume even if no file copy wrote it
+    /// Overwrite the volume even if its content is not a copied file
     #[arg(long)]
     pub force: bool,
 }
@@ -201,10 +201,10 @@ Examples:
   rio volume read journal restored.db -m 192.0.2.10 -m 192.0.2.11
   rio volume read journal -m 192.0.2.10 -m 192.0.2.11     under the name it had, in this folder")]
 pub struct Read {
-    /// Which volume.
+    /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// Where to [default: the file's name, in this folder]
+    /// Destination [default: the file's name, in this folder]
     pub file: Option<PathBuf>,
     /// Replace a file that is already there
     #[arg(long)]
@@ -218,9 +218,9 @@ Examples:
   rio volume verify journal -m 192.0.2.10 -m 192.0.2.11              its checksum
   rio volume verify journal ledger.db -m 192.0.2.10 -m 192.0.2.11    each byte")]
 pub struct Verify {
-    /// Which volume.
+    /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// The local file that it should equal
+    /// The local file to compare with
     pub file: Option<PathBuf>,
 }

@@ -5,6 +5,7 @@ mod floor;
 mod metrics;
 mod recovery;
 mod stages;
+mod wal;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -40,7 +41,7 @@ use crate::{
 
 /// The name of the raw exchange among the engines.
 const FLOOR: &str = "floor";
-/// The floor's drive: memory, as the floor needs it, whatever the engines write to.
+/// The floor's drive: it needs memory, with any drive of the engines.
 const FLOOR_DRIVE: &str = "mem:1G";
 
 pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
@@ -49,13 +50,14 @@ pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
         Bench::Floor(args) => output.result(&floor::measure(&args, output)?),
         Bench::Run(args) => output.result(&measure(&args, output)?),
         Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
+        Bench::Wal(args) => output.result(&wal::measure(&args, output)?),
     }
 }
 
 fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     let workloads = workloads(&args.writes)?;
     let engines = without_repeats(&args.engine);
-    // Asked before we begin: afterwards the load is our own.
+    // Described before the run: afterwards the load includes our own.
     let machine = Machine::this();
     let interrupt = Interrupt::watch()?;
     let metrics = args.metrics.as_deref().map(|address| metrics::Metrics::at(address, output));
@@ -77,7 +79,8 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
         let load = place.load(args, *workload);
         let mut traced = vec![stages::Traced::default(); engines.len()];
         let rounds = Rounds::run(&contenders, args.writes.rounds as usize, |index, _| {
-            progress.say(format!("{} at depth {}", contenders[index], workload.queue_depth));
+            progress
+                .set_message(format!("{} at depth {}", contenders[index], workload.queue_depth));
             let ((sample, seen), disturbance) = retakes.take(|| {
                 interrupt.check()?;
                 match (engines.get(index), &floor_drive) {
@@ -85,7 +88,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
                         let before = stages::Seen::by(place.targets());
                         let opened = |volume: &Volume| {
                             if let Some(metrics) = &metrics {
-                                metrics.tell_of(volume);
+                                metrics.serve_volume(volume);
                             }
                         };
                         let target_cpu_ns = || place.target_cpu_ns();
@@ -109,7 +112,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
                     (None, None) => Err(Failure::new(Code::Failed, "no such contender")),
                 }
             })?;
-            // Only of the run that was kept.
+            // Only of the kept run.
             if let Some(seen) = seen {
                 traced[index].add(seen);
             }
@@ -133,7 +136,8 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     })
 }
 
-/// How long before a run counts: connections, caches and congestion windows settle.
+/// The warm-up precedes the measured time: connections, caches and congestion windows reach their
+/// steady state.
 pub(super) fn window(duration: Duration) -> Window {
     Window { warm_up: (duration / 5).min(Duration::from_millis(500)), duration }
 }
@@ -167,12 +171,12 @@ fn without_repeats(engines: &[EngineKind]) -> Vec<EngineKind> {
     once
 }
 
-/// As the command line has it, waiting so.
+/// The options of the command line, with this way to wait.
 fn connect(args: &Connect, wait: SpinPolicy) -> ConnectOptions {
     ConnectOptions { spin: Duration::from_nanos(wait.spin_ns), ..connect_options(args) }
 }
 
-/// The volume that is written to.
+/// The volume under test.
 enum Place {
     Own(OwnTargets),
     Existing { volume: String, members: Vec<MemberAddr> },
@@ -225,7 +229,7 @@ impl Place {
         }
     }
 
-    /// Those whose inside can be seen.
+    /// The targets whose counters can be read.
     fn targets(&self) -> &[Running] {
         match self {
             Self::Own(own) => own.targets(),
@@ -266,7 +270,7 @@ impl Place {
     }
 }
 
-/// The figures, and what they were measured with.
+/// The results, and the conditions of the measurement.
 #[derive(Debug, Serialize)]
 struct Measured {
     #[serde(flatten)]
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_senseless_workload_is_a_usage_error_that_says_what_to_change() {
+    fn an_invalid_workload_is_a_usage_error_with_a_remedy() {
         for (words, part) in
             [("--depth 1 --group 2", "raise it to 2"), ("--group 3 --batch 2", "multiple")]
         {

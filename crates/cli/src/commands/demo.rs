@@ -1,4 +1,4 @@
-//! `rio demo`: what it is about, in under a minute.
+//! `rio demo`: the purpose of Rio, in under a minute.
 
 mod power_cut;
 
@@ -38,25 +38,25 @@ use crate::{
     volume_store::{STREAM, VolumeStore},
 };
 
-/// Targets, one drive each.
+/// Number of targets, with one drive each.
 const TARGETS: u32 = 2;
-/// Each target's ordering log: the paper's PMR (§4.1).
+/// Size of each target's ordering log in bytes: that of the paper's PMR (§4.1).
 const LOG_BYTES: u64 = 2 << 20;
-/// The stripe unit.
+/// The stripe unit in bytes.
 const UNIT_BYTES: u32 = 64 << 10;
-/// Writes under way at a time.
+/// Number of writes in flight.
 const DEPTH: u32 = 32;
-/// Smallest modelled drive: the journal's area, with room to spare.
+/// Size of the smallest modelled drive in bytes: enough for the journal's area.
 const DRIVE_BYTES_MIN: u64 = 256 << 20;
-/// How much of the file makes one group.
+/// Bytes of the file per group.
 const GROUP_BYTES: usize = 256 << 10;
-/// How long one trip to a target and back is measured.
+/// Time for measuring the round trip to a target.
 const TRIP_TIME: Duration = Duration::from_millis(400);
 
 pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
     let file = match &args.file {
         Some(file) => file.clone(),
-        // Also right when the program on disk has been replaced meanwhile.
+        // This is right even if the program on disk has been replaced meanwhile.
         None => env::current_exe().ok().filter(|p| p.exists()).unwrap_or("/proc/self/exe".into()),
     };
     let file_bytes = fs::metadata(&file)
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
     }
 }
 
-/// The power goes in the middle of writing: with `rio`, and with `none`.
+/// Cuts the power in the middle of writing: with `rio`, and with `none`.
 fn power_cuts(
     own: &mut OwnTargets,
     output: &Output,
@@ -118,7 +118,7 @@ fn power_cuts(
     let mut cuts = BTreeMap::new();
     for (engine, seed) in engines.into_iter().zip(1..) {
         interrupt.check()?;
-        progress.say(format!("cutting the power while {engine} writes"));
+        progress.set_message(format!("cutting the power while {engine} writes"));
         cuts.insert(engine.name(), power_cut::cut(own, engine, seed)?);
         progress.step();
     }
@@ -131,7 +131,7 @@ struct Copied {
     comparison: Comparison,
 }
 
-/// Copies the file into the volume, opens the volume anew and compares each byte.
+/// Copies the file into the volume, opens the volume again and compares each byte.
 fn copy(
     own: &OwnTargets,
     file: &Path,
@@ -170,12 +170,12 @@ fn with_store<R>(
 }
 
 struct MeasuredDemo {
-    /// A 4 KiB or 8 KiB write at depth 1, from submission to completion, ns.
+    /// Latency of a 4 KiB or 8 KiB write at depth 1, from submission to completion, in ns.
     trip_and_write_ns: f64,
     rounds: Rounds<riopipe_lab::sample::Sample>,
 }
 
-/// The journal, in three ways, in turns.
+/// Measures the journal with three engines, in turns.
 fn measure(
     args: &Demo,
     own: &OwnTargets,
@@ -196,13 +196,13 @@ fn measure(
     let names = contenders.map(EngineKind::name);
     let progress =
         Progress::steps(output, "", 1 + u64::from(args.rounds) * contenders.len() as u64);
-    progress.say("one write at a time, to see how long a trip takes");
+    progress.set_message("one write at a time, to see how long a trip takes");
     let trip = load(1, TRIP_TIME).run(EngineKind::None, interrupt, || None)?;
     progress.step();
     let journal = load(DEPTH, args.time);
     let rounds = Rounds::run(&names, args.rounds as usize, |index, round| {
         interrupt.check()?;
-        progress.say(format!("round {}: {}", round + 1, names[index]));
+        progress.set_message(format!("round {}: {}", round + 1, names[index]));
         let sample = journal.run(contenders[index], interrupt, || None);
         progress.step();
         sample
@@ -210,22 +210,23 @@ fn measure(
     Ok(MeasuredDemo { trip_and_write_ns: trip.latencies.summary().p50_ns as f64, rounds })
 }
 
-/// What the drive's profile says the ratio should be. docs/performance.md derives it.
+/// The ratio that follows from the drive's profile. docs/performance.md derives it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Expected {
-    /// A write at depth 1 as measured: a trip, and the drive's time for the write.
+    /// Measured time of a write at depth 1, in ns: a round trip, and the drive's time for the
+    /// write.
     trip_and_write_ns: f64,
-    /// The profile's time for a write into the drive's cache.
+    /// The profile's time for a write into the drive's cache, in ns.
     write_ns: f64,
-    /// One trip to a target and back: the difference.
+    /// Round trip to a target, in ns: the difference.
     trip_ns: f64,
-    /// The profile's time for a FLUSH when nothing waits to be programmed.
+    /// The profile's time for a FLUSH when nothing waits to be programmed, in ns.
     flush_ns: f64,
-    /// A group with `sync`: trip, write, trip, FLUSH.
+    /// Time of a group with `sync`, in ns: trip, write, trip, FLUSH.
     sync_group_ns: f64,
-    /// Groups per second that follow for `sync`.
+    /// The resulting groups per second of `sync`.
     sync_groups_per_s: f64,
-    /// Measured groups per second of `rio`, over those.
+    /// Ratio of the measured groups per second of `rio` to those.
     rio_over_sync: f64,
 }
 
@@ -267,7 +268,7 @@ impl Expected {
     }
 }
 
-/// All that the demo shows.
+/// The result of the demo.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]

@@ -17,9 +17,9 @@ use crate::{
     output::{Output, Report},
 };
 
-/// Where the standard has discovery services.
+/// The standard port of discovery services.
 const DISCOVERY_PORT: u16 = 8009;
-/// Where it has I/O.
+/// The standard port of I/O controllers.
 const IO_PORT: u16 = 4420;
 
 pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
     let answer = match args.trsvcid {
         Some(port) => ask(port),
         None => match ask(DISCOVERY_PORT) {
-            // If nobody is on the other one either, the standard's port is the one to speak of.
+            // If the other port is closed, too, the error names the standard's port.
             Err(error @ AttachError::Connect(_)) => ask(IO_PORT).map_err(|_| error),
             answer => answer,
         },
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
     })
 }
 
-/// What a discovery service answered. The names are nvme-cli's.
+/// The answer of a discovery service. The names are nvme-cli's.
 #[derive(Debug, Serialize)]
 struct Discovered {
     address: String,
@@ -118,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unknown_is_shown_as_a_number() {
+    fn unknown_values_are_shown_as_numbers() {
         assert_eq!(named(3, &[(3, "tcp")]), "tcp");
         assert_eq!(named(254, &[(3, "tcp")]), "254");
     }
 
     #[test]
-    fn nothing_offered_is_said() {
+    fn an_empty_log_is_reported() {
         let none = Discovered { address: "a".to_owned(), port: 8009, records: Vec::new() };
         assert_eq!(none.text(&Terminal::PLAIN), "a:8009 offers nothing\n");
     }

@@ -2,13 +2,13 @@
 
 mod view;
 
+use riopipe::crc32c;
 use riopipe_media::{LogReader, OpenError, boot_id, read_log};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{self, Class, HEADER_BYTES, RegionHeader, VolumeRecord, inspect};
 use riopipe_order::ordering_log::{LogError, Scan, StreamLog};
 use riopipe_order::region::MemRegion;
-use riopipe_target::crc32c;
 
 use crate::{
     args::log as args,
@@ -26,7 +26,7 @@ pub(super) fn run(command: args::Log, output: &Output) -> Result<(), Failure> {
 fn dump(args: &args::Dump, output: &Output) -> Result<(), Failure> {
     let log = read_log(&args.region).map_err(|error| cannot_read(&args.region, &error))?;
     if log.is_served() {
-        output.note("note: somebody serves this log: it may change while it is read");
+        output.note("note: a target serves this log: it may change while it is read");
     }
     let boot = boot_id().map_err(|error| cannot_read(&args.region, &error))?;
     let header = part(&log, args, 0..HEADER_BYTES as u64)?;
@@ -80,14 +80,14 @@ fn dump(args: &args::Dump, output: &Output) -> Result<(), Failure> {
     }
 }
 
-/// Bytes of the log as a region in memory.
+/// The bytes of the log as a region in memory.
 fn part(
     log: &LogReader,
     args: &args::Dump,
     range: std::ops::Range<u64>,
 ) -> Result<MemRegion, Failure> {
     let bytes = log.read(range).map_err(|error| cannot_read(&args.region, &error))?;
-    // A region is made of whole words; an odd rest is nobody's.
+    // A region consists of whole words; an odd rest belongs to no part.
     let mut region = MemRegion::new(bytes.len() / 8 * 8);
     let len = region.bytes().len();
     region.bytes_mut().copy_from_slice(&bytes[..len]);
@@ -100,14 +100,14 @@ fn read_partition(
     volume: &VolumeRecord,
     stream: StreamId,
 ) -> Result<Result<Scan, LogError>, Failure> {
-    // Below `streams`, so it is there; and the header's bounds were checked when it was decoded.
+    // It is below `streams`, so it exists; the header's bounds were checked when it was decoded.
     let range = volume.partition(stream).unwrap_or_default();
     let region = part(log, args, range.start as u64..range.end as u64)?;
     let id = PartitionId { volume: volume.id, stream };
     Ok(StreamLog::open(region, id, crc32c).map(|(_, scan)| scan))
 }
 
-/// The volumes that were asked for.
+/// The requested volumes.
 fn chosen<'a>(
     args: &args::Dump,
     header: &'a RegionHeader,

@@ -1,4 +1,4 @@
-//! What the commands do: one module each.
+//! The commands, one module each.
 
 mod bench;
 mod completions;
@@ -13,10 +13,10 @@ pub(crate) use target::start_failure;
 
 use crate::{args::Command, failure::Failure, output::Output};
 
-/// Does what the command line says.
+/// Executes the command line.
 ///
 /// # Errors
-/// Why it could not be done, with the exit code.
+/// The failure, with the exit code.
 pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Target(target) => target::run(target, output),

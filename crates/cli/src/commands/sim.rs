@@ -1,4 +1,4 @@
-//! `rio sim`: starts `rio-sim`, a program of its own, so that no planted bug is in this one.
+//! `rio sim`: starts `rio-sim`, a separate program, so that this one contains no planted bug.
 
 use std::{
     env,
@@ -15,10 +15,10 @@ use crate::{
 };
 
 const PROGRAM: &str = "rio-sim";
-/// The folder in which the build profile of the simulator puts it, beside this program's own.
+/// The folder in which the build profile of the simulator puts it, beside that of this program.
 const PROFILE: &str = "sim";
 
-/// Where the program that knows better is not there.
+/// The help without that program.
 const HELP: &str = "\
 Runs a whole cluster from a seed, crashes it, and checks every promise
 
@@ -39,7 +39,7 @@ pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     if output.is_json() && !args.iter().any(|arg| arg == "json") {
         command.args(["-o", "json"]);
     }
-    // Replaces this process; comes back only if it can't.
+    // Replaces this process; it only returns on an error.
     let error = command.exec();
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
         return output.raw(HELP.as_bytes());
@@ -53,8 +53,8 @@ pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     })
 }
 
-/// Where `make sim` puts it (with its assertions), or beside this program; else the shell would
-/// have to find it.
+/// The path where `make sim` puts it (with its assertions), or beside this program; otherwise the
+/// shell must find it.
 fn find() -> Option<PathBuf> {
     let own = env::current_exe().ok()?;
     let folder = own.parent()?;

@@ -12,6 +12,7 @@ use crate::{
     args::target::{Serve, Target},
     failure::{Code, Failure},
     interrupt,
+    metrics_server::{MetricsAddress, MetricsError, MetricsServer},
     output::{Output, Report},
 };
 
@@ -26,18 +27,23 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
 fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     let config = config(args)?;
     let signals = interrupt::Stop::watch()?;
+    // Before the drives: a taken address is reported before the target starts.
+    let metrics = config.metrics.as_deref().map(MetricsAddress::take).transpose();
+    let metrics = metrics.map_err(MetricsError::into_failure)?;
     let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
+    let metrics = metrics.map(|address| address.serve(running.stat_source())).transpose();
+    let metrics = metrics.map_err(MetricsError::into_failure)?;
     let said = output.result(&Serving {
         schema: "rio-target/1",
         subnqn: running.subnqn().to_owned(),
         addresses: running.addresses().to_vec(),
         discovery_addresses: running.discovery_addresses().to_vec(),
-        metrics: running.metrics_address(),
+        metrics: metrics.as_ref().map(MetricsServer::address),
         serves: running.describe().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
     });
     match said {
-        // Whoever started it may not want to know where it serves. The hosts do.
+        // The caller may not read the addresses; hosts still use them.
         Err(failure) if failure.code == Code::Unread => {}
         said => said?,
     }
@@ -47,11 +53,11 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         None => tracing::error!("a reactor has ended: stopping"),
     }
     running.stop().map_err(|error| {
-        Failure::new(Code::Media, "the target did not stop in good order").because(&error)
+        Failure::new(Code::Media, "the target did not stop cleanly").because(&error)
     })?;
     match signal {
         Some(_) => Ok(()),
-        None => Err(Failure::new(Code::Failed, "a reactor has ended; the log says why")),
+        None => Err(Failure::new(Code::Failed, "a reactor has ended; the log has the reason")),
     }
 }
 
@@ -72,7 +78,7 @@ fn check(args: &Serve, output: &Output) -> Result<(), Failure> {
     }
 }
 
-/// The configuration file, if any, with what the options say instead.
+/// The configuration file, if any, with the options of the command line.
 fn config(args: &Serve) -> Result<Config, Failure> {
     let mut config = match &args.config {
         Some(path) => Config::load(path).map_err(|error| load_failure(&error))?,
@@ -128,13 +134,16 @@ fn load_failure(error: &LoadError) -> Failure {
     Failure::new(code, error.to_string().trim_end())
 }
 
-/// What a target that doesn't start means for the exit code.
+/// The exit code of a target that doesn't start.
 pub(crate) fn start_failure(error: &StartError) -> Failure {
     let failure = |code| Failure::new(code, "the target can't start").because(error);
     match error {
         StartError::Config(_) => failure(Code::Usage)
-            .hint("`rio target serve --help` shows what is needed; `rio target check` tells more"),
+            .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
         StartError::NamespaceId(_) => failure(Code::Usage),
+        StartError::Log { .. } if error.to_string().contains("accept_lost_log") => {
+            failure(Code::Media).hint("on the command line accept_lost_log is --accept-lost-log")
+        }
         StartError::Drive { .. } | StartError::Log { .. } | StartError::Listen(_) => {
             failure(Code::Media)
         }
@@ -142,7 +151,7 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
     }
 }
 
-/// What a drive and the log together survive.
+/// The guarantees of a drive and the log together.
 #[derive(Debug, Serialize)]
 struct PromiseView {
     nsid: u32,
@@ -280,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_the_options_say_it_all() {
+    fn options_alone_are_a_configuration() {
         let config = of(&["--drive", "mem:1G", "--drive", "mem:2G", "-s", "0", "-a", "::1"]);
         assert_eq!(config.listen, ["[::1]:0"]);
         assert_eq!(config.namespaces[1].drive, "mem:2G");
@@ -289,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn options_come_before_the_file() {
+    fn options_take_precedence_over_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("target.toml");
         let text = "listen = [\"192.0.2.1:4421\"]\nlog = \"file:/a\"\nspin_us = 7\n\

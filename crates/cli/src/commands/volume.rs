@@ -40,18 +40,18 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
     };
     let info = Volume::create(&args.name, &addresses, &options)
         .map_err(|error| create_failure(&args.name, &error))?;
-    output.result(&view::VolumeView::new(&info, view::Said::Created))
+    output.result(&view::VolumeView::new(&info, view::Origin::Created))
 }
 
 fn show(args: &Show, output: &Output) -> Result<(), Failure> {
     let addresses = members(&args.members.members)?;
     let info = Volume::inspect(&addresses, &connect_options(&args.members.connect))
         .map_err(|error| open_failure(&error))?;
-    output.result(&view::VolumeView::new(&info, view::Said::Found))
+    output.result(&view::VolumeView::new(&info, view::Origin::Found))
 }
 
-/// Opens the volume, does something with its first stream, and closes both in order, whatever came
-/// of it: a stream that is dropped leaves a volume that has to be recovered.
+/// Opens the volume, runs `f` on its first stream, and closes both in order, also after an error: a
+/// dropped stream would leave a volume that needs recovery.
 fn with_store<R>(
     args: &Open,
     output: &Output,
@@ -79,10 +79,10 @@ fn with_store<R>(
     let options = StreamOptions { timeout, ..StreamOptions::default() };
     let stream = volume.stream(STREAM, &options).map_err(|error| stream_failure(&error))?;
     let mut store = VolumeStore::new(&volume, stream);
-    // Only from here on is there something to bring to an end in order; before, Ctrl-C just ends.
+    // From here on a volume must be closed in order; before, Ctrl-C just ends the process.
     let interrupt = Interrupt::watch()?;
     let result = work(&mut store, &volume, &interrupt);
-    // The first failure is the cause; what closing says then is its consequence.
+    // The first failure is the cause; that of closing is its consequence.
     let closed = store
         .close()
         .map_err(|error| Failure::new(Code::Storage, error.to_string()))

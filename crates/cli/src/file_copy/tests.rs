@@ -1,5 +1,4 @@
-//! The copy against a volume in memory that can fail, and crash in every way that the promise
-//! allows.
+//! The copy on a volume in memory that can fail, and crash in every way that the promises allow.
 
 use std::{io::Write, mem};
 
@@ -12,17 +11,17 @@ struct Group {
     place: Place,
 }
 
-/// A volume as the promise describes it: a crash leaves a prefix of groups.
+/// A volume with the promises of Rio: a crash leaves a prefix of groups.
 #[derive(Debug)]
 struct Memory {
-    /// What is certain.
+    /// The durable content.
     durable: Vec<u8>,
-    /// Groups submitted and not yet waited for.
+    /// Groups that were submitted and not waited for.
     open: Vec<Group>,
     keeps_order: bool,
-    /// States that a crash at each moment may have left.
+    /// The possible contents after a crash at each moment.
     crashes: Vec<Vec<u8>>,
-    /// Groups until one fails.
+    /// Number of groups before one fails.
     fails_after: Option<usize>,
 }
 
@@ -33,7 +32,7 @@ struct Failed;
 impl Memory {
     fn new(blocks: usize) -> Self {
         Self {
-            durable: vec![0; blocks * BLOCK],
+            durable: vec![0; blocks * BLOCK_BYTES],
             open: Vec::new(),
             keeps_order: true,
             crashes: Vec::new(),
@@ -42,13 +41,13 @@ impl Memory {
     }
 
     fn apply(image: &mut [u8], group: &Group) {
-        let at = group.lba as usize * BLOCK;
+        let at = group.lba as usize * BLOCK_BYTES;
         image[at..at + group.bytes.len()].copy_from_slice(&group.bytes);
     }
 
-    /// What recovery may leave if the crash comes now: some prefix; of what lies beyond, fresh
-    /// blocks zeroed where they had landed or untouched where not, in-place ones either way. Of a
-    /// volume without order: any subset of what was not waited for.
+    /// Records the possible contents if the crash comes now: every prefix. Beyond it, fresh blocks
+    /// are zeroed if they had landed, or untouched if not; in-place ones may be either. Of a volume
+    /// without order: any subset of the groups that were not waited for.
     fn note_crashes(&mut self) {
         let n = self.open.len();
         if !self.keeps_order {
@@ -71,7 +70,7 @@ impl Memory {
                         Place::Fresh => {
                             &Group { bytes: vec![0; group.bytes.len()], ..group.clone() }
                         }
-                        Place::InPlace => group,
+                        Place::InPlace | Place::Extend => group,
                     };
                     Self::apply(&mut image, group);
                 }
@@ -86,23 +85,23 @@ impl Store for Memory {
     type Error = Failed;
 
     fn blocks(&self) -> u64 {
-        (self.durable.len() / BLOCK) as u64
+        (self.durable.len() / BLOCK_BYTES) as u64
     }
 
     fn keeps_order(&self) -> bool {
         self.keeps_order
     }
 
-    fn buf(&mut self, len: usize) -> Vec<u8> {
-        assert!(len.is_multiple_of(BLOCK));
-        vec![0xa5; len]
+    fn buf(&mut self, len: usize) -> Result<Vec<u8>, Failed> {
+        assert!(len.is_multiple_of(BLOCK_BYTES));
+        Ok(vec![0xa5; len])
     }
 
     fn submit(&mut self, lba: u64, buf: Vec<u8>, place: Place) -> Result<(), Failed> {
         if let Some(left) = &mut self.fails_after {
             *left = left.checked_sub(1).ok_or(Failed)?;
         }
-        assert!(lba as usize * BLOCK + buf.len() <= self.durable.len());
+        assert!(lba as usize * BLOCK_BYTES + buf.len() <= self.durable.len());
         self.open.push(Group { lba, bytes: buf, place });
         self.note_crashes();
         Ok(())
@@ -123,13 +122,13 @@ impl Store for Memory {
     fn read(&mut self, lba: u64, into: &mut [u8]) -> Result<(), Failed> {
         let mut image = self.durable.clone();
         self.open.iter().for_each(|group| Self::apply(&mut image, group));
-        let at = lba as usize * BLOCK;
+        let at = lba as usize * BLOCK_BYTES;
         into.copy_from_slice(&image[at..at + into.len()]);
         Ok(())
     }
 }
 
-/// Watches and never stops anything.
+/// An observer that never stops the copy.
 struct Silent;
 
 impl Watch for Silent {
@@ -140,7 +139,7 @@ impl Watch for Silent {
     }
 }
 
-/// Calls something after each step; stops when that says so.
+/// An observer that calls a function after each step, and stops when that requests it.
 struct Each<F>(F, bool);
 
 impl<F: FnMut(u64) -> bool> Watch for Each<F> {
@@ -165,7 +164,7 @@ fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn put(store: &mut Memory, path: &Path) -> Result<Copied, CopyError<Failed>> {
-    write(store, path, 2 * BLOCK, false, &mut Silent)
+    write(store, path, 2 * BLOCK_BYTES, false, &mut Silent)
 }
 
 fn get(store: &mut Memory) -> Result<Vec<u8>, CopyError<Failed>> {
@@ -183,15 +182,15 @@ fn files_of_all_lengths_come_back() {
         let bytes = content(length, 1);
         let (_folder, path) = file("a file", &bytes);
         let mut store = Memory::new(16);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let copied = write(
             &mut store,
             &path,
-            2 * BLOCK,
+            2 * BLOCK_BYTES,
             false,
             &mut Each(
                 |n| {
-                    told.push(n);
+                    reported.push(n);
                     false
                 },
                 false,
@@ -200,14 +199,14 @@ fn files_of_all_lengths_come_back() {
         .unwrap();
         assert_eq!(copied.header.length, length as u64);
         assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
-        assert_eq!(told.last().copied().unwrap_or(0), length as u64);
+        assert_eq!(reported.last().copied().unwrap_or(0), length as u64);
         assert_eq!(get(&mut store).unwrap(), bytes);
         let comparison = verify(&mut store, Some(&path), &mut Silent).unwrap();
         assert!(comparison.is_equal(), "{comparison:?}");
     }
 }
 
-/// The point of it all: whatever the moment of the crash, one whole file or none.
+/// The purpose of the format: a crash at any moment leaves one whole file or none.
 #[test]
 fn a_crash_leaves_the_old_file_or_none_or_the_new_one() {
     for keeps_order in [true, false] {
@@ -249,7 +248,7 @@ fn a_volume_that_fails_keeps_no_file() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_written() {
+fn a_file_that_does_not_fit_is_refused_before_anything_is_written() {
     let (_folder, path) = file("a", &content(4096 * 15 + 1, 1));
     let mut store = Memory::new(16);
     match put(&mut store, &path) {
@@ -260,7 +259,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn other_kinds_of_file_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = Memory::new(16);
     assert!(matches!(put(&mut store, folder.path()), Err(CopyError::NotAFile(_))));
@@ -269,9 +268,9 @@ fn what_is_no_file_is_refused() {
     assert!(store.crashes.is_empty());
 }
 
-/// A store in which somebody writes the local file behind the copy's back.
+/// A store during whose copy another program writes the local file.
 #[test]
-fn a_file_that_changes_meanwhile_is_noticed() {
+fn a_file_that_changes_during_the_copy_is_noticed() {
     for grows in [true, false] {
         let (_folder, path) = file("a", &content(30_000, 1));
         let mut store = Memory::new(16);
@@ -279,7 +278,7 @@ fn a_file_that_changes_meanwhile_is_noticed() {
         let result = write(
             &mut store,
             &path,
-            2 * BLOCK,
+            2 * BLOCK_BYTES,
             false,
             &mut Each(
                 |_| {
@@ -305,7 +304,7 @@ fn a_copy_that_is_stopped_leaves_no_file() {
     let (_folder, path) = file("a", &content(30_000, 1));
     let mut store = Memory::new(16);
     let stopped =
-        write(&mut store, &path, 2 * BLOCK, false, &mut Each(|done| done > 10_000, false));
+        write(&mut store, &path, 2 * BLOCK_BYTES, false, &mut Each(|done| done > 10_000, false));
     assert!(matches!(stopped, Err(CopyError::Interrupted)));
     assert_eq!(store.open.len(), 2, "nothing more was submitted");
     assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));
@@ -320,10 +319,10 @@ fn a_copy_that_is_stopped_leaves_no_file() {
 fn a_foreign_first_block_needs_force() {
     let (_folder, path) = file("a", b"bytes");
     let mut store = Memory::new(16);
-    store.durable[..BLOCK].fill(7);
+    store.durable[..BLOCK_BYTES].fill(7);
     assert!(matches!(put(&mut store, &path), Err(CopyError::Foreign)));
-    assert_eq!(store.durable[..BLOCK], [7; BLOCK]);
-    write(&mut store, &path, BLOCK, true, &mut Silent).unwrap();
+    assert_eq!(store.durable[..BLOCK_BYTES], [7; BLOCK_BYTES]);
+    write(&mut store, &path, BLOCK_BYTES, true, &mut Silent).unwrap();
     assert_eq!(get(&mut store).unwrap(), b"bytes");
 }
 
@@ -332,7 +331,7 @@ fn a_damaged_file_is_not_handed_out() {
     let (_folder, path) = file("a", &content(30_000, 1));
     let mut store = Memory::new(16);
     put(&mut store, &path).unwrap();
-    store.durable[3 * BLOCK + 5] ^= 1;
+    store.durable[3 * BLOCK_BYTES + 5] ^= 1;
     assert!(matches!(get(&mut store), Err(CopyError::Checksum { .. })));
     let alone = verify(&mut store, None, &mut Silent).unwrap();
     assert!(!alone.checksum_ok && !alone.is_equal());
@@ -369,7 +368,7 @@ fn an_existing_file_is_replaced_only_by_force() {
 }
 
 #[test]
-fn a_destination_that_cannot_be_written_says_which() {
+fn a_destination_that_cannot_be_written_is_named() {
     let (folder, path) = file("a", b"bytes");
     let mut store = Memory::new(16);
     put(&mut store, &path).unwrap();
@@ -379,7 +378,7 @@ fn a_destination_that_cannot_be_written_says_which() {
 }
 
 #[test]
-fn an_empty_volume_says_so() {
+fn an_empty_volume_is_reported() {
     let error = get(&mut Memory::new(16)).unwrap_err();
     assert!(matches!(error, CopyError::NoFile));
 }

@@ -1,5 +1,4 @@
-//! Lines that a thread of its own writes: whoever has something to say never waits for a reader,
-//! and never fails because there is none.
+//! Lines that a separate thread writes: no caller ever waits for a reader, or fails without one.
 
 use std::{
     io::{ErrorKind, Write},
@@ -12,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Lines that may wait for a slow reader; more are lost, and counted.
+/// Largest number of lines that wait for a slow reader; others are lost, and counted.
 const LINES_MAX: usize = 1024;
-/// How often it is looked whether there is more to say, and whether it can be said again.
-const LOOK: Duration = Duration::from_secs(5);
-/// Between two tries at a descriptor that somebody made non-blocking.
+/// Interval in which the thread checks for more lines, and tries a failed sink again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause between two attempts at a descriptor that another process made non-blocking.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The end at which lines go in.
+/// The sending end of the lines.
 #[derive(Debug)]
 pub(super) struct Lines {
     queue: SyncSender<Line>,
@@ -28,21 +27,21 @@ pub(super) struct Lines {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Lines that found no room, and that no line in the queue tells of.
+    /// Lost lines that no line in the queue reports.
     dropped: AtomicU64,
-    /// Lines that are in the queue or being written.
+    /// Number of lines in the queue or being written.
     waiting: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Line {
     text: Vec<u8>,
-    /// Lines that found no room before this one.
+    /// Number of lines that were lost before this one.
     lost_before: u64,
 }
 
 impl Lines {
-    /// Writes what is said to `sink`. Now and then `more` is asked for lines of its own.
+    /// Writes all lines to `sink`. From time to time it calls `more` for lines of its own.
     pub(super) fn start(
         sink: impl Write + Send + 'static,
         more: impl Fn() -> Vec<Vec<u8>> + Send + 'static,
@@ -50,13 +49,14 @@ impl Lines {
         let (queue, lines) = mpsc::sync_channel(LINES_MAX);
         let state = Arc::new(State::default());
         let writer = Writer { sink, lost: 0, state: Arc::clone(&state) };
-        // Without a thread the queue has no other end: every line is lost, and nobody waits.
+        // Without a thread the queue has no receiver: every line is lost, and no caller waits.
         let _ = thread::Builder::new().name("log".to_owned()).spawn(|| writer.run(lines, more));
         Self { queue, state }
     }
 
-    /// Says a line, or several at once; at most one copy and one system call (to wake the thread).
-    pub(super) fn say(&self, text: impl Into<Vec<u8>>) {
+    /// Queues a line, or several at once; at most one copy and one system call (to wake the
+    /// thread).
+    pub(super) fn push(&self, text: impl Into<Vec<u8>>) {
         let lost_before = self.state.dropped.swap(0, Ordering::Relaxed);
         self.state.waiting.fetch_add(1, Ordering::Relaxed);
         let line = Line { text: text.into(), lost_before };
@@ -68,10 +68,10 @@ impl Lines {
         }
     }
 
-    /// Waits until all has been written, or nothing was for as long as `patience`.
-    pub(super) fn drain(&self, patience: Duration) {
-        // Tells of what was lost last.
-        self.say([]);
+    /// Waits until all is written, or nothing was for as long as `timeout`.
+    pub(super) fn drain(&self, timeout: Duration) {
+        // Reports the latest lost lines.
+        self.push([]);
         let mut left = usize::MAX;
         let mut since = Instant::now();
         loop {
@@ -79,7 +79,7 @@ impl Lines {
             if now < left {
                 (left, since) = (now, Instant::now());
             }
-            if left == 0 || since.elapsed() >= patience {
+            if left == 0 || since.elapsed() >= timeout {
                 return;
             }
             thread::sleep(Duration::from_millis(1));
@@ -88,31 +88,31 @@ impl Lines {
 }
 
 impl Line {
-    /// An empty one only brings a count.
+    /// An empty one only carries a count.
     fn count(&self) -> u64 {
         u64::from(!self.text.is_empty())
     }
 }
 
-/// The thread.
+/// The writing thread.
 struct Writer<W> {
     sink: W,
-    /// Lines that were lost and of which nobody has been told.
+    /// Lost lines that have not been reported.
     lost: u64,
     state: Arc<State>,
 }
 
 impl<W: Write> Writer<W> {
     fn run(mut self, lines: Receiver<Line>, more: impl Fn() -> Vec<Vec<u8>>) {
-        let mut look_at = Instant::now() + LOOK;
+        let mut look_at = Instant::now() + CHECK_INTERVAL;
         loop {
             let next = match lines.try_recv() {
                 Ok(line) => Ok(line),
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
-                    // What was lost last has no line after it that would tell.
+                    // No line follows the latest lost ones, which would report them.
                     self.lost += self.state.dropped.swap(0, Ordering::Relaxed);
-                    self.tell();
+                    self.report_lost();
                     lines.recv_timeout(look_at.saturating_duration_since(Instant::now()))
                 }
             };
@@ -128,20 +128,20 @@ impl<W: Write> Writer<W> {
                 for text in more() {
                     self.put(&Line { text, lost_before: 0 });
                 }
-                look_at = Instant::now() + LOOK;
+                look_at = Instant::now() + CHECK_INTERVAL;
             }
         }
     }
 
     fn put(&mut self, line: &Line) {
         self.lost += line.lost_before;
-        if !self.tell() || !self.write(&line.text) {
+        if !self.report_lost() || !self.write(&line.text) {
             self.lost += line.count();
         }
     }
 
-    /// Says how many lines were lost, if any; whether that is no secret any more.
-    fn tell(&mut self) -> bool {
+    /// Reports the number of lost lines, if any; returns whether that succeeded.
+    fn report_lost(&mut self) -> bool {
         if self.lost == 0 {
             return true;
         }
@@ -150,14 +150,15 @@ impl<W: Write> Writer<W> {
              fast enough\n",
             self.lost
         );
-        let told = self.write(text.as_bytes());
-        if told {
+        let is_written = self.write(text.as_bytes());
+        if is_written {
             self.lost = 0;
         }
-        told
+        is_written
     }
 
-    /// Whether all of it was written. It may wait for the reader as long as that takes.
+    /// Writes `text`; returns whether all of it was written. It may wait for the reader for any
+    /// time.
     fn write(&mut self, mut text: &[u8]) -> bool {
         while !text.is_empty() {
             match self.sink.write(text) {
@@ -165,7 +166,7 @@ impl<W: Write> Writer<W> {
                 Ok(n) => text = &text[n..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(PAUSE),
-                // Nobody reads any more, or the disk is full: the next line is tried again.
+                // The reader is gone, or the disk is full: the next line is tried again.
                 Err(_) => return false,
             }
         }
@@ -182,14 +183,14 @@ mod tests {
 
     use super::*;
 
-    /// What was written, by a reader that can be held up and that may fail.
+    /// The written text, with a reader that can be blocked and that may fail.
     #[derive(Clone, Default)]
     struct Reader(Arc<Mutex<Read>>);
 
     #[derive(Default)]
     struct Read {
         text: String,
-        /// Writes that fail from now on, with this error.
+        /// Number of writes that will fail, and their error.
         fails: Option<(u32, i32)>,
     }
 
@@ -210,7 +211,7 @@ mod tests {
                 read.fails = Some((times - 1, error));
                 return Err(io::Error::from_raw_os_error(error));
             }
-            // Not all at once, as with a pipe that is nearly full.
+            // Only a part at a time, as with a pipe that is nearly full.
             let some = bytes.len().min(100);
             read.text.push_str(std::str::from_utf8(&bytes[..some]).unwrap());
             Ok(some)
@@ -221,27 +222,27 @@ mod tests {
         }
     }
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn start(reader: &Reader) -> Lines {
         Lines::start(reader.clone(), Vec::new)
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_that_does_not_read_and_what_is_lost_is_counted() {
+    fn a_blocked_reader_delays_no_caller_and_lost_lines_are_counted() {
         let reader = Reader::default();
         let lines = start(&reader);
         let said = 3 * LINES_MAX;
         {
-            // Whoever holds this holds up the thread, and would hold up the rest of this block.
+            // While this is held, the thread is blocked, as the rest of this block would be.
             let _held = reader.lock();
             for n in 0..said {
-                lines.say(format!("line {n}\n"));
+                lines.push(format!("line {n}\n"));
             }
             lines.drain(Duration::from_millis(10));
         }
-        lines.say("after\n");
-        lines.drain(PATIENCE);
+        lines.push("after\n");
+        lines.drain(TIMEOUT);
         let read = reader.lines();
         let is_notice = |line: &&String| line.contains("are missing here");
         let kept: Vec<_> = read.iter().filter(|line| line.starts_with("line ")).collect();
@@ -260,22 +261,22 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_or_a_full_disk_costs_lines_and_nothing_else() {
+    fn a_missing_reader_or_a_full_disk_only_costs_lines() {
         for error in [libc::EPIPE, libc::ENOSPC, libc::EIO] {
             let reader = Reader::default();
             let lines = start(&reader);
-            // What is said, and what is said of what was lost, fails.
+            // Both the lines and the reports of lost lines fail.
             reader.lock().fails = Some((u32::MAX, error));
             for n in 0..20 {
-                lines.say(format!("line {n}\n"));
+                lines.push(format!("line {n}\n"));
             }
-            lines.drain(PATIENCE);
+            lines.drain(TIMEOUT);
             assert_eq!(reader.lines(), [""; 0]);
             let Some((left, _)) = reader.lock().fails else { unreachable!("it was just set") };
             assert!(u32::MAX - left < 100, "{} tries for 20 lines", u32::MAX - left);
             reader.lock().fails = None;
-            lines.say("again\n");
-            lines.drain(PATIENCE);
+            lines.push("again\n");
+            lines.drain(TIMEOUT);
             let read = reader.lines();
             assert!(read[0].starts_with("rio: 20 lines of the log are missing here"), "{read:?}");
             assert_eq!(read[1..], ["again"]);
@@ -283,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_somebody_made_non_blocking_loses_nothing() {
+    fn a_non_blocking_descriptor_loses_no_lines() {
         let reader = Reader::default();
         let lines = start(&reader);
         reader.lock().fails = Some((3, libc::EAGAIN));
-        lines.say("a\n");
-        lines.say("b\n");
-        lines.drain(PATIENCE);
+        lines.push("a\n");
+        lines.push("b\n");
+        lines.drain(TIMEOUT);
         assert_eq!(reader.lines(), ["a", "b"]);
     }
 }

@@ -1,5 +1,5 @@
-//! How many lines of one kind are logged: what a peer can cause without end must not fill the log,
-//! nor push everything else out of it. Pure: the time is an argument.
+//! The limit on lines of one kind: lines that a peer can cause without limit must not fill the log,
+//! nor displace others. Pure: the time is an argument.
 
 use std::{
     collections::HashMap,
@@ -7,34 +7,34 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Lines of one kind within one period.
+/// Number of lines of one kind within one period.
 pub(super) const LINES: u32 = 50;
-/// How long a period is, ns. It begins with its first line.
+/// Length of a period in ns. It begins with its first line.
 pub(super) const PERIOD_NS: u64 = 10_000_000_000;
 
-/// What becomes of a line.
+/// The decision about a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is logged. So many like it were left out before, and nobody has been told yet.
+    /// It is logged. This number of similar lines was omitted before and not reported yet.
     Log {
-        /// How many.
+        /// Number of omitted lines.
         left_out: u64,
     },
-    /// It is counted, and left out.
+    /// It is counted and omitted.
     LeaveOut,
 }
 
-/// What one kind of line has used up.
+/// The use of one kind's quota.
 #[derive(Clone, Copy, Debug, Default)]
 struct Quota {
-    /// When the period began, ns.
+    /// Begin of the period in ns.
     since: Option<u64>,
     logged: u32,
     left_out: u64,
 }
 
 impl Quota {
-    /// One more line, at `now` ns.
+    /// Counts a line at `now` ns.
     fn ask(&mut self, now: u64) -> Verdict {
         if self.is_over(now) {
             let left_out = self.left_out;
@@ -54,14 +54,14 @@ impl Quota {
     }
 }
 
-/// All kinds of lines, by what they have in common.
+/// The quotas of all kinds of lines.
 #[derive(Debug)]
 pub(super) struct Quotas<K>(Mutex<HashMap<K, Kind>>);
 
 #[derive(Debug, Default)]
 struct Kind {
     quota: Quota,
-    /// The last line that was left out.
+    /// The last omitted line.
     last: Vec<u8>,
 }
 
@@ -70,7 +70,7 @@ impl<K: Eq + Hash> Quotas<K> {
         Self(Mutex::new(HashMap::new()))
     }
 
-    /// One more line of kind `kind`, at `now` ns.
+    /// Counts a line of kind `kind` at `now` ns.
     pub(super) fn ask(&self, kind: K, line: &[u8], now: u64) -> Verdict {
         let mut kinds = self.lock();
         let kind = kinds.entry(kind).or_default();
@@ -82,22 +82,22 @@ impl<K: Eq + Hash> Quotas<K> {
         verdict
     }
 
-    /// What was left out in periods that are over at `now` ns, or in all of them (`None`): the last
-    /// line of each kind, and how many more there were. Each is told once.
+    /// The omitted lines of periods that are over at `now` ns, or of all (`None`): the last line of
+    /// each kind, and the number of others. Each is reported once.
     pub(super) fn overdue(&self, now: Option<u64>) -> Vec<(u64, Vec<u8>)> {
         let mut kinds = self.lock();
         let overdue = kinds.values_mut().filter(|kind| {
             kind.quota.left_out > 0 && now.is_none_or(|now| kind.quota.is_over(now))
         });
-        let told = overdue.map(|kind| {
+        let reports = overdue.map(|kind| {
             let left_out = std::mem::take(&mut kind.quota.left_out);
             (left_out - 1, std::mem::take(&mut kind.last))
         });
-        told.collect()
+        reports.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<K, Kind>> {
-        // Whole after each statement that could panic: only memory could run out.
+        // The value is consistent after each statement that could panic: only memory could run out.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,8 +118,8 @@ mod tests {
             assert_eq!(quota.ask(PERIOD_NS - 1000 + at), Verdict::LeaveOut);
         }
         assert_eq!(quota.ask(PERIOD_NS), Verdict::Log { left_out: 1000 });
-        assert_eq!(quota.ask(PERIOD_NS), LOG, "told once");
-        assert_eq!(quota.ask(0), LOG, "a clock that goes back harms nobody");
+        assert_eq!(quota.ask(PERIOD_NS), LOG, "reported once");
+        assert_eq!(quota.ask(0), LOG, "a clock that goes back is harmless");
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_told_though_no_such_line_follows() {
+    fn omitted_lines_are_reported_even_if_no_similar_line_follows() {
         let quotas = Quotas::new();
         for n in 0..LINES + 3 {
             quotas.ask("refused", format!("peer {n}").as_bytes(), 7);
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(quotas.overdue(Some(PERIOD_NS)), []);
         let last = format!("peer {}", LINES + 2).into_bytes();
         assert_eq!(quotas.overdue(Some(PERIOD_NS + 7)), [(2, last)]);
-        assert_eq!(quotas.overdue(None), [], "told once");
+        assert_eq!(quotas.overdue(None), [], "reported once");
         assert_eq!(quotas.ask("refused", b"", PERIOD_NS + 8), LOG);
     }
 }

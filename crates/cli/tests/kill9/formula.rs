@@ -1,19 +1,20 @@
-//! What group `n` of a stream writes: a formula, so that the judge needs no record of it but the number
-//! of the last group that was begun.
+//! The writes of group `n` of a stream, as a formula: the judge then needs no record of them but
+//! the number of the last group that was begun.
 //!
-//! The area of a stream is a ring of blocks behind one header block. Group `n` writes the next one to
-//! six blocks of the ring, in one write or two, as fresh ones; every seventh group also writes the header in place.
+//! The area of a stream is a ring of blocks behind one header block. Group `n` writes the next one
+//! to six blocks of the ring, in one write or two, as fresh ones; every seventh group also writes
+//! the header in place.
 
-/// Streams that write at the same time.
+/// Number of streams that write at the same time.
 pub(crate) const STREAMS: u16 = 2;
-/// Blocks of a stream's area, the header block included.
+/// Blocks of a stream's area, including the header block.
 pub(crate) const AREA: u64 = 2048;
-/// The ring begins here; block 0 of the area is the header, the rest is unused.
+/// First block of the ring; block 0 of the area is the header, the rest is unused.
 const RING: u64 = 8;
-/// Payload that a stream may keep because it is not released, bytes. With it, no block of the ring is written
-/// again before its last write was released: that makes it fresh (T11).
+/// Largest payload of unreleased groups that a stream keeps, in bytes. With it, no block of the
+/// ring is written again before its last write was released: that makes it fresh (T11).
 pub(crate) const KEPT_BYTES: u64 = 2 << 20;
-/// Bytes of a block.
+/// Length of a block in bytes.
 pub(crate) const BLOCK: usize = 4096;
 
 /// One write of a group.
@@ -25,17 +26,17 @@ pub(crate) struct Write {
     pub(crate) in_place: bool,
 }
 
-/// Walks through the groups of a stream, from the first on.
+/// Iterates over the groups of a stream, from the first on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
-    /// The last group that was asked for.
+    /// The last group that was returned.
     pub(crate) n: u64,
-    /// Where the next one begins in the ring.
+    /// The place of the next group in the ring.
     at: u64,
 }
 
 impl Walk {
-    /// A walk that goes on after group `n`.
+    /// The state after group `n`.
     pub(crate) fn after(stream: u16, n: u64) -> Self {
         let mut walk = Self::default();
         let mut writes = Vec::new();
@@ -67,7 +68,8 @@ impl Walk {
     }
 }
 
-/// Fills a block so that it tells whose it is, and whether it is whole.
+/// Fills a block with content that identifies its stream and its group, and shows whether it is
+/// complete.
 pub(crate) fn fill(stream: u16, n: u64, block: u64, into: &mut [u8]) {
     let mut state = mix(mix(n) ^ mix(block << 16 | u64::from(stream)));
     for (i, word) in into.chunks_exact_mut(8).enumerate() {
@@ -84,14 +86,14 @@ pub(crate) fn fill(stream: u16, n: u64, block: u64, into: &mut [u8]) {
     }
 }
 
-/// Which group of `stream` wrote this block of its area; 0 for zeroes.
+/// The group of `stream` that wrote this block of its area; 0 for zeroes.
 pub(crate) fn read(stream: u16, block: u64, bytes: &[u8]) -> Result<u64, &'static str> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(0);
     }
     let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap());
     if word(0) != MAGIC {
-        return Err("bytes that nobody wrote");
+        return Err("bytes that no group wrote");
     }
     if word(1) != u64::from(stream) << 48 | block {
         return Err("the content of another block");

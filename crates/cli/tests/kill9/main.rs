@@ -1,12 +1,12 @@
 //! Real processes, real sockets, real files, and `kill -9`.
 //!
-//! Targets, a writer and a judge are processes of their own: the writer and the judge are this very
-//! program, started with other words. Each round kills something at a random moment under load; then
+//! Targets, a writer and a judge are processes of their own; the writer and the judge are this
+//! program with other arguments. Each round kills a process at a random moment under load. Then
 //! everything is started again, the volume recovered, and the judge reads the drives' bytes.
 //!
-//! `KILL9_ROUNDS=100` makes it an evening's test, of which `KILL9_SECONDS` ends the last round sooner;
-//! `KILL9_SEED` chooses the moments. Twelve rounds have seen each way to die with each kind of drive,
-//! log and number of reactors.
+//! `KILL9_ROUNDS=100` makes a long test; `KILL9_SECONDS` may end it sooner, and `KILL9_SEED`
+//! chooses the moments. Twelve rounds cover each kind of death with each kind of drive, log and
+//! number of reactors.
 
 mod formula;
 mod judge;
@@ -22,7 +22,7 @@ fn main() {
     match args.first().map(String::as_str) {
         Some("writer") => return writer::main(&args[1..]),
         Some("judge") => return judge::main(&args[1..]),
-        // What cargo and IDEs ask of any test program.
+        // The arguments that cargo and IDEs pass to any test program.
         Some("--list") => return println!("kill9: test"),
         _ => {}
     }
@@ -41,7 +41,8 @@ fn main() {
             break;
         }
         for (way, count) in counts.iter_mut().enumerate() {
-            // Neighbours differ in all: 5 has no factor in common with the number of setups.
+            // Neighbouring rounds differ in all properties: 5 has no factor in common with the
+            // number of setups.
             let setup = Setup::number(round as usize + 5 * way);
             WAYS[way](&mut Scene::new(&format!("seed {seed}, round {round}"), setup), &mut dice);
             *count += 1;
@@ -53,20 +54,20 @@ fn main() {
     );
 }
 
-/// The ways to die.
+/// The kinds of death.
 const WAYS: [fn(&mut Scene, &mut Dice); 4] = [writer_dies, targets_die, all_die, recovery_dies];
 
-/// More groups than are written in the time.
+/// More groups than can be written in the time.
 const ENDLESS: u64 = u64::MAX >> 1;
 
-/// The initiator dies, again and again; the targets live on.
+/// The initiator dies, again and again; the targets keep running.
 fn writer_dies(scene: &mut Scene, dice: &mut Dice) {
     for _ in 0..3 {
         let (mut writer, _) = scene.write(ENDLESS);
         dice.sleep(40, 300);
         writer.kill();
         let mut reached = scene.recover_and_judge();
-        // A judge that never objects proves nothing.
+        // A judge that never fails would prove nothing.
         if reached[0] > 0 {
             let (clean, said) = scene.judge(&reached, Some(dice.below(1 << 32)));
             assert!(!clean, "the judge doesn't miss a block: {said}");
@@ -77,7 +78,7 @@ fn writer_dies(scene: &mut Scene, dice: &mut Dice) {
     }
 }
 
-/// Targets die and come back while the writer goes on: nothing is lost (P7).
+/// Targets die and come back while the writer continues: nothing is lost (P7).
 fn targets_die(scene: &mut Scene, dice: &mut Dice) {
     let (mut writer, _) = scene.write(4000);
     for _ in 0..3 {
@@ -96,7 +97,7 @@ fn targets_die(scene: &mut Scene, dice: &mut Dice) {
     assert_eq!(reached, [4000, 4000], "everything was written, and closed in order");
 }
 
-/// All die at once; or one after the other.
+/// All processes die, at once or one after the other.
 fn all_die(scene: &mut Scene, dice: &mut Dice) {
     for _ in 0..2 {
         let (mut writer, _) = scene.write(ENDLESS);

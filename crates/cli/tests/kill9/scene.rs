@@ -9,26 +9,26 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Longest that a target may take to serve, or a recovery to end: nothing takes a part of it, even on a
-/// busy machine.
+/// Longest time for a target to start, or for a recovery: far above the usual, even on a busy
+/// machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a target is made of.
+/// The media and the reactors of a target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// `{}` stands for its place.
+    /// `{}` stands for its folder.
     drive: &'static str,
     log: &'static str,
     reactors: &'static str,
 }
 
 impl Setup {
-    /// How many there are.
+    /// Number of setups.
     pub(crate) const COUNT: usize = 12;
 
-    /// Drives without and with power-loss protection (on those a completion is durable), each kind of
-    /// log that a file can be, one reactor and several. `dax:` is mapped memory here, too: it has the
-    /// instructions of persistent memory, which is all that a killed process needs.
+    /// Drives without and with power-loss protection (where a completed write is durable), each
+    /// kind of log in a file, one reactor and several. `dax:` is mapped memory here, too: it uses
+    /// the instructions of persistent memory, which suffices for a killed process.
     pub(crate) fn number(n: usize) -> Self {
         let n = n % Self::COUNT;
         Self {
@@ -70,7 +70,7 @@ impl Scene {
         scene
     }
 
-    /// Starts every target that is not there.
+    /// Starts every target that is not running.
     pub(crate) fn revive(&mut self) {
         for number in 0..self.targets.len() {
             if self.targets[number].is_some() {
@@ -82,7 +82,7 @@ impl Scene {
             serve.args(["target", "serve", "--reactors", self.setup.reactors, "--quiet"]);
             serve.args(["-s", &self.ports[number].to_string()]);
             serve.args(["-n", &format!("nqn.2026-11.com.example:kill9-{number}")]);
-            // One that was killed keeps its locks until its last write has landed.
+            // A killed process keeps its locks until its last write has landed.
             serve.args(["--lock-wait", "120", "-o", "json"]);
             serve.args(["--drive", &at(self.setup.drive, "drive")]);
             serve.args(["--log", &at(self.setup.log, "log")]);
@@ -105,7 +105,7 @@ impl Scene {
         self.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect()
     }
 
-    /// A writer that has not said anything yet.
+    /// A writer that has printed nothing yet.
     pub(crate) fn start_writer(&self, groups: u64) -> Process {
         Process::start(self.writer(groups), |_| true).0
     }
@@ -116,8 +116,8 @@ impl Scene {
         writer
     }
 
-    /// A writer that has recovered the volume and writes up to group `groups`; and how far each
-    /// stream reached before.
+    /// A writer that has recovered the volume and writes up to group `groups`, and the last group
+    /// of each stream before.
     pub(crate) fn write(&self, groups: u64) -> (Process, Vec<u64>) {
         let (process, said) =
             Process::start(self.writer(groups), |line| line.starts_with("recovered"));
@@ -128,11 +128,11 @@ impl Scene {
         (process, serde_json::from_str(tags).unwrap())
     }
 
-    /// Whether the drives hold exactly this prefix of each stream, by a process of its own; with a
-    /// block spoiled, or with none.
-    pub(crate) fn judge(&self, tags: &[u64], spoil: Option<u64>) -> (bool, String) {
+    /// Whether the drives hold exactly this prefix of each stream, according to a judge's process;
+    /// with a spoiled block, or without.
+    pub(crate) fn judge(&self, tags: &[u64], corrupt: Option<u64>) -> (bool, String) {
         let mut judge = Command::new(std::env::current_exe().unwrap());
-        judge.envs(spoil.map(|n| ("SPOIL", n.to_string())));
+        judge.envs(corrupt.map(|n| ("CORRUPT", n.to_string())));
         judge.arg("judge").arg(self.folder.path());
         judge.args(tags.iter().map(u64::to_string)).arg("--");
         judge.args((0..self.targets.len()).map(|n| self.folder.path().join(format!("drive-{n}"))));
@@ -140,13 +140,13 @@ impl Scene {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Opens the volume, closes it, and has a process of its own read the drives.
+    /// Opens the volume, closes it, and runs the judge.
     pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
         let (mut recovery, tags) = self.write(0);
         recovery.finish(LIMIT);
         let (clean, said) = self.judge(&tags, None);
         if !clean {
-            // What is left is worth looking at.
+            // The files are kept for inspection.
             let folder = self.folder.path().display().to_string();
             self.folder.disable_cleanup(true);
             panic!("{}: the judge says (drives and logs are in {folder}):\n{said}", self.name);
@@ -160,12 +160,12 @@ const RIO: &str = env!("CARGO_BIN_EXE_rio");
 /// A process that does not outlive its owner.
 pub(crate) struct Process {
     child: Child,
-    /// Kept open: a process that says more must not fail for it.
+    /// Kept open: a process that prints more must not fail.
     stdout: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// Starts it, and reads what it says up to the line that is looked for, or to its end.
+    /// Starts a process, and reads its output up to the wanted line, or to its end.
     fn start(mut command: Command, until: impl Fn(&str) -> bool) -> (Self, String) {
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -183,12 +183,12 @@ impl Process {
 
     /// `kill -9`.
     pub(crate) fn kill(&mut self) {
-        // Gone already is fine, too.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its end, which must be successful.
     pub(crate) fn finish(&mut self, limit: Duration) {
         let begun = Instant::now();
         loop {

@@ -1,15 +1,16 @@
-//! The process that writes, and is killed: `kill9 writer FOLDER GROUPS MEMBER…`.
+//! The writer's process, which is killed: `kill9 writer FOLDER GROUPS MEMBER…`.
 //!
-//! It opens the volume (which recovers it, if need be), says how far each stream reaches, and goes on
-//! from there up to group GROUPS. It notes in files what outlives it: each group before it is begun
-//! (`begun`), and each whose durability was confirmed, whether it asked for that or not (`acks`).
+//! It opens the volume (which recovers it if necessary), prints the last group of each stream, and
+//! continues from there up to group GROUPS. It records in files that outlive it: each group before
+//! it is begun (`begun`), and each group whose durability was confirmed, requested or not (`acks`).
 
 use std::{
     collections::VecDeque, fs::File, os::unix::fs::FileExt, path::Path, thread, time::Duration,
 };
 
 use riopipe::{
-    ConnectOptions, OpenOptions, Place, Seq, Stream, StreamOptions, SubmitError, Until, Volume, Why,
+    ConnectOptions, OpenOptions, Place, Seq, Stream, StreamOptions, SubmitError, SubmitErrorKind,
+    Until, Volume,
 };
 
 use crate::formula::{AREA, BLOCK, KEPT_BYTES, STREAMS, Walk, fill};
@@ -19,7 +20,7 @@ pub(crate) fn main(args: &[String]) {
     let members: Vec<_> = args[2..].iter().map(|m| m.parse().unwrap()).collect();
     let options = OpenOptions {
         connect: ConnectOptions { loss_timeout: Duration::from_secs(60), ..Default::default() },
-        // An owner that was killed never gave the volume back (T8).
+        // An owner that was killed never released the volume (T8).
         take_over: true,
         ..OpenOptions::default()
     };
@@ -35,7 +36,8 @@ pub(crate) fn main(args: &[String]) {
     let streams: Vec<_> = (0..STREAMS)
         .map(|id| volume.stream(id, &options).unwrap_or_else(|e| panic!("{e}")))
         .collect();
-    // The parent reads this line: from here on groups go out, and a target may go away for a while.
+    // The parent reads this line: from here on groups are written, and a target may go away for a
+    // while.
     println!("recovered {tags:?}");
     thread::scope(|scope| {
         for (id, stream) in (0..STREAMS).zip(streams) {
@@ -53,7 +55,7 @@ fn file(folder: &Path, name: &str) -> File {
     options.create(true).truncate(false).read(true).write(true).open(folder.join(name)).unwrap()
 }
 
-/// One stream's places in the files. What another process has been told, or the kernel, survives this
+/// The places of one stream in the files. Data in another process or in the kernel survives this
 /// process's death.
 struct Notes {
     id: u16,
@@ -62,17 +64,17 @@ struct Notes {
 }
 
 impl Notes {
-    /// How far any life got.
+    /// The last group that any run has begun.
     fn begun_before(&self) -> u64 {
         let mut n = [0; 8];
-        // Shorter if no life began anything.
+        // The file is shorter if no run began a group.
         match self.begun.read_exact_at(&mut n, u64::from(self.id) * 8) {
             Ok(()) => u64::from_le_bytes(n),
             Err(_) => 0,
         }
     }
 
-    /// Group `n` will be written: further than any life got.
+    /// Records that group `n` will be written: further than in any run before.
     fn begun(&self, n: u64) {
         self.note(&self.begun, n);
     }
@@ -86,8 +88,8 @@ impl Notes {
     }
 }
 
-/// How often it is looked what has become durable meanwhile, in groups.
-const LOOK: u64 = 16;
+/// Interval in groups between two checks for durable groups.
+const CHECK_INTERVAL: u64 = 16;
 
 fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
     let id = notes.id;
@@ -104,7 +106,7 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
             let mut bufs: Vec<_> = writes
                 .iter()
                 .map(|write| {
-                    let mut buf = stream.buf(write.blocks as usize * BLOCK);
+                    let mut buf = stream.buf(write.blocks as usize * BLOCK).unwrap();
                     for (i, block) in buf.chunks_exact_mut(BLOCK).enumerate() {
                         fill(id, walk.n, write.block + i as u64, block);
                     }
@@ -123,8 +125,11 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
                     under_way.push_back((seq, walk.n));
                     let marks = match durable {
                         true => Some(stream.wait(Until::Durable(seq), None).unwrap()),
-                        // On drives with power-loss protection durability comes unasked.
-                        false if walk.n.is_multiple_of(LOOK) => Some(stream.poll().unwrap()),
+                        // On drives with power-loss protection, groups become durable without a
+                        // request.
+                        false if walk.n.is_multiple_of(CHECK_INTERVAL) => {
+                            Some(stream.poll().unwrap())
+                        }
                         false => None,
                     };
                     let mut confirmed = None;
@@ -137,7 +142,7 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
                     confirmed.into_iter().for_each(|n| notes.confirmed(n));
                     break;
                 }
-                Err(SubmitError { why: Why::Full(_), .. }) => {
+                Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
                     stream.wait(Until::Room, None).unwrap();
                 }
                 Err(error) => panic!("{error}"),

@@ -1,4 +1,5 @@
-//! Bad input and faults: each a clear error with its exit code, nothing lost, nothing hung.
+//! Bad input and faults: each gives a clear error with its exit code, loses nothing, and never
+//! hangs.
 
 use std::{fs, io::Read, net::TcpListener, process::Command, thread};
 
@@ -8,7 +9,7 @@ use riopipe_target::Config;
 
 #[test]
 fn a_wrong_address_or_port() {
-    // A port that was free a moment ago and that nobody listens on.
+    // A port that was free a moment ago, without a listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let member = format!("127.0.0.1:{port}");
     let done = rio(&["volume", "show", "-m", &member, "-o", "json"]);
@@ -46,7 +47,7 @@ fn a_host_that_may_not_connect() {
 fn a_peer_that_is_no_target_and_one_that_stalls() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // The first connection is answered in another language, the second never.
+    // The first connection is answered in another protocol, the second never.
     let peer = thread::spawn(move || {
         let (mut one, _) = listener.accept().unwrap();
         std::io::Write::write_all(&mut one, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
@@ -81,7 +82,7 @@ fn a_file_too_large_for_the_volume() {
     site.volume("write", &["v", "small"]).ok();
     site.file("large", 17 << 20);
     site.volume("write", &["v", "large"]).failed(4, &["4353 blocks", "larger volume"]);
-    // What was there still is.
+    // The old file remains.
     site.volume("verify", &["v", "small"]).ok();
 }
 
@@ -90,9 +91,10 @@ fn a_group_beyond_the_bound_on_buffers() {
     let site = Site::new(1, "mem:256M,lazy");
     site.create();
     site.file("a", 100 << 20);
-    site.volume("write", &["v", "a", "--group", "80M"]).failed(2, &["never fit", "--group"]);
+    site.volume("write", &["v", "a", "--group", "80M"])
+        .failed(2, &["fits into no group", "--group"]);
     assert_eq!(site.volume("show", &[]).ok()["state"], "free");
-    // Many groups beyond it, together: pushed back, not refused.
+    // Many groups beyond it together: they wait, and are not refused.
     site.volume("write", &["v", "a", "--group", "16M"]).ok();
     site.volume("verify", &["v", "a"]).ok();
 }
@@ -108,7 +110,7 @@ fn local_files_that_cannot_be_read_or_written() {
     site.volume("write", &["v", "a"]).ok();
     site.volume("read", &["v"]).failed(1, &["already there", "--force"]);
     site.volume("read", &["v", "no/such/folder/a"]).failed(1, &["no/such/folder"]);
-    // A file that may grow no further: what a full disk is like.
+    // A file with a size limit, as on a full disk.
     let members = site.members().join(" ");
     let script = format!(
         "trap '' XFSZ; ulimit -f 64; exec {} volume read v b {members} -o json",
@@ -135,7 +137,7 @@ fn members_in_the_wrong_order_missing_or_of_another_volume() {
     open(&[0, 2]).failed(4, &["\"w\""]);
     site.volume_with("verify", &["x"], &two).failed(4, &["\"v\"", "\"x\""]);
     site.volume_with("create", &["v"], &site.members_in(&[0, 0])).failed(2, &["twice"]);
-    // A drive in use is not taken by accident.
+    // A drive in use is not overwritten by accident.
     site.volume_with("create", &["new"], &site.members_in(&[2])).failed(4, &["\"w\"", "--force"]);
     site.volume_with("create", &["new", "--force"], &site.members_in(&[2])).ok();
     open(&[0, 1]).failed(5, &["holds no file"]);
@@ -152,7 +154,7 @@ fn a_second_owner() {
     site.volume("write", &["v", "a"]).failed(4, &["owned by", "--take-over"]);
     site.volume("create", &["w", "--force"]).failed(4, &["owned"]);
     site.volume("write", &["v", "a", "--take-over"]).ok();
-    // The one that was fenced must not believe that it closed anything in order.
+    // The fenced owner must not report that it closed the volume in order.
     drop(volume);
     site.volume("verify", &["v", "a"]).ok();
 }
@@ -179,14 +181,14 @@ fn a_log_too_small_foreign_newer_or_damaged() {
     fs::write(&text, "not a log at all\n".repeat(10_000)).unwrap();
     serve(&new("text")).failed(7, &["text"]);
     assert!(fs::read(&text).unwrap().starts_with(b"not a log"), "it was written to");
-    // T8: whoever serves a log has locked it.
+    // T8: a served log is locked.
     serve(&new("log-0")).failed(7, &["in use by another process"]);
 }
 
-/// T19: a target that comes back with another log knows nothing of the volume, and that is not
-/// taken for "nothing to undo".
+/// T19: a target that comes back with another log has no state of the volume, and that is not taken
+/// for "nothing to undo".
 #[test]
-fn a_log_of_another_life() {
+fn a_log_of_another_incarnation() {
     let mut site = Site::new(0, "");
     let drive = format!("file:{},size=16M", site.path("drive").display());
     let mut config = Config::on_loopback(&[&drive]);
@@ -221,9 +223,10 @@ fn a_target_killed_in_the_middle_of_a_write() {
     assert!(text.contains("group"), "{text}");
 }
 
-/// Until recovery is there, what was cut off stays closed, whoever died; and it says so.
+/// An interrupted volume stays closed until it is recovered, after any kind of death, and the error
+/// says so.
 #[test]
-fn a_volume_that_was_cut_off_is_recovered() {
+fn an_interrupted_volume_is_recovered() {
     for initiator_dies in [true, false] {
         let mut site = Site::new(0, "");
         let mut config = Config::on_loopback(&[&format!(
@@ -248,16 +251,16 @@ fn a_volume_that_was_cut_off_is_recovered() {
             finish(child).failed(6, &["stream 0"]);
             site.add(&config);
         }
-        // Not by making another volume of it by accident.
+        // It can't be replaced by another volume by accident.
         site.volume("create", &["w"]).failed(4, &["\"v\""]);
-        // The target may not have seen yet that the owner is gone.
+        // The target may not have noticed yet that the owner is gone.
         let recovered = site.volume("recover", &["v", "--take-over", "--acknowledge"]).ok();
         assert_eq!(recovered["nothing"], false, "{recovered}");
         assert!(recovered["streams"][0]["found"].as_u64().unwrap() > 0, "{recovered}");
         let again = site.volume("recover", &["v"]).ok();
         assert_eq!(again["nothing"], true, "{again}");
         assert_eq!(again["streams"][0]["last"], recovered["streams"][0]["last"]);
-        // Half a file is none; and the volume is as good as new.
+        // An incomplete file counts as none, and the volume is usable again.
         site.volume("verify", &["v"]).failed(5, &["no file"]);
         site.file("b", 100_000);
         site.volume("write", &["v", "b"]).ok();
@@ -291,7 +294,7 @@ fn a_port_in_use() {
 }
 
 #[test]
-fn a_file_that_somebody_damaged_on_the_drive() {
+fn a_file_that_was_damaged_on_the_drive() {
     let mut site = Site::new(0, "");
     let path = site.path("drive");
     let config = Config::on_loopback(&[&format!("file:{},size=16M", path.display())]);
@@ -301,7 +304,7 @@ fn a_file_that_somebody_damaged_on_the_drive() {
     site.volume("write", &["v", "a"]).ok();
     site.targets.remove(0).unwrap().stop().unwrap();
     let mut bytes = fs::read(&path).unwrap();
-    // A block of the file, found by what is in it.
+    // A block of the file, found by its content.
     let needle = &content(1 << 20)[500_000..500_064];
     let at = bytes.windows(64).position(|window| window == needle).unwrap();
     bytes[at] ^= 1;

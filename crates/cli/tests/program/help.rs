@@ -1,4 +1,4 @@
-//! Every command explains itself, and says what is wrong with a command line.
+//! Every command has help, and reports the error in a command line.
 
 use std::process::{Command, Output};
 
@@ -41,7 +41,7 @@ fn every_command_has_help_and_every_leaf_has_examples() {
     }
 }
 
-/// What the examples show must be accepted by the parser.
+/// The parser must accept the commands in the examples.
 #[test]
 fn every_example_parses() {
     let mut tried = 0;
@@ -51,7 +51,7 @@ fn every_example_parses() {
         let text = String::from_utf8(rio(&args).stdout).unwrap();
         for line in text.lines().skip_while(|line| *line != "Examples:").skip(1) {
             let Some(example) = line.strip_prefix("  rio ") else { continue };
-            // An explanation stands behind several spaces, a redirection or a pipe behind one.
+            // An explanation follows several spaces, a redirection or a pipe one space.
             let example = example.split("   ").next().unwrap_or_default();
             let words = example.split_whitespace().take_while(|w| !matches!(*w, ">" | "|"));
             let parsed = Cli::command().try_get_matches_from(["rio"].into_iter().chain(words));
@@ -63,7 +63,7 @@ fn every_example_parses() {
 }
 
 #[test]
-fn a_senseless_command_line_is_a_usage_error() {
+fn an_invalid_command_line_is_a_usage_error() {
     for args in [
         &["frobnicate"][..],
         &["volume", "create", "name"],

@@ -1,4 +1,4 @@
-//! T8 as an administrator sees it: what is locked is waited for, for a while, and that is said.
+//! T8 for an administrator: a locked medium is waited for, for a limited time, with a message.
 
 use std::{
     fs::File,
@@ -22,7 +22,7 @@ const SERVE: [&str; 10] = [
     "block:log,size=1M",
 ];
 
-/// A target that is ended with the test.
+/// A target that ends with the test.
 struct Served(Child);
 
 impl Served {
@@ -32,10 +32,10 @@ impl Served {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Waits for a line with this in it on standard error.
-    fn says(&mut self, what: &str) {
+    /// Waits for a line on standard error that contains `what`.
+    fn waits_for_line(&mut self, what: &str) {
         let mut lines = BufReader::new(self.0.stderr.as_mut().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains(what)), "it never says {what:?}");
+        assert!(lines.any(|line| line.unwrap().contains(what)), "it never prints {what:?}");
     }
 
     /// Waits until it serves.
@@ -53,7 +53,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn t8_a_target_waits_for_a_locked_medium_and_says_so() {
+fn t8_a_target_waits_for_a_locked_medium_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["drive", "log"] {
         let file = File::create(folder.path().join(name)).unwrap();
@@ -63,7 +63,7 @@ fn t8_a_target_waits_for_a_locked_medium_and_says_so() {
         refused.failed(7, &[name, "in use by another process"]);
         assert!(refused.stderr.contains("waiting up to"), "{refused:?}");
         let mut target = Served::start(folder.path());
-        target.says("waiting up to");
+        target.waits_for_line("waiting up to");
         drop(file);
         target.serves();
     }
@@ -74,7 +74,7 @@ fn t8_a_target_comes_back_right_after_it_was_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mut target = Served::start(folder.path());
     target.serves();
-    // While it lives nobody else gets its media.
+    // While it runs, no other target gets its media.
     let second =
         rio_in(folder.path(), &[&SERVE[..], &["--lock-wait", "0.1", "-o", "json"]].concat());
     second.failed(7, &["in use by another process"]);

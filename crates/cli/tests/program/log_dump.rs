@@ -1,7 +1,8 @@
-//! `rio log dump`: a log read where it lies.
+//! `rio log dump`: a log read from its medium.
 
 use std::{fs, path::Path};
 
+use riopipe::crc32c;
 use riopipe_media::boot_id;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
@@ -10,7 +11,6 @@ use riopipe_order::log_region::{
 };
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::region::{MemRegion, Region};
-use riopipe_target::crc32c;
 
 use crate::site::{Site, keys, rio, rio_in};
 
@@ -34,8 +34,8 @@ fn attribute(seq: u64) -> Attribute {
     }
 }
 
-/// A region with two volumes of two streams; stream 1 of the first one has groups 1 to 9, of which
-/// 4 are released and 6 are durable.
+/// A region with two volumes of two streams. Stream 1 of the first volume has groups 1 to 9: 4 are
+/// released and 6 are durable.
 fn region() -> Vec<u8> {
     let boot = boot_id().unwrap();
     let header = MemRegion::new(LEN);
@@ -76,11 +76,11 @@ fn dump(path: &Path, words: &[&str]) -> crate::site::Done {
 }
 
 #[test]
-fn everything_that_a_log_knows_is_shown_and_nothing_is_changed() {
+fn everything_in_a_log_is_shown_and_nothing_is_changed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     fs::write(&path, region()).unwrap();
-    // Whoever may only read it may look at it.
+    // Permission to read is enough.
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
     let said = dump(&path, &[]).ok();
     assert_eq!(
@@ -125,14 +125,14 @@ fn everything_that_a_log_knows_is_shown_and_nothing_is_changed() {
     assert_eq!(persisted.collect::<Vec<_>>(), [true, true, false, false, false]);
     assert!(fs::read(&path).unwrap() == region(), "it was written to");
 
-    // The text says it, too.
+    // The text has it, too.
     let spec = format!("file:{}", path.display());
     let text = rio(&["log", "dump", &spec]).stdout;
     let id = VOLUMES[0].to_string();
     for word in [&id[..], "owned", "2 of 2", "5000 + 8", "boundary flush", "0xabc4 of group 4"] {
         assert!(text.contains(word), "no {word:?} in {text}");
     }
-    // Options that say how to serve it are no hindrance.
+    // Options for serving the log are accepted.
     for other in
         [format!("{spec},size=1M"), spec.replace("file:", "block:"), spec.replace("file:", "dax:")]
     {
@@ -156,9 +156,9 @@ fn one_volume_one_stream_or_no_entries() {
     dump(&path, &["--stream", "2"]).failed(2, &["stream 2"]);
 }
 
-/// T19, for a person: what is wrong is said, and what can be read is shown all the same.
+/// T19, for a person: the damage is reported, and everything readable is shown.
 #[test]
-fn what_is_damaged_is_named_and_the_rest_is_shown() {
+fn damage_is_reported_and_the_rest_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     let whole = region();
@@ -185,13 +185,13 @@ fn what_is_damaged_is_named_and_the_rest_is_shown() {
     assert_eq!(said["volumes"][1]["partitions"].as_array().unwrap().len(), 2);
     let text = rio(&["log", "dump", &format!("file:{}", path.display())]);
     assert!(text.code == 5 && text.stdout.contains("is damaged"), "{text:?}");
-    // What is filtered out is no concern.
+    // A damaged partition that is filtered out is ignored.
     dump(&path, &["--stream", "0"]).ok();
 
     with(&|bytes| bytes[second..second + partition_bytes(SLOTS)].fill(0));
     dump(&path, &[]).failed(5, &["stream 1 is blank"]);
 
-    // One header copy is enough; both are needed for nothing.
+    // One header copy is enough.
     with(&|bytes| bytes[100] ^= 1);
     dump(&path, &[]).ok();
     with(&|bytes| {
@@ -207,7 +207,7 @@ fn what_is_damaged_is_named_and_the_rest_is_shown() {
     dump(&path, &[]).failed(7, &["not a log region"]);
     with(&|bytes| bytes.truncate(100));
     dump(&path, &[]).failed(7, &["not a log region"]);
-    // The version stands behind the checksum, at a place that no version changes.
+    // The version follows the checksum, at the same place in every version.
     with(&|bytes| {
         for copy in [0, HEADER_COPY_BYTES] {
             bytes[copy + 12..copy + 16].copy_from_slice(&99u32.to_le_bytes());
@@ -232,9 +232,9 @@ fn a_log_that_is_being_served() {
     let done = rio_in(site.folder.path(), &["log", "dump", &log, "-o", "json"]);
     let said = done.ok();
     assert_eq!(said["served"], true);
-    assert!(done.stderr.contains("somebody serves this log"), "{done:?}");
+    assert!(done.stderr.contains("a target serves this log"), "{done:?}");
     let partition = &said["volumes"][0]["partitions"][0];
     assert!(partition["released"].as_u64().unwrap() > 0, "{partition}");
-    // It is still served, and still locked.
+    // It is still served and locked.
     site.volume("verify", &["v", "a"]).ok();
 }

@@ -1,4 +1,4 @@
-//! The program as a user starts it, against real targets on loopback.
+//! The program as a user starts it, with real targets on loopback.
 
 mod faults;
 mod help;

@@ -1,4 +1,4 @@
-//! `rio demo` and `rio bench …`, short: what they print, never how fast it was.
+//! `rio demo` and `rio bench …`, short: their output, never their speed.
 
 use crate::site::{Site, keys, rio};
 
@@ -21,7 +21,7 @@ fn the_demo_verifies_a_file_and_compares_three_engines() {
         keys(&json["expected"]),
         "flush_ns rio_over_sync sync_group_ns sync_groups_per_s trip_and_write_ns trip_ns write_ns"
     );
-    // What `none` leaves is for the drives to decide; what `rio` leaves is a prefix.
+    // The content that `none` leaves depends on the drives; that of `rio` is a prefix.
     let cut = &json["power_cut"]["rio"];
     assert_eq!(cut["beyond"], 0, "{cut}");
     assert_eq!(cut["recovered"], cut["prefix"]);
@@ -53,11 +53,38 @@ fn full_logs_are_recovered_and_everything_is_undone() {
 }
 
 #[test]
-fn the_demo_of_a_file_that_is_not_there() {
+fn a_log_is_kept_in_two_ways_in_turns() {
+    let words = "bench wal --producers 1,3 --record 100,5000 --time 0.05 --rounds 2 \
+                 --drive ssd:flash,size=256M,lazy";
+    let words: Vec<_> = words.split_whitespace().collect();
+    let json = rio(&[&words[..], &["-o", "json"]].concat()).ok();
+    assert_eq!(keys(&json), "drive flushes groups machine points rounds schema seconds targets");
+    assert_eq!(json["schema"], "rio-bench-wal/1");
+    let points = json["points"].as_array().unwrap();
+    assert_eq!(points.len(), 4);
+    for point in points {
+        for way in ["wal", "flush"] {
+            assert_eq!(keys(&point[way]), "p50_us p99_us records_per_s");
+            assert!(point[way]["records_per_s"].as_f64().unwrap() > 0.0, "{point}");
+            assert!(point[way]["p99_us"].as_f64() >= point[way]["p50_us"].as_f64(), "{point}");
+        }
+        assert!(point["ratio"].as_f64().unwrap() > 0.0, "{point}");
+    }
+    let of = |key: &str| points.iter().map(|p| p[key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("producers"), [1, 3, 1, 3]);
+    assert_eq!(of("record_bytes"), [100, 100, 5000, 5000]);
+    let text = rio(&words).stdout;
+    for part in ["producers", "wal / flush", "4.9 KiB", "medians of 2 rounds"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+#[test]
+fn the_demo_of_a_missing_file() {
     rio(&["demo", "--file", "/no/such/file", "-o", "json"]).failed(1, &["/no/such/file"]);
 }
 
-/// How much it is is the host's affair.
+/// Checks the report of stolen time; the amount depends on the host.
 fn says_what_the_host_did(point: &serde_json::Value) {
     assert!(point["set_aside"].is_u64(), "{point}");
     // Every kernel that counts has an eighth number (since Linux 2.6.11).
@@ -66,7 +93,7 @@ fn says_what_the_host_did(point: &serde_json::Value) {
 }
 
 #[test]
-fn bench_measures_what_it_is_told() {
+fn bench_measures_the_requested_points() {
     let words = "bench run --engine rio,none --depth 1,8 --pattern seq --batch 4 --merge off \
                  --time 0.05 --rounds 2 --floor --drive mem:64M,lazy --log-size 1M -o json";
     let json = rio(&words.split_whitespace().collect::<Vec<_>>()).ok();
@@ -105,7 +132,7 @@ fn the_floor_is_a_command_of_its_own() {
     assert!(!text.contains("Ratios"), "{text}");
 }
 
-/// What readers of the JSON look for is there at every point, and the pictures are.
+/// The JSON's documented fields are present at every point, and the pictures exist.
 #[test]
 fn compare_has_every_contender_ratio_and_picture() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +153,7 @@ fn compare_has_every_contender_ratio_and_picture() {
             assert!(point[key].is_u64(), "{key}: {point}");
         }
         says_what_the_host_did(point);
-        // Where merging needs sequential writes, so does whom it is held against.
+        // Where merging needs sequential writes, its denominator does, too.
         let alone = point["batch"] == 1;
         let seq = if alone { "none_seq " } else { "" };
         let engines = format!("floor none {seq}rio rio_block rio_dax rio_merged sync");
@@ -172,7 +199,7 @@ fn compare_shows_tables_and_ratios_on_modelled_drives_behind_a_link() {
 }
 
 #[test]
-fn compare_says_what_is_wrong() {
+fn compare_reports_errors() {
     let compare = |words: &str| {
         let words = format!("bench compare --rounds 1 --time 0.02 -o json {words}");
         rio(&words.split_whitespace().collect::<Vec<_>>())
@@ -194,7 +221,7 @@ fn bench_on_several_targets_with_several_threads() {
 }
 
 #[test]
-fn bench_writes_to_an_existing_volume_only_if_told_so() {
+fn bench_writes_to_an_existing_volume_only_on_request() {
     let site = Site::new(2, "mem:64M,lazy");
     site.create();
     let members = site.members();
@@ -210,7 +237,7 @@ fn bench_writes_to_an_existing_volume_only_if_told_so() {
 }
 
 #[test]
-fn bench_says_what_is_wrong() {
+fn bench_reports_errors() {
     let bench = |words: &str| {
         let words = format!("bench run --time 0.05 --rounds 1 -o json {words}");
         rio(&words.split_whitespace().collect::<Vec<_>>())

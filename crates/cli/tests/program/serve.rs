@@ -10,20 +10,20 @@ use std::{
 use crate::site::{LIMIT, content, finish, keys, rio, rio_in, start_in};
 use serde_json::Value;
 
-/// A served target: the process, and what it said once ready.
+/// A served target: the process, and its output once ready.
 pub(crate) fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
     let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
     args.extend(words);
     served(start_in(folder, &args))
 }
 
-/// A target that was just started with `-o json`, and what it said once ready.
+/// A target that was just started with `-o json`, and its output once ready.
 pub(crate) fn served(mut child: Child) -> (Child, Value) {
     let mut text = String::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         text += &line;
-        // The object's last line is the only one that begins with its brace.
+        // The object's last line is the only one that begins with a closing brace.
         if line.starts_with('}') {
             break;
         }
@@ -39,7 +39,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn serves_until_told_to_stop_and_keeps_what_it_has() {
+fn serves_until_told_to_stop_and_keeps_its_data() {
     for log in ["file:l,size=1M", "block:l,size=1M"] {
         serves_and_keeps_what_it_has(log);
     }
@@ -55,7 +55,7 @@ fn serves_and_keeps_what_it_has(log: &str) {
         args.extend(["-m", said["addresses"][0].as_str().unwrap(), "-o", "json"]);
         rio_in(folder.path(), &args)
     };
-    // The NQN is part of a namespace's name and is made from the address, so it is given.
+    // The NQN is part of a namespace's identifiers and derived from the address, so it is given.
     let words = [&words[..], &["-n", "nqn.2026-11.com.example:served"]].concat();
 
     let (child, said) = serve(folder.path(), &words);
@@ -72,7 +72,7 @@ fn serves_and_keeps_what_it_has(log: &str) {
     assert_eq!(finish(child).code, 0);
 }
 
-/// A target that is stopped like this still has its connections: only a clock notices.
+/// A target that is stopped like this keeps its connections: only a timeout detects it.
 #[test]
 fn a_target_that_stalls_in_the_middle_of_a_write() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn a_target_that_stalls_in_the_middle_of_a_write() {
     finish(volume(&["create", "v"])).ok();
     fs::File::create(folder.path().join("a")).unwrap().set_len(1000 << 20).unwrap();
     let writer = volume(&["write", "v", "a", "--io-timeout", "5"]);
-    // It owns the volume from before its first write until after its last.
+    // The copy owns the volume from before its first write until after its last.
     let begun = Instant::now();
     while finish(volume(&["show"])).ok()["state"] != "owned" {
         assert!(begun.elapsed() < LIMIT, "the copy was never seen at work");
@@ -96,13 +96,13 @@ fn a_target_that_stalls_in_the_middle_of_a_write() {
     signal(&child, "-CONT");
     signal(&child, "-TERM");
     finish(child);
-    // If it was stopped while the stream was still being opened, that is said instead.
+    // If it was stopped while the stream was still being opened, the code is that of a connection.
     assert!([3, 6].contains(&done.code), "{done:?}");
     assert!(done.stderr.contains("stalls"), "{done:?}");
 }
 
 #[test]
-fn check_tells_all_mistakes_at_once() {
+fn check_reports_all_errors_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("target.toml");
     fs::write(
@@ -126,7 +126,7 @@ fn check_tells_all_mistakes_at_once() {
     for place in ["subnqn", "log", "namespaces[0]"] {
         assert!(places.iter().any(|p| p.starts_with(place)), "{place}: {places:?}");
     }
-    // The command line comes first, so all of it can be put right from there.
+    // Options take precedence, so all of it can be corrected by them.
     let fixed = ["-n", "nqn.2026-11.com.example:d", "--drive", "mem:1M", "--log", "file:l,size=1M"];
     let args = [&["target", "check", "-c", path, "-o", "json"][..], &fixed].concat();
     let checked = rio_in(folder.path(), &args).ok();
@@ -136,7 +136,7 @@ fn check_tells_all_mistakes_at_once() {
 }
 
 #[test]
-fn a_bad_configuration_file_says_where() {
+fn an_error_in_a_configuration_file_has_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let of = |name: &str, text: &str| {
         fs::write(folder.path().join(name), text).unwrap();

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::serve::signal;
 
-/// Longest that any one command may take: nothing takes a part of it, even on a busy machine.
+/// Longest time for any one command: far above the usual, even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// Targets with a log and a drive each.
@@ -32,7 +32,7 @@ impl Site {
         Self::with(count, drive, "2M")
     }
 
-    /// The same with logs of this size; empty: no log.
+    /// As [`new`](Self::new), with logs of this size; empty: no log.
     pub(crate) fn with(count: usize, drive: &str, log_size: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut site = Self { targets: Vec::new(), folder };
@@ -53,8 +53,8 @@ impl Site {
         self.targets.push(Some(Target::start(config).unwrap()));
     }
 
-    /// Waits until a copy is well under way: 8 MiB into this target's drive something was written.
-    /// Not for `mem:`, which the target has to itself.
+    /// Waits until a copy is well under way: 8 MiB into this target's drive a block was written.
+    /// Not for `mem:`, of which the target has the only queue.
     pub(crate) fn wait_until_written(&self, number: usize) {
         let drive = &self.targets[number].as_ref().unwrap().drives()[0];
         let mut queue = Blocking::new(drive.as_ref()).unwrap();
@@ -132,14 +132,14 @@ pub(crate) struct Done {
 impl Done {
     pub(crate) fn of(output: Output) -> Self {
         Self {
-            // A signal would be a crash: no test wants one.
+            // A signal would be a crash, which no test expects.
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
         }
     }
 
-    /// The result, which must be there.
+    /// The result, which must exist.
     pub(crate) fn ok(&self) -> Value {
         assert_eq!(self.code, 0, "{self:?}");
         self.json()
@@ -149,7 +149,7 @@ impl Done {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The error's message and hint, which must come with this exit code and these words in it.
+    /// The error's message and hint, which must come with this exit code and contain these words.
     pub(crate) fn failed(&self, code: i32, words: &[&str]) -> String {
         assert_eq!(self.code, code, "{self:?}");
         let line = self.stderr.lines().find(|line| line.starts_with("{\"error\""));
@@ -184,7 +184,7 @@ pub(crate) fn start_in(folder: &Path, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Reads what a command prints until that is enough, interrupts it, and waits for its end.
+/// Reads the output of a command until `enough`, interrupts it, and waits for its end.
 pub(crate) fn watch_until(mut child: Child, enough: impl Fn(&str) -> bool) -> Done {
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (sender, lines) = mpsc::channel();
@@ -208,7 +208,7 @@ pub(crate) fn watch_until(mut child: Child, enough: impl Fn(&str) -> bool) -> Do
     Done { stdout: text, ..done }
 }
 
-/// Waits for a command, at most [`LIMIT`]: nothing hangs.
+/// Waits for a command, at most [`LIMIT`].
 pub(crate) fn finish(mut child: Child) -> Done {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {

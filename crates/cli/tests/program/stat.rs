@@ -1,4 +1,4 @@
-//! Where the time goes: a target tells, and the program shows it.
+//! The times of stages: a target reports them, and the program shows them.
 
 use std::{
     io::{Read, Write},
@@ -16,8 +16,8 @@ use crate::{
 
 const GROUPS: u64 = 5_000;
 
-/// Writes blocks through an ordered volume over the target at `address`, and says what the
-/// initiator has traced: by stage, how many and for how long.
+/// Writes blocks through an ordered volume on the target at `address`. Returns the stages that the
+/// initiator has traced: number of writes and total time.
 fn write(address: &str) -> Vec<(Stage, u64, u64)> {
     let members = [address.parse().unwrap()];
     Volume::create("v", &members, &CreateOptions::default()).unwrap();
@@ -29,7 +29,7 @@ fn write(address: &str) -> Vec<(Stage, u64, u64)> {
         while stream.last().0 - stream.poll().unwrap().complete.0 >= 64 {
             stream.wait(Until::Complete(riopipe::Seq(stream.last().0 - 32)), None).unwrap();
         }
-        let block = stream.buf(4096);
+        let block = stream.buf(4096).unwrap();
         stream.group().write(group % 1000, block, Place::InPlace).submit().unwrap();
     }
     stream.wait(Until::Durable(stream.last()), None).unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn every_stage_of_an_ordered_write_is_told() {
+fn every_stage_of_an_ordered_write_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (child, said) = serve(
         folder.path(),
@@ -88,7 +88,7 @@ fn every_stage_of_an_ordered_write_is_told() {
     let names: Vec<&str> = stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
     assert_eq!(names, ["gate", "log_append", "device", "persist", "completion"]);
     let samples = stages[0]["count"].as_u64().unwrap();
-    // One in 256 of 5,000, and not all or nothing.
+    // One in 256 of 5,000, neither all nor none.
     assert!((5..100).contains(&samples), "{now}");
     let mut shares = 0.0;
     for stage in stages {
@@ -129,7 +129,7 @@ fn every_stage_of_an_ordered_write_is_told() {
     rio(&["target", "stat", address, "-o", "json"]).failed(3, &["nobody listens", "--metrics"]);
 }
 
-/// What a Prometheus sees that reads the same target.
+/// The page that Prometheus reads from the same target.
 fn prometheus(address: &str, samples: u64) {
     let page = get(address, "/metrics");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
@@ -148,7 +148,7 @@ fn prometheus(address: &str, samples: u64) {
     let writes = json["counters"]["writes"].as_u64().unwrap();
     assert!(body.contains(&format!("rio_writes_total {writes}\n")), "{body}");
 
-    let only_head = http(address, "HEAD /metrics HTTP/1.0\r\n\r\n");
+    let only_head = http(address, "HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
     assert!(only_head.starts_with("HTTP/1.1 200") && only_head.ends_with("\r\n\r\n"));
     assert!(get(address, "/").starts_with("HTTP/1.1 404 "));
     let posted = http(address, "POST /stat HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}");
@@ -156,21 +156,21 @@ fn prometheus(address: &str, samples: u64) {
     assert!(http(address, "what?\r\n\r\n").starts_with("HTTP/1.1 400 "));
     let long = format!("GET /stat HTTP/1.1\r\nCookie: {}\r\n\r\n", "x".repeat(10_000));
     assert!(http(address, &long).starts_with("HTTP/1.1 431 "));
-    // Somebody who says nothing keeps others waiting, but not for long.
+    // A silent client does not delay others.
     let silent = TcpStream::connect(address).unwrap();
     assert!(get(address, "/stat").starts_with("HTTP/1.1 200 "));
     drop(silent);
 }
 
 #[test]
-fn watching_shows_what_came_in_between() {
+fn watching_shows_the_difference_since_the_last_reading() {
     let folder = tempfile::tempdir().unwrap();
     let begun = Instant::now();
     let (child, said) = serve(folder.path(), &["--drive", "mem:1M", "--metrics", "[::1]:0"]);
     let address = said["metrics"].as_str().unwrap();
     let watcher =
         start_in(folder.path(), &["target", "stat", address, "--watch", "0.05", "-o", "json"]);
-    // It asks, and what it asks with is no connection of the target.
+    // It asks over HTTP, which is not a connection of the target.
     while !get(address, "/stat").contains("\"connections\":0") {}
     let intervals = |text: &str| text.matches("\"is_interval\": true").count();
     let done = watch_until(watcher, |text| intervals(text) > 2);
@@ -182,7 +182,7 @@ fn watching_shows_what_came_in_between() {
     assert!(all.len() > 2, "{done:?}");
     assert_eq!(all[0]["is_interval"], false);
     assert!(all[1..].iter().all(|stat| stat["is_interval"] == true), "{done:?}");
-    // The first since the start, each other since the one before.
+    // The first one is since the start, each other since the one before.
     let of_all: f64 = all.iter().map(|stat| stat["uptime_s"].as_f64().unwrap()).sum();
     assert!(of_all <= begun.elapsed().as_secs_f64(), "{done:?}");
     signal(&child, "-TERM");
@@ -190,7 +190,7 @@ fn watching_shows_what_came_in_between() {
 }
 
 #[test]
-fn addresses_that_are_none() {
+fn invalid_addresses_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let of = |words: &[&str]| rio_in(folder.path(), &[words, &["-o", "json"]].concat());
     for (metrics, words) in [
@@ -206,7 +206,7 @@ fn addresses_that_are_none() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     of(&["target", "stat", "127.0.0.1"]).failed(2, &["no address with a port"]);
 
-    // The drives' port, somebody else's HTTP, and nobody at all.
+    // The drives' port, another HTTP server, and a closed port.
     let (child, said) = serve(folder.path(), &["--drive", "mem:1M"]);
     assert!(said.get("metrics").is_none(), "{said}");
     let drives = said["addresses"][0].as_str().unwrap();
@@ -219,9 +219,9 @@ fn addresses_that_are_none() {
     let address = other.local_addr().unwrap().to_string();
     for (answer, word) in [
         ("HTTP/1.1 404 Not Found\r\n\r\n", "HTTP status 404"),
-        ("HTTP/1.1 200 OK\r\n\r\n<html>", "makes no sense"),
+        ("HTTP/1.1 200 OK\r\n\r\n<html>", "can't be understood"),
         ("220 mail.example.com\r\n", "doesn't speak HTTP"),
-        ("", "hung up"),
+        ("", "closed the connection"),
     ] {
         let asking = start_in(folder.path(), &["target", "stat", &address, "-o", "json"]);
         let (mut socket, _) = other.accept().unwrap();
@@ -237,7 +237,7 @@ fn addresses_that_are_none() {
     }
 }
 
-/// Both sides of a measurement in one process, where both can be asked.
+/// Both sides of a measurement in one process, where both can be read.
 #[test]
 fn bench_shows_both_sides() {
     let words = "bench run --engine rio,none --depth 32 --time 0.3 --rounds 2 --stages \

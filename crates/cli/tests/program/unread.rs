@@ -1,5 +1,5 @@
-//! Standard error and standard output that nobody reads, whose reader has gone, or that are full:
-//! nothing stands still, and nothing is lost but lines.
+//! Standard error and standard output without a reader, with a blocked one, or on a full disk:
+//! nothing stops, and only lines are lost.
 
 use std::{
     fs::{self, File},
@@ -17,10 +17,10 @@ use crate::{
     site::{Site, content, finish, rio_in, start_in},
 };
 
-/// What is wrong with standard error.
+/// The defect of standard error.
 #[derive(Clone, Copy, Debug)]
 enum Broken {
-    /// A pipe that is full, and whose reader is there and doesn't read.
+    /// A full pipe with a reader that doesn't read.
     Unread,
     /// A pipe whose reader has gone.
     Gone,
@@ -33,7 +33,7 @@ enum Broken {
 impl Broken {
     const ALL: [Self; 4] = [Self::Unread, Self::Gone, Self::Full, Self::Closed];
 
-    /// Starts `rio` with such a standard error. The reader must be kept while the process lives.
+    /// Starts `rio` with such a standard error. The reader must be kept while the process runs.
     fn start(self, folder: &Path, args: &[&str]) -> (Child, Option<PipeReader>) {
         let rio = env!("CARGO_BIN_EXE_rio");
         let mut command = Command::new(rio);
@@ -60,7 +60,7 @@ impl Broken {
 
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = pipe().unwrap();
-    // The same pipe, opened anew: only this opening of it doesn't wait for room.
+    // The same pipe, opened again: only this descriptor doesn't wait for space.
     let mut filler = File::options()
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -82,7 +82,7 @@ fn discover(address: &str, times: u32) {
 }
 
 #[test]
-fn a_target_goes_on_whatever_becomes_of_its_standard_error() {
+fn a_target_continues_without_its_standard_error() {
     for broken in Broken::ALL {
         let folder = tempfile::tempdir().unwrap();
         let drive = ["--drive", "mem:64M,lazy", "--log", "file:l,size=2M", "--reactors", "2"];
@@ -106,7 +106,7 @@ fn a_target_goes_on_whatever_becomes_of_its_standard_error() {
 }
 
 #[test]
-fn an_initiators_commands_go_on_as_well() {
+fn an_initiators_commands_continue_without_it() {
     let site = Site::new(1, "mem:16M,lazy");
     site.create();
     site.file("a", 1 << 20);
@@ -120,14 +120,14 @@ fn an_initiators_commands_go_on_as_well() {
         };
         run(&[&["write", "v", "a"], &members[..]].concat()).ok();
         run(&[&["verify", "v", "a"], &members[..]].concat()).ok();
-        // Failing is said to nobody, and told by the exit code.
+        // A failure is not printed, but the exit code reports it.
         let done = run(&[&["verify", "other"], &members[..]].concat());
         assert_eq!(done.code, 4, "{broken:?}: {done:?}");
     }
 }
 
 #[test]
-fn of_lines_that_peers_cause_so_many_are_logged_and_the_others_are_counted() {
+fn lines_that_peers_cause_are_logged_up_to_a_limit_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let (mut child, said) = serve(folder.path(), &["--drive", "mem:1M"]);
     let mut stderr = child.stderr.take().unwrap();
@@ -149,13 +149,13 @@ fn of_lines_that_peers_cause_so_many_are_logged_and_the_others_are_counted() {
             left_out += more;
         }
     }
-    // How many that are depends on how long it took.
+    // The numbers depend on the time that it took.
     assert_eq!(logged + left_out, 150, "{logged} logged:\n{text}");
     assert!(logged >= 50, "{text}");
 }
 
 #[test]
-fn output_that_nobody_reads_ends_what_only_prints() {
+fn output_without_a_reader_ends_commands_that_only_print() {
     let folder = tempfile::tempdir().unwrap();
     let drive = ["--drive", "mem:1M", "--metrics", "127.0.0.1:0"];
     let (child, said) = serve(folder.path(), &drive);
@@ -181,7 +181,7 @@ fn output_that_nobody_reads_ends_what_only_prints() {
 }
 
 #[test]
-fn a_target_serves_though_nobody_wants_to_know_where() {
+fn a_target_serves_without_a_reader_of_its_output() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rio"))
         .args(["target", "serve", "-s", "0", "--drive", "mem:1M"])
         .stdin(Stdio::null())

@@ -1,4 +1,5 @@
-//! What an open volume is doing: a program that has it open tells, and the program shows it.
+//! Metrics of an open volume: the program that has it open serves them, and `rio volume stat` shows
+//! them.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +18,7 @@ use crate::{
     stat::get,
 };
 
-/// `rio bench run` on targets of its own that tells of its volume, and where.
+/// `rio bench run` on targets of its own with the metrics of its volume, and their address.
 fn bench(words: &str) -> (Child, String) {
     let args = format!(
         "bench run --drive mem:64M,lazy --log-size 1M --merge off --metrics 127.0.0.1:0 {words}"
@@ -32,7 +33,7 @@ fn bench(words: &str) -> (Child, String) {
     (child, address)
 }
 
-/// The volume's figures, once it is open and has something to tell.
+/// The volume's metrics, once it is open and has traced groups.
 fn busy(address: &str, streams: usize) -> Value {
     loop {
         let done = rio(&["volume", "stat", address, "-o", "json"]);
@@ -51,7 +52,7 @@ fn busy(address: &str, streams: usize) -> Value {
 }
 
 #[test]
-fn a_volume_tells_while_it_is_written_to() {
+fn a_volume_serves_metrics_while_it_is_written_to() {
     let (child, address) = bench("--engine rio --depth 32 --threads 2 --time 60 --rounds 1");
     let stat = busy(&address, 2);
     assert_eq!(
@@ -89,13 +90,13 @@ fn a_volume_tells_while_it_is_written_to() {
     assert!(get(&address, "/").contains("A Rio volume's metrics: /metrics"));
 
     let watcher = start_in(Path::new("/"), &["volume", "stat", &address, "--watch", "0.2"]);
-    // It goes on, and several looks see it.
+    // It continues, and several readings see it.
     while complete(&busy(&address, 2)) < complete(&json) + 5_000 {}
     let parts = ["open for", "engine rio", "the last", "groups/s", "in order wait", "p99.9", " %"];
     let done = watch_until(watcher, |text| parts.iter().all(|part| text.contains(part)));
     assert_eq!(done.code, 0, "{done:?}");
 
-    // A target is asked in another way, and says so.
+    // A target is asked with another command, which the error names.
     rio(&["target", "stat", &address, "-o", "json"])
         .failed(3, &["not a Rio target's --metrics", "a volume", "rio volume stat"]);
     signal(&child, "-TERM");
@@ -103,42 +104,43 @@ fn a_volume_tells_while_it_is_written_to() {
     rio(&["volume", "stat", &address, "-o", "json"]).failed(3, &["nobody listens", "bench run"]);
 }
 
-/// Each run opens the volume again; who watches sees one after the other.
+/// Each run opens the volume again; a watch shows one after the other.
 #[test]
-fn one_run_after_the_other_tells_at_the_same_address() {
+fn all_runs_serve_their_metrics_at_the_same_address() {
     let (child, address) = bench("--engine rio,none --depth 8 --time 0.4 --rounds 3");
     let watch = ["volume", "stat", &address, "--watch", "0.05", "-o", "json"];
     let mut watcher = start_in(Path::new("/"), &watch);
-    // Read at once: more is said than a pipe holds.
+    // Read at once: the output is larger than a pipe.
     let said = watcher.stdout.take().unwrap();
     let said = std::thread::spawn(|| std::io::read_to_string(said).unwrap());
     let measured = finish(child);
     assert_eq!(measured.code, 0, "{measured:?}");
-    // It ends when nobody is there any more.
+    // It ends when there is no server any more.
     finish(watcher).failed(3, &["nobody listens"]);
     let said = said.join().unwrap();
-    let lives: BTreeSet<(u64, String)> = serde_json::Deserializer::from_str(&said)
+    let runs: BTreeSet<(u64, String)> = serde_json::Deserializer::from_str(&said)
         .into_iter::<Value>()
         .map(|stat| {
             let stat = stat.unwrap();
             (stat["generation"].as_u64().unwrap(), stat["engine"].to_string())
         })
         .collect();
-    assert!(lives.len() > 1, "{lives:?}: {said}");
+    assert!(runs.len() > 1, "{runs:?}: {said}");
 }
 
 #[test]
-fn addresses_that_are_none() {
+fn invalid_addresses_are_reported() {
     let stat = |address: &str| rio(&["volume", "stat", address, "-o", "json"]);
     stat("127.0.0.1").failed(2, &["no address with a port", "rio volume stat"]);
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    stat(&nobody).failed(3, &["nobody listens", &nobody, "serve_metrics"]);
+    stat(&nobody).failed(3, &["nobody listens", &nobody, "stat_source"]);
 
     let folder = tempfile::tempdir().unwrap();
     let (target, said) = serve(folder.path(), &["--drive", "mem:1M", "--metrics", "127.0.0.1:0"]);
     let metrics = said["metrics"].as_str().unwrap();
     let command = format!("rio target stat {metrics}");
-    stat(metrics).failed(3, &["not a Rio volume's metrics", "a target tells there", &command]);
+    stat(metrics)
+        .failed(3, &["not a Rio volume's metrics", "a target serves metrics there", &command]);
     let bench = |metrics: &str| {
         let words = "bench run --time 0.05 --rounds 1 -o json --drive mem:16M,lazy --metrics";
         rio_in(folder.path(), &words.split(' ').chain([metrics]).collect::<Vec<_>>())

@@ -1,11 +1,11 @@
-//! Volumes over real targets: the way it should go, and the JSON that scripts rely on.
+//! Volumes on real targets: regular use, and the JSON that scripts rely on.
 
 use std::fs;
 
 use crate::site::{Site, content, finish, keys, rio, rio_in, start_in};
 
 #[test]
-fn a_file_goes_in_and_comes_back_and_is_compared() {
+fn a_file_is_copied_in_and_out_and_compared() {
     let site = Site::new(2, "ssd:flash,size=64M,lazy");
     let made = site.volume("create", &["v"]).ok();
     assert_eq!((made["name"].as_str(), made["engine"].as_str()), (Some("v"), Some("rio")));
@@ -33,7 +33,7 @@ fn a_file_goes_in_and_comes_back_and_is_compared() {
     );
     assert_eq!(verified["verified"], true);
 
-    // Another file replaces it, in larger groups, and comes back under its own name.
+    // Another file replaces it, in larger groups, and is read back under its own name.
     fs::write(&path, b"short").unwrap();
     site.volume("write", &["v", "ledger.db", "--group", "1M"]).ok();
     fs::remove_file(&path).unwrap();
@@ -46,7 +46,7 @@ fn a_file_goes_in_and_comes_back_and_is_compared() {
 }
 
 #[test]
-fn what_differs_is_shown_and_is_an_error() {
+fn a_difference_is_shown_and_is_an_error() {
     let site = Site::new(1, "mem:16M,lazy");
     site.create();
     let path = site.file("a", 100_000);
@@ -74,9 +74,9 @@ fn every_engine_copies_a_file() {
     }
 }
 
-/// T17: a target without a log is used as what it is, and that is said.
+/// T17: a target without a log is used without ordering, with a note.
 #[test]
-fn without_a_log_sync_is_used_and_said() {
+fn without_a_log_sync_is_used_with_a_note() {
     let site = Site::with(1, "mem:16M,lazy", "");
     assert_eq!(site.volume("create", &["v"]).ok()["engine"], "sync");
     site.file("a", 10_000);
@@ -104,7 +104,7 @@ fn discovery_shows_the_subsystem() {
 }
 
 #[test]
-fn text_says_what_json_says() {
+fn the_text_has_the_content_of_the_json() {
     let site = Site::new(1, "mem:16M,lazy");
     let members = site.members();
     let with = |words: &[&str]| {
@@ -123,7 +123,7 @@ fn text_says_what_json_says() {
     assert!(with(&["volume", "read", "v", "b"]).contains("checksum right"));
 }
 
-/// A stream that is simply cut off would leave a volume that has to be recovered.
+/// A stream without a close would leave a volume that needs recovery.
 #[test]
 fn ctrl_c_leaves_a_clean_volume() {
     let site = Site::new(1, "ssd:flash,size=512M,lazy");

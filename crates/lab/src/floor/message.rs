@@ -1,4 +1,4 @@
-//! The bytes of the raw exchange: as large as NVMe/TCP's, not as meaningful.
+//! The messages of the raw exchange: as long as NVMe/TCP's, without their content.
 //!
 //! ```text
 //! header, 72 bytes              answer, 24 bytes
@@ -8,18 +8,19 @@
 //! 16  zeroes
 //! ```
 
-/// Bytes before a payload: NVMe/TCP's CapsuleCmd header and submission entry, 8 + 64.
+/// Length of the header before a payload in bytes: NVMe/TCP's CapsuleCmd header and submission
+/// entry, 8 + 64.
 pub const HEADER_LEN: usize = 72;
 
-/// Bytes of an answer: NVMe/TCP's CapsuleResp, 8 + 16.
+/// Length of an answer in bytes: NVMe/TCP's CapsuleResp, 8 + 16.
 pub const ANSWER_LEN: usize = 24;
 
-/// One write's header, taken apart.
+/// The header of one write, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Header and payload, bytes.
+    /// Length of header and payload in bytes.
     pub(super) len: u32,
-    /// The writer's name for it.
+    /// The writer's number of the write.
     pub(super) slot: u32,
     /// First block.
     pub(super) lba: u64,
@@ -32,7 +33,7 @@ impl Header {
         into[8..16].copy_from_slice(&self.lba.to_le_bytes());
     }
 
-    /// `None` while the header is not whole.
+    /// `None` if the header is not complete.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let header = bytes.first_chunk::<HEADER_LEN>()?;
         Some(Self {
@@ -43,7 +44,7 @@ impl Header {
     }
 }
 
-/// An answer to `slot`, appended.
+/// Appends an answer to `slot`.
 pub(super) fn push_answer(slot: u32, into: &mut Vec<u8>) {
     let mut answer = [0; ANSWER_LEN];
     answer[..4].copy_from_slice(&(ANSWER_LEN as u32).to_le_bytes());
@@ -51,17 +52,17 @@ pub(super) fn push_answer(slot: u32, into: &mut Vec<u8>) {
     into.extend_from_slice(&answer);
 }
 
-/// The slots that whole answers at the front of `bytes` are for.
+/// The slots of the complete answers at the front of `bytes`.
 pub(super) fn answers(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.chunks_exact(ANSWER_LEN).map(|answer| word(answer, 4))
 }
 
-/// Puts a payload's address into it, so that a reader can tell that it is there.
+/// Writes a payload's address into it, so that a reader can verify its place.
 pub(super) fn stamp(payload: &mut [u8], lba: u64) {
     payload[..8].copy_from_slice(&lba.to_le_bytes());
 }
 
-/// What [`stamp`] put.
+/// The address that [`stamp`] has written.
 #[cfg(test)]
 pub(super) fn stamped_lba(payload: &[u8]) -> u64 {
     u64::from_le_bytes(payload[..8].try_into().unwrap())
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn messages_are_parsed_as_they_were_built() {
         let header = Header { len: 4168, slot: 0x0102_0304, lba: 0x0506_0708_090a_0b0c };
         let mut bytes = [0; HEADER_LEN];
         header.put(&mut bytes);

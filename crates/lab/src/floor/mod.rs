@@ -1,13 +1,13 @@
-//! The floor: the same bytes between the same threads, with nothing of Rio between.
+//! The floor: the same bytes between the same threads, without Rio. It is the lower bound of cost.
 //!
-//! One writer thread sends a 72-byte header with its payload (what an NVMe/TCP command capsule with
-//! in-capsule data takes), the server copies the payload into the same drive that a target would
-//! use, and answers with 24 bytes (a response capsule). No session, no log, no checks beyond those
-//! that keep a broken peer from crashing it. By the best method known: many messages per system
-//! call, large receives, all that one receive brought answered with one send, looking before
-//! sleeping on both sides.
+//! One writer thread sends a 72-byte header with its payload, as large as an NVMe/TCP command
+//! capsule with in-capsule data. The server copies the payload into the drive that a target would
+//! use, and answers with 24 bytes, as large as a response capsule. There is no session, no log, and
+//! no check beyond those that keep a broken peer from crashing it. It uses the best known methods:
+//! many messages per system call, large receives, one send that answers all messages of a receive,
+//! and polling before sleeping on both sides.
 //!
-//! It shows what the machine can do at all; an engine is held against it as a ratio.
+//! It shows the limit of the machine; engines are compared with it as ratios.
 
 mod message;
 mod server;
@@ -23,9 +23,10 @@ use std::{
 
 use riopipe_media::{Drive, OpenError};
 use riopipe_net::{
-    AcceptError, ConnectError, CpuClock, LinkError, ListenError, Listener, PinError, PollerError,
+    AcceptError, ConnectError, LinkError, ListenError, Listener, PinError, PollerError,
     SocketOptions, SpinPolicy,
 };
+use riopipe_platform::CpuClock;
 
 use crate::{
     harness::{self, Window},
@@ -36,67 +37,68 @@ use crate::{
 
 pub use message::{ANSWER_LEN, HEADER_LEN};
 
-/// What to run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct FloorOptions {
-    /// What to write. Of a batch or a journal transaction each write is a message of its own, as
-    /// for an engine that doesn't merge.
+    /// The workload. Each write of a batch or a journal transaction is a message of its own, as for
+    /// an engine without merging.
     pub workload: Workload,
-    /// How long.
+    /// Duration of the run.
     pub window: Window,
-    /// Writer `i` runs on core `i mod n` of these; empty: anywhere.
+    /// Writer `i` runs on core `i mod n` of these; empty: on any core.
     pub writer_cores: Vec<usize>,
-    /// One server thread on each of these, at most one per writer; empty: one, anywhere.
+    /// One server thread on each of these cores, at most one per writer; empty: one thread on any
+    /// core.
     pub server_cores: Vec<usize>,
-    /// How both sides wait.
+    /// The way in which both sides wait.
     pub spin: SpinPolicy,
-    /// How both sides' sockets are set up.
+    /// Socket options of both sides.
     pub socket: SocketOptions,
-    /// What lies between the two; `None`: loopback alone.
+    /// The modelled link between the two sides; `None`: loopback alone.
     pub link: Option<LinkModel>,
 }
 
-/// Why the floor could not be measured.
+/// The reason why the floor could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum FloorError {
-    /// The workload makes no sense, or not on this drive.
+    /// The workload is invalid, or too large for this drive.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// A core is missing.
+    /// A core is not available.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// No port to listen on.
+    /// There is no port to listen on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Loopback refused.
+    /// Connecting over loopback failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// No descriptors left.
+    /// No descriptors are left.
     #[error(transparent)]
     Accept(#[from] AcceptError),
-    /// The connection broke.
+    /// The connection failed.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// No modelled link.
+    /// The modelled link could not be started.
     #[error(transparent)]
     LinkStart(#[from] LinkStartError),
-    /// No descriptors left.
+    /// No descriptors are left.
     #[error(transparent)]
     Poller(#[from] PollerError),
-    /// The drive cannot be had.
+    /// The drive can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The drive did not take a write at once, so it is no memory.
+    /// The drive did not complete a write within the call, so it is not in memory.
     #[error(
         "the floor needs a drive that finishes a write within the call (mem:), not {drive}: {why}"
     )]
     Drive {
-        /// Which drive.
+        /// Description of the drive.
         drive: String,
-        /// What it said.
+        /// The drive's answer.
         why: String,
     },
-    /// The other side broke the protocol: a bug here.
+    /// The other side broke the protocol: a bug in this module.
     #[error("the raw exchange broke down: {0}")]
     Protocol(&'static str),
 }
@@ -147,19 +149,17 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
                 thread::Builder::new()
                     .name(format!("floor server {i}"))
                     .spawn_scoped(scope, move || {
-                        // An unknown clock only leaves a figure out.
-                        if let Ok(clock) = CpuClock::of_this_thread() {
-                            let _ = clocks.send(clock);
-                        }
+                        // The receiver waits for all clocks.
+                        let _ = clocks.send(CpuClock::of_this_thread());
                         drop(clocks);
                         server::serve(&listener, expected, drive, queue, core, options.spin, stop)
                     })
-                    // Out of threads: nothing sensible can be measured here.
+                    // Out of threads: no useful measurement is possible.
                     .expect("start a thread")
             })
             .collect();
         drop(clock_sender);
-        // Ends when every server has sent its clock or given up.
+        // The iteration ends when every server has sent its clock or has failed.
         let clocks: Vec<CpuClock> = clock_receiver.iter().collect();
         let target_cpu = || clocks.iter().map(CpuClock::used_ns).sum::<Option<u64>>();
 
@@ -173,7 +173,7 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
         for server in servers {
             match server.join() {
                 Ok(Ok(())) => {}
-                // The server's error is the cause, the writers' (a reset) the consequence.
+                // The server's error is the cause, the writers' (a reset) its consequence.
                 Ok(Err(error)) => sample = Err(error),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
@@ -182,7 +182,7 @@ pub fn run(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sample, Flo
     })
 }
 
-/// Whether a write of this workload ends its group: in a raw exchange only for counting.
+/// Number of writes per group of this workload; the raw exchange only counts with it.
 fn writes_per_group(workload: &Workload) -> u64 {
     match workload.shape {
         Shape::Uniform { group, .. } => u64::from(group),
@@ -212,7 +212,8 @@ mod tests {
         }
     }
 
-    /// Runs until something was measured: on a busy machine a short window may see nothing.
+    /// Runs until something was measured: on a busy machine, nothing may complete in a short
+    /// window.
     fn run_until_written(options: &FloorOptions, drive: &Arc<dyn Drive>, writes: u64) -> Sample {
         let mut options = options.clone();
         for _ in 0..8 {
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn every_depth_size_and_way_of_waiting_gets_through() {
+    fn every_depth_size_and_spin_policy_works() {
         let drive = drive("mem:64M");
         for (queue_depth, size) in [(1, 4096), (7, 4096), (128, 4096), (32, 65536)] {
             for spin in [SpinPolicy::HYBRID, SpinPolicy::BLOCK] {
@@ -272,12 +273,12 @@ mod tests {
             &drive,
             1,
         );
-        // Of blocks two and one.
+        // Of two blocks and one block.
         assert!(sample.bytes >= sample.writes * 4096 && sample.bytes <= sample.writes * 8192);
     }
 
     #[test]
-    fn a_link_between_is_felt() {
+    fn a_link_adds_its_delay() {
         let link = Some(LinkModel { rtt_ns: 2_000_000, ..LinkModel::default() });
         let options = FloorOptions { link, ..options(Workload::random_4k(1, 4)) };
         let sample = run_until_written(&options, &drive("mem:64M"), 1);
@@ -285,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn the_payload_is_really_there() {
-        // One lap over a small area; then every block must carry its own address.
+    fn the_payload_is_stored() {
+        // One lap over a small area; every block must then carry its own address.
         let drive = drive("mem:64K");
         let workload = Workload::random_4k(1, 4);
         run_until_written(&options(workload), &drive, 16);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_too_small_or_a_core_too_far_is_said() {
+    fn a_drive_too_small_or_a_missing_core_is_reported() {
         let drive = drive("mem:64K");
         let error = run(&options(Workload::random_4k(2, 8)), &drive).unwrap_err();
         assert!(matches!(error, FloorError::Workload(_)), "{error}");

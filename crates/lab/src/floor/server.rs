@@ -1,4 +1,4 @@
-//! The side that stores.
+//! The server side of the floor.
 
 use std::{
     sync::{
@@ -19,20 +19,20 @@ use super::{
     message::{HEADER_LEN, Header, push_answer},
 };
 
-/// Sleeps end after this long to look at `stop`.
-const NAP: Duration = Duration::from_millis(20);
+/// Longest sleep before `stop` is checked.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// The listener's token; connections have their index.
 const LISTENER: u64 = u64::MAX - 1;
 
-/// The largest message taken: far above what any workload sends.
+/// Longest message accepted, in bytes: far above that of any workload.
 const MESSAGE_MAX: usize = 4 << 20;
 
 struct Connection {
     socket: Socket,
     input: RecvBuf,
     answers: Vec<u8>,
-    /// Answers' bytes sent already.
+    /// Bytes of answers that are already sent.
     sent: usize,
     open: bool,
 }
@@ -57,7 +57,7 @@ pub(super) fn serve(
     let mut events = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let mut worked = false;
-        // Asked every round as long as someone is missing: a busy connection leaves no idle round.
+        // Checked in every round while a connection is missing: a busy one leaves no idle round.
         if connections.len() < expected
             && let Some(socket) = listener.accept()?
         {
@@ -82,9 +82,9 @@ pub(super) fn serve(
             continue;
         }
         match waiter.idle(now_ns()) {
-            Next::Look => waiter.relax(),
+            Next::Poll => waiter.relax(),
             Next::Sleep => {
-                poller.wait(&mut events, Some(NAP))?;
+                poller.wait(&mut events, Some(SLEEP_MAX))?;
             }
         }
     }
@@ -92,7 +92,7 @@ pub(super) fn serve(
 }
 
 impl Connection {
-    /// Receives once, stores all whole messages, answers them together. False when there was
+    /// Receives once, stores all complete messages, and answers them together. False if there was
     /// nothing to do.
     fn turn(&mut self, queue: &mut dyn Queue, drive: &Arc<dyn Drive>) -> Result<bool, FloorError> {
         let received = match self.input.fill(&self.socket)? {
@@ -120,7 +120,7 @@ impl Connection {
                         drive: drive.geometry().describe.clone(),
                         why: match other {
                             Submitted::Done(Err(error)) => error.to_string(),
-                            _ => "a write was still under way after the call".to_owned(),
+                            _ => "a write was still in flight after the call".to_owned(),
                         },
                     });
                 }

@@ -1,4 +1,4 @@
-//! The side that writes.
+//! The writing side of the floor.
 
 use std::{collections::VecDeque, net::SocketAddr, os::fd::AsFd, time::Duration};
 
@@ -21,13 +21,13 @@ use crate::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sleeps end after this long to look at the phase.
-const NAP: Duration = Duration::from_millis(20);
+/// Longest sleep before the phase is checked.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
 
-/// How long the server may take over the last answers.
+/// Longest time for the server's last answers, in ns.
 const DRAIN_NS_MAX: u64 = 60_000_000_000;
 
-/// One write under way, with the memory it uses again and again.
+/// One write in flight, with its reused memory.
 struct Slot {
     header: [u8; HEADER_LEN],
     payload: Vec<u8>,
@@ -41,7 +41,7 @@ struct Writer {
     free: Vec<u32>,
     /// Slots being sent, in order.
     outgoing: VecDeque<u32>,
-    /// Bytes of the first of these that are sent already.
+    /// Bytes of the first of these that are already sent.
     sent: usize,
 }
 
@@ -125,13 +125,13 @@ pub(super) fn write(
             continue;
         }
         match waiter.idle(now_ns()) {
-            Next::Look => waiter.relax(),
+            Next::Poll => waiter.relax(),
             Next::Sleep => writer.sleep()?,
         }
     }
 }
 
-/// How many places must be free before more is sent: a quarter of the depth. Sending a write as soon
+/// The number of free places before more is sent: a quarter of the depth. Sending a write as soon
 /// as there is room for one would mean a system call per write on both sides; waiting for more would
 /// leave the server without work. (Measured at depths 32 and 128: a quarter is as good as any, half
 /// loses a tenth at 32.)
@@ -163,7 +163,7 @@ impl Writer {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a free slot, of which there must be one.
+    /// Takes a free slot; there must be one.
     fn stage(&mut self, extent: Extent, now: u64) {
         let Some(number) = self.free.pop() else {
             debug_assert!(false, "no free slot");
@@ -177,7 +177,7 @@ impl Writer {
         self.outgoing.push_back(number);
     }
 
-    /// Sends what can be sent; returns how many bytes that was.
+    /// Sends as much as possible; returns the number of bytes.
     fn send(&mut self) -> Result<usize, FloorError> {
         if self.outgoing.is_empty() {
             return Ok(0);
@@ -205,14 +205,14 @@ impl Writer {
         Ok(taken)
     }
 
-    /// Until there is something to receive, or room to send what waits.
+    /// Sleeps until there is something to receive, or space to send.
     fn sleep(&self) -> Result<(), FloorError> {
         let fd = self.socket.as_fd();
         let slept = if self.outgoing.is_empty() {
-            wait_readable(fd, NAP)
+            wait_readable(fd, SLEEP_MAX)
         } else {
-            // The server reads on whatever we do, so room comes without our reading.
-            wait_writable(fd, NAP)
+            // The server continues to read in any case, so space becomes free without our reading.
+            wait_writable(fd, SLEEP_MAX)
         };
         slept.map(drop).map_err(|_| FloorError::Protocol("waiting failed"))
     }
@@ -229,7 +229,7 @@ mod tests {
     };
 
     #[test]
-    fn what_the_kernel_takes_in_parts_arrives_whole() {
+    fn data_sent_in_parts_arrives_complete() {
         const DEPTH: u32 = 256;
         const SIZE: u32 = 64 << 10;
         let listener = Listener::bind("127.0.0.1:0").unwrap();
@@ -258,7 +258,7 @@ mod tests {
             writer.stage(Extent { lba, blocks: SIZE / BLOCK }, 0);
         }
         assert!(writer.free.is_empty());
-        // 16 MiB at once: far more than the kernel takes while nobody reads.
+        // 16 MiB at once: far more than the kernel takes while the other side does not read.
         while writer.send().unwrap() > 0 {}
         assert!(!writer.outgoing.is_empty(), "no partial send");
 
@@ -267,7 +267,7 @@ mod tests {
         let mut next = 0;
         while next < DEPTH {
             writer.send().unwrap();
-            wait_readable(server.as_fd(), NAP).unwrap();
+            wait_readable(server.as_fd(), SLEEP_MAX).unwrap();
             input.fill(&server).unwrap();
             while let Some(header) = Header::parse(input.data()) {
                 let lba = u64::from(next * (SIZE / BLOCK));

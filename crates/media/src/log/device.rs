@@ -1,45 +1,41 @@
 //! The device (or file) under a `block:` log.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use riopipe_model::log::block::{self, Blocks, FlushFailure};
 use riopipe_order::region::RegionError;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
-use super::block::Blocks;
-use crate::error::{Cause, OpenError};
+use crate::buf::AlignedBuf;
+use crate::error::{OpenError, cause_of};
 use crate::medium::Medium;
 
-/// Locked for as long as any part lives.
+/// The medium stays locked as long as any part exists.
 pub(super) struct BlockStore {
     pub(super) medium: Medium,
-    /// Completed is not durable here: each fence ends with a FLUSH.
+    /// The device has a volatile cache: each fence ends with a FLUSH.
     flush: bool,
-    /// A write may be asked to be durable by itself (`RWF_DSYNC`, Linux 4.7).
+    /// A write can be requested to be durable itself (`RWF_DSYNC`, Linux 4.7).
     can_dsync: AtomicBool,
-    /// The first failed FLUSH or flushed write: what any part had written before it may be gone,
-    /// and the next FLUSH wouldn't tell (T22). Held during each of them, so that none that began
-    /// before is believed after.
-    flushing: Mutex<Option<RegionError>>,
+    flushing: Mutex<FlushFailure>,
 }
 
 impl BlockStore {
-    /// A store over what the medium holds, made durable first if it has a volatile cache.
-    pub(super) fn open(medium: Medium, flush: bool) -> Result<Self, OpenError> {
-        if flush {
-            // The last process may have died between a write and its FLUSH: what it wrote is still
-            // read, and lost with the power. It must not be decided upon before it is durable.
-            let durable = medium.file.sync_data();
-            durable.map_err(|source| OpenError::Os {
-                path: medium.path.clone(),
-                doing: "make durable what it holds",
-                source,
-            })?;
-        }
-        Self::new(medium, flush)
+    /// A store over the medium's content, which is made durable first if the medium has a volatile
+    /// cache (`flush`).
+    pub(super) fn open(medium: Medium, flush: bool) -> Result<Arc<Self>, OpenError> {
+        let path = medium.path.clone();
+        let store = Arc::new(Self::new(medium, flush)?);
+        block::open(&DevicePart(Arc::clone(&store))).map_err(|error| OpenError::Os {
+            path,
+            doing: "make durable what it holds",
+            source: io::Error::other(error.cause),
+        })?;
+        Ok(store)
     }
 
     fn new(medium: Medium, flush: bool) -> Result<Self, OpenError> {
@@ -47,91 +43,86 @@ impl BlockStore {
             let problem = "larger than this machine can address".to_owned();
             return Err(OpenError::Size { path: medium.path, problem });
         }
-        Ok(Self { medium, flush, can_dsync: AtomicBool::new(true), flushing: Mutex::new(None) })
+        Ok(Self { medium, flush, can_dsync: AtomicBool::new(true), flushing: Mutex::default() })
     }
 
     pub(super) fn len(&self) -> usize {
-        // Checked in `new`.
+        // `new` has checked the length.
         self.medium.len as usize
     }
 
-    /// Writes one run; `flags` are those of `pwritev2(2)`.
-    fn put(&self, mut bytes: &[u8], mut offset: u64, flags: libc::c_int) -> io::Result<()> {
+    /// Writes one run.
+    fn put(&self, mut bytes: &[u8], mut offset: u64, flags: ReadWriteFlags) -> io::Result<()> {
         while !bytes.is_empty() {
-            let part =
-                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            let fd = self.medium.file.as_raw_fd();
-            // SAFETY: one iovec over `bytes`, which are only read, until the call returns.
-            let done = unsafe { libc::pwritev2(fd, &raw const part, 1, offset as i64, flags) };
-            match usize::try_from(done) {
+            match pwritev2(&self.medium.file, &[IoSlice::new(bytes)], offset, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(done) => {
                     bytes = &bytes[done..];
                     offset += done as u64;
                 }
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
-    fn put_durably(&self, bytes: &[u8], base: u64, runs: &[Range<usize>]) -> io::Result<()> {
-        if let [run] = runs
-            && self.can_dsync.load(Ordering::Relaxed)
-        {
-            let at = base + run.start as u64;
-            match self.put(&bytes[run.clone()], at, libc::RWF_DSYNC) {
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    self.can_dsync.store(false, Ordering::Relaxed);
-                }
-                done => return done,
-            }
-        }
-        for run in runs {
-            self.put(&bytes[run.clone()], base + run.start as u64, 0)?;
-        }
-        self.medium.file.sync_data()
-    }
-
     #[cold]
     fn explain(&self, error: &io::Error) -> RegionError {
         let path = &self.medium.path;
-        RegionError::new(match error.raw_os_error().map(Cause::from_os) {
+        RegionError::new(match error.raw_os_error().map(cause_of) {
             Some(cause) => format!("{path}: {cause}"),
             None => format!("{path}: {error}"),
         })
     }
 }
 
-impl Blocks for BlockStore {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.medium.file.read_exact_at(into, offset)
+/// The device as one part of the log accesses it.
+#[derive(Clone)]
+pub(super) struct DevicePart(pub(super) Arc<BlockStore>);
+
+impl Blocks for DevicePart {
+    type Mirror = AlignedBuf;
+    type ReadError = io::Error;
+
+    fn is_volatile(&self) -> bool {
+        self.0.flush
     }
 
-    fn write(&self, bytes: &[u8], base: u64, runs: &[Range<usize>]) -> Result<(), RegionError> {
-        if !self.flush {
-            // One after the other: more than one run is rare (the ring comes around, or a mark
-            // rides along).
-            return runs.iter().try_for_each(|run| {
-                self.put(&bytes[run.clone()], base + run.start as u64, 0)
-                    .map_err(|error| self.explain(&error))
-            });
+    fn read(&self, range: Range<usize>) -> io::Result<AlignedBuf> {
+        let mut mirror = AlignedBuf::zeroed(range.len());
+        self.0.medium.file.read_exact_at(&mut mirror, range.start as u64)?;
+        Ok(mirror)
+    }
+
+    /// The write has completed when this returns, since a fence waits for it anyway.
+    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+        let store = &*self.0;
+        if durable && store.can_dsync.load(Ordering::Relaxed) {
+            match store.put(bytes, at as u64, ReadWriteFlags::DSYNC) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    store.can_dsync.store(false, Ordering::Relaxed);
+                }
+                done => return done.map_err(|error| store.explain(&error)),
+            }
         }
-        // What it guards is whole after each statement.
-        let mut failed = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = &*failed {
-            return Err(error.clone());
-        }
-        self.put_durably(bytes, base, runs).map_err(|error| {
-            let error = self.explain(&error);
-            *failed = Some(error.clone());
-            error
-        })
+        store
+            .put(bytes, at as u64, ReadWriteFlags::empty())
+            .map_err(|error| store.explain(&error))?;
+        if durable { self.flush() } else { Ok(()) }
+    }
+
+    fn complete(&self) -> Result<(), RegionError> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), RegionError> {
+        self.0.medium.file.sync_data().map_err(|error| self.0.explain(&error))
+    }
+
+    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+        // The guarded value is consistent after each statement.
+        f(&mut self.0.flushing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -139,10 +130,10 @@ impl Blocks for BlockStore {
 mod tests {
     use std::fs::OpenOptions;
 
-    use super::*;
+    use riopipe_model::log::block::BlockPart;
+    use riopipe_order::region::Region;
 
-    #[allow(clippy::single_range_in_vec_init, reason = "one run, not its blocks")]
-    const ONE: [Range<usize>; 1] = [0..4096];
+    use super::*;
 
     fn store(path: &str, flush: bool) -> BlockStore {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
@@ -154,7 +145,8 @@ mod tests {
     #[test]
     fn a_failure_says_which_device_and_why() {
         for flush in [false, true] {
-            let error = store("/dev/full", flush).write(&[0; 4096], 0, &ONE).unwrap_err();
+            let device = DevicePart(Arc::new(store("/dev/full", flush)));
+            let error = device.begin_write(0, &[0; 4096], flush).unwrap_err();
             for part in ["/dev/full", "No space left"] {
                 assert!(error.to_string().contains(part), "{error}");
             }
@@ -162,39 +154,27 @@ mod tests {
     }
 
     #[test]
-    fn t22_after_a_failed_flush_no_part_is_believed() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let good = || store(file.path().to_str().unwrap(), true).medium;
-        for (flush, goes_on) in [(true, false), (false, true)] {
-            let mut store = store("/dev/full", flush);
-            store.write(&[1; 4096], 0, &ONE).unwrap_err();
-            // The device works again, but what a volatile cache held for others may be gone.
-            store.medium = good();
-            let other = store.write(&[2; 8192], 4096, &[0..4096, 4096..8192]);
-            assert_eq!(other.is_ok(), goes_on, "{other:?}");
-        }
-    }
-
-    #[test]
     fn runs_go_where_they_belong_with_and_without_flushes() {
-        let bytes: Vec<u8> = (0..4 * 4096).map(|at| (at / 4096 + 1) as u8).collect();
         for flush in [false, true] {
             for can_dsync in [true, false] {
-                for runs in [&ONE[..], &[0..4096, 8192..16384]] {
+                // Two blocks that are near enough for one write, or so far apart that they are two.
+                for blocks in [&[3][..], &[3, 9]] {
                     let file = tempfile::NamedTempFile::new().unwrap();
                     file.as_file().set_len(65536).unwrap();
                     let store = store(file.path().to_str().unwrap(), flush);
                     store.can_dsync.store(can_dsync, Ordering::Relaxed);
-                    store.write(&bytes, 12288, runs).unwrap();
+                    let mut part =
+                        BlockPart::read(DevicePart(Arc::new(store)), 8192..65536).unwrap();
                     let mut expected = vec![0; 65536];
-                    for run in runs {
-                        expected[12288 + run.start..12288 + run.end]
-                            .copy_from_slice(&bytes[run.clone()]);
+                    for &block in blocks {
+                        part.write((block - 2) * 4096 + 64, &[block as u8; 128]);
+                        expected[block * 4096 + 64..][..128].fill(block as u8);
                     }
-                    assert!(std::fs::read(file.path()).unwrap() == expected, "{flush} {runs:?}");
-                    let mut back = vec![0; 8192];
-                    store.read(12288, &mut back).unwrap();
-                    assert!(back == expected[12288..20480]);
+                    part.fence().unwrap();
+                    assert!(std::fs::read(file.path()).unwrap() == expected, "{flush} {blocks:?}");
+                    let mut back = [0; 128];
+                    part.read(4096 + 64, &mut back);
+                    assert_eq!(back, [3; 128]);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Looking at a log that may be anybody's: nothing is written, nothing is kept locked.
+//! Reading a log that another process may serve: nothing is written, and no lock is kept.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 
 use super::Parsed;
+use riopipe_order::block_device::BLOCK_BYTES;
+
 use crate::buf::AlignedBuf;
-use crate::drive::BLOCK_SIZE;
 use crate::error::OpenError;
 
 /// A log opened for reading only.
@@ -18,12 +19,13 @@ pub struct LogReader {
     served: bool,
 }
 
-/// Opens the log that `spec` names for reading only; options that tell how to create or serve it
-/// are understood and change nothing.
+/// Opens the log that `spec` names for reading only. Options for creating or serving it are
+/// accepted and ignored.
 ///
-/// Nobody is kept out for longer than the moment that it takes to ask whether somebody serves it.
+/// A server is locked out only for the moment of the check whether one exists.
 pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
-    // What is in the page cache is the newest of a mapped log; a device's is what lies on it.
+    // The page cache has the newest content of a mapped log; the content of a device log is on the
+    // device.
     let (path, direct) = match Parsed::from(spec)? {
         Parsed::Memory { .. } => {
             return Err(OpenError::Kind {
@@ -44,7 +46,7 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
         other => other,
     };
     let file = file.map_err(os("read it"))?;
-    let kind = file.metadata().map_err(os("look at it"))?.file_type();
+    let kind = file.metadata().map_err(os("inspect it"))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         let problem = "neither a file nor a block device".to_owned();
         return Err(OpenError::Kind { path: path.to_owned(), problem });
@@ -56,36 +58,36 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
             false
         }
         Err(TryLockError::WouldBlock) => true,
-        // It can be read all the same.
+        // The file can be read even so.
         Err(TryLockError::Error(_)) => false,
     };
     Ok(LogReader { file, path: path.to_owned(), len, served })
 }
 
 impl LogReader {
-    /// Its size in bytes.
+    /// Size of the log in bytes.
     #[allow(clippy::len_without_is_empty, reason = "an empty file is a finding of the caller's")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether somebody serves it: what is read may change meanwhile.
+    /// Whether a process serves the log: its content may then change while it is read.
     pub fn is_served(&self) -> bool {
         self.served
     }
 
-    /// The bytes in `range`, as far as they are there.
+    /// The bytes in `range` that exist.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, OpenError> {
         let end = range.end.min(self.len);
         let start = range.start.min(end);
-        // Whole blocks, for direct I/O.
-        let block = BLOCK_SIZE as u64;
+        // Whole blocks, as direct I/O demands.
+        let block = BLOCK_BYTES as u64;
         let from = start / block * block;
         let mut bytes = AlignedBuf::zeroed((end.next_multiple_of(block) - from) as usize);
         let mut done = 0;
         while from + (done as u64) < end {
             match self.file.read_at(&mut bytes[done..], from + done as u64) {
-                // Cut short since it was opened: the rest reads as zeroes.
+                // The file was truncated since it was opened: the rest reads as zeroes.
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -27,7 +27,7 @@ fn each_kind_keeps_what_is_written() {
     for spec in specs {
         roundtrip(&spec);
         if !spec.starts_with("mem") {
-            // What the mapping or the mirror holds, the file holds.
+            // The file has the content of the mapping or the mirror.
             let bytes = std::fs::read(&path).unwrap();
             assert_eq!(&bytes[4096 + 64..4096 + 128], &[7; 64], "{spec}");
             std::fs::write(&path, [0; 65536]).unwrap();
@@ -44,7 +44,7 @@ fn what_was_written_is_there_after_reopening() {
         let mut part = log.part(0..64).unwrap();
         part.write(0, &[3; 64]);
         part.fence().unwrap();
-        // Lent once more, it is read from where it rests.
+        // Handed out once more, the part is read from the medium.
         drop(part);
         let mut bytes = [0; 64];
         log.part(0..64).unwrap().read(0, &mut bytes);
@@ -69,7 +69,7 @@ fn a_block_log_is_written_by_its_fence_and_only_where_it_changed() {
     part.write(4096 - 64, &[1; 128]);
     part.write_word(5 * 4096 + 56, u64::MAX);
     assert_eq!(std::fs::read(&path).unwrap(), [0; 65536], "nothing before the fence");
-    // Somebody else's bytes in a block that the part has not touched stay.
+    // Another writer's bytes in a block that the part has not touched stay.
     let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_at(&other, &[9; 4096], 0).unwrap();
     part.fence().unwrap();
@@ -86,10 +86,10 @@ fn parts_of_a_block_log_share_no_block() {
     let dir = tempfile::tempdir().unwrap();
     let log = open_log(&format!("block:{},size=64K", dir.path().join("log").display())).unwrap();
     let first = log.part(8192..8192 + 128).unwrap();
-    let neighbour = 8192 + 128..16384;
+    let next = 8192 + 128..16384;
     assert_eq!(
-        log.part(neighbour.clone()).err(),
-        Some(PartError::Lent { part: neighbour, lent: 8192..8192 + 128 })
+        log.part(next.clone()).err(),
+        Some(PartError::InUse { part: next, in_use: 8192..8192 + 128 })
     );
     log.part(8192 + 4096..16384).unwrap();
     log.part(0..8192).unwrap();
@@ -98,16 +98,16 @@ fn parts_of_a_block_log_share_no_block() {
 }
 
 #[test]
-fn what_a_block_log_keeps_is_said() {
+fn a_block_log_reports_what_it_survives() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log").display().to_string();
     let spec = format!("block:{path},size=64K");
     let before = survival_once_created(&spec).unwrap().unwrap();
     let log = open_log(&spec).unwrap();
-    assert_eq!(log.survives(), before, "what is said of a file that is not there yet is true");
+    assert_eq!(log.survives(), before, "the prediction for a missing file was right");
     assert_eq!(log.survives().process_kill, Kept::Completed);
     assert_eq!(survival_once_created(&spec).unwrap(), None, "it is there now");
-    // A file never counts as protected; what is stamped `block` is trusted after a power cut.
+    // A file never counts as protected: a log stamped `block` is accepted after a power cut.
     assert!(log.describe().contains("in place of a device"), "{}", log.describe());
     let in_memory = log.survives().power_cut == Kept::Nothing;
     assert_eq!(log.kind(), if in_memory { LogKind::File } else { LogKind::Block });
@@ -122,7 +122,7 @@ fn what_a_block_log_keeps_is_said() {
 }
 
 #[test]
-fn what_can_be_no_block_log_is_refused() {
+fn unusable_block_logs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log").display().to_string();
     std::fs::write(&path, [0; 65536]).unwrap();
@@ -143,7 +143,7 @@ fn what_can_be_no_block_log_is_refused() {
 }
 
 #[test]
-fn a_block_log_on_a_file_that_goes_says_so() {
+fn a_block_log_reports_a_deleted_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let log = open_log(&format!("block:{},size=64K", path.display())).unwrap();
@@ -183,7 +183,7 @@ fn parts_never_overlap_and_come_back() {
     let first = log.part(0..4096).unwrap();
     assert_eq!(
         log.part(4088..8192).err(),
-        Some(PartError::Lent { part: 4088..8192, lent: 0..4096 })
+        Some(PartError::InUse { part: 4088..8192, in_use: 0..4096 })
     );
     let second = log.part(4096..8192).unwrap();
     std::thread::spawn(move || drop(second)).join().unwrap();
@@ -203,7 +203,7 @@ fn nothing_outside_the_part_is_touched() {
 }
 
 #[test]
-fn a_log_is_locked_by_whoever_serves_it() {
+fn a_log_is_locked_while_it_is_served() {
     // T8.
     let dir = tempfile::tempdir().unwrap();
     let spec = format!("file:{},size=8K", dir.path().join("log").display());
@@ -211,7 +211,7 @@ fn a_log_is_locked_by_whoever_serves_it() {
     let part = log.part(0..64).unwrap();
     assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })));
     drop(log);
-    assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })), "a part still lives");
+    assert!(matches!(open_log(&spec), Err(OpenError::Locked { .. })), "a part is still in use");
     drop(part);
     open_log(&spec).unwrap();
 }

@@ -1,19 +1,21 @@
-//! `ssd:` drives: the model behind a lock, on the monotonic clock.
+//! `ssd:` drives: the modelled SSD behind a lock, on the monotonic clock.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::check::Limits;
-use crate::clock::now;
-use crate::drive::{BLOCK_SIZE, Data, Done, Drive, Geometry, Queue, Submitted};
-use crate::error::{Cause, OpenError, Operation};
-use crate::ssd::frames::{Bytes, Frame};
-use crate::ssd::model::{Command, FrameList};
-use crate::ssd::{Model, PowerCut, Profile, QueueId};
+use riopipe_model::ssd::Pages;
+use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Cause, Limits, Operation};
+use riopipe_platform::now_ns;
+
+use crate::buf::AlignedBuf;
+use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+use crate::error::OpenError;
+use crate::ssd::pages::{Bytes, Frame};
+use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
 
-/// Frames that a queue takes from the drive at once, to take its lock rarely.
+/// Number of frames that a queue takes from the drive at once, so that it rarely takes the lock.
 const RESERVE: usize = 64;
 
 /// A modelled drive.
@@ -23,13 +25,13 @@ pub(crate) struct Ssd {
     geometry: Geometry,
     survival: Survival,
     name: Arc<str>,
-    /// The locked file that holds the blocks, if there is one.
+    /// The locked file with the blocks, if there is one.
     _file: Option<std::fs::File>,
 }
 
 impl Ssd {
-    /// Wraps a model. `place` says where its blocks are ("in memory", "in /srv/a"); with a file
-    /// they outlive the process.
+    /// Wraps a model. `place` says where its blocks are ("in memory", "in /srv/a"); in a file they
+    /// outlive the process.
     pub(crate) fn new(
         profile: &'static Profile,
         model: Model,
@@ -41,14 +43,14 @@ impl Ssd {
             false => "volatile cache",
         };
         let blocks = model.blocks();
-        let mib = (blocks * BLOCK_SIZE as u64) >> 20;
+        let mib = (blocks * BLOCK_BYTES as u64) >> 20;
         let describe =
             format!("modelled drive like a {}, {mib} MiB {place}, {cache}", profile.like);
         Ssd {
-            bytes: Arc::clone(model.bytes()),
+            bytes: Arc::clone(model.pages().bytes()),
             model: Arc::new(Mutex::new(model)),
             geometry: Geometry {
-                block_size: BLOCK_SIZE as u32,
+                block_size: BLOCK_BYTES as u32,
                 blocks,
                 volatile_cache: !profile.plp,
                 atomic_block: true,
@@ -81,7 +83,7 @@ impl Drive for Ssd {
             id: lock(&self.model).open_queue(),
             model: Arc::clone(&self.model),
             bytes: Arc::clone(&self.bytes),
-            limits: Limits::new(&self.geometry, &self.name),
+            limits: Limits::new(self.geometry.blocks, &self.name),
             depth: depth.max(1),
             reserve: Vec::new(),
             staged: Vec::new(),
@@ -96,7 +98,7 @@ impl Drive for Ssd {
 
     fn power_cut(&self, seed: u64) -> Option<PowerCut> {
         let mut model = lock(&self.model);
-        Some(model.power_cut(now(), seed))
+        Some(model.power_cut(now_ns(), seed))
     }
 
     fn power_on(&self) {
@@ -110,18 +112,18 @@ struct SsdQueue {
     bytes: Arc<Bytes>,
     limits: Limits,
     depth: usize,
-    /// Frames of this queue's own, for data that arrives.
+    /// Frames of this queue's own, for incoming data.
     reserve: Vec<Frame>,
-    /// Waiting for `kick`.
-    staged: Vec<(u64, Command)>,
-    /// Including the staged ones.
+    /// Operations that wait for `kick`.
+    staged: Vec<(u64, Command<Frame>)>,
+    /// Operations in flight, including the staged ones.
     in_flight: usize,
-    /// Nothing of this queue is due earlier; `u64::MAX` when nothing is under way.
+    /// No operation of this queue is due earlier; `u64::MAX` if none is in flight.
     next_due: u64,
 }
 
 impl SsdQueue {
-    fn stage(&mut self, op: u64, command: Command) -> Submitted {
+    fn stage(&mut self, op: u64, command: Command<Frame>) -> Submitted {
         self.staged.push((op, command));
         self.in_flight += 1;
         Submitted::Pending
@@ -135,7 +137,7 @@ impl SsdQueue {
         }
     }
 
-    /// Checks an operation without data and the room for it, and stages it.
+    /// Checks an operation without data and the space for it, and stages it.
     fn stage_extent(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
         if let Err(error) = self.limits.extent(what, lba, blocks) {
             return Submitted::Done(Err(error));
@@ -146,12 +148,12 @@ impl SsdQueue {
         self.stage(op, Command::Zeroes { what, lba, blocks })
     }
 
-    /// Brings the reserve to at least `count` frames.
+    /// Fills the reserve up to at least `count` frames.
     #[cold]
     fn refill(&mut self, count: usize) -> Result<(), Cause> {
         let mut model = lock(&self.model);
         while self.reserve.len() < count.max(RESERVE) {
-            match model.allocate() {
+            match model.pages_mut().allocate() {
                 Some(frame) => self.reserve.push(frame),
                 None if self.reserve.len() >= count => break,
                 None => return Err(Cause::QueueFull { depth: self.depth }),
@@ -161,10 +163,12 @@ impl SsdQueue {
     }
 }
 
-impl Queue for SsdQueue {
+impl BlockDevice for SsdQueue {
+    type Buf = AlignedBuf;
+
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         let bytes = data.bytes();
-        let blocks = bytes.len() / BLOCK_SIZE;
+        let blocks = bytes.len() / BLOCK_BYTES;
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
@@ -176,16 +180,16 @@ impl Queue for SsdQueue {
             let error = self.limits.error(Operation::Write, lba, blocks as u64, cause);
             return Submitted::Done(Err(error));
         }
-        // Without the lock: the frames are this queue's own until the model gets them.
+        // Without the lock: this queue owns the frames until it passes them to the model.
         let frames = self.reserve.split_off(self.reserve.len() - blocks);
-        for (frame, block) in frames.iter().zip(bytes.chunks_exact(BLOCK_SIZE)) {
+        for (frame, block) in frames.iter().zip(bytes.chunks_exact(BLOCK_BYTES)) {
             self.bytes.fill(*frame, block);
         }
-        let frames = match frames[..] {
-            [frame] => FrameList::One(frame),
-            _ => FrameList::Many(frames.into()),
+        let pages = match frames[..] {
+            [frame] => PageList::One(frame),
+            _ => PageList::Many(frames.into()),
         };
-        self.stage(op, Command::Write { lba, frames })
+        self.stage(op, Command::Write { lba, pages })
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
@@ -214,17 +218,15 @@ impl Queue for SsdQueue {
         self.stage_extent(Operation::Deallocate, op, lba, blocks)
     }
 
-    fn kick(&mut self) {
+    fn kick(&mut self, now: u64) {
         if self.staged.is_empty() {
             return;
         }
         let mut model = lock(&self.model);
-        // After the lock, so that the model's time does not go back.
-        let now = now();
         for (op, command) in self.staged.drain(..) {
             model.submit(now, self.id, op, command);
         }
-        // What was refused (no power) waits in the inbox already.
+        // Refused operations (power off) are already among the completions.
         self.next_due = model.next_due().unwrap_or(now);
     }
 
@@ -245,21 +247,23 @@ impl Queue for SsdQueue {
         (self.next_due != u64::MAX).then_some(self.next_due)
     }
 
-    fn event_fd(&self) -> Option<RawFd> {
-        None
-    }
-
     fn in_flight(&self) -> usize {
         self.in_flight
     }
 }
 
+impl Queue for SsdQueue {
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
 impl Drop for SsdQueue {
     fn drop(&mut self) {
-        self.kick();
+        self.kick(now_ns());
         let mut done = Vec::new();
         while self.in_flight > 0 {
-            let now = now();
+            let now = now_ns();
             self.poll(now, &mut done);
             if self.in_flight > 0 {
                 let wait = self.next_due.saturating_sub(now).min(1_000_000);
@@ -267,13 +271,13 @@ impl Drop for SsdQueue {
             }
         }
         let mut model = lock(&self.model);
-        self.reserve.drain(..).for_each(|f| model.release(f));
+        self.reserve.drain(..).for_each(|frame| model.pages_mut().release(frame));
         model.close_queue(self.id);
     }
 }
 
-/// The model stays whole even if a thread panicked while it held the lock: every change to it is
-/// made by code that doesn't unwind half-way.
+/// The model stays consistent even if a thread panicked while it held the lock: no change of it
+/// unwinds half-way.
 fn lock(model: &Mutex<Model>) -> MutexGuard<'_, Model> {
     model.lock().unwrap_or_else(PoisonError::into_inner)
 }

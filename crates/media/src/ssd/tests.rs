@@ -1,12 +1,14 @@
-//! Power cuts against an oracle that knows nothing of frames, maps or undo lists.
+//! Power cuts against an oracle that uses only the numbered assumptions, and no data structure of
+//! the drive.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::drive::{BLOCK_SIZE, Done};
-use crate::error::Cause;
+use riopipe_order::block_device::{Cause, Operation};
+
+use crate::drive::Done;
 use crate::mapping::Mapping;
 
 const BLOCKS: u64 = 6;
@@ -28,27 +30,27 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         5 => extent().prop_map(|(lba, blocks)| Act::Write { lba, blocks }),
         1 => extent().prop_map(|(lba, blocks)| Act::Zero { lba, blocks }),
         1 => Just(Act::Flush),
-        // From a moment to a whole FLUSH.
+        // From a moment to the time of a whole FLUSH.
         4 => prop_oneof![0..30_000u64, 0..2_500_000u64].prop_map(|ns| Act::Wait { ns }),
     ];
     prop::collection::vec(act, 1..60)
 }
 
-/// One write of one block, as the oracle sees it. Its value is what it writes to every byte.
+/// One write of one block in the oracle's books. Each of its bytes has the same value.
 struct Put {
     op: u64,
     lba: u64,
     value: u8,
-    /// Its place in the order of completions, if it has completed.
+    /// Its position in the order of completions, if it has completed.
     completed: Option<usize>,
     durable: bool,
 }
 
-/// What must hold, by the numbered assumptions alone.
+/// The conditions that must hold, by the numbered assumptions alone.
 struct Oracle {
     profile: &'static Profile,
     puts: Vec<Put>,
-    /// Flushes under way: the puts that had completed when it was submitted.
+    /// Flushes in flight, each with the writes that had completed when it was submitted.
     flushes: Vec<(u64, Vec<usize>)>,
     completions: usize,
 }
@@ -64,7 +66,7 @@ impl Oracle {
             put.durable = self.profile.plp;
             self.completions += 1;
         }
-        // What the drive has written back by itself: all but the last few.
+        // Writes that the drive has written back by itself: all but the last few.
         let kept = self.completions.saturating_sub(self.profile.losable_blocks as usize);
         for put in &mut self.puts {
             put.durable |= put.completed.is_some_and(|place| place < kept);
@@ -76,14 +78,14 @@ impl Oracle {
         self.flushes.push((op, completed.map(|(index, _)| index).collect()));
     }
 
-    /// The block's content as long as the power is there.
+    /// The content of the block while the power is on.
     fn now(&self, lba: u64) -> u8 {
         let here = self.puts.iter().filter(|put| put.lba == lba && put.completed.is_some());
         here.max_by_key(|put| put.completed).map_or(0, |put| put.value)
     }
 
-    /// What the block may hold after a power cut: the newest durable write, or any write that
-    /// completed after it, or any that has not completed.
+    /// The contents that the block may have after a power cut: the newest durable write, any write
+    /// that completed after it, and any that has not completed.
     fn allowed(&self, lba: u64) -> BTreeSet<u8> {
         let here: Vec<_> = self.puts.iter().filter(|put| put.lba == lba).collect();
         let newest = here.iter().filter(|put| put.durable).max_by_key(|put| put.completed);
@@ -100,7 +102,8 @@ impl Oracle {
     }
 }
 
-/// How often each outcome was seen: a test of loss that never lost anything tests nothing.
+/// The number of times that each outcome was seen: a test of loss without a loss would prove
+/// nothing.
 #[derive(Default, Debug)]
 struct Seen {
     lost: u64,
@@ -110,21 +113,25 @@ struct Seen {
 
 fn model(profile: &'static Profile, in_file: bool, seed: u64) -> Model {
     if !in_file {
-        return Model::new(profile, BLOCKS, seed, false).unwrap();
+        return in_memory(profile, BLOCKS, seed, false).unwrap();
     }
     let file = tempfile::tempfile().unwrap();
-    file.set_len(BLOCKS * BLOCK_SIZE as u64).unwrap();
-    let mapping = Mapping::shared(&file, BLOCKS as usize * BLOCK_SIZE, false).unwrap();
-    Model::in_file(profile, mapping, seed).unwrap()
+    file.set_len(BLOCKS * BLOCK_BYTES as u64).unwrap();
+    let mapping = Mapping::shared(&file, BLOCKS as usize * BLOCK_BYTES, false).unwrap();
+    super::in_file(profile, mapping, seed).unwrap()
+}
+
+fn zeroes(lba: u64, blocks: u64) -> Command<u32> {
+    Command::Zeroes { what: Operation::WriteZeroes, lba, blocks }
 }
 
 fn contents(model: &mut Model, queue: QueueId, now: u64) -> Vec<u8> {
     let mut done = Vec::new();
-    model.read(now, queue, u64::MAX, 0, BLOCKS).unwrap();
+    model.submit(now, queue, u64::MAX, Command::Read { lba: 0, blocks: BLOCKS });
     model.advance(u64::MAX);
     model.take_done(queue, &mut done);
     let buf = done.pop().unwrap().result.unwrap().unwrap();
-    buf.chunks_exact(BLOCK_SIZE)
+    buf.chunks_exact(BLOCK_BYTES)
         .map(|block| {
             assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
             block[0]
@@ -146,13 +153,13 @@ fn check(profile: &'static Profile, in_file: bool, acts: &[Act], seed: u64) -> S
         };
         match *act {
             Act::Write { lba, blocks } => {
-                let bytes = vec![value; blocks as usize * BLOCK_SIZE];
-                drive.write(now, queue, op, lba, &bytes).unwrap();
+                let bytes = vec![value; blocks as usize * BLOCK_BYTES];
+                write(&mut drive, now, queue, op, lba, &bytes).unwrap();
             }
-            Act::Zero { lba, blocks } => drive.write_zeroes(now, queue, op, lba, blocks).unwrap(),
+            Act::Zero { lba, blocks } => drive.submit(now, queue, op, zeroes(lba, blocks)),
             Act::Flush => {
                 oracle.flush(op);
-                drive.flush(now, queue, op);
+                drive.submit(now, queue, op, Command::Flush);
             }
             Act::Wait { ns } => {
                 now += ns;
@@ -183,9 +190,9 @@ fn check(profile: &'static Profile, in_file: bool, acts: &[Act], seed: u64) -> S
     for done in done.drain(..) {
         assert_eq!(done.result.unwrap_err().cause(), &Cause::PowerLost);
     }
-    drive.flush(now, queue, 0);
+    drive.submit(now, queue, 0, Command::Flush);
     drive.take_done(queue, &mut done);
-    assert!(done.pop().unwrap().result.is_err(), "off is off");
+    assert!(done.pop().unwrap().result.is_err(), "a drive without power refuses");
 
     drive.power_on();
     let after = contents(&mut drive, queue, now);
@@ -194,7 +201,11 @@ fn check(profile: &'static Profile, in_file: bool, acts: &[Act], seed: u64) -> S
         assert!(allowed.contains(value), "block {lba} holds {value}, allowed are {allowed:?}");
     }
     let again = drive.power_cut(now, seed + 1);
-    assert_eq!((again.blocks_lost, again.blocks_landed), (0, 0), "what is left is durable");
+    assert_eq!(
+        (again.blocks_lost, again.blocks_landed),
+        (0, 0),
+        "the result of the first cut is durable"
+    );
     drive.power_on();
     assert_eq!(contents(&mut drive, queue, now), after);
     Seen { lost: cut.blocks_lost, kept: cut.blocks_kept, landed: cut.blocks_landed }
@@ -214,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn while_the_power_is_on_the_last_completed_write_is_read(acts in acts(), in_file: bool) {
+    fn with_power_the_last_completed_write_is_read(acts in acts(), in_file: bool) {
         let mut drive = model(&FLASH, in_file, 1);
         let queue = drive.open_queue();
         let mut oracle =
@@ -223,10 +234,10 @@ proptest! {
             if let Act::Write { lba, blocks } | Act::Zero { lba, blocks } = *act {
                 let value = if matches!(act, Act::Write { .. }) { op as u8 + 1 } else { 0 };
                 if value > 0 {
-                    let bytes = vec![value; blocks as usize * BLOCK_SIZE];
-                    drive.write(0, queue, op, lba, &bytes).unwrap();
+                    let bytes = vec![value; blocks as usize * BLOCK_BYTES];
+                    write(&mut drive, 0, queue, op, lba, &bytes).unwrap();
                 } else {
-                    drive.write_zeroes(0, queue, op, lba, blocks).unwrap();
+                    drive.submit(0, queue, op, zeroes(lba, blocks));
                 }
                 let put = |lba| Put { op, lba, value, completed: None, durable: false };
                 oracle.puts.extend((lba..lba + blocks).map(put));
@@ -241,7 +252,7 @@ proptest! {
     }
 }
 
-/// Every outcome that the assumptions allow does occur: an honest drive is also a bad one.
+/// Every outcome that the assumptions allow occurs.
 #[test]
 fn a_power_cut_loses_keeps_and_lands() {
     let acts = |flushed| {
@@ -279,8 +290,8 @@ fn writes_in_flight_to_one_block_land_in_either_order() {
     for seed in 0..200 {
         let mut drive = model(&OPTANE, false, seed);
         let queue = drive.open_queue();
-        drive.write(0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
-        drive.write(0, queue, 2, 0, &[2; BLOCK_SIZE]).unwrap();
+        write(&mut drive, 0, queue, 1, 0, &[1; BLOCK_BYTES]).unwrap();
+        write(&mut drive, 0, queue, 2, 0, &[2; BLOCK_BYTES]).unwrap();
         drive.power_cut(1, seed);
         drive.power_on();
         ends.insert(contents(&mut drive, queue, 1)[0]);
@@ -290,13 +301,13 @@ fn writes_in_flight_to_one_block_land_in_either_order() {
 
 #[test]
 fn a_flush_covers_only_what_had_completed() {
-    // M2: the write completes while the flush is at work, and may still be lost.
+    // M2: the write completes while the flush is executed, and may still be lost.
     let mut lost = 0;
     for seed in 0..50 {
         let mut drive = model(&FLASH, false, seed);
         let queue = drive.open_queue();
-        drive.write(0, queue, 1, 0, &[1; BLOCK_SIZE]).unwrap();
-        drive.flush(1, queue, 2);
+        write(&mut drive, 0, queue, 1, 0, &[1; BLOCK_BYTES]).unwrap();
+        drive.submit(1, queue, 2, Command::Flush);
         drive.advance(10_000_000);
         let mut done = Vec::new();
         assert_eq!(drive.take_done(queue, &mut done), 2);
@@ -311,8 +322,8 @@ fn the_same_seed_gives_the_same_drive() {
         let mut drive = model(&FLASH, false, 5);
         let queue = drive.open_queue();
         for op in 0..100 {
-            let bytes = [op as u8; BLOCK_SIZE];
-            drive.write(op * 1000, queue, op, op % BLOCKS, &bytes).unwrap();
+            let bytes = [op as u8; BLOCK_BYTES];
+            write(&mut drive, op * 1000, queue, op, op % BLOCKS, &bytes).unwrap();
         }
         let mut done = Vec::new();
         drive.advance(90_000);

@@ -1,12 +1,12 @@
-//! What several tests need.
+//! Helpers that several tests need.
 
 use std::process::Command;
 
-/// A block device over a file, where this process may have one. Detached when dropped.
+/// A block device over a file, if this process may attach one. It is detached when dropped.
 pub(crate) struct LoopDevice(String);
 
 impl LoopDevice {
-    /// A device of so many blocks of 4096 bytes over a new file at `path`.
+    /// A device of `blocks` blocks of 4096 bytes over a new file at `path`.
     pub(crate) fn over(path: &str, blocks: u64) -> Option<LoopDevice> {
         std::fs::write(path, vec![0; blocks as usize * 4096]).unwrap();
         let output = Command::new("losetup").args(["--find", "--show", path]).output().ok()?;
@@ -14,7 +14,7 @@ impl LoopDevice {
         (output.status.success() && !name.is_empty()).then_some(LoopDevice(name))
     }
 
-    /// Its place in the file system.
+    /// Its path.
     pub(crate) fn name(&self) -> &str {
         &self.0
     }

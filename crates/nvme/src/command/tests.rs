@@ -1,4 +1,4 @@
-//! Entries byte by byte, written down from the specification.
+//! Queue entries byte by byte; the expected bytes come from the specification.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn admin_commands() {
     all.set_dword(10, 0xffff_8002);
     all.set_dword(11, 0x0000_ffff);
     assert!(all.log_retain());
-    assert_eq!(all.log_len(), 1 << 34, "the largest there is does not overflow");
+    assert_eq!(all.log_len(), 1 << 34, "the largest length does not overflow");
 
     assert_eq!(Sqe::keep_alive().0, entry(&[(0, &[0x18])]));
     assert_eq!(Sqe::async_event().0, entry(&[(0, &[0x0c])]));
@@ -86,7 +86,7 @@ fn data_pointers() {
     assert_eq!(sqe.0[24..40], want);
     assert_eq!(sqe.sgl().map(Sgl::len), Ok(65536));
 
-    // T18: a keyed descriptor, a segment, an address in host memory.
+    // T18: a keyed descriptor, a segment descriptor, an address in host memory.
     for kind in [0x40, 0x20, 0x00, 0x5b, 0xff] {
         sqe.0[39] = kind;
         assert_eq!(sqe.sgl(), Err(SglError(kind)));
@@ -103,7 +103,7 @@ fn completions() {
     assert_eq!((cqe.cid(), cqe.sqhd(), cqe.sqid()), (0x1234, 5, 2));
     assert_eq!(cqe.result(), 0x1122_3344_5566_7788);
     assert!(cqe.status().is(Status::WRITE_FAULT) && cqe.status().dnr());
-    // The phase tag is none of the status.
+    // The phase tag is not part of the status.
     let mut tagged = cqe;
     tagged.0[14] |= 1;
     assert_eq!(tagged.status(), cqe.status());

@@ -1,4 +1,4 @@
-//! Fabrics commands byte by byte, written down from the specification.
+//! Fabrics commands byte by byte; the expected bytes come from the specification.
 
 use super::*;
 use std::vec;
@@ -35,7 +35,7 @@ fn connect_data_bytes() {
     assert_eq!((data.cntlid, &data.hostid), (CNTLID_ANY, b"0123456789abcdef"));
     assert_eq!(data.encode()[..], want[..]);
 
-    // T18: the field in error is named as the specification wants it.
+    // T18: the completion names the field in error as the specification demands.
     let bad = |at: usize, bytes: &[u8]| {
         let mut b = want.clone();
         b[at..at + bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! Identify structures, bytes placed by hand from the specification.
+//! Identify structures byte by byte; the expected bytes come from the specification.
 
 use super::*;
 use std::vec;
@@ -69,7 +69,7 @@ fn controller_bytes() {
     again.mdts = 0;
     assert_eq!(again.mdts_bytes(0), None);
     again.mdts = 255;
-    assert_eq!(again.mdts_bytes(15), Some(1 << 31), "a silly value stays in bounds");
+    assert_eq!(again.mdts_bytes(15), Some(1 << 31), "an unreasonable value stays in bounds");
     again.ioccsz = u32::MAX;
     assert_eq!(again.in_capsule_bytes(), u32::MAX - 64);
     again.ioccsz = 0;
@@ -104,7 +104,7 @@ fn namespace_bytes() {
     let other = page(&[(0, &[8]), (26, &[0x21]), (128 + 4 * 17, &[8, 0, 9, 0])]);
     let id = Namespace::decode(&other).unwrap();
     assert_eq!((id.block_size(), id.metadata), (Some(512), 8));
-    // The last format there can be is still inside the structure.
+    // The last possible format is still inside the structure.
     let last = page(&[(26, &[0x6f]), (128 + 4 * 63, &[0, 0, 8, 0])]);
     assert_eq!(Namespace::decode(&last).unwrap().block_size(), None, "256 bytes are no block");
 }
@@ -141,7 +141,7 @@ fn descriptor_bytes() {
         page(&[(0, &[9, 3, 0, 0, 1, 2, 3, 3, 4, 0, 0, 1, 2, 3, 4, 1, 8, 0, 0]), (19, &[7; 8])]);
     let found = Descriptors::decode(&odd).unwrap();
     assert_eq!(found, Descriptors { eui64: Some([7; 8]), ..Descriptors::default() });
-    // T18: a length that leads beyond the end.
+    // T18: a length that goes beyond the end.
     assert_eq!(Descriptors::decode(&[255; LEN]).unwrap(), Descriptors::default());
     assert!(Descriptors::decode(&[0; 100]).is_err());
 }

@@ -1,4 +1,4 @@
-//! Putting PDUs together.
+//! Encoding of PDUs.
 
 use alloc::vec::Vec;
 
@@ -7,10 +7,10 @@ use crate::bytes::{put, put16, put32, put64, u64_at};
 use crate::command::{Cqe, Sqe};
 use crate::digest::{Crc32c, DIGEST_LEN};
 
-/// The sending half of a connection: what was agreed, which each PDU keeps.
+/// The sending half of a connection: the negotiated parameters, which each PDU follows.
 ///
-/// The encoders of PDUs with data append everything up to where the data begins. The caller sends
-/// the data itself, and after it, if there was any, [`Tx::data_digest`].
+/// The encoders of PDUs with data append everything that precedes the data. The caller sends the
+/// data itself, and after it [`Tx::data_digest`], if there was any data.
 #[derive(Clone, Debug)]
 pub struct Tx {
     /// Header digests are on.
@@ -19,23 +19,24 @@ pub struct Tx {
     pub data_digest: bool,
     /// Data begins at a multiple of this many bytes: the peer's (CPDA or HPDA + 1) × 4.
     pub align: u32,
-    /// For the digests.
+    /// CRC32C implementation for the digests.
     pub crc: Crc32c,
 }
 
 impl Tx {
-    /// A sender without digests or alignment, as before the connection is initialized.
+    /// A sender without digests or alignment: the state before the connection is initialized.
     #[must_use]
     pub const fn new(crc: Crc32c) -> Self {
         Self { header_digest: false, data_digest: false, align: 4, crc }
     }
 
-    /// A command capsule with `data_len` bytes of in-capsule data to follow (0: none).
+    /// Appends a command capsule up to its data; `data_len` bytes of in-capsule data follow (0:
+    /// none).
     #[inline(always)]
     pub fn capsule_cmd(&self, sqe: &Sqe, data_len: u32, out: &mut Vec<u8>) {
         if !self.header_digest && !self.data_digest && self.align <= 8 {
-            // The hot path of a host: the command goes where it is sent from, not by way of a
-            // header that is put together first.
+            // The hot path of a host: the command is written to the output buffer directly, not by
+            // way of a separate header.
             let header = CAPSULE_CMD_LEN as u32;
             let pdo = if data_len > 0 { header << 24 } else { 0 };
             let common = u32::from(kind::CAPSULE_CMD) | header << 16 | pdo;
@@ -45,8 +46,8 @@ impl Tx {
             out.extend_from_slice(&sqe.0);
             return;
         }
-        // By value: a reference that leaves this function would force the command into memory, and
-        // the wide loads above would then wait for the small stores that built it.
+        // By value: a reference that leaves this function would force the command into memory. The
+        // wide loads above would then wait for the small stores that built the command.
         self.capsule_cmd_with_digests(*sqe, data_len, out);
     }
 
@@ -57,12 +58,12 @@ impl Tx {
         self.finish(kind::CAPSULE_CMD, 0, data_len, &mut h, out);
     }
 
-    /// A response capsule.
+    /// Appends a response capsule.
     #[inline(always)]
     pub fn capsule_resp(&self, cqe: &Cqe, out: &mut Vec<u8>) {
         if !self.header_digest {
-            // The hot path of a controller: in words, since gathering small stores into one wide
-            // load makes the processor wait.
+            // The hot path of a controller. The header is built in words: a wide load after small
+            // stores to the same bytes stalls the processor.
             let mut h = [0; CAPSULE_RESP_LEN];
             put(&mut h, 0, &[kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]);
             put64(&mut h, 8, u64_at(&cqe.0, 0));
@@ -80,7 +81,7 @@ impl Tx {
         self.finish(kind::CAPSULE_RESP, 0, 0, &mut h, out);
     }
 
-    /// A Ready to Transfer.
+    /// Appends a Ready to Transfer.
     pub fn r2t(&self, r2t: &R2t, out: &mut Vec<u8>) {
         let mut h = [0; DATA_LEN];
         put16(&mut h, 8, r2t.cccid);
@@ -90,20 +91,20 @@ impl Tx {
         self.finish(kind::R2T, 0, 0, &mut h, out);
     }
 
-    /// The header of an H2CData; `hdr.datal` bytes follow.
+    /// Appends the header of an H2CData; `hdr.datal` bytes follow.
     #[inline]
     pub fn h2c_data(&self, hdr: &DataHdr, out: &mut Vec<u8>) {
         self.data(kind::H2C_DATA, hdr, out);
     }
 
-    /// The header of a C2HData; `hdr.datal` bytes follow.
+    /// Appends the header of a C2HData; `hdr.datal` bytes follow.
     #[inline]
     pub fn c2h_data(&self, hdr: &DataHdr, out: &mut Vec<u8>) {
         self.data(kind::C2H_DATA, hdr, out);
     }
 
-    /// What follows the data of one PDU, given as its pieces in order: the digest, or nothing if
-    /// digests are off.
+    /// Appends the digest of one PDU's data, given as its pieces in order; nothing if digests are
+    /// off.
     #[inline]
     pub fn data_digest<'a>(&self, pieces: impl IntoIterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
         if self.data_digest {
@@ -128,7 +129,7 @@ impl Tx {
         self.finish(kind, flags, hdr.datal, &mut h, out);
     }
 
-    /// Fills in the common header and appends header, digest and padding.
+    /// Fills in the common header, and appends header, digest and padding.
     #[inline]
     fn finish<const N: usize>(
         &self,

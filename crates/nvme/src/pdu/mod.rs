@@ -7,8 +7,8 @@
 //! +--------+-------+------+-----+------+---------------+---------+-----+--------+---------------+
 //! ```
 //!
-//! [`Rx`] takes PDUs apart, [`Tx`] puts them together. Neither copies data: a parsed PDU says where
-//! its data is in the buffer, and an encoder ends where the data begins.
+//! [`Rx`] decodes PDUs, [`Tx`] encodes them. Neither copies data: a decoded PDU gives the place of
+//! its data in the buffer, and an encoder ends where the data begins.
 
 mod encode;
 mod parse;
@@ -57,33 +57,34 @@ pub mod flag {
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-/// Bytes of the common header.
+/// Length of the common header in bytes.
 pub const COMMON_LEN: usize = 8;
-/// Header length of ICReq and ICResp.
+/// Header length of ICReq and ICResp in bytes.
 pub const IC_LEN: usize = 128;
-/// Header length of a command capsule.
+/// Header length of a command capsule in bytes.
 pub const CAPSULE_CMD_LEN: usize = 72;
-/// Header length of a response capsule.
+/// Header length of a response capsule in bytes.
 pub const CAPSULE_RESP_LEN: usize = 24;
-/// Header length of H2CData, C2HData and R2T.
+/// Header length of H2CData, C2HData and R2T in bytes.
 pub const DATA_LEN: usize = 24;
-/// Header length of a termination request.
+/// Header length of a termination request in bytes.
 pub const TERM_LEN: usize = 24;
-/// Longest termination request: its header and a copy of the longest offending header.
+/// Largest length of a termination request in bytes: its header and a copy of the longest offending
+/// header.
 pub const TERM_MAX: usize = 152;
-/// In-capsule data that every controller takes on its admin queue, in bytes (TCP Figure 11).
+/// In-capsule data that every controller accepts on its admin queue, in bytes (TCP Figure 11).
 pub const ADMIN_IN_CAPSULE: u32 = 8192;
-/// Smallest MAXH2CDATA that a controller may state, in bytes (TCP §3.6.2.3).
+/// Smallest MAXH2CDATA that a controller may announce, in bytes (TCP §3.6.2.3).
 pub const MAXH2CDATA_MIN: u32 = 4096;
 /// Largest HPDA and CPDA: 128 bytes, as dwords less one.
 pub const ALIGN_MAX: u8 = 31;
 
-/// Who receives.
+/// The side of a connection that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The host: gets ICResp, C2HTermReq, response capsules, C2HData and R2T.
+    /// The host: receives ICResp, C2HTermReq, response capsules, C2HData and R2T.
     Host,
-    /// The controller: gets ICReq, H2CTermReq, command capsules and H2CData.
+    /// The controller: receives ICReq, H2CTermReq, command capsules and H2CData.
     Controller,
 }
 
@@ -98,7 +99,7 @@ pub struct IcReq {
     pub header_digest: bool,
     /// The host wants data digests.
     pub data_digest: bool,
-    /// R2Ts that may be open for one command, less one.
+    /// Number of R2Ts that may be open for one command, less one.
     pub maxr2t: u32,
 }
 
@@ -114,7 +115,7 @@ pub struct IcResp {
     pub header_digest: bool,
     /// Data digests are on.
     pub data_digest: bool,
-    /// Most data in one H2CData, in bytes; at least 4096, a multiple of 4.
+    /// Largest data of one H2CData, in bytes; at least 4096, a multiple of 4.
     pub maxh2cdata: u32,
 }
 
@@ -124,21 +125,21 @@ pub struct IcResp {
 pub enum Fes {
     /// A header field is wrong; the information is the field's offset in the PDU.
     InvalidHeader = 1,
-    /// This PDU may not come now.
+    /// The PDU is not allowed at this point.
     Sequence = 2,
     /// The header digest is wrong; the information is the digest received.
     HeaderDigest = 3,
-    /// Data beyond what the command or the R2T covers.
+    /// Data beyond the range of the command or of the R2T.
     OutOfRange = 4,
-    /// More data, or more R2Ts, than was agreed (named *data transfer limit exceeded* toward the
-    /// host, *R2T limit exceeded* toward the controller).
+    /// More data, or more R2Ts, than was negotiated. Toward the host the name is *data transfer
+    /// limit exceeded*, toward the controller *R2T limit exceeded*.
     LimitExceeded = 5,
-    /// A parameter that the receiver does not support; the information is its offset in the PDU.
+    /// The receiver does not support a parameter; the information is its offset in the PDU.
     Unsupported = 6,
 }
 
 impl Fes {
-    /// The status with this code.
+    /// The status with code `code`.
     #[must_use]
     pub const fn from_code(code: u16) -> Option<Self> {
         match code {
@@ -152,7 +153,7 @@ impl Fes {
         }
     }
 
-    /// The specification's name for it.
+    /// The name of the status in the specification.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -166,42 +167,42 @@ impl Fes {
     }
 }
 
-/// Why a connection must end: the Fatal Error Status and Information to send, and the reason in
-/// words.
+/// The reason for ending a connection: the Fatal Error Status and Information to send, and the
+/// reason in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {why} (FEI {fei:#x})", .fes.name())]
 pub struct PduError {
     /// Fatal Error Status.
     pub fes: Fes,
-    /// Fatal Error Information; what it means depends on the status.
+    /// Fatal Error Information; its meaning depends on the status.
     pub fei: u32,
-    /// What is wrong.
+    /// The defect, in words.
     pub why: &'static str,
 }
 
 impl PduError {
-    /// A header field at `offset` is wrong.
+    /// The header field at `offset` is wrong.
     #[must_use]
     #[cold]
     pub const fn header(offset: u32, why: &'static str) -> Self {
         Self { fes: Fes::InvalidHeader, fei: offset, why }
     }
 
-    /// The PDU may not come now.
+    /// The PDU is not allowed at this point.
     #[must_use]
     #[cold]
     pub const fn sequence(why: &'static str) -> Self {
         Self { fes: Fes::Sequence, fei: 0, why }
     }
 
-    /// Data beyond what was asked for.
+    /// The data is beyond the requested range.
     #[must_use]
     #[cold]
     pub const fn out_of_range(why: &'static str) -> Self {
         Self { fes: Fes::OutOfRange, fei: 0, why }
     }
 
-    /// More than was agreed.
+    /// The PDU exceeds a negotiated limit.
     #[must_use]
     #[cold]
     pub const fn limit(why: &'static str) -> Self {
@@ -215,7 +216,7 @@ impl PduError {
         Self { fes: Fes::Unsupported, fei: offset, why }
     }
 
-    /// The termination request that says so.
+    /// The termination request that reports this error.
     #[must_use]
     pub const fn term_req(&self) -> TermReq {
         TermReq { fes: self.fes as u16, fei: self.fei }
@@ -225,23 +226,23 @@ impl PduError {
 /// A termination request, in either direction (TCP §3.6.2.4, §3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermReq {
-    /// Fatal Error Status; [`Fes::from_code`] knows the standard ones.
+    /// Fatal Error Status; [`Fes::from_code`] decodes the standard ones.
     pub fes: u16,
     /// Fatal Error Information.
     pub fei: u32,
 }
 
 impl TermReq {
-    /// Appends the PDU that goes to `to`, with a copy of the offending PDU's header: `offending`
+    /// Appends the PDU that goes to `to`, with a copy of the offending PDU's header. `offending`
     /// begins with that PDU and may be cut anywhere.
     ///
-    /// Nothing is appended if that PDU is itself a termination request: a malformed one is ignored
+    /// Nothing is appended if that PDU is itself a termination request. A malformed one is ignored
     /// and the connection closed at once (TCP §3.5).
     pub fn encode(&self, to: Role, offending: &[u8], out: &mut Vec<u8>) {
         if let Some(&(kind::H2C_TERM_REQ | kind::C2H_TERM_REQ)) = offending.first() {
             return;
         }
-        // HLEN says how long the offending header is, unless that is the lie.
+        // HLEN gives the length of the offending header, unless HLEN itself is wrong.
         let claimed = offending.get(2).map_or(offending.len(), |&hlen| usize::from(hlen));
         let copy = &offending[..claimed.min(offending.len()).min(TERM_MAX - TERM_LEN)];
         let mut h = [0; TERM_LEN];
@@ -259,7 +260,7 @@ impl TermReq {
 }
 
 impl IcReq {
-    /// Appends the PDU.
+    /// Appends the PDU to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         encode_ic(kind::IC_REQ, self.pfv, self.hpda, self.digests(), self.maxr2t, out);
     }
@@ -270,7 +271,7 @@ impl IcReq {
 }
 
 impl IcResp {
-    /// Appends the PDU.
+    /// Appends the PDU to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         encode_ic(kind::IC_RESP, self.pfv, self.cpda, self.digests(), self.maxh2cdata, out);
     }
@@ -294,43 +295,43 @@ fn encode_ic(kind: u8, pfv: u16, align: u8, digests: u8, max: u32, out: &mut Vec
 /// Header of H2CData and C2HData (TCP §3.6.2.8, §3.6.2.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataHdr {
-    /// The command that the data belongs to.
+    /// Identifier of the command that the data belongs to.
     pub cccid: u16,
-    /// The R2T that it answers; 0 in C2HData, where the field is reserved.
+    /// Transfer tag of the R2T that the data answers; 0 in C2HData, where the field is reserved.
     pub ttag: u16,
-    /// Where the data begins in the command's data, in bytes.
+    /// Offset of this data in the command's data, in bytes.
     pub datao: u32,
-    /// Bytes of data.
+    /// Length of this data in bytes.
     pub datal: u32,
-    /// Nothing follows for this command (C2HData) or R2T (H2CData).
+    /// These are the last data of the command (C2HData) or of the R2T (H2CData).
     pub last: bool,
-    /// C2HData only: the command succeeded, no response capsule follows.
+    /// C2HData only: the command succeeded, and no response capsule follows.
     pub success: bool,
 }
 
 /// Ready to Transfer (TCP §3.6.2.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2t {
-    /// The command whose data is wanted.
+    /// Identifier of the command whose data is requested.
     pub cccid: u16,
-    /// The controller's name for this request; H2CData carries it.
+    /// The controller's tag for this request; H2CData carries it.
     pub ttag: u16,
-    /// Where the wanted data begins in the command's data, in bytes.
+    /// Offset of the requested data in the command's data, in bytes.
     pub r2to: u32,
-    /// Bytes wanted.
+    /// Length of the requested data in bytes.
     pub r2tl: u32,
 }
 
-/// A PDU, as its receiver reads it.
+/// A decoded PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pdu {
     /// Initialize Connection Request.
     IcReq(IcReq),
     /// Initialize Connection Response.
     IcResp(IcResp),
-    /// The host ends the connection; the data is the header that it objects to.
+    /// The host ends the connection; the data is the header that it rejects.
     H2cTermReq(TermReq),
-    /// The controller ends the connection; the data is the header that it objects to.
+    /// The controller ends the connection; the data is the header that it rejects.
     C2hTermReq(TermReq),
     /// A command; the data is in-capsule data.
     CapsuleCmd {
@@ -350,16 +351,16 @@ pub enum Pdu {
     R2t(R2t),
 }
 
-/// One whole PDU at the start of a buffer.
+/// One complete PDU at the start of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
     /// The header.
     pub pdu: Pdu,
-    /// Where the data is in the buffer; empty if there is none.
+    /// Range of the data in the buffer; empty if the PDU has none.
     pub data: Range<usize>,
-    /// Bytes of the whole PDU: the next one begins there.
+    /// Length of the whole PDU in bytes: the next PDU begins there.
     pub len: usize,
-    /// Whether the data's digest is right, or digests are off. A wrong one is not fatal (TCP
-    /// §3.5): the command fails with *transient transport error*.
+    /// True if the data's digest is right or digests are off. A wrong digest is not fatal (TCP
+    /// §3.5): the command completes with *transient transport error*.
     pub data_digest_ok: bool,
 }

@@ -1,4 +1,4 @@
-//! Taking PDUs apart.
+//! Decoding of PDUs.
 
 use super::{
     ADMIN_IN_CAPSULE, ALIGN_MAX, CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, COMMON_LEN, DATA_LEN, DataHdr,
@@ -9,41 +9,42 @@ use crate::bytes::{u16_at, u32_at};
 use crate::command::{Cqe, Sqe};
 use crate::digest::{Crc32c, DIGEST_LEN};
 
-/// The receiving half of a connection: what was agreed, against which each PDU is checked.
+/// The receiving half of a connection: the negotiated parameters, against which each PDU is
+/// checked.
 #[derive(Clone, Debug)]
 pub struct Rx {
-    /// Who is receiving.
+    /// The side that receives.
     pub role: Role,
-    /// The ICReq/ICResp exchange is done: before, nothing else may come; after, it may not come
-    /// again.
+    /// The ICReq/ICResp exchange is done. Before it, no other PDU is allowed; after it, the
+    /// exchange may not be repeated.
     pub connected: bool,
     /// Header digests are on.
     pub header_digest: bool,
     /// Data digests are on.
     pub data_digest: bool,
-    /// Data in PDUs to us begins at a multiple of this many bytes: (CPDA + 1) × 4 or
-    /// (HPDA + 1) × 4, whichever is ours.
+    /// Received data begins at a multiple of this many bytes: (CPDA + 1) × 4 at a controller, (HPDA
+    /// + 1) × 4 at a host.
     pub align: u32,
-    /// Most in-capsule data that a command may bring, in bytes.
+    /// Largest in-capsule data of a command, in bytes.
     pub capsule_max: u32,
-    /// Most data in one data PDU to us, in bytes: our MAXH2CDATA, or what a host can buffer.
+    /// Largest data of one received data PDU, in bytes: the own MAXH2CDATA, or the space of a host.
     pub data_max: u32,
-    /// For the digests.
+    /// CRC32C implementation for the digests.
     pub crc: Crc32c,
 }
 
-/// What a type of PDU is expected to look like.
+/// The expected form of a type of PDU.
 struct Shape {
     hlen: usize,
-    /// It may carry data (then PDO means something).
+    /// The PDU may carry data; PDO then has a meaning.
     carries: bool,
-    /// It has a header digest if these are on.
+    /// The PDU has a header digest if these are on.
     digests: bool,
     data_max: u32,
 }
 
 impl Rx {
-    /// A receiver that waits for the connection to be initialized.
+    /// A receiver before the connection is initialized.
     #[must_use]
     pub const fn new(role: Role, crc: Crc32c) -> Self {
         Self {
@@ -58,8 +59,9 @@ impl Rx {
         }
     }
 
-    /// How many bytes the PDU at the start of `buf` has, or the least that is needed to know.
-    /// Meaningful while [`Rx::parse`] answers `Ok(None)`: then never more than the limits allow.
+    /// Length of the PDU at the start of `buf` in bytes, or the number of bytes that are needed to
+    /// know it. The answer has a meaning while [`Rx::parse`] returns `Ok(None)`; it is then never
+    /// more than the limits allow.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         match buf.first_chunk::<COMMON_LEN>() {
@@ -68,19 +70,19 @@ impl Rx {
         }
     }
 
-    /// Takes the PDU at the start of `buf` apart; `None` if it is not all there yet.
+    /// Decodes the PDU at the start of `buf`; `None` if it is not complete yet.
     ///
-    /// What can be judged is judged at once: a PDU that claims too much is refused on its first
-    /// eight bytes, so that nobody buffers for it.
+    /// Each field is judged as soon as it is there. A PDU with a length beyond the limits is
+    /// refused on its first eight bytes, so that no buffer grows for it.
     ///
     /// # Errors
-    /// A PDU that the specification does not allow here, with what to answer (T18).
+    /// [`PduError`], if the specification does not allow the PDU here (T18).
     #[inline]
     pub fn parse(&self, buf: &[u8]) -> Result<Option<Parsed>, PduError> {
         let Some(common) = buf.first_chunk::<COMMON_LEN>() else {
             return Ok(None);
         };
-        // The two PDUs of the hot path, in their plainest form; all else takes the long way.
+        // The two PDUs of the hot path, in their simplest form. All others are checked in full.
         if let Some(cqe) = self.plain_response(buf) {
             let (pdu, len) = (Pdu::CapsuleResp { cqe }, CAPSULE_RESP_LEN);
             return Ok(Some(Parsed { pdu, data: len..len, len, data_digest_ok: true }));
@@ -92,10 +94,10 @@ impl Rx {
         self.parse_checked(buf, common)
     }
 
-    /// What [`Rx::parse`] would find, if that is a whole response capsule without digests, of
+    /// The result of [`Rx::parse`], if it is a complete response capsule without digests, of
     /// [`CAPSULE_RESP_LEN`] bytes.
     ///
-    /// A host's hot path.
+    /// The hot path of a host.
     #[must_use]
     #[inline(always)]
     pub fn plain_response(&self, buf: &[u8]) -> Option<Cqe> {
@@ -108,10 +110,10 @@ impl Rx {
         Some(Cqe(crate::bytes::array(head, 8)))
     }
 
-    /// What [`Rx::parse`] would find, if that is a whole command capsule with in-capsule data and
-    /// without digests: the command, and the length of the PDU; the data begins at byte 72.
+    /// The result of [`Rx::parse`], if it is a complete command capsule with in-capsule data and
+    /// without digests: the command, and the length of the PDU. The data begins at byte 72.
     ///
-    /// A controller's hot path: the command is copied once, straight out of the buffer.
+    /// The hot path of a controller: the command is copied once, directly from the buffer.
     #[must_use]
     #[inline(always)]
     pub fn plain_command(&self, buf: &[u8]) -> Option<(Sqe, usize)> {
@@ -122,7 +124,7 @@ impl Rx {
             return None;
         }
         let len = u32_at(head, 4);
-        // Anything odd, no data included, is judged by the long way.
+        // Every other capsule, also one without data, is checked in full.
         let data = len.wrapping_sub(CAPSULE_CMD_LEN as u32);
         if data.wrapping_sub(1) >= self.capsule_max || buf.len() < len as usize {
             return None;
@@ -130,7 +132,7 @@ impl Rx {
         Some((Sqe(crate::bytes::array(head, 8)), len as usize))
     }
 
-    /// [`Rx::parse`] without the shortcut.
+    /// [`Rx::parse`] without the fast path.
     pub(super) fn parse_checked(
         &self,
         buf: &[u8],
@@ -140,7 +142,7 @@ impl Rx {
         let plen = u32_at(common, 4);
         let shape = self.shape(kind)?;
 
-        // Of several errors, the one at the lowest offset is to be named (TCP §3.6.2.4): FLAGS is
+        // Of several errors, the answer names the one at the lowest offset (TCP §3.6.2.4): FLAGS is
         // at 1, HLEN at 2, PDO at 3, PLEN at 4.
         let header_digest = shape.digests && self.header_digest;
         let header_end = shape.hlen + if header_digest { DIGEST_LEN } else { 0 };
@@ -178,7 +180,7 @@ impl Rx {
         Ok(Some(Parsed { pdu, data, len, data_digest_ok }))
     }
 
-    /// The expected form of a PDU of this type, if it may come to this role now.
+    /// The expected form of a PDU of type `kind`, if this role may receive it now.
     fn shape(&self, kind: u8) -> Result<Shape, PduError> {
         let controller = self.role == Role::Controller;
         let plain = |hlen| Shape { hlen, carries: false, digests: true, data_max: 0 };
@@ -205,7 +207,7 @@ impl Rx {
             _ => return Err(PduError::header(0, "unknown PDU type")),
         };
         if !ours {
-            return Err(PduError::sequence("a PDU that only the other side may get"));
+            return Err(PduError::sequence("a PDU that only the other side may receive"));
         }
         match (initial, self.connected) {
             (true, true) => Err(PduError::sequence("the connection is already initialized")),
@@ -214,7 +216,7 @@ impl Rx {
         }
     }
 
-    /// Whether the flags are what was negotiated. Reserved bits are not looked at.
+    /// Checks that the flags are as negotiated. Reserved bits are ignored.
     fn check_flags(
         &self,
         kind: u8,
@@ -234,7 +236,7 @@ impl Rx {
         Ok(())
     }
 
-    /// Where the data lies, after what the common header says about it is checked.
+    /// The range of the data, after the common header's fields about it are checked.
     fn data_range(
         &self,
         shape: &Shape,
@@ -273,7 +275,7 @@ impl Rx {
             return Err(PduError::header(4, "PDU length leaves no room for data"));
         };
         if len > shape.data_max as usize {
-            // A host states no limit of its own: what it has no room for, it did not ask for.
+            // A host announces no limit: it never requests more than it has space for.
             return Err(match self.role {
                 Role::Controller => PduError::limit("more data in one PDU than was agreed"),
                 Role::Host => PduError::out_of_range("more data than any read asked for"),
@@ -282,7 +284,7 @@ impl Rx {
         Ok(pdo..pdo + len)
     }
 
-    /// The part of the header after the first eight bytes; `h` is the whole header.
+    /// Decodes the part of the header after the first eight bytes; `h` is the whole header.
     fn specific(
         &self,
         kind: u8,
@@ -347,7 +349,7 @@ impl Rx {
     }
 }
 
-/// Offset and length of a transfer: dwords, and some.
+/// Checks that a transfer's offset and length are multiples of 4, and that the length is not 0.
 fn check_dwords(offset: u32, len: u32) -> Result<(), PduError> {
     if !offset.is_multiple_of(4) {
         return Err(PduError::header(12, "data offset is not a multiple of 4"));
@@ -363,7 +365,7 @@ fn term_req(h: &[u8]) -> TermReq {
 }
 
 impl Pdu {
-    /// An initialization PDU whose parameters the specification allows.
+    /// Checks that the specification allows the parameters of an initialization PDU.
     fn checked(self) -> Result<Self, PduError> {
         let (pfv, align) = match &self {
             Self::IcReq(ic) => (ic.pfv, ic.hpda),

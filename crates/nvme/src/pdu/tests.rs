@@ -1,5 +1,5 @@
-//! PDUs byte by byte. The bytes are written down from the specification, never made by the
-//! encoders; digests were computed with an independent bitwise CRC32C.
+//! PDUs byte by byte. The expected bytes come from the specification, never from the encoders; the
+//! digests were computed with an independent bitwise CRC32C.
 
 use super::*;
 use crate::command::Status;
@@ -117,7 +117,7 @@ fn a_command_capsule_with_digests_and_padding() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     assert!(!rx.parse(&bytes).unwrap().unwrap().data_digest_ok);
-    // A wrong header is; the information is the digest that came.
+    // A wrong header digest is fatal; the information is the digest received.
     bytes[40] ^= 1;
     let e = rx.parse(&bytes).unwrap_err();
     assert_eq!((e.fes, e.fei), (Fes::HeaderDigest, 0x25ed_bac0));
@@ -228,20 +228,20 @@ fn termination_requests() {
     let parsed = one(&with_digests(Role::Host), &out);
     assert_eq!(parsed.pdu, Pdu::C2hTermReq(TermReq { fes: 3, fei: 0xdead_beef }));
 
-    // A termination request is not answered, however malformed.
+    // A termination request is never answered with another one.
     for kind in [2, 3] {
         let mut out = Vec::new();
         TermReq { fes: 1, fei: 4 }.encode(Role::Host, &[kind, 0, 24, 0, 255, 0, 0, 0], &mut out);
         assert!(out.is_empty());
     }
 
-    // Never more than 152 bytes, however long the header claims to be.
+    // The answer never has more than 152 bytes, for any length that the header claims.
     let mut out = Vec::new();
     TermReq { fes: 1, fei: 2 }.encode(Role::Host, &[0xff; 600], &mut out);
     assert_eq!(out.len(), 152);
 }
 
-/// T18: each way in which a PDU can be malformed, and the answer to it.
+/// T18: each way in which a PDU can be malformed, and its answer.
 #[test]
 fn t18_malformed_pdus_get_the_status_of_the_specification() {
     use Fes::{HeaderDigest, InvalidHeader, LimitExceeded, OutOfRange, Sequence, Unsupported};
@@ -253,7 +253,7 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
     let host_d = with_digests(Role::Host);
     let aligned = Rx { align: 16, ..ctrl.clone() };
 
-    // Name, receiver, bytes (zeroes behind as far as PLEN says), answer.
+    // Name, receiver, bytes (zeroes follow, up to PLEN), answer.
     let cases: &[(&str, &Rx, &str, Fes, u32)] = &[
         ("unknown type", &host, "08 00 18 00 18000000", InvalidHeader, 0),
         ("unknown type", &ctrl, "ff 00 18 00 18000000", InvalidHeader, 0),
@@ -395,7 +395,7 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
     }
 }
 
-/// T18: nobody buffers for a PDU that will be refused: lengths are judged on the first 8 bytes.
+/// T18: lengths are judged on the first 8 bytes, so that no buffer grows for a PDU that is refused.
 #[test]
 fn t18_lengths_are_judged_on_the_first_eight_bytes() {
     for (rx, bytes) in [
@@ -409,9 +409,9 @@ fn t18_lengths_are_judged_on_the_first_eight_bytes() {
     }
 }
 
-/// The fast way through `parse` and the careful one agree, whatever was negotiated.
+/// The fast path through `parse` and the full check agree, for every negotiated setting.
 #[test]
-fn the_hot_path_says_what_the_long_way_says() {
+fn the_fast_path_agrees_with_the_full_check() {
     let roles = [Role::Controller, Role::Host];
     let bits = |set: u32| [set & 1 != 0, set & 2 != 0, set & 4 != 0];
     for (role, head) in
@@ -439,7 +439,7 @@ fn the_hot_path_says_what_the_long_way_says() {
 }
 
 #[test]
-fn each_bit_says_one_thing() {
+fn each_flag_bit_has_one_meaning() {
     for (bits, header_digest, data_digest) in
         [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
     {
@@ -469,8 +469,8 @@ fn each_bit_says_one_thing() {
 }
 
 #[test]
-fn what_is_just_within_a_limit_is_taken() {
-    // Data at byte 128, which is the largest alignment.
+fn values_just_within_a_limit_are_accepted() {
+    // Data at byte 128, the largest alignment.
     let mut bytes = hex("04 00 48 80 88000000");
     bytes.extend(hex(WRITE_SQE));
     bytes.resize(136, 7);

@@ -9,11 +9,23 @@ use super::{
     Bound, Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write,
 };
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
+use crate::block_device::BLOCK_BYTES;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, Topology};
 
+/// An engine's part that is the same in all of them. No other crate has one, so that engines are
+/// made in this crate only.
+pub trait HasBase<P> {
+    /// The part.
+    fn base(&self) -> &Base<P>;
+
+    /// The same, to be changed.
+    fn base_mut(&mut self) -> &mut Base<P>;
+}
+
+/// What every engine keeps of its stream.
 #[derive(Debug)]
-pub(super) struct Base<P> {
+pub struct Base<P> {
     pub(super) topology: Topology,
     pub(super) limits: Limits,
     pub(super) window: Window,
@@ -40,8 +52,6 @@ pub(super) struct Base<P> {
 const GROUPS_MAX: usize = 1 << 16;
 /// Requests that may be under way, or kept for replay, at once.
 const REQUESTS_MAX: usize = 1 << 17;
-/// Payload bytes of a block.
-pub(super) const BLOCK_BYTES: u64 = 4096;
 
 impl<P: Payload> Base<P> {
     pub(super) fn new(topology: Topology, limits: Limits) -> Self {
@@ -105,7 +115,7 @@ impl<P: Payload> Base<P> {
         writes
             .iter()
             .filter(|w| matches!(w.op, Op::Write(..)))
-            .map(|w| u64::from(w.blocks) * BLOCK_BYTES)
+            .map(|w| u64::from(w.blocks) * BLOCK_BYTES as u64)
             .sum()
     }
 
@@ -208,9 +218,7 @@ impl<P: Payload> Base<P> {
             }
             Op::Discard => (Kind::Discard, Place::Fresh, None),
         };
-        let flags = Flags::default()
-            .with_if(Flags::IN_PLACE, place == Place::InPlace)
-            .with_if(Flags::SPLIT, split);
+        let flags = place.flag().with_if(Flags::SPLIT, split);
         if self.limits.merge
             && !split
             && let Some(last) = self.shaped.last().copied()
@@ -320,7 +328,7 @@ impl<P: Payload> Base<P> {
         let new = self.request(id);
         let Some(&tail) = self.queues[usize::from(new.server)].back() else { return false };
         let queued = self.request(tail);
-        let plain = Flags(Flags::IN_PLACE.0 | Flags::SPLIT.0);
+        let plain = Flags::PLACE.with(Flags::SPLIT);
         let extent = Extent { member: new.member, lba: new.lba, blocks: new.blocks, offset: 0 };
         let fits = queued.num == 1
             && queued.seq_end().next() == new.seq
@@ -349,15 +357,14 @@ impl<P: Payload> Base<P> {
     /// limit and one stripe unit, with the same kind and place (T16).
     fn continues(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
         let request = self.request(id);
-        let place = Flags::IN_PLACE;
+        let place = |of: Flags| of.0 & Flags::PLACE.0;
         let blocks = request.blocks + extent.blocks;
         let end = request.lba + u64::from(request.blocks);
         kind != Kind::Flush
             && request.kind == kind
             && request.member == extent.member
             && !request.flags.has(Flags::SPLIT)
-            && (request.flags.has(place) == flags.has(place)
-                || probe::planted(Plant::T16MergePlaces))
+            && (place(request.flags) == place(flags) || probe::planted(Plant::T16MergePlaces))
             && (end == extent.lba || end < extent.lba && probe::planted(Plant::T16MergeGaps))
             && (blocks <= self.limits.merged_blocks_max || kind == Kind::Discard)
             && blocks <= self.topology.member(extent.member).request_blocks_max

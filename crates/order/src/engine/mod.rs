@@ -13,6 +13,7 @@
 
 mod base;
 mod credits;
+mod kind;
 mod lane;
 pub mod none;
 pub mod rio;
@@ -25,6 +26,8 @@ use core::fmt;
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
 use crate::topology::{Extent, Topology};
+
+pub use kind::{Capabilities, EngineKind};
 
 /// A handle on payload bytes that stay where they are (cheap to clone: a counted reference).
 /// Cutting a write in two cuts its handle.
@@ -49,6 +52,25 @@ pub enum Place {
     Fresh,
     /// Live data is overwritten: left alone by undo, and listed after a crash.
     InPlace,
+    /// The new content serves as well as the old one for every state that the volume may still
+    /// recover to: the tail of a log, written again with more records behind those that it holds,
+    /// each with a number and a checksum of its own. After a crash each block holds the content of
+    /// the prefix or that of a later extension; it is left alone by undo, and not listed. If what it
+    /// extends was [fresh](Self::Fresh) and is beyond the prefix, too, it is zeroed with that.
+    Extend,
+}
+
+impl Place {
+    /// The flag of an entry that says so (T11).
+    #[must_use]
+    #[inline]
+    pub const fn flag(self) -> Flags {
+        match self {
+            Self::Fresh => Flags(0),
+            Self::InPlace => Flags::IN_PLACE,
+            Self::Extend => Flags::EXTEND,
+        }
+    }
 }
 
 /// What a write of a group does.
@@ -59,6 +81,16 @@ pub enum Op<P> {
     /// Makes the blocks read as zeroes. The old content must be as dispensable as for
     /// [`Place::Fresh`].
     Discard,
+}
+
+impl<P> Op<P> {
+    /// Whether the blocks' old content is lost for good: no state that the volume may still recover
+    /// to may need it (T11).
+    #[must_use]
+    #[inline]
+    pub const fn is_fresh(&self) -> bool {
+        matches!(self, Self::Write(Place::Fresh, _) | Self::Discard)
+    }
 }
 
 /// One write of a group, in volume blocks.
@@ -226,7 +258,7 @@ pub enum Refusal {
 /// ([`next`](Self::next)), tells of each end ([`done`](Self::done)), and reads the marks
 /// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or looks at a
 /// clock.
-pub trait Engine<P: Payload>: Send {
+pub trait Engine<P: Payload>: base::HasBase<P> {
     /// Takes a group, whole or not at all. The payloads are [taken](Payload::take) out of `writes`,
     /// also of some that are then refused.
     ///
@@ -235,10 +267,15 @@ pub trait Engine<P: Payload>: Send {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
 
     /// The next request that may go to `server` now. The caller must send it.
-    fn next(&mut self, server: u16) -> Option<Dispatch>;
+    fn next(&mut self, server: u16) -> Option<Dispatch> {
+        let id = self.base_mut().queues[usize::from(server)].pop_front()?;
+        Some(Dispatch { id, ordered: None })
+    }
 
     /// A request that was returned by [`next`](Self::next) and is not done.
-    fn request(&self, id: RequestId) -> &Request<P>;
+    fn request(&self, id: RequestId) -> &Request<P> {
+        self.base().request(id)
+    }
 
     /// A request that [`next`](Self::next) has returned since the last [`suspend`](Self::suspend)
     /// of its server has ended.
@@ -295,78 +332,47 @@ pub trait Engine<P: Payload>: Send {
     fn ask_durable(&mut self, seq: Seq);
 
     /// The payload of groups up to this is no longer needed (T14).
-    fn kept_after(&self) -> Seq;
+    fn kept_after(&self) -> Seq {
+        self.base().window.forgotten()
+    }
 
     /// Up to here the stream is complete, durable and delivered: attributes may be dropped (T1).
-    fn released(&self) -> Seq;
+    fn released(&self) -> Seq {
+        self.base().window.released()
+    }
 
     /// The last group admitted.
-    fn last(&self) -> Seq;
+    fn last(&self) -> Seq {
+        self.base().window.last()
+    }
 
     /// The failure that poisoned the stream, if one did.
-    fn failure(&self) -> Option<Failure>;
+    fn failure(&self) -> Option<Failure> {
+        self.base().failure
+    }
 
     /// The whole stream has failed for a reason outside a single request (P6).
-    fn poison(&mut self, failure: Failure);
+    fn poison(&mut self, failure: Failure) {
+        self.base_mut().poison(failure);
+    }
 
     /// Another stream's FLUSH of `member` failed (T22): poisons this one if it has unflushed
     /// writes there.
-    fn flush_failed_elsewhere(&mut self, member: Member);
+    fn flush_failed_elsewhere(&mut self, member: Member) {
+        if let Some(failure) = self.base().harmed_by_flush(member) {
+            self.poison(failure);
+        }
+    }
 
     /// Whether an incomplete write touches these volume blocks (P9).
-    fn writes_pending(&self, lba: u64, blocks: u32) -> bool;
+    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
+        self.base().writes_pending(lba, blocks)
+    }
 
     /// Whether nothing is under way: every request is complete, and no replay is queued or out.
-    fn is_idle(&self) -> bool;
-}
-
-/// Which engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EngineKind {
-    /// No order at all: the ceiling.
-    None,
-    /// Linux's: transfer, FLUSH, next.
-    Sync,
-    /// Rio's.
-    Rio,
-}
-
-impl EngineKind {
-    /// All engines, in the order that tables print them.
-    pub const ALL: [Self; 3] = [Self::Sync, Self::Rio, Self::None];
-
-    /// The one word that chooses it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Sync => "sync",
-            Self::Rio => "rio",
-        }
-    }
-
-    /// The engine of this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// What it promises, in one sentence.
-    #[must_use]
-    pub const fn promise(self) -> &'static str {
-        match self {
-            Self::None => "no order: after a crash any subset of the unflushed writes may be there",
-            Self::Sync => {
-                "groups in order, each durable before the next starts; a group cut by a crash may be there in part"
-            }
-            Self::Rio => "after a crash a prefix of whole groups, never a hole",
-        }
-    }
-}
-
-impl fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    fn is_idle(&self) -> bool {
+        // What waits, or is flushed, has a request that has not ended.
+        self.base().live() == 0
     }
 }
 
@@ -396,9 +402,18 @@ impl Default for Limits {
     }
 }
 
+// Engines go to another thread wherever their payloads do. The trait does not say so, because the
+// library's payloads go only together with what owns them all; that owner relies on it.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<none::NoOrder<()>>();
+    is_send::<sync::Sync<()>>();
+    is_send::<rio::Rio<()>>();
+};
+
 /// Makes an engine of this kind.
 #[must_use]
-pub fn engine<P: Payload + Send + 'static>(
+pub fn engine<P: Payload + 'static>(
     kind: EngineKind,
     topology: Topology,
     limits: Limits,

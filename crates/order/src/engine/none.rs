@@ -1,14 +1,22 @@
 //! No order at all: what the hardware and the stack can do at best. Requests go out at once and
 //! without attributes; only the marks that the caller sees are in order.
 
-use super::base::Base;
+use super::base::{Base, HasBase};
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
-    Write,
+    Bound, Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write,
 };
 use crate::attribute::{Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
+
+/// What it does and needs.
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    keeps_order: false,
+    completes_durable: false,
+    keeps_log: false,
+    needs_binding: false,
+    can_replay: false,
+};
 
 /// The `none` engine of one stream.
 #[derive(Debug)]
@@ -81,7 +89,19 @@ impl<P: Payload> NoOrder<P> {
     }
 }
 
-impl<P: Payload + Send> Engine<P> for NoOrder<P> {
+impl<P> HasBase<P> for NoOrder<P> {
+    #[inline]
+    fn base(&self) -> &Base<P> {
+        &self.base
+    }
+
+    #[inline]
+    fn base_mut(&mut self) -> &mut Base<P> {
+        &mut self.base
+    }
+}
+
+impl<P: Payload> Engine<P> for NoOrder<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
         let bytes = base.vet(writes, durable)?;
@@ -107,15 +127,6 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
             self.flush.start(base);
         }
         Ok(seq)
-    }
-
-    fn next(&mut self, server: u16) -> Option<Dispatch> {
-        let id = self.base.queues[usize::from(server)].pop_front()?;
-        Some(Dispatch { id, ordered: None })
-    }
-
-    fn request(&self, id: RequestId) -> &Request<P> {
-        self.base.request(id)
     }
 
     fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
@@ -145,40 +156,5 @@ impl<P: Payload + Send> Engine<P> for NoOrder<P> {
         if self.base.failure.is_none() {
             self.flush.start(&mut self.base);
         }
-    }
-
-    fn kept_after(&self) -> Seq {
-        self.base.window.forgotten()
-    }
-
-    fn released(&self) -> Seq {
-        self.base.window.released()
-    }
-
-    fn last(&self) -> Seq {
-        self.base.window.last()
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.base.failure
-    }
-
-    fn poison(&mut self, failure: Failure) {
-        self.base.poison(failure);
-    }
-
-    fn flush_failed_elsewhere(&mut self, member: Member) {
-        if let Some(failure) = self.base.harmed_by_flush(member) {
-            self.poison(failure);
-        }
-    }
-
-    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        self.base.writes_pending(lba, blocks)
-    }
-
-    fn is_idle(&self) -> bool {
-        // A round of FLUSHes that is under way has one that has not ended.
-        self.base.live() == 0
     }
 }

@@ -23,16 +23,25 @@
 
 use alloc::vec::Vec;
 
-use super::base::Base;
+use super::base::{Base, HasBase};
 use super::credits::Credits;
 use super::lane::Lane;
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
-    Write,
+    Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal,
+    RequestId, Write,
 };
-use crate::attribute::{Attribute, Kind, Member, Seq};
+use crate::attribute::{Attribute, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
+
+/// What it does and needs.
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    keeps_order: true,
+    completes_durable: false,
+    keeps_log: true,
+    needs_binding: true,
+    can_replay: true,
+};
 
 /// The `rio` engine of one stream.
 #[derive(Debug)]
@@ -199,7 +208,19 @@ impl<P: Payload> Rio<P> {
     }
 }
 
-impl<P: Payload + Send> Engine<P> for Rio<P> {
+impl<P> HasBase<P> for Rio<P> {
+    #[inline]
+    fn base(&self) -> &Base<P> {
+        &self.base
+    }
+
+    #[inline]
+    fn base_mut(&mut self) -> &mut Base<P> {
+        &mut self.base
+    }
+}
+
+impl<P: Payload> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let bytes = self.base.vet(writes, durable)?;
         if self.pressed() {
@@ -224,10 +245,6 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
         let at = usize::from(server);
         let (id, ordinal) = self.lanes[at].next(&mut self.base.queues[at])?;
         Some(Dispatch { id, ordered: Some((ordinal, self.base.window.released())) })
-    }
-
-    fn request(&self, id: RequestId) -> &Request<P> {
-        self.base.request(id)
     }
 
     fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
@@ -317,27 +334,9 @@ impl<P: Payload + Send> Engine<P> for Rio<P> {
         self.base.window.forgotten()
     }
 
-    fn released(&self) -> Seq {
-        self.base.window.released()
-    }
-
-    fn last(&self) -> Seq {
-        self.base.window.last()
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.base.failure
-    }
-
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
         self.stop();
-    }
-
-    fn flush_failed_elsewhere(&mut self, member: Member) {
-        if let Some(failure) = self.base.harmed_by_flush(member) {
-            self.poison(failure);
-        }
     }
 
     fn writes_pending(&self, lba: u64, blocks: u32) -> bool {

@@ -3,14 +3,22 @@
 
 use alloc::collections::VecDeque;
 
-use super::base::Base;
+use super::base::{Base, HasBase};
 use super::{
-    Bound, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, Request, RequestId,
-    Write,
+    Bound, Capabilities, Cause, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId, Write,
 };
 use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
+
+/// What it does and needs.
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    keeps_order: true,
+    completes_durable: true,
+    keeps_log: false,
+    needs_binding: false,
+    can_replay: false,
+};
 
 /// The `sync` engine of one stream.
 #[derive(Debug)]
@@ -80,7 +88,19 @@ impl<P: Payload> Sync<P> {
     }
 }
 
-impl<P: Payload + Send> Engine<P> for Sync<P> {
+impl<P> HasBase<P> for Sync<P> {
+    #[inline]
+    fn base(&self) -> &Base<P> {
+        &self.base
+    }
+
+    #[inline]
+    fn base_mut(&mut self) -> &mut Base<P> {
+        &mut self.base
+    }
+}
+
+impl<P: Payload> Engine<P> for Sync<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
         let bytes = base.vet(writes, durable)?;
@@ -96,15 +116,6 @@ impl<P: Payload + Send> Engine<P> for Sync<P> {
         self.waiting.push_back((seq, ids));
         self.start_next();
         Ok(seq)
-    }
-
-    fn next(&mut self, server: u16) -> Option<Dispatch> {
-        let id = self.base.queues[usize::from(server)].pop_front()?;
-        Some(Dispatch { id, ordered: None })
-    }
-
-    fn request(&self, id: RequestId) -> &Request<P> {
-        self.base.request(id)
     }
 
     fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
@@ -151,22 +162,6 @@ impl<P: Payload + Send> Engine<P> for Sync<P> {
         // Each group is made durable anyway.
     }
 
-    fn kept_after(&self) -> Seq {
-        self.base.window.forgotten()
-    }
-
-    fn released(&self) -> Seq {
-        self.base.window.released()
-    }
-
-    fn last(&self) -> Seq {
-        self.base.window.last()
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.base.failure
-    }
-
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
         for (_, ids) in self.waiting.drain(..) {
@@ -174,20 +169,5 @@ impl<P: Payload + Send> Engine<P> for Sync<P> {
                 self.base.retire(id);
             }
         }
-    }
-
-    fn flush_failed_elsewhere(&mut self, member: Member) {
-        if let Some(failure) = self.base.harmed_by_flush(member) {
-            self.poison(failure);
-        }
-    }
-
-    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        self.base.writes_pending(lba, blocks)
-    }
-
-    fn is_idle(&self) -> bool {
-        // Whatever waits or is flushed has a request that has not ended.
-        self.base.live() == 0
     }
 }

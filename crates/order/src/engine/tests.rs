@@ -572,11 +572,34 @@ fn t16_what_must_not_be_merged_is_not() {
         [(1, 0, 0, 1), (1, 0, 8, 1), (2, 0, 9, 1)],
         "behind part of a group"
     );
-    let in_place = Write { op: Op::Write(Place::InPlace, Piece(1, 1)), ..write(1, 1) };
+    let in_place_at =
+        |lba: u64| Write { op: Op::Write(Place::InPlace, Piece(lba as u32, 1)), ..write(lba, 1) };
     assert_eq!(
-        shapes(64, &[true], &[&[write(0, 1)], &[in_place]]),
+        shapes(64, &[true], &[&[write(0, 1)], &[in_place_at(1)]]),
         [(1, 0, 0, 1), (2, 0, 1, 1)],
         "undo treats the two differently (T11)"
+    );
+    let extend =
+        |lba: u64| Write { op: Op::Write(Place::Extend, Piece(lba as u32, 1)), ..write(lba, 1) };
+    for first in [write(0, 1), in_place_at(0)] {
+        for group in [
+            vec![vec![first.clone()], vec![extend(1)]],
+            vec![vec![extend(0)], vec![Write { lba: 1, ..first.clone() }]],
+        ] {
+            let groups: Vec<&[Write<Piece>]> = group.iter().map(Vec::as_slice).collect();
+            let two = [(1, 0, 0, 1), (2, 0, 1, 1)];
+            assert_eq!(shapes(64, &[true], &groups), two, "an extension is neither (T11)");
+        }
+    }
+    assert_eq!(
+        shapes(64, &[true], &[&[extend(0)], &[extend(1)]]),
+        [(1, 0, 0, 2)],
+        "extensions of neighbours"
+    );
+    assert_eq!(
+        shapes(64, &[true], &[&[extend(0)], &[extend(0)]]),
+        [(1, 0, 0, 1), (2, 0, 0, 1)],
+        "the same block again: two requests, in order (T12)"
     );
     let discard = Write { lba: 1, blocks: 1, op: Op::Discard };
     assert_eq!(
@@ -587,15 +610,17 @@ fn t16_what_must_not_be_merged_is_not() {
 }
 
 #[test]
-fn t16_nothing_is_merged_where_nothing_may_be_and_only_a_write_in_place_says_so() {
+fn t16_nothing_is_merged_where_nothing_may_be_and_each_write_says_its_own_place() {
     let limits = Limits { merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
     let in_place = Write { op: Op::Write(Place::InPlace, Piece(2, 1)), ..write(2, 1) };
-    engine.admit(&mut [write(0, 1), write(1, 1), in_place], 0, false).unwrap();
+    let extend = Write { op: Op::Write(Place::Extend, Piece(3, 1)), ..write(3, 1) };
+    engine.admit(&mut [write(0, 1), write(1, 1), in_place, extend], 0, false).unwrap();
     let sent = drain(&mut engine, 1);
     let places: Vec<_> =
-        sent.iter().map(|d| engine.request(d.id).flags.has(Flags::IN_PLACE)).collect();
-    assert_eq!(places, [false, false, true], "T11");
+        sent.iter().map(|d| engine.request(d.id).flags.0 & Flags::PLACE.0).collect();
+    let [none, in_place, extend] = [0, Flags::IN_PLACE.0, Flags::EXTEND.0];
+    assert_eq!(places, [none, none, in_place, extend], "T11");
 }
 
 #[test]

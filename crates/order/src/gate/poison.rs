@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Cause, Gate, NONE, Slot, State, Step, Ticket, is_after};
+use super::{Cause, Gate, NONE, Node, State, Step, Table, Ticket, is_after};
 use crate::attribute::Member;
 use crate::probe::{self, Plant, Rare};
 
@@ -16,21 +16,26 @@ pub(super) struct Poison {
 impl Gate {
     /// Stops the stream: what waits is refused now, what is in flight when it comes back, what
     /// arrives later at once.
-    pub fn poison(&mut self, cause: Cause, steps: &mut Vec<Step>) {
-        self.poison_from(cause, None, steps);
+    pub fn poison(&mut self, table: &mut impl Table, cause: Cause, steps: &mut Vec<Step>) {
+        self.poison_from(table, cause, None, steps);
     }
 
     /// A FLUSH of the drive failed, issued by whomever. Stops the stream if it has unflushed
     /// writes there, since they may be lost even if a later FLUSH succeeds (T22), and says
     /// whether it did.
-    pub fn flush_failed_on(&mut self, member: Member, steps: &mut Vec<Step>) -> bool {
+    pub fn flush_failed_on(
+        &mut self,
+        table: &mut impl Table,
+        member: Member,
+        steps: &mut Vec<Step>,
+    ) -> bool {
         let own = self.drives.iter().any(|d| d.cache.member == member && d.flushing.is_some());
         let harmed = self.has_unflushed(member) && !(own && probe::planted(Plant::T22OwnFlush));
         if harmed {
             if !own {
                 probe::hit(Rare::FlushFailedElsewhere);
             }
-            self.poison_from(Cause::FlushFailed { member }, None, steps);
+            self.poison_from(table, Cause::FlushFailed { member }, None, steps);
         }
         harmed
     }
@@ -42,21 +47,33 @@ impl Gate {
     /// # Panics
     ///
     /// If `steps[at]` is not an `Append`.
-    pub fn append_failed(&mut self, at: usize, cause: Cause, steps: &mut Vec<Step>) {
+    pub fn append_failed(
+        &mut self,
+        table: &mut impl Table,
+        at: usize,
+        cause: Cause,
+        steps: &mut Vec<Step>,
+    ) {
         let Step::Append(ticket) = steps[at] else {
             panic!("step {at} is {:?}, not an append", steps[at]);
         };
-        let ordinal = self.slots[ticket.0 as usize].ordinal;
-        self.retract(at, cause, Some(ordinal), steps);
+        let ordinal = table.node(ticket).ordinal;
+        self.retract(table, at, cause, Some(ordinal), steps);
     }
 
     /// The log's fence failed: takes all of `steps` back, of which only `Append`s and persist
     /// words may have been carried out, and stops the stream.
-    pub fn fence_failed(&mut self, steps: &mut Vec<Step>) {
-        self.retract(0, Cause::LogFailed, None, steps);
+    pub fn fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
+        self.retract(table, 0, Cause::LogFailed, None, steps);
     }
 
-    pub(super) fn poison_from(&mut self, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+    pub(super) fn poison_from(
+        &mut self,
+        table: &mut impl Table,
+        cause: Cause,
+        from: Option<u32>,
+        steps: &mut Vec<Step>,
+    ) {
         match &mut self.poison {
             None => self.poison = Some(Poison { cause, from }),
             Some(poison) => {
@@ -71,20 +88,20 @@ impl Gate {
             for index in 0..self.early.len() {
                 let ticket = core::mem::replace(&mut self.early[index], NONE);
                 if ticket != NONE {
-                    self.refuse(ticket, steps);
+                    self.refuse(table, ticket, steps);
                 }
             }
             self.held = 0;
         }
         let mut waiting = core::mem::take(&mut self.waiting);
         waiting.retain(|&ticket| {
-            let doomed = self.is_doomed(&self.slots[ticket as usize]);
+            let doomed = self.is_doomed(table.node(Ticket(ticket)));
             if doomed {
-                let slot = self.slots[ticket as usize];
-                self.leave_drive(&slot);
-                self.slots[ticket as usize].state = State::Unflushed;
-                if !self.slots[ticket as usize].flush {
-                    self.refuse(ticket, steps);
+                let node = *table.node(Ticket(ticket));
+                self.leave_drive(table, &node);
+                table.node_mut(Ticket(ticket)).state = State::Unflushed;
+                if !table.node(Ticket(ticket)).flush {
+                    self.refuse(table, ticket, steps);
                 }
             }
             !doomed
@@ -92,15 +109,15 @@ impl Gate {
         self.waiting = waiting;
         for drive in 0..self.drives.len() {
             // Those that a FLUSH under way covers come back with it.
-            let covered = self.drives[drive].flushing.map(|last| self.slots[last as usize].ordinal);
+            let covered = self.drives[drive].flushing.map(|last| table.node(Ticket(last)).ordinal);
             let mut pending = core::mem::take(&mut self.drives[drive].pending);
             pending.retain(|&ticket| {
-                let slot = &self.slots[ticket as usize];
-                let (ordinal, state) = (slot.ordinal, slot.state);
+                let node = table.node(Ticket(ticket));
+                let (ordinal, state) = (node.ordinal, node.state);
                 let goes =
-                    self.is_doomed(slot) && covered.is_none_or(|last| is_after(ordinal, last));
+                    self.is_doomed(node) && covered.is_none_or(|last| is_after(ordinal, last));
                 if goes && state == State::Unflushed {
-                    self.refuse(ticket, steps);
+                    self.refuse(table, ticket, steps);
                 }
                 !goes
             });
@@ -108,17 +125,24 @@ impl Gate {
         }
     }
 
-    fn retract(&mut self, at: usize, cause: Cause, from: Option<u32>, steps: &mut Vec<Step>) {
+    fn retract(
+        &mut self,
+        table: &mut impl Table,
+        at: usize,
+        cause: Cause,
+        from: Option<u32>,
+        steps: &mut Vec<Step>,
+    ) {
         let taken_back = steps.split_off(at);
-        let gone = |slot: &Slot| from.is_none_or(|from| !is_after(from, slot.ordinal));
+        let gone = |node: &Node| from.is_none_or(|from| !is_after(from, node.ordinal));
         for step in taken_back {
             let (Step::Append(Ticket(ticket))
             | Step::Write(Ticket(ticket))
             | Step::Flush(Ticket(ticket))
             | Step::Complete { ticket: Ticket(ticket), .. }
             | Step::Refuse { ticket: Ticket(ticket), .. }) = step;
-            let slot = self.slots[ticket as usize];
-            if !gone(&slot) {
+            let node = *table.node(Ticket(ticket));
+            if !gone(&node) {
                 steps.push(step);
                 continue;
             }
@@ -126,61 +150,67 @@ impl Gate {
                 Step::Append(_) => {}
                 Step::Write(_) => {
                     // Not submitted, so not in flight: as if it were still waiting.
-                    self.slots[ticket as usize].state = State::Waiting;
+                    table.node_mut(Ticket(ticket)).state = State::Waiting;
                     self.waiting.push(ticket);
                 }
-                Step::Flush(_) => self.drives[usize::from(slot.drive)].flushing = None,
+                Step::Flush(_) => self.drives[usize::from(node.drive)].flushing = None,
                 Step::Complete { ticket, .. } => steps.push(Step::Refuse { ticket, why: cause }),
                 Step::Refuse { .. } => steps.push(step),
             }
         }
-        self.poison_from(cause, from, steps);
+        self.poison_from(table, cause, from, steps);
         for drive in 0..self.drives.len() {
-            self.flush_if_due(drive as u8, steps);
+            self.flush_if_due(table, drive as u8, steps);
         }
     }
 
     #[inline]
-    pub(super) fn is_doomed(&self, slot: &Slot) -> bool {
+    pub(super) fn is_doomed(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
         let spared = probe::planted(Plant::T4VouchAfterFailure)
-            && slot.flush
-            && slot.blockers == 0
-            && from.is_some_and(|from| from != slot.ordinal);
-        from.is_none_or(|from| !is_after(from, slot.ordinal)) && !spared
+            && node.flush
+            && node.blockers == 0
+            && from.is_some_and(|from| from != node.ordinal);
+        from.is_none_or(|from| !is_after(from, node.ordinal)) && !spared
     }
 
     /// Refuses an entry, and for a FLUSH all that it was to cover, as if nothing else were harmed
     /// by what failed: the planted bugs of T22.
     #[cold]
-    pub(super) fn fail_alone(&mut self, ticket: u32, why: Cause, steps: &mut Vec<Step>) {
-        let slot = self.slots[ticket as usize];
+    pub(super) fn fail_alone(
+        &mut self,
+        table: &mut impl Table,
+        ticket: u32,
+        why: Cause,
+        steps: &mut Vec<Step>,
+    ) {
+        let node = *table.node(Ticket(ticket));
         let mut gone = Vec::new();
-        let pending = &mut self.drives[usize::from(slot.drive)].pending;
+        let pending = &mut self.drives[usize::from(node.drive)].pending;
         pending.retain(|&other| {
-            let covered = slot.state == State::Unflushed
-                && !is_after(self.slots[other as usize].ordinal, slot.ordinal);
+            let covered = node.state == State::Unflushed
+                && !is_after(table.node(Ticket(other)).ordinal, node.ordinal);
             let goes = other == ticket || covered;
             if goes {
                 gone.push(other);
             }
             !goes
         });
-        if !slot.flush {
+        if !node.flush {
             gone.push(ticket);
         }
         for ticket in gone {
-            self.slots[ticket as usize].state = State::Free;
+            table.node_mut(Ticket(ticket)).state = State::Free;
             self.inside -= 1;
             steps.push(Step::Refuse { ticket: Ticket(ticket), why });
         }
-        self.wake(&slot, steps);
-        self.flush_if_due(slot.drive, steps);
+        self.wake(table, &node, steps);
+        self.flush_if_due(table, node.drive, steps);
     }
 
     #[cold]
-    pub(super) fn refuse(&mut self, ticket: u32, steps: &mut Vec<Step>) {
-        self.slots[ticket as usize].state = State::Free;
+    pub(super) fn refuse(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
+        table.node_mut(Ticket(ticket)).state = State::Free;
         self.inside -= 1;
         let why = self.poison.expect("only a poisoned gate refuses").cause;
         let ticket = Ticket(ticket);

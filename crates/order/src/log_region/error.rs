@@ -42,7 +42,7 @@ pub enum OpenError {
     /// Header lost.
     #[error(
         "log region is damaged: {what}; restore it, or give up what it knew with \
-         --accept-lost-log"
+         accept_lost_log"
     )]
     Damaged {
         /// How.
@@ -53,7 +53,7 @@ pub enum OpenError {
         "log region was last used before this system booted, and its target was not stopped in \
          good order: a file: log does not survive the power otherwise, so nothing may be undone \
          from it, and volume {volume} is refused; check its content and give up the log with \
-         --accept-lost-log"
+         accept_lost_log"
     )]
     StaleBoot {
         /// A volume in it.

@@ -19,7 +19,7 @@ pub enum LogError {
     /// There is nothing where the directory says a partition is.
     #[error(
         "log partition of volume {} stream {} is blank though its volume is listed: the log was \
-         erased or replaced; restore it, or give up what it knew with --accept-lost-log",
+         erased or replaced; restore it, or give up what it knew with accept_lost_log",
         id.volume, id.stream
     )]
     Blank {
@@ -29,7 +29,7 @@ pub enum LogError {
     /// It belongs to somebody else.
     #[error(
         "log partition belongs to volume {} stream {}, not to volume {} stream {}: the log region \
-         was swapped; serve the right one, or give up what it knew with --accept-lost-log",
+         was swapped; serve the right one, or give up what it knew with accept_lost_log",
         found.volume, found.stream, expected.volume, expected.stream
     )]
     Foreign {
@@ -42,7 +42,7 @@ pub enum LogError {
     #[error(
         "log partition says {found} slots, but its place has room for {expected}: the log region \
          was moved or resized; serve the original one, or give up what it knew with \
-         --accept-lost-log"
+         accept_lost_log"
     )]
     Resized {
         /// Slots according to the mark.
@@ -75,7 +75,7 @@ pub enum LogError {
     /// Something is unreadable that was durable once.
     #[error(
         "log partition of volume {volume} stream {stream} is damaged: {what}; restore the log \
-         region, or give up what it knew with --accept-lost-log"
+         region, or give up what it knew with accept_lost_log"
     )]
     Damaged {
         /// The volume.

@@ -1,21 +1,13 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod table_gate;
+
+pub(crate) use riopipe_nvme::digest::soft as crc32c;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId};
 use riopipe_order::ordering_log::{LoggedEntry, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::MemRegion;
-
-const TABLE: crc::Crc<u32, crc::Table<16>> =
-    crc::Crc::<u32, crc::Table<16>>::new(&crc::CRC_32_ISCSI);
-
-/// CRC-32C in append form.
-pub(crate) fn crc32c(crc: u32, data: &[u8]) -> u32 {
-    // The crate takes the register before reflection and final inversion.
-    let mut digest = TABLE.digest_with_initial((!crc).reverse_bits());
-    digest.update(data);
-    digest.finalize()
-}
 
 /// The partition that most tests use.
 pub(crate) const ID: PartitionId = PartitionId { volume: VolumeId([7; 16]), stream: StreamId(3) };

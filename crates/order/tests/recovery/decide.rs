@@ -185,6 +185,61 @@ fn t11_in_place_updates_beyond_are_left_and_listed() {
 }
 
 #[test]
+fn t11_extensions_beyond_are_left_and_not_listed() {
+    let extend =
+        |seq: u64, lba: u64| Attribute { flags: Flags::EXTEND, ..write_at(seq, 1, lba, 1) };
+    let update = |seq: u64, lba: u64| Attribute { flags: Flags::IN_PLACE, ..extend(seq, lba) };
+    let a = [
+        (write_at(5, 1, 5, 1), true),
+        // Over a base inside the prefix, once and again, whether they are durable or not.
+        (extend(6, 5), false),
+        (extend(7, 5), true),
+        // Over a fresh one beyond it: zeroed with that.
+        (write_at(8, 1, 8, 1), true),
+        (extend(9, 8), true),
+        // Over an in-place update, and under one: listed.
+        (update(10, 20), true),
+        (extend(11, 20), true),
+        (extend(12, 22), true),
+        (update(13, 22), true),
+        // Over nothing that the log knows.
+        (extend(14, 30), true),
+    ];
+    let found = plan(&[list(0, 4, &a), list(1, 4, &[])]);
+    assert_eq!((found.k, found.dropped), (Seq(5), 9), "an extension is counted like any other");
+    assert_eq!(found.undo, [extent(1, 8, 1)]);
+    let listed = [(10, extent(1, 20, 1)), (13, extent(1, 22, 1))];
+    assert_eq!(found.in_place, listed.map(|(seq, extent)| InPlace { seq: Seq(seq), extent }));
+    assert_eq!(found.in_doubt, []);
+    let whole = [(write_at(5, 1, 5, 1), true), (extend(6, 5), true)];
+    assert_eq!(plan(&[list(0, 4, &whole), list(1, 4, &[])]).k, Seq(6));
+}
+
+#[test]
+fn t11_an_extension_across_blocks_and_groups_is_one_by_one() {
+    // Three blocks, of which a fresh write beyond the prefix touches the second.
+    let extend = Attribute { flags: Flags::EXTEND, ..write_at(7, 0, 10, 3) };
+    let found = plan(&[list(0, 4, &[(write_at(6, 0, 11, 1), true), (extend, true)])]);
+    assert_eq!((found.k, found.undo, found.in_place), (Seq(4), vec![extent(0, 11, 1)], vec![]));
+    // Merged over groups (T16): of none of them anything is undone or listed.
+    let merged = Attribute { flags: Flags::EXTEND, ..merged(6, 3) };
+    let found = plan(&[list(0, 4, &[(merged, true)])]);
+    assert_eq!((found.k, found.dropped), (Seq(4), 3));
+    assert_eq!((found.undo, found.in_place), (vec![], vec![]));
+}
+
+/// What was given up may have known of newer groups, and what an extension left may be theirs.
+#[test]
+fn t26_extensions_beyond_are_in_doubt_when_a_log_is_given_up() {
+    let extend = |seq: u64| Attribute { flags: Flags::EXTEND, ..write_at(seq, 0, 9, 1) };
+    let good = list(0, 5, &[(extend(6), true), (extend(8), true)]);
+    let lost = StreamList { in_doubt: true, ..list(1, 0, &[]) };
+    let found = plan(&[good, lost]);
+    assert_eq!((found.k, found.undo, found.in_place), (Seq(6), vec![], vec![]));
+    assert_eq!(found.in_doubt, [InPlace { seq: Seq(8), extent: extent(0, 9, 1) }]);
+}
+
+#[test]
 fn flush_entries_have_nothing_to_undo_and_discards_have() {
     let discard = Attribute { kind: Kind::Discard, ..on(6, 0) };
     let found = plan(&[list(0, 4, &[(discard, true), (flush(7, 1), true)]), list(1, 4, &[])]);

@@ -38,8 +38,12 @@ fn random_lists(choices: &mut Choices) -> Vec<StreamList> {
                 1 => Attribute { kind: Kind::Discard, ..write_at(next, member, lba, blocks) },
                 _ => write_at(next, member, lba, blocks),
             };
-            if a.kind == Kind::Write && choices.below(4) == 0 {
-                a.flags = a.flags.with(Flags::IN_PLACE);
+            if a.kind == Kind::Write {
+                a.flags = match choices.below(6) {
+                    0 => a.flags.with(Flags::IN_PLACE),
+                    1 | 2 => a.flags.with(Flags::EXTEND),
+                    _ => a.flags,
+                };
             }
             let tag = !(next + span - 1);
             let a = Attribute { index, num, span: span as u16, tag, ..a };
@@ -117,11 +121,13 @@ fn blocks_of(a: &Attribute) -> impl Iterator<Item = (u8, u64)> + use<> {
     (a.lba..a.lba + u64::from(a.blocks)).map(move |block| (member, block))
 }
 
-/// What is zeroed, block by block.
+/// What is zeroed, block by block: what a fresh write or a discard beyond k names, whatever else
+/// was written there.
 fn oracle_undo(lists: &[StreamList], k: Seq) -> BTreeSet<(u8, u64)> {
     let unsettled = lists.iter().filter(|list| !list.settled).flat_map(|list| &list.entries);
     let beyond = unsettled.map(|e| &e.attribute).filter(|a| a.seq > k);
-    let fresh = beyond.filter(|a| !a.flags.has(Flags::IN_PLACE) && a.kind != Kind::Flush);
+    let left = |a: &Attribute| a.flags.has(Flags::IN_PLACE) || a.flags.has(Flags::EXTEND);
+    let fresh = beyond.filter(|a| !left(a) && a.kind != Kind::Flush);
     fresh.flat_map(blocks_of).collect()
 }
 

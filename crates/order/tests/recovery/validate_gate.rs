@@ -6,18 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
 use riopipe_order::entry::{Life, Position};
-use riopipe_order::gate::{Gate, MemberCache, Step, Ticket};
+use riopipe_order::gate::{MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::recovery::validate;
 
 use crate::common::Choices;
+use crate::common::table_gate::TableGate;
 use crate::{flush, write_at};
 
 /// A target with its log and drives. Entries are known by their seq.
 struct World {
     /// Which drives are volatile. That may change while the target is down (T27).
     volatile: [bool; 3],
-    gate: Gate,
+    gate: TableGate,
     tickets: BTreeMap<u32, Attribute>,
     /// The log, in order of position: what was appended, and whether it is persisted.
     log: Vec<(Attribute, bool)>,
@@ -38,9 +39,9 @@ struct World {
     vouched: usize,
 }
 
-fn gate(volatile: [bool; 3]) -> Gate {
+fn gate(volatile: [bool; 3]) -> TableGate {
     let member = |n: u8| MemberCache { member: Member(n), volatile: volatile[usize::from(n)] };
-    Gate::new(&[0, 1, 2].map(member), 64)
+    TableGate::new(&[0, 1, 2].map(member), 64)
 }
 
 impl World {

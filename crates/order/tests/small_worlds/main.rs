@@ -10,24 +10,18 @@
 //! `--features probe` the name of a plant removes a defence, and the run must fail.
 
 mod media;
+#[path = "../common/table_gate.rs"]
+mod table_gate;
 mod workload;
 mod world;
 
 use std::{collections::BTreeSet, process::exit, sync::Mutex, thread};
 
 use media::Words;
-use riopipe_order::{attribute::Seq, recovery::StreamPlan};
+pub(crate) use riopipe_nvme::digest::soft as crc32c;
+use riopipe_order::{attribute::Seq, engine::Place, recovery::StreamPlan};
 use workload::{Group, UNIT};
 use world::{Action, World, is_listed, is_undone};
-
-const TABLE: crc::Crc<u32, crc::Table<16>> =
-    crc::Crc::<u32, crc::Table<16>>::new(&crc::CRC_32_ISCSI);
-
-pub(crate) fn crc32c(crc: u32, data: &[u8]) -> u32 {
-    let mut digest = TABLE.digest_with_initial((!crc).reverse_bits());
-    digest.update(data);
-    digest.finalize()
-}
 
 /// Which drives have a volatile cache.
 const CACHES: [[bool; 2]; 3] = [[true, true], [false, false], [true, false]];
@@ -57,9 +51,11 @@ fn main() {
     riopipe_order::probe::plant(
         args.iter().find_map(|arg| riopipe_order::probe::Plant::from_name(arg)),
     );
-    // Groups, and shapes of each.
-    let bounds: &[(u32, usize)] =
-        if full { &[(1, 8), (2, 8), (3, 5), (4, 2)] } else { &[(1, 8), (2, 6), (3, 2), (4, 1)] };
+    // Groups, and shapes of each: first with updates in place, then with extensions.
+    let bounds: [&[(u32, usize)]; 2] = match full {
+        true => [&[(1, 8), (2, 8), (3, 5), (4, 2)], &[(1, 4), (2, 4), (3, 3), (4, 2)]],
+        false => [&[(1, 8), (2, 6), (3, 2), (4, 1)], &[(1, 4), (2, 4), (3, 2)]],
+    };
     // Whoever fails ends all.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -67,9 +63,11 @@ fn main() {
         exit(1);
     }));
     let work = Mutex::new(
-        bounds
-            .iter()
-            .flat_map(|&(groups, shapes)| workload::all(groups, shapes))
+        [workload::UPDATES, workload::EXTENSIONS]
+            .into_iter()
+            .zip(bounds)
+            .flat_map(|(all, bounds)| bounds.iter().map(|(groups, some)| (*groups, &all[..*some])))
+            .flat_map(|(groups, shapes)| workload::all(groups, shapes))
             .collect::<Vec<_>>(),
     );
     let total = Mutex::new(Counts::default());
@@ -203,18 +201,24 @@ impl Case<'_> {
             for block in 0..UNIT.min(12) {
                 let mut want = 0;
                 let mut left = BTreeSet::new();
-                let mut fresh_beyond = false;
+                let mut extended = BTreeSet::new();
+                let (mut fresh_beyond, mut updated_beyond) = (false, false);
                 for (seq, group) in &world.submitted {
                     for w in &group.writes {
                         if w.drive() != drive || w.on_drive() != block {
                             continue;
                         }
-                        match (*seq <= k, w.in_place) {
+                        match (*seq <= k, w.place) {
                             (true, _) => want = w.content,
-                            (false, true) => {
+                            (false, Place::Fresh) => fresh_beyond = true,
+                            (false, Place::InPlace) => {
+                                updated_beyond = true;
                                 left.insert(w.content);
                             }
-                            (false, false) => fresh_beyond = true,
+                            // No block is extended and updated in place here.
+                            (false, Place::Extend) => {
+                                extended.insert(w.content);
+                            }
                         }
                     }
                 }
@@ -225,9 +229,15 @@ impl Case<'_> {
                     }
                     found = BTreeSet::from([0]);
                 }
+                let listed = is_listed(plan, drive, block);
+                if listed && !updated_beyond {
+                    self.fail(world, plan, &format!("P1: block {drive}:{block} is listed"));
+                }
                 for content in found {
-                    let listed = left.contains(&content) && is_listed(plan, drive, block);
-                    if content != want && !listed {
+                    let listed = left.contains(&content) && listed;
+                    // What is extended beyond the prefix is what the prefix has there.
+                    let extends = extended.contains(&content) && !fresh_beyond;
+                    if content != want && !listed && !extends {
                         let what =
                             format!("P1, P5: block {drive}:{block} may hold {content}, not {want}");
                         self.fail(world, plan, &what);

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use riopipe_order::attribute::{Attribute, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::rio::Rio;
-use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, Place, RequestId, Write};
+use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, RequestId, Write};
 use riopipe_order::entry::{Life, PartitionId, Position};
-use riopipe_order::gate::{Gate, MemberCache, Step, Ticket};
+use riopipe_order::gate::{MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::recovery::{ListedEntry, StreamList, StreamPlan, decide, validate};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
 use crate::media::{Drive, Words};
+use crate::table_gate::TableGate;
 use crate::workload::{Group, UNIT};
 
 const SLOTS: u32 = 32;
@@ -45,7 +46,7 @@ pub(crate) enum Action {
 }
 
 struct Target {
-    gate: Gate,
+    gate: TableGate,
     log: StreamLog<Words>,
     drive: Drive,
     incarnation: u32,
@@ -91,7 +92,7 @@ impl World {
             let mut log = StreamLog::format(region, ID, GENERATION, crate::crc32c).unwrap();
             log.start(life, Seq::ZERO).unwrap();
             Target {
-                gate: Gate::new(&caches(volatile), TICKETS),
+                gate: TableGate::new(&caches(volatile), TICKETS),
                 log,
                 drive: Drive::new(volatile),
                 incarnation: 1,
@@ -145,9 +146,10 @@ impl World {
                 let writes: Vec<Write<Content>> = group
                     .writes
                     .iter()
-                    .map(|w| {
-                        let place = if w.in_place { Place::InPlace } else { Place::Fresh };
-                        Write { lba: w.lba, blocks: 1, op: Op::Write(place, Content(w.content)) }
+                    .map(|w| Write {
+                        lba: w.lba,
+                        blocks: 1,
+                        op: Op::Write(w.place, Content(w.content)),
                     })
                     .collect();
                 let seq = self.engine.admit(&mut writes.clone(), group.tag, group.durable).unwrap();
@@ -206,7 +208,7 @@ impl World {
         reopened.resume(Life { generation: GENERATION, incarnation: target.incarnation }).unwrap();
         target.log = reopened;
         target.drive = target.drive.power_cut();
-        target.gate = Gate::new(&caches(volatile), TICKETS);
+        target.gate = TableGate::new(&caches(volatile), TICKETS);
         target.entries.clear();
         target.free = (0..TICKETS).rev().collect();
         target.todo.clear();

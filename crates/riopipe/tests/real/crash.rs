@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    ClaimError, ConnectOptions, CreateOptions, MemberAddr, OpenError, OpenOptions, Place, Recovery,
-    Seq, Stream, SubmitError, Until, Volume, Why,
+    BLOCK_BYTES, ClaimError, ConnectOptions, CreateOptions, MemberAddr, OpenError, OpenOptions,
+    Place, Recovery, Seq, Stream, SubmitError, SubmitErrorKind, Until, Volume,
 };
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
-use crate::site::{BLOCK, connect, create_options, fill};
+use crate::site::{connect, create_options, fill};
 
 /// Longest that anything may take.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
@@ -164,12 +164,12 @@ pub(crate) fn put(
     durable: bool,
 ) -> Seq {
     loop {
-        let mut buf = stream.buf(blocks * BLOCK);
+        let mut buf = stream.buf(blocks * BLOCK_BYTES).unwrap();
         fill(&mut buf, lba, version);
         let group = stream.group().write(lba, buf, place).tag(version);
         match if durable { group.submit_durable() } else { group.submit() } {
             Ok(seq) => return seq,
-            Err(SubmitError { why: Why::Full(_), .. }) => {
+            Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
                 stream.wait(Until::Room, Some(SOON)).unwrap();
             }
             Err(error) => panic!("{error}"),
@@ -180,8 +180,8 @@ pub(crate) fn put(
 /// Whether blocks hold what group `version` wrote (`Some(true)`), zeroes (`Some(false)`), or
 /// anything else.
 pub(crate) fn holds(stream: &mut Stream, lba: u64, blocks: usize, version: u64) -> Option<bool> {
-    let (mut is, mut should) = (vec![0; blocks * BLOCK], vec![0; blocks * BLOCK]);
-    stream.read(lba, &mut is).unwrap();
+    let (mut is, mut should) = (vec![0; blocks * BLOCK_BYTES], vec![0; blocks * BLOCK_BYTES]);
+    stream.read(lba, &mut is, None).unwrap();
     fill(&mut should, lba, version);
     if is == should {
         return Some(true);

@@ -49,7 +49,7 @@ fn t26_giving_up_one_log_leaves_what_is_durable_on_the_other_target() {
     nodes.iter_mut().for_each(Node::start);
 
     let error = Volume::open("v", &members, &impatient()).unwrap_err();
-    assert!(error.to_string().contains("--accept-lost-log"), "{error}");
+    assert!(error.to_string().contains("accept_lost_log"), "{error}");
     let (volume, recovery) = Volume::open("v", &members, &accept()).unwrap();
     assert_eq!(there(&volume, &recovery, &blocks), [Some(true); 3], "{recovery}");
     volume.close().unwrap();
@@ -81,7 +81,7 @@ fn t26_an_older_log_is_given_up_without_a_new_one() {
 
     let error = Volume::open("v", &members, &impatient()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("older") && text.contains("--accept-lost-log"), "{text}");
+    assert!(text.contains("older") && text.contains("accept_lost_log"), "{text}");
     let (volume, recovery) = Volume::open("v", &members, &accept()).unwrap();
     assert_eq!(there(&volume, &recovery, &blocks), [Some(true); 3], "{recovery}");
     volume.close().unwrap();
@@ -125,7 +125,7 @@ fn t26_damaged_partitions_are_given_up_by_whoever_opens_the_volume() {
     let error = Volume::open("v", &members, &impatient()).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, OpenError::Claim { .. }), "{text}");
-    assert!(text.contains("damaged") && text.contains("--accept-lost-log"), "{text}");
+    assert!(text.contains("damaged") && text.contains("accept_lost_log"), "{text}");
     let (volume, recovery) = Volume::open("v", &members, &accept()).unwrap();
     assert!(there(&volume, &recovery, &blocks).iter().all(|there| *there == Some(true)));
     assert!(recovery.stream(1).unwrap().log_given_up);

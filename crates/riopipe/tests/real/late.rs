@@ -96,7 +96,7 @@ impl Late {
     }
 
     /// From now on nothing passes that the target says on the connections that are there.
-    fn hold(&self) {
+    pub(crate) fn hold(&self) {
         self.change(|held| held.below = held.connections);
     }
 
@@ -285,7 +285,7 @@ fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_associa
     // Nothing may be called durable that the new drive has only in its cache.
     let put_durably = || -> Result<Seq, String> {
         let mut stream = volume.stream(0, &StreamOptions::default()).map_err(|e| e.to_string())?;
-        let buf = stream.buf(4096);
+        let buf = stream.buf(4096).unwrap();
         let group = stream.group().write(1, buf, Place::Fresh);
         let seq = group.submit_durable().map_err(|error| error.to_string())?;
         stream.wait(Until::Durable(seq), Some(SOON)).map_err(|error| error.to_string())?;

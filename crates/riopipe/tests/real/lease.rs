@@ -15,8 +15,12 @@ fn is_refused(members: &[MemberAddr], away: bool) {
     match Volume::open("v", members, &impatient()) {
         Err(error @ OpenError::Claim { error: ClaimError::Owned { lease_left_ms, .. }, .. }) => {
             let text = error.to_string();
-            assert!(text.contains("--take-over"), "{text}");
-            assert_eq!((lease_left_ms > 0, text.contains("--wait")), (away, away), "{text}");
+            assert!(text.contains("take_over"), "{text}");
+            assert_eq!(
+                (lease_left_ms > 0, text.contains("wait_for_lease")),
+                (away, away),
+                "{text}"
+            );
         }
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("a living owner was displaced without a take-over"),

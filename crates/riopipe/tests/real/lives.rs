@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use riopipe::{
-    ConnectOptions, CreateOptions, EngineKind, OpenOptions, Place, StreamOptions, Until, Volume,
+    BLOCK_BYTES, ConnectOptions, CreateOptions, EngineKind, OpenOptions, Place, StreamOptions,
+    Until, Volume,
 };
 use tempfile::TempDir;
 
 use crate::crash::impatient;
-use crate::site::{BLOCK, create_options, fill, members, open_options, target, write};
+use crate::site::{create_options, fill, members, open_options, target, write};
 
 fn synchronous() -> CreateOptions {
     CreateOptions { engine: Some(EngineKind::Sync), ..create_options() }
@@ -28,7 +29,7 @@ fn t8_an_earlier_life_of_a_stream_never_writes_over_a_later_one() {
         zero.close().unwrap();
         let bufs: Vec<_> = (0..220)
             .map(|_| {
-                let mut buf = stream.buf(BLOCK);
+                let mut buf = stream.buf(BLOCK_BYTES).unwrap();
                 fill(&mut buf, 500, 1);
                 buf
             })
@@ -58,7 +59,7 @@ fn a_stream_that_is_reopened_at_once_is_open_once() {
     let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
     for _ in 0..10 {
         let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
-        let buf = stream.buf(40 * BLOCK);
+        let buf = stream.buf(40 * BLOCK_BYTES).unwrap();
         stream.group().write(0, buf, Place::InPlace).submit().unwrap();
         stream.poll().unwrap();
         drop(stream); // its writes are still at the drive
@@ -85,9 +86,9 @@ fn p6_a_failed_stream_says_so_to_every_read() {
     two.stop().unwrap();
     while stream.poll().is_ok() {}
     let failure = stream.poll().unwrap_err();
-    let mut page = vec![0; 40 * BLOCK];
+    let mut page = vec![0; 40 * BLOCK_BYTES];
     for _ in 0..3 {
-        assert_eq!(stream.read(0, &mut page).unwrap_err().to_string(), failure.to_string());
+        assert_eq!(stream.read(0, &mut page, None).unwrap_err().to_string(), failure.to_string());
     }
     one.stop().unwrap();
 }
@@ -107,8 +108,8 @@ fn a_target_that_goes_during_a_read_ends_it() {
             std::thread::sleep(Duration::from_micros(700 * round));
             two.stop().unwrap();
         });
-        let mut page = vec![0; 4000 * BLOCK];
-        while stream.read(0, &mut page).is_ok() {}
+        let mut page = vec![0; 4000 * BLOCK_BYTES];
+        while stream.read(0, &mut page, None).is_ok() {}
         // What still comes from the other target is nobody's.
         for _ in 0..100 {
             assert!(stream.poll().is_err());
@@ -218,7 +219,7 @@ fn t19_a_lost_log_is_given_up_only_on_demand() {
     let members = members(&[&second], 1);
     let error = Volume::open("v", &members, &open_options()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("another ordering log") && text.contains("--accept-lost-log"), "{text}");
+    assert!(text.contains("another ordering log") && text.contains("accept_lost_log"), "{text}");
     let accept = OpenOptions { accept_lost_log: true, ..open_options() };
     let (volume, _) = Volume::open("v", &members, &accept).unwrap();
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
@@ -246,8 +247,8 @@ fn a_volume_made_anew_shows_nothing_of_the_old_one() {
     Volume::create("w", &members, &force).unwrap();
     let (volume, _) = Volume::open("w", &members, &open_options()).unwrap();
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
-    let mut block = vec![1; BLOCK];
-    stream.read(0, &mut block).unwrap();
+    let mut block = vec![1; BLOCK_BYTES];
+    stream.read(0, &mut block, None).unwrap();
     assert!(block.iter().all(|byte| *byte == 0));
     stream.close().unwrap();
     volume.close().unwrap();

@@ -14,7 +14,7 @@ fn of_another_boot(log: &Path) {
     let mut bytes = fs::read(log).unwrap();
     for copy in bytes[..8192].chunks_exact_mut(4096) {
         copy[40..56].fill(0x5a);
-        let check = riopipe_target::crc32c(0, &copy[12..]);
+        let check = riopipe::crc32c(0, &copy[12..]);
         copy[8..12].copy_from_slice(&check.to_le_bytes());
     }
     fs::write(log, bytes).unwrap();
@@ -52,7 +52,7 @@ fn t24_an_older_copy_of_the_log_is_refused() {
             panic!("{kind}: {error}")
         };
         let text = error.to_string();
-        assert!(text.contains("older") && text.contains("--accept-lost-log"), "{kind}: {text}");
+        assert!(text.contains("older") && text.contains("accept_lost_log"), "{kind}: {text}");
         let info = Volume::inspect(&members, &crate::site::connect()).unwrap();
         assert!(info.members[0].log_lost, "{kind}");
     }

@@ -1,12 +1,14 @@
 //! Volumes against real targets, in this process, on real sockets.
 
 mod crash;
+mod extend;
 mod given_up;
 mod late;
 mod lease;
 mod lives;
 mod lost_log;
 mod metrics;
+mod reads;
 mod reconnect;
 mod recovery;
 mod reopen;

@@ -1,42 +1,20 @@
-//! An open volume tells what it is doing, and does not wait for who asks.
+//! An open volume tells what it is doing, and does not wait for a server of its figures.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use riopipe::{MetricsError, StreamOptions, Until, Volume, VolumeStat};
+use riopipe::{StatError, StreamOptions, Until, Volume, VolumeStat};
 use tempfile::TempDir;
 
 use crate::site::{create_options, members, open_options, target, write};
 
-/// The body of the page, with its HTTP status.
-fn get(address: SocketAddr, path: &str) -> (String, String) {
-    let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    write!(socket, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap();
-    (status.to_owned(), body.to_owned())
-}
-
 #[test]
-fn two_endpoints_tell_of_an_open_volume_and_of_its_end() {
+fn figures_tell_of_an_open_volume_and_of_its_end() {
     let log = TempDir::new().unwrap();
     let target = target(&["mem:16M", "mem:16M"], Some(&log));
     let members = members(&[&target], 2);
     Volume::create("v", &members, &create_options()).unwrap();
     let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
-
-    let refused = volume.serve_metrics("0.0.0.0:0").unwrap_err();
-    assert!(matches!(refused, MetricsError::Address(_)), "{refused}");
-    assert!(refused.to_string().contains("give a loopback address"), "{refused}");
-    let first = volume.serve_metrics("127.0.0.1:0").unwrap();
-    let second = volume.serve_metrics("127.0.0.1:0").unwrap();
-    assert_ne!(first.address(), second.address());
-    let taken = volume.serve_metrics(&first.address().to_string()).unwrap_err();
-    assert!(matches!(taken, MetricsError::Listen(_)), "{taken}");
+    let figures = volume.stat_source();
 
     let idle = volume.stat();
     assert_eq!((idle.volume.as_str(), idle.engine.as_str()), ("v", "rio"));
@@ -62,39 +40,31 @@ fn two_endpoints_tell_of_an_open_volume_and_of_its_end() {
     assert!(stat.stages.iter().any(|stage| stage.count > 0), "{stat:?}");
     assert!(stat.uptime_s > idle.uptime_s && stat.is_same_life(&idle));
 
-    for endpoint in [&first, &second] {
-        let (status, json) = get(endpoint.address(), "/stat");
-        assert_eq!(status, "200");
-        assert!(json.contains(&format!("\"schema\":\"{}\"", VolumeStat::SCHEMA)), "{json}");
-        assert!(json.contains(&format!("\"complete\":{}", marks.complete.0)), "{json}");
-        let (status, page) = get(endpoint.address(), "/metrics");
-        assert_eq!(status, "200");
-        let line = format!("rio_stream_durable_group{{stream=\"2\"}} {}\n", marks.durable.0);
-        assert!(page.contains(&line), "no {line:?} in\n{page}");
-        assert!(page.contains("rio_volume_info{volume=\"v\",engine=\"rio\""), "{page}");
-    }
-    let figures = volume.figures();
-    assert!(figures.open_metrics().unwrap().contains("rio_stage_seconds_count{stage=\"wire\"}"));
+    let json = figures.json().unwrap();
+    assert!(json.contains(&format!("\"schema\":\"{}\"", VolumeStat::SCHEMA)), "{json}");
+    assert!(json.contains(&format!("\"complete\":{}", marks.complete.0)), "{json}");
+    let page = figures.open_metrics().unwrap();
+    let line = format!("rio_stream_durable_group{{stream=\"2\"}} {}\n", marks.durable.0);
+    assert!(page.contains(&line), "no {line:?} in\n{page}");
+    assert!(page.contains("rio_volume_info{volume=\"v\",engine=\"rio\""), "{page}");
+    assert!(page.contains("rio_stage_seconds_count{stage=\"wire\"}"), "{page}");
 
-    drop(second);
     stream.close().unwrap();
     assert!(volume.stat().streams.is_empty());
     volume.close().unwrap();
-    // The housekeeper may still be looking around.
+    // The background thread may still be looking around.
     let began = Instant::now();
-    let (status, said) = loop {
-        let answer = get(first.address(), "/metrics");
-        if answer.0 != "200" {
-            break answer;
+    let error = loop {
+        if let Err(error) = figures.open_metrics() {
+            break error;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "the endpoint keeps the volume open");
+        assert!(began.elapsed() < Duration::from_secs(120), "the figures keep the volume open");
         std::thread::sleep(Duration::from_millis(5));
     };
-    assert_eq!((status.as_str(), said.as_str()), ("410", "the volume has been closed\n"));
-    assert_eq!(get(first.address(), "/").0, "404");
-    assert!(figures.json().is_err());
+    assert_eq!(error, StatError::Gone("the volume has been closed"));
+    assert_eq!(figures.json().unwrap_err(), error);
 
-    // Given back: whoever comes next needs no permission of the endpoint.
+    // Given back: the next owner needs no permission of the figures' holder.
     let (volume, recovery) = Volume::open("v", &members, &open_options()).unwrap();
     assert!(recovery.is_nothing(), "{recovery}");
     assert!(!volume.stat().is_same_life(&stat));

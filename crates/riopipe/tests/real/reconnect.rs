@@ -65,7 +65,7 @@ fn p7_broken_connections_are_made_again() {
         }
         if group % 70 == 0 {
             let mut block = [0; 4096];
-            stream.read(group, &mut block).unwrap();
+            stream.read(group, &mut block, None).unwrap();
             assert_eq!(block[..8], group.to_le_bytes(), "reads wait for the way back (P9)");
         }
     }
@@ -78,7 +78,7 @@ fn p7_broken_connections_are_made_again() {
     volume.close().unwrap();
 }
 
-/// While its owner is elsewhere, the housekeeper brings a stream back.
+/// While its owner is elsewhere, the background thread brings a stream back.
 #[test]
 fn a_stream_that_nobody_polls_comes_back_too() {
     let mut nodes = [Node::new()];
@@ -178,7 +178,7 @@ fn p6_without_time_a_lost_target_is_a_failure_at_once() {
     nodes[0].start();
     let mut failed = false;
     for group in 1..=100 {
-        let buf = stream.buf(4096);
+        let buf = stream.buf(4096).unwrap();
         failed |= stream.group().write(group, buf, Place::Fresh).submit().is_err();
         failed |= stream.wait(Until::Idle, Some(SOON)).is_err();
     }
@@ -278,7 +278,7 @@ fn t27_a_drive_that_comes_back_without_power_loss_protection_is_not_believed() {
     node.lose_protection();
     node.start();
     // Whatever it is asked for, nothing is called durable.
-    let buf = stream.buf(4096);
+    let buf = stream.buf(4096).unwrap();
     let later = stream.group().write(1, buf, Place::Fresh).submit_durable();
     let said = match later {
         Ok(seq) => stream.wait(Until::Durable(seq), Some(SOON)).unwrap_err().to_string(),

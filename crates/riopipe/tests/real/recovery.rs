@@ -3,8 +3,8 @@
 use std::fs;
 
 use riopipe::{
-    AcknowledgeError, BlockRange, OpenOptions, Place, RecoverOptions, Recovery, Seq, StreamError,
-    StreamOptions, Until, Volume, undone,
+    AcknowledgeError, BLOCK_BYTES, BlockRange, OpenOptions, Place, RecoverOptions, Recovery, Seq,
+    StreamError, StreamOptions, Until, Volume, undone,
 };
 
 use crate::crash::{Node, SOON, holds, open_soon, put, volume_on};
@@ -23,7 +23,7 @@ fn crash(members: &[riopipe::MemberAddr], first: u64, groups: u64) {
 }
 
 /// For a volume whose owner's lease may still run (T25).
-fn taking_over() -> OpenOptions {
+pub(crate) fn taking_over() -> OpenOptions {
     OpenOptions { take_over: true, ..open_options() }
 }
 
@@ -195,11 +195,11 @@ fn what_is_zeroed_can_be_kept() {
     for group in found.last.0 + 1..=10 {
         assert_eq!(holds(&mut stream, 6 * group, 6, group), Some(false));
         for lba in 6 * group..6 * group + 6 {
-            let mut group_bytes = vec![0; 6 * crate::site::BLOCK];
+            let mut group_bytes = vec![0; 6 * BLOCK_BYTES];
             crate::site::fill(&mut group_bytes, 6 * group, group);
-            let at = (lba - 6 * group) as usize * crate::site::BLOCK;
+            let at = (lba - 6 * group) as usize * BLOCK_BYTES;
             let kept = saved.block(lba).unwrap().expect("the file has every undone block");
-            assert!(kept == group_bytes[at..at + crate::site::BLOCK], "block {lba}");
+            assert!(kept == group_bytes[at..at + BLOCK_BYTES], "block {lba}");
         }
     }
     stream.close().unwrap();

@@ -82,7 +82,7 @@ fn t8_reopening_after_a_take_over_says_who_has_the_volume() {
     let (later, _) = Volume::open("v", &members, &take).unwrap();
     soon("the stream learns it", || {
         stream.poll().is_err() || {
-            let mut buf = stream.buf(4096);
+            let mut buf = stream.buf(4096).unwrap();
             buf.fill(1);
             let _ = stream.group().write(1, buf, Place::Fresh).submit();
             false

@@ -4,13 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use riopipe::{
-    ConnectOptions, CreateOptions, MemberAddr, OpenOptions, Place, Seq, Stream, SubmitError, Until,
-    Why,
+    BLOCK_BYTES, ConnectOptions, CreateOptions, MemberAddr, OpenOptions, Place, Seq, Stream,
+    SubmitError, SubmitErrorKind, Until,
 };
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
-
-pub(crate) const BLOCK: usize = 4096;
 
 /// A target over these drives, with a log in `dir` if it is to have one.
 pub(crate) fn target(drives: &[&str], log: Option<&TempDir>) -> Running {
@@ -52,7 +50,7 @@ pub(crate) fn open_options() -> OpenOptions {
 
 /// Fills a buffer with what block `lba` is to hold after write number `version`.
 pub(crate) fn fill(bytes: &mut [u8], lba: u64, version: u64) {
-    for (i, block) in bytes.chunks_mut(BLOCK).enumerate() {
+    for (i, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
         block.fill((lba as u8).wrapping_add(i as u8).wrapping_mul(31) ^ version as u8);
         block[..8].copy_from_slice(&(lba + i as u64).to_le_bytes());
         block[8..16].copy_from_slice(&version.to_le_bytes());
@@ -67,13 +65,13 @@ pub(crate) fn write(
     durable: bool,
 ) -> Seq {
     loop {
-        let mut buf = stream.buf(blocks * BLOCK);
+        let mut buf = stream.buf(blocks * BLOCK_BYTES).unwrap();
         fill(&mut buf, lba, version);
         let group = stream.group().write(lba, buf, Place::InPlace).tag(version);
         let result = if durable { group.submit_durable() } else { group.submit() };
         match result {
             Ok(seq) => return seq,
-            Err(SubmitError { why: Why::Full(_), .. }) => {
+            Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
                 stream.wait(Until::Room, Some(Duration::from_secs(20))).unwrap();
             }
             Err(error) => panic!("{error}"),
@@ -82,8 +80,8 @@ pub(crate) fn write(
 }
 
 pub(crate) fn check(stream: &mut Stream, lba: u64, blocks: usize, version: u64) {
-    let (mut is, mut should) = (vec![0; blocks * BLOCK], vec![0; blocks * BLOCK]);
-    stream.read(lba, &mut is).unwrap();
+    let (mut is, mut should) = (vec![0; blocks * BLOCK_BYTES], vec![0; blocks * BLOCK_BYTES]);
+    stream.read(lba, &mut is, None).unwrap();
     fill(&mut should, lba, version);
     assert!(is == should, "blocks {lba}+{blocks} hold version {version}");
 }

@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use riopipe::{
-    CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, StreamOptions, SubmitError,
-    Until, Volume, WaitError, Why,
+    BLOCK_BYTES, CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, StreamOptions,
+    SubmitError, SubmitErrorKind, Until, Volume, WaitError,
 };
 use tempfile::TempDir;
 
 use crate::crash::impatient;
-use crate::site::{
-    BLOCK, check, connect, create_options, fill, members, open_options, target, write,
-};
+use crate::site::{check, connect, create_options, fill, members, open_options, target, write};
 
 #[test]
 fn an_ordered_write_end_to_end_on_two_striped_targets() {
@@ -97,13 +95,13 @@ fn p5_random_writes_read_back_exactly_also_in_flight() {
         }
         if random() % 5 == 0 {
             let at = random() % 400;
-            let mut is = vec![0; BLOCK];
-            stream.read(at, &mut is).unwrap();
-            let mut should = vec![0; BLOCK];
+            let mut is = vec![0; BLOCK_BYTES];
+            stream.read(at, &mut is, None).unwrap();
+            let mut should = vec![0; BLOCK_BYTES];
             if let Some((version, lba, i)) = model[at as usize] {
-                let mut whole = vec![0; (i + 1) * BLOCK];
+                let mut whole = vec![0; (i + 1) * BLOCK_BYTES];
                 fill(&mut whole, lba, version);
-                should.copy_from_slice(&whole[i * BLOCK..]);
+                should.copy_from_slice(&whole[i * BLOCK_BYTES..]);
             }
             assert!(is == should, "block {at} after write {version} (P5, P9)");
         }
@@ -127,13 +125,13 @@ fn t13_a_tiny_log_never_stops_the_stream_for_good() {
     for step in 0..400 {
         write(&mut stream, step * 2, 1, step, false);
     }
-    let mut bufs: Vec<_> = (0..20).map(|_| stream.buf(BLOCK)).collect();
+    let mut bufs: Vec<_> = (0..20).map(|_| stream.buf(BLOCK_BYTES).unwrap()).collect();
     let mut group = stream.group();
     for (i, buf) in bufs.drain(..).enumerate() {
         group = group.write(1000 + 2 * i as u64, buf, Place::Fresh);
     }
-    let SubmitError { why, bufs } = group.submit().unwrap_err();
-    assert!(matches!(why, Why::TooLarge(_)), "{why}");
+    let SubmitError { kind, bufs } = group.submit().unwrap_err();
+    assert!(matches!(kind, SubmitErrorKind::TooLarge(_)), "{kind}");
     assert_eq!(bufs.len(), 20, "the buffers are handed back");
     stream.close().unwrap();
     volume.close().unwrap();
@@ -147,14 +145,15 @@ fn t14_the_bound_on_kept_memory_pushes_back() {
     let members = members(&[&target], 1);
     Volume::create("v", &members, &create_options()).unwrap();
     let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
-    let options = StreamOptions { kept_bytes_max: 8 * BLOCK as u64, ..StreamOptions::default() };
+    let options =
+        StreamOptions { kept_bytes_max: 8 * BLOCK_BYTES as u64, ..StreamOptions::default() };
     let mut stream = volume.stream(0, &options).unwrap();
     let mut full = 0;
     for step in 0..100 {
-        let buf = stream.buf(BLOCK);
+        let buf = stream.buf(BLOCK_BYTES).unwrap();
         match stream.group().write(step, buf, Place::Fresh).submit() {
             Ok(_) => {}
-            Err(SubmitError { why: Why::Full(_), bufs }) => {
+            Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
                 full += 1;
                 assert_eq!(bufs.len(), 1);
                 stream.wait(Until::Room, Some(Duration::from_secs(20))).unwrap();
@@ -183,13 +182,13 @@ fn t8_a_second_owner_is_refused_and_take_over_fences_the_first() {
     let mut stream = first.stream(0, &StreamOptions::default()).unwrap();
 
     let error = Volume::open("v", &members, &open_options()).unwrap_err();
-    assert!(error.to_string().contains("--take-over"), "{error}");
+    assert!(error.to_string().contains("take_over"), "{error}");
     let info = Volume::inspect(&members, &connect()).unwrap();
     assert!(info.members[0].owner.is_some());
 
     let options = OpenOptions { take_over: true, ..open_options() };
     let (second, _) = Volume::open("v", &members, &options).unwrap();
-    let buf = stream.buf(BLOCK);
+    let buf = stream.buf(BLOCK_BYTES).unwrap();
     let seq = stream.group().write(9, buf, Place::Fresh).submit();
     if let Ok(seq) = seq {
         let error = stream.wait(Until::Complete(seq), Some(Duration::from_secs(20))).unwrap_err();
@@ -197,8 +196,8 @@ fn t8_a_second_owner_is_refused_and_take_over_fences_the_first() {
     }
     let mut stream = second.stream(0, &StreamOptions::default()).unwrap();
     check(&mut stream, 0, 1, 1);
-    let mut block = vec![1; BLOCK];
-    stream.read(9, &mut block).unwrap();
+    let mut block = vec![1; BLOCK_BYTES];
+    stream.read(9, &mut block, None).unwrap();
     assert!(block.iter().all(|b| *b == 0), "the fenced owner's write never reached the drive");
     stream.close().unwrap();
     second.close().unwrap();
@@ -235,11 +234,11 @@ fn p6_a_target_that_goes_poisons_its_streams_with_one_clear_error() {
     let [one, two] = targets;
     two.stop().unwrap();
     let error = loop {
-        let buf = stream.buf(40 * BLOCK);
+        let buf = stream.buf(40 * BLOCK_BYTES).unwrap();
         if let Err(error) = stream.group().write(0, buf, Place::InPlace).submit() {
-            match error.why {
-                Why::Poisoned(failure) => break failure,
-                Why::Full(_) => {}
+            match error.kind {
+                SubmitErrorKind::Poisoned(failure) => break failure,
+                SubmitErrorKind::Full(_) => {}
                 other => panic!("{other}"),
             }
         }
@@ -280,7 +279,7 @@ fn t19_t20_members_must_be_all_there_and_in_order() {
     let missing = [all[0].clone(), MemberAddr { nsid: 7, ..all[1].clone() }];
     assert!(refused("v", &missing).contains("no such namespace"));
     let again = Volume::create("v2", &all, &create_options()).unwrap_err().to_string();
-    assert!(again.contains("--force"), "{again}");
+    assert!(again.contains("force"), "{again}");
     let force = CreateOptions { force: true, ..create_options() };
     Volume::create("v2", &all, &force).unwrap();
     Volume::open("v2", &all, &open_options()).unwrap().0.close().unwrap();
@@ -360,10 +359,10 @@ fn bad_input_is_told_clearly() {
             .to_string()
             .contains("open already")
     );
-    let buf = stream.buf(BLOCK);
+    let buf = stream.buf(BLOCK_BYTES).unwrap();
     let error = stream.group().write(volume.blocks(), buf, Place::Fresh).submit().unwrap_err();
     assert!(error.to_string().contains("do not lie within"), "{error}");
-    assert!(stream.read(volume.blocks(), &mut [0; BLOCK]).is_err());
+    assert!(stream.read(volume.blocks(), &mut [0; BLOCK_BYTES], None).is_err());
     assert!(matches!(
         stream.wait(Until::Complete(Seq(99)), None),
         Err(WaitError::NotSubmitted { .. })

@@ -149,6 +149,12 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         Ok(used)
     }
 
+    /// Bytes that the next PDU in `buf` needs.
+    #[must_use]
+    pub fn need(&self, buf: &[u8]) -> usize {
+        self.up.exchange.qp.need(buf)
+    }
+
     /// Whether the controller is attached.
     #[must_use]
     pub fn is_attached(&self) -> bool {

@@ -13,6 +13,7 @@ use crate::outbox::Outbox;
 
 /// Why a controller could not be brought up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// The connection ended.
     #[error(transparent)]

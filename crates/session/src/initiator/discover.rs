@@ -112,6 +112,12 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         Ok(used)
     }
 
+    /// Bytes that the next PDU in `buf` needs.
+    #[must_use]
+    pub fn need(&self, buf: &[u8]) -> usize {
+        self.up.exchange.qp.need(buf)
+    }
+
     /// The log's records, once all are read.
     #[must_use]
     pub fn entries(&self) -> Option<&[Entry]> {

@@ -5,10 +5,13 @@ use core::fmt;
 
 /// The Keep Alive commands of one association. Times are nanoseconds of one monotonic clock.
 ///
-/// A command goes out each third of the time after which the target gives up: two may come late.
+/// Unless it is told otherwise, a command goes out each third of the time after which the target
+/// gives up: two may come late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     timeout_ns: u64,
+    /// How often the target is told; `None`: never.
+    every_ns: Option<u64>,
     /// Since when the association is there.
     since: u64,
     /// When the target was told last.
@@ -32,23 +35,31 @@ pub struct Loss {
 
 impl KeepAlive {
     /// An association that is there from `now` on, whose target gives up after `timeout_ms`
-    /// milliseconds (KATO).
+    /// milliseconds (KATO); never if that is 0.
     #[must_use]
     pub fn new(timeout_ms: u32, now: u64) -> Self {
         let timeout_ns = u64::from(timeout_ms) * 1_000_000;
-        Self { timeout_ns, since: now, told: now, silence: 0, heard: now }
+        let every_ns = (timeout_ns > 0).then_some(timeout_ns / 3);
+        Self { timeout_ns, every_ns, since: now, told: now, silence: 0, heard: now }
     }
 
-    /// When the target is to be told next.
+    /// The same, but the target is told every `every_ns` nanoseconds, also if it never gives up: its
+    /// answers show that it lives.
     #[must_use]
-    pub fn next(&self) -> u64 {
-        self.told.saturating_add(self.timeout_ns / 3)
+    pub const fn every(self, every_ns: u64) -> Self {
+        Self { every_ns: Some(every_ns), ..self }
+    }
+
+    /// When the target is to be told next; `None`: never.
+    #[must_use]
+    pub fn next(&self) -> Option<u64> {
+        self.every_ns.map(|every| self.told.saturating_add(every))
     }
 
     /// Whether that is now.
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
-        now >= self.next()
+        self.next().is_some_and(|next| now >= next)
     }
 
     /// The target is told at `now`.
@@ -82,7 +93,7 @@ impl Loss {
     /// Whether the target has waited in vain to be told that its host lives.
     #[must_use]
     pub fn ran_out(&self) -> bool {
-        self.silence >= self.timeout
+        self.timeout > 0 && self.silence >= self.timeout
     }
 }
 
@@ -114,12 +125,20 @@ mod tests {
     #[test]
     fn the_target_is_told_three_times_as_often_as_it_needs() {
         let mut keep = KeepAlive::new(15_000, 100 * S);
-        assert_eq!(keep.next(), 105 * S);
+        assert_eq!(keep.next(), Some(105 * S));
         assert!(!keep.is_due(105 * S - 1) && keep.is_due(105 * S));
         keep.tell(106 * S);
-        assert_eq!(keep.next(), 111 * S);
+        assert_eq!(keep.next(), Some(111 * S));
         assert!(!keep.lost(120 * S).ran_out());
         assert!(keep.lost(121 * S).ran_out());
+    }
+
+    #[test]
+    fn a_target_that_never_gives_up_is_not_told() {
+        let keep = KeepAlive::new(0, 0);
+        assert_eq!(keep.next(), None);
+        assert!(!keep.is_due(u64::MAX) && !keep.lost(u64::MAX).ran_out());
+        assert_eq!(keep.every(5).next(), Some(5));
     }
 
     #[test]

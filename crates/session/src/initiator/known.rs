@@ -51,6 +51,7 @@ pub struct DriveOfVolume {
 
 /// A target has come back, and is not what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Changed {
     /// Another ordering log, or none.
     #[error(

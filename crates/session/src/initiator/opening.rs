@@ -1,7 +1,7 @@
 //! Taking a volume and finding its prefix again after any crash: asking, claiming, listing,
 //! undoing and settling on all targets together (Rio paper §4.4; T1, T8–T11, T19, T20).
 //!
-//! [`Opening`] is one pure machine for four errands ([`Mode`]):
+//! [`Opening`] is one pure machine for four purposes ([`Mode`]):
 //!
 //! | mode | steps |
 //! |---|---|
@@ -33,8 +33,8 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::claim::Intent;
-use crate::wire::VolumeStatus;
 use crate::wire::list::SettleStream;
+use crate::wire::{VolumeStatus, retry};
 pub use error::OpeningError;
 pub use outcome::{Counts, Outcome, StreamOutcome};
 use pages::Lists;
@@ -139,6 +139,19 @@ impl Phase {
     #[must_use]
     pub const fn is_pause(self) -> bool {
         matches!(self, Self::Claimed | Self::Decided)
+    }
+
+    /// What is being done in it, for error messages.
+    #[must_use]
+    pub const fn doing(self) -> &'static str {
+        match self {
+            Self::Ask | Self::AskAgain => "asking for the volume's state",
+            Self::Claim | Self::Claimed => "claiming the volume",
+            Self::List | Self::Decided => "reading the ordering log",
+            Self::Undo => "zeroing what is beyond the prefix",
+            Self::Flush => "flushing a drive",
+            Self::Settle | Self::Over => "recording the prefix in the log",
+        }
     }
 
     /// Its name in reports.
@@ -358,7 +371,7 @@ impl Opening {
             return Ok(());
         }
         if let Err(status) = answer
-            && is_passing(status)
+            && retry::is_passing(status)
         {
             pending.attempts += 1;
             self.outcome.counts.put_off += 1;
@@ -395,6 +408,12 @@ impl Opening {
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress { phase: self.phase, done: self.done, total: self.total }
+    }
+
+    /// How many targets the volume has.
+    #[must_use]
+    pub fn servers(&self) -> usize {
+        self.queues.len()
     }
 
     /// Commands that are out to a target.
@@ -434,17 +453,4 @@ impl Opening {
     pub fn into_outcome(self) -> Outcome {
         self.outcome
     }
-}
-
-/// Refusals that pass: the same command succeeds a little later.
-fn is_passing(status: Status) -> bool {
-    use crate::wire::status::STREAM_BUSY;
-    let passing = [
-        STREAM_BUSY,
-        Status::NAMESPACE_NOT_READY,
-        Status::INTERRUPTED,
-        Status::TRANSIENT_TRANSPORT,
-        Status::CONNECT_BUSY,
-    ];
-    !status.dnr() && passing.iter().any(|one| status.is(*one))
 }

@@ -17,7 +17,7 @@ use riopipe_nvme::pdu::{
     TermReq, Tx,
 };
 
-pub use self::config::QpConfig;
+pub use self::config::{IoQueue, QpConfig};
 pub use self::error::{SessionError, SubmitError};
 use crate::outbox::Outbox;
 
@@ -41,7 +41,7 @@ pub enum Data<'a, P> {
 
 /// What came.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum Event<'a, T = u64> {
     /// The queue exists; commands may be submitted.
     Ready {
         /// The controller.
@@ -50,7 +50,7 @@ pub enum Event<'a> {
     /// Data of a read.
     Data {
         /// As given with the command.
-        user: u64,
+        user: T,
         /// Where it belongs in the command's data, in bytes.
         offset: u32,
         /// The data.
@@ -59,7 +59,7 @@ pub enum Event<'a> {
     /// A command is done.
     Done {
         /// As given with the command.
-        user: u64,
+        user: T,
         /// Its completion.
         cqe: Cqe,
     },
@@ -87,8 +87,9 @@ enum Direction {
 }
 
 #[derive(Debug)]
-struct Slot<P> {
-    user: u64,
+struct Slot<P, T> {
+    /// As given with the command; `None` for Connect, which is the queue pair's own.
+    user: Option<T>,
     /// The whole identifier: slot number below, how often the slot was used above, so that a
     /// completion that comes twice is not taken for the next command's.
     cid: u16,
@@ -114,7 +115,7 @@ struct Slot<P> {
     pieces: Vec<P>,
 }
 
-impl<P> Slot<P> {
+impl<P, T> Slot<P, T> {
     /// Its command is over; the next one has another identifier. Of each, `bits` name the slot,
     /// which is returned.
     #[inline]
@@ -129,16 +130,17 @@ impl<P> Slot<P> {
     }
 }
 
-/// One connection to a target. See [the module](self).
+/// One connection to a target. See [the module](self). `T` is what the caller tells its commands apart
+/// by.
 #[derive(Debug)]
-pub struct QueuePair<P> {
+pub struct QueuePair<P, T = u64> {
     config: QpConfig,
     state: State,
     rx: Rx,
     tx: Tx,
     maxh2cdata: u32,
     in_capsule: u32,
-    slots: Vec<Slot<P>>,
+    slots: Vec<Slot<P, T>>,
     free: Vec<u16>,
     slot_bits: u32,
     cntlid: u16,
@@ -146,12 +148,10 @@ pub struct QueuePair<P> {
     calls: u32,
 }
 
-/// `user` of the Connect command; commands of the caller are told apart by state, not by this.
-const CONNECT: u64 = 0;
 /// Entries per queue are bounded so that a generation of some bits is left in the identifier.
 const SQSIZE_MAX: u16 = 4096;
 
-impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
+impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     /// A connection that has not begun.
     #[must_use]
     pub fn new(config: QpConfig) -> Self {
@@ -166,7 +166,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             in_capsule: if config.qid == 0 { ADMIN_IN_CAPSULE } else { 0 },
             slots: (0..depth)
                 .map(|cid| Slot {
-                    user: 0,
+                    user: None,
                     cid,
                     busy: false,
                     spoiled: false,
@@ -186,6 +186,14 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             calls: 0,
             config,
         }
+    }
+
+    /// As [`new`](Self::new), for an I/O queue of an association.
+    #[must_use]
+    pub fn open(queue: IoQueue) -> Self {
+        let mut pair = Self::new(queue.config);
+        pair.set_in_capsule(queue.in_capsule_bytes);
+        pair
     }
 
     /// Begins: sends ICReq. Connect follows by itself; [`Event::Ready`] says that it is done.
@@ -232,9 +240,8 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
 
     /// What was given with each command in flight, in no order: what is to be replayed or failed
     /// when the connection has ended.
-    pub fn outstanding(&self) -> impl Iterator<Item = u64> {
-        let connecting = self.state == State::Connecting;
-        self.slots.iter().filter(move |s| s.busy && !connecting).map(|s| s.user)
+    pub fn outstanding(&self) -> impl Iterator<Item = T> {
+        self.slots.iter().filter(|s| s.busy).filter_map(|s| s.user)
     }
 
     /// The connection is gone. Commands in flight stay [outstanding](Self::outstanding); what
@@ -266,6 +273,12 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         self.in_capsule = bytes;
     }
 
+    /// How much data an I/O command capsule takes, bytes.
+    #[must_use]
+    pub const fn in_capsule(&self) -> u32 {
+        self.in_capsule
+    }
+
     /// Bytes that the next PDU in `buf` needs; see [`Rx::need`].
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
@@ -281,21 +294,21 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     pub fn submit(
         &mut self,
         sqe: Sqe,
-        user: u64,
+        user: T,
         data: Data<'_, P>,
         out: &mut Outbox<P>,
     ) -> Result<Cid, SubmitError> {
         if self.state != State::Ready {
             return Err(SubmitError::NotReady);
         }
-        self.send(sqe, user, data, out)
+        self.send(sqe, Some(user), data, out)
     }
 
     #[inline(always)]
     fn send(
         &mut self,
         mut sqe: Sqe,
-        user: u64,
+        user: Option<T>,
         data: Data<'_, P>,
         out: &mut Outbox<P>,
     ) -> Result<Cid, SubmitError> {
@@ -377,7 +390,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         &mut self,
         buf: &[u8],
         out: &mut Outbox<P>,
-        mut on: impl FnMut(Event<'_>),
+        mut on: impl FnMut(Event<'_, T>),
     ) -> Result<usize, SessionError> {
         if self.state == State::Dead {
             return Err(SessionError::Closed);
@@ -426,7 +439,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         data: &[u8],
         digest_ok: bool,
         out: &mut Outbox<P>,
-        on: &mut impl FnMut(Event<'_>),
+        on: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         match pdu {
             Pdu::CapsuleResp { cqe } => self.completion(cqe, out, on),
@@ -482,7 +495,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         .encode();
         // Connect is always in the capsule (Base §6.3), whatever I/O commands may do later.
         let in_capsule = core::mem::replace(&mut self.in_capsule, ADMIN_IN_CAPSULE);
-        let sent = self.send(sqe, CONNECT, Data::Bytes(&data), out);
+        let sent = self.send(sqe, None, Data::Bytes(&data), out);
         self.in_capsule = in_capsule;
         debug_assert!(sent.is_ok(), "the queue was empty");
         Ok(())
@@ -490,7 +503,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
 
     /// The slot of the command in flight that has this identifier.
     #[inline]
-    fn slot(&mut self, cid: u16) -> Option<&mut Slot<P>> {
+    fn slot(&mut self, cid: u16) -> Option<&mut Slot<P, T>> {
         let index = usize::from(cid & ((1 << self.slot_bits) - 1));
         self.slots.get_mut(index).filter(|slot| slot.busy && slot.cid == cid)
     }
@@ -508,7 +521,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         &mut self,
         cqe: &Cqe,
         out: &Outbox<P>,
-        on: &mut impl FnMut(Event<'_>),
+        on: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let (cid, bits) = (cqe.cid(), self.slot_bits);
         let Some(slot) = self.slot(cid) else {
@@ -546,7 +559,9 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         if self.state == State::Connecting {
             return self.queue_created(&cqe, on);
         }
-        on(Event::Done { user, cqe });
+        if let Some(user) = user {
+            on(Event::Done { user, cqe });
+        }
         Ok(())
     }
 
@@ -554,7 +569,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
     fn queue_created(
         &mut self,
         cqe: &Cqe,
-        on: &mut impl FnMut(Event<'_>),
+        on: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let subnqn = || self.config.subnqn.clone();
         if !cqe.status().is_ok() {
@@ -581,7 +596,7 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
         data: &[u8],
         digest_ok: bool,
         out: &Outbox<P>,
-        on: &mut impl FnMut(Event<'_>),
+        on: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         // TCP §3.3.2.1 says which status each lie gets.
         let Some(slot) = self.slot(hdr.cccid) else {
@@ -608,7 +623,10 @@ impl<P: AsRef<[u8]> + Clone> QueuePair<P> {
             return Err(PduError::sequence("a read completed before its data").into());
         }
         slot.spoiled |= !digest_ok;
-        let (user, spoiled) = (slot.user, slot.spoiled);
+        let spoiled = slot.spoiled;
+        let Some(user) = slot.user else {
+            return Err(PduError::sequence("data for Connect").into());
+        };
         if !spoiled {
             on(Event::Data { user, offset: hdr.datao, bytes: data });
         }

@@ -12,6 +12,8 @@ pub(super) enum Answer {
     Data(Vec<u8>),
     /// A completion with this status (SCT and SC).
     Status(u16),
+    /// Nothing, for now.
+    Withheld,
 }
 
 /// A 4096-byte page with byte strings placed at offsets.
@@ -44,6 +46,7 @@ pub(super) fn respond(sent: &[u8], mut answer: impl FnMut(&[u8]) -> Answer) -> V
             0x04 => {
                 let sqe = &pdu[8..72];
                 let (result, status) = match answer(sqe) {
+                    Answer::Withheld => continue,
                     Answer::Result(result) => (result, 0),
                     Answer::Status(status) => (0, status),
                     Answer::Data(data) => {
@@ -57,13 +60,19 @@ pub(super) fn respond(sent: &[u8], mut answer: impl FnMut(&[u8]) -> Answer) -> V
                         (0, 0)
                     }
                 };
-                out.extend([5, 0, 24, 0, 24, 0, 0, 0]);
-                out.extend(result.to_le_bytes());
-                out.extend([0, 0, 0, 0, sqe[2], sqe[3]]);
-                out.extend((status << 1).to_le_bytes());
+                out.extend(completion(sqe, result, status));
             }
             other => panic!("PDU {other:#x} was not expected"),
         }
     }
+    out
+}
+
+/// The completion of one command.
+pub(super) fn completion(sqe: &[u8], result: u64, status: u16) -> Vec<u8> {
+    let mut out = vec![5, 0, 24, 0, 24, 0, 0, 0];
+    out.extend(result.to_le_bytes());
+    out.extend([0, 0, 0, 0, sqe[2], sqe[3]]);
+    out.extend((status << 1).to_le_bytes());
     out
 }

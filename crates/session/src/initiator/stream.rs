@@ -65,13 +65,28 @@ const IDLE_MARK_NS: u64 = 50_000_000;
 /// Commands beside the queue depth that a queue must have room for: reads, marks, bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
-/// Commands of a read: its number in bits 32–39, the part below, so that what comes for a read
-/// that was given up is not taken for the next one's.
-const READ: u64 = 1 << 40;
-const BIND: u64 = 2 << 40;
-const MARK: u64 = 3 << 40;
-const LIST: u64 = 4 << 40;
-const KIND: u64 = 0xff << 40;
+/// A connection of a stream.
+pub type StreamQueue<P> = QueuePair<P, Tag>;
+
+/// What a command on a connection of a stream is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tag {
+    /// A request of the engine.
+    Request(RequestId),
+    /// Part of a read.
+    Read {
+        /// Which read, so that what comes for one that was given up is not taken for a later one's.
+        number: u32,
+        /// Which part of it.
+        part: u32,
+    },
+    /// To bind the connection to the stream.
+    Bind,
+    /// To tell the released mark.
+    Mark,
+    /// To list what the target's log holds of the stream.
+    List,
+}
 
 /// Why a stream could not be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +95,15 @@ pub struct BindRefused {
     pub server: u16,
     /// Its answer.
     pub status: Status,
+}
+
+/// Blocks of a volume that are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadExtent {
+    /// The first.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u32,
 }
 
 /// An ordered stream over its targets.
@@ -98,6 +122,8 @@ pub struct StreamSession<P> {
     unsettled: bool,
     /// The failure of the stream has been seen here.
     over: bool,
+    /// It only reads: it is bound nowhere, and a connection that is lost costs it nothing.
+    reads_only: bool,
     shared: Arc<FlushFailures>,
     seen: Seen,
     tracer: Tracer,
@@ -111,7 +137,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         config: StreamConfig,
         engine: Box<dyn Engine<P>>,
         topology: Topology,
-        queues: Vec<QueuePair<P>>,
+        queues: Vec<StreamQueue<P>>,
         shared: Arc<FlushFailures>,
         board: &Arc<ReplayBoard>,
     ) -> Self {
@@ -136,9 +162,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             bind_refused: None,
             unsettled: true,
             over: false,
+            reads_only: false,
             shared,
             seen,
         }
+    }
+
+    /// The same, but it only reads: no group may be admitted, and the engine is one that needs no
+    /// bind. It sees what is complete of all streams (P9).
+    #[must_use]
+    pub fn reads_only(self) -> Self {
+        Self { reads_only: true, ..self }
     }
 
     /// Opens the handshake on every connection.
@@ -204,17 +238,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     Kind::Write => Data::Write(&request.pieces),
                     Kind::Discard | Kind::Flush => Data::None,
                 };
-                let sent = link.queue.submit(sqe, u64::from(dispatch.id.0), data, &mut link.out);
+                let sent = link.queue.submit(sqe, Tag::Request(dispatch.id), data, &mut link.out);
                 debug_assert!(sent.is_ok(), "the queue has room for its depth");
             }
             if reading.unsent > 0 {
                 reading.send(server as u16, link);
             }
-            let released = engine.released();
             // Alone when idle (T1): so that a crash of an idle initiator leaves a log at rest.
-            if config.engine == EngineKind::Rio
-                && engine.is_idle()
-                && released == engine.last()
+            if let Some(released) = idle_mark(&**engine, config.engine)
                 && released > link.told.0
                 && (*closing || now.saturating_sub(link.told.1) >= IDLE_MARK_NS)
                 && link.tell_mark(released, now)
@@ -224,32 +255,44 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Starts a read of volume blocks; the caller has made sure that
-    /// [`read_must_wait`](Self::read_must_wait) is false. One read at a time: an earlier one that
-    /// has not ended is given up.
-    pub fn start_read(&mut self, lba: u64, blocks: u32) {
+    /// Starts a read of volume blocks, extent after extent; the caller has made sure that
+    /// [`read_must_wait`](Self::read_must_wait) is false of each. One read at a time: an earlier one
+    /// that has not ended is given up.
+    pub fn start_read(&mut self, extents: &[ReadExtent]) {
         let Self { reading, topology, config, .. } = self;
-        reading.number = reading.number.wrapping_add(1);
-        reading.parts.clear();
-        reading.failed = None;
-        topology.map(lba, blocks, |extent| {
-            reading.parts.push(ReadPart {
-                server: topology.member(extent.member).server,
-                nsid: config.nsids[usize::from(extent.member.0)],
-                lba: extent.lba,
-                blocks: extent.blocks,
-                offset: extent.offset as usize * wire::BLOCK_BYTES,
-                sent: false,
-                ended: false,
+        reading.begin();
+        let mut before = 0;
+        for ReadExtent { lba, blocks } in extents {
+            topology.map(*lba, *blocks, |extent| {
+                reading.add(ReadPart {
+                    server: topology.member(extent.member).server,
+                    nsid: config.nsids[usize::from(extent.member.0)],
+                    lba: extent.lba,
+                    blocks: extent.blocks,
+                    offset: before + extent.offset as usize * wire::BLOCK_BYTES,
+                    sent: false,
+                    ended: false,
+                });
             });
-        });
-        reading.unsent = reading.parts.len();
-        reading.outstanding = reading.parts.len();
+            before += *blocks as usize * wire::BLOCK_BYTES;
+        }
         for (link, server) in self.links.iter().zip(0..) {
             if link.state == State::Dead {
                 self.reading.give_up(server);
             }
         }
+    }
+
+    /// Gives up the read under way, if there is one: what still comes of it is dropped.
+    pub fn give_up_read(&mut self) {
+        self.reading.begin();
+    }
+
+    /// Whether a read command is out that has not been answered: then no stream can replay on its
+    /// server (P9).
+    #[must_use]
+    pub fn owes_reads(&self) -> bool {
+        self.links.iter().any(|link| link.reads_out > 0)
     }
 
     /// Whether an own write to these blocks is not complete: a read must wait for it (P9).
@@ -295,18 +338,23 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 Event::Ready { .. } => news = Some(News::Connected),
                 Event::Data { user, offset, bytes } => {
                     let at = offset as usize;
-                    if user & KIND == LIST {
+                    match user {
                         // The queue pair lets nothing through beyond what was asked for.
-                        link.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
-                    } else if let Some(index) = reading.part(user) {
-                        sink(reading.parts[index].offset + at, bytes);
+                        Tag::List => {
+                            link.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
+                        }
+                        Tag::Read { number, part } => {
+                            if let Some(index) = reading.part(number, part, server) {
+                                sink(reading.parts[index].offset + at, bytes);
+                            }
+                        }
+                        Tag::Request(_) | Tag::Bind | Tag::Mark => {}
                     }
                 }
                 Event::Done { user, cqe } => {
                     let status = cqe.status();
-                    match user & KIND {
-                        0 => {
-                            let id = RequestId(user as u32);
+                    match user {
+                        Tag::Request(id) => {
                             tracer.came(id);
                             if status.is_ok() {
                                 engine.done(id, Ok(()));
@@ -320,7 +368,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 let request = engine.request(id);
                                 // Ordered FLUSHes are the target's to judge: it knows whether it
                                 // was the drive that failed, and tells every stream there (T22).
-                                if config.engine != EngineKind::Rio
+                                if !config.engine.capabilities().needs_binding
                                     && request.kind == Kind::Flush
                                     && is_drive_failure(status)
                                 {
@@ -329,18 +377,18 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
                         }
-                        READ => {
+                        Tag::Read { number, part } => {
                             link.reads_out -= 1;
                             if link.reads_out == 0 {
                                 link.seat.end_read();
                             }
-                            if let Some(index) = reading.part(user) {
+                            if let Some(index) = reading.part(number, part, server) {
                                 reading.end(index, status);
                             }
                         }
-                        BIND => news = Some(News::Bound(cqe)),
-                        LIST => news = Some(News::Listed(cqe)),
-                        _ => {
+                        Tag::Bind => news = Some(News::Bound(cqe)),
+                        Tag::List => news = Some(News::Listed(cqe)),
+                        Tag::Mark => {
                             link.marks_out -= 1;
                             if breaks(status) && config.loss_ns > 0 {
                                 news.get_or_insert(News::Broken(status));
@@ -411,17 +459,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return Err(refused);
         }
         let released = self.engine.released();
-        let logged = self.config.engine == EngineKind::Rio && !probe::planted(Plant::T1CloseUntold);
+        let logged =
+            self.config.engine.capabilities().keeps_log && !probe::planted(Plant::T1CloseUntold);
         let told = |link: &Link<P>| link.marks_out == 0 && link.told.0 >= released;
         Ok(!logged || self.links.iter().all(|link| link.carries() && told(link)))
-    }
-
-    /// The mark that an idle stream has to tell, if it is idle.
-    fn idle_mark(&self) -> Option<Seq> {
-        let engine = &self.engine;
-        let released = engine.released();
-        let idle = self.config.engine == EngineKind::Rio && engine.is_idle();
-        (idle && released == engine.last()).then_some(released)
     }
 
     /// Bytes that the next PDU at the start of `buf` needs in all.
@@ -448,6 +489,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         !self.links[usize::from(server)].connected()
     }
 
+    /// Whether some connection is neither simply up nor given up, as far as was looked at.
+    #[inline]
+    #[must_use]
+    pub(super) const fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
     /// Asks that everything up to `seq` become durable.
     pub fn ask_durable(&mut self, seq: Seq) {
         self.engine.ask_durable(seq);
@@ -470,6 +518,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
+}
+
+/// The mark that an idle stream has to tell, if it is idle and all of it is released.
+fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
+    if !kind.capabilities().keeps_log || !engine.is_idle() {
+        return None;
+    }
+    let (released, last) = (engine.released(), engine.last());
+    (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
 }
 
 /// Whether a FLUSH ended so because the drive failed: then what it held may be gone. A refusal

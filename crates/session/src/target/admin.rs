@@ -2,24 +2,26 @@
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{Sgl, Sqe, Status, admin as opcode};
+use riopipe_nvme::command::{Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature;
-use riopipe_nvme::pdu::DataHdr;
 
-use super::conn::{Closed, TargetConn};
-use super::host::Host;
-use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS, TRANSFER_BYTES_MAX};
-use super::slots::Stage;
-use super::stream::Waiting;
+use super::commands::Stage;
+use super::conn::{Closed, LocalAddress};
+use super::context::{Context, in_capsule};
+use super::env::TargetEnv;
+use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS};
+use super::ownership::Waiting;
 use crate::outbox::Outbox;
 use crate::wire;
 use crate::wire::list::SETTLE_LEN;
 
-/// What an admin queue remembers.
+/// The part of a connection that is an admin queue.
 #[derive(Debug)]
 pub(super) struct Admin {
     pub(super) discovery: bool,
+    /// The address by which the host came.
+    pub(super) local: Option<LocalAddress>,
     pub(super) cc: Cc,
     pub(super) csts: Csts,
     /// Keep Alive Timeout, milliseconds; 0 for none.
@@ -35,12 +37,13 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    pub(super) fn new(discovery: bool) -> Self {
+    pub(super) fn new(discovery: bool, kato_ms: u32, local: Option<LocalAddress>) -> Self {
         Self {
             discovery,
+            local,
             cc: Cc::default(),
             csts: Csts::default(),
-            kato_ms: 0,
+            kato_ms,
             events: Vec::new(),
             event_config: 0,
             idle_features: IDLE_FEATURES,
@@ -64,43 +67,32 @@ const IDLE_FEATURES: [(u8, u32); 4] = [
     (feature::WRITE_ATOMICITY, 0),
 ];
 
-impl<H: Host> TargetConn<H> {
-    /// A command on the admin queue, with its in-capsule data.
-    pub(super) fn admin_command(
+impl Admin {
+    /// A command, none of Fabrics', with its in-capsule data.
+    pub(super) fn command<E: TargetEnv>(
         &mut self,
+        cx: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
-        digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
-        if !digest_ok {
-            self.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+        if !self.csts.ready() {
+            cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
             return Ok(());
         }
-        if sqe.opcode() == opcode::FABRICS {
-            return self.fabrics(sqe, host, out);
-        }
-        let Some(admin) = &mut self.admin else {
-            self.respond(cid, Status::INTERNAL, 0, out);
-            return Ok(());
-        };
-        if !admin.csts.ready() {
-            self.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
-            return Ok(());
-        }
-        let discovery = admin.discovery;
+        let discovery = self.discovery;
         let answer: Result<u64, Status> = match sqe.opcode() {
-            opcode::IDENTIFY => return self.identify(sqe, host, out),
-            opcode::GET_LOG_PAGE => return self.log_page(sqe, host, out),
+            opcode::IDENTIFY => return self.identify(cx, sqe, env, out),
+            opcode::GET_LOG_PAGE => return self.log_page(cx, sqe, env, out),
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => {
-                if admin.events.contains(&cid) {
+                if self.events.contains(&cid) {
                     Err(Status::COMMAND_ID_CONFLICT.with_dnr())
-                } else if admin.events.len() < ASYNC_EVENTS_MAX {
+                } else if self.events.len() < ASYNC_EVENTS_MAX {
                     // Held until there is an event.
-                    admin.events.push(cid);
+                    self.events.push(cid);
                     return Ok(());
                 } else {
                     Err(Status::ASYNC_EVENT_LIMIT.with_dnr())
@@ -109,143 +101,132 @@ impl<H: Host> TargetConn<H> {
             opcode::ABORT => {
                 // Only event requests ever wait for long; all else is answered by the drives.
                 let (sqid, aborted) = sqe.abort_target();
-                let held = admin.events.iter().position(|e| *e == aborted && sqid == 0);
+                let held = self.events.iter().position(|e| *e == aborted && sqid == 0);
                 match held {
                     Some(at) => {
-                        admin.events.swap_remove(at);
-                        self.respond(aborted, Status::ABORT_REQUESTED, 0, out);
+                        self.events.swap_remove(at);
+                        cx.respond(aborted, Status::ABORT_REQUESTED, 0, out);
                         Ok(0)
                     }
                     None => Ok(1),
                 }
             }
-            opcode::SET_FEATURES => self.set_features(sqe, host),
+            opcode::SET_FEATURES => self.set_features(cx, sqe, env),
             opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !discovery => {
-                return self.host_identifier(sqe, host, out);
+                return Self::host_identifier(cx, sqe, env, out);
             }
-            opcode::GET_FEATURES => self.get_features(sqe, host),
+            opcode::GET_FEATURES => self.get_features(cx, sqe, env),
             wire::ADMIN_CLAIM if !discovery => {
-                return self.with_data(sqe, wire::CLAIM_LEN as u32, data, host, out);
+                return self.with_data(cx, sqe, wire::CLAIM_LEN as u32, data, env, out);
             }
             wire::ADMIN_SETTLE if !discovery => {
-                return self.with_data(sqe, SETTLE_LEN as u32, data, host, out);
+                return self.with_data(cx, sqe, SETTLE_LEN as u32, data, env, out);
             }
             wire::ADMIN_LIST if !discovery => {
-                self.list(sqe, host, out);
+                Self::list(cx, sqe, env, out);
                 return Ok(());
             }
             wire::ADMIN_STATUS if !discovery => {
-                let status = self.volume_status(sqe, host);
+                let status = Self::volume_status(cx, sqe, env);
                 let wanted = sqe.dword(10).min(wire::STATUS_LEN as u32);
                 let wanted = &status[..wanted as usize];
-                self.send_page(sqe, wanted, out);
+                cx.send_page(sqe, wanted, out);
                 return Ok(());
             }
-            wire::ADMIN_RELEASE if !discovery => return self.release(sqe, host, out),
+            wire::ADMIN_RELEASE if !discovery => return self.release(cx, sqe, env, out),
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };
         match answer {
-            Ok(result) => self.respond(cid, Status::SUCCESS, result, out),
-            Err(status) => self.respond(cid, status, 0, out),
+            Ok(result) => cx.respond(cid, Status::SUCCESS, result, out),
+            Err(status) => cx.respond(cid, status, 0, out),
         }
         Ok(())
     }
 
     /// A command with `want` bytes of data, in its capsule or to be asked for.
-    fn with_data(
+    fn with_data<E: TargetEnv>(
         &mut self,
+        cx: &mut Context<E>,
         sqe: &Sqe,
         want: u32,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match Self::in_capsule(sqe, want, data) {
-            Err(status) => self.respond(sqe.cid(), status, 0, out),
+        match in_capsule(sqe, want, data) {
+            Err(status) => cx.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
-                let index = self.next_slot()?;
-                self.slots.take(sqe, Stage::Fence, 0);
-                self.data_there(index, data, host, out);
+                let index = cx.next_index()?;
+                cx.commands.take(sqe, Stage::Fence, 0);
+                self.data_there(cx, index, data, env, out);
             }
-            Ok(false) => {
-                self.ask_for_data(sqe, 0, want, host, out)?;
-            }
+            Ok(false) => cx.ask_for_data(sqe, 0, want, env, out)?,
         }
         Ok(())
     }
 
-    /// The data of an admin command has come in by R2T.
-    pub(super) fn admin_gathered(&mut self, index: u16, host: &mut H, out: &mut Outbox<H::Buf>) {
-        let slot = &mut self.slots[index];
-        slot.stage = Stage::Fence;
-        match slot.buf.take() {
-            Some(buf) => self.data_there(index, buf.as_ref(), host, out),
-            None => self.answer(index, Status::INTERNAL, 0, out),
+    /// The data of a command has come in by R2T.
+    pub(super) fn gathered<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let command = &mut cx.commands[index];
+        if let Some(status) = command.verdict {
+            return cx.answer(index, status, 0, out);
+        }
+        command.stage = Stage::Fence;
+        match command.buf.take() {
+            Some(buf) => self.data_there(cx, index, buf.as_ref(), env, out),
+            None => cx.answer(index, Status::INTERNAL, 0, out),
         }
     }
 
     /// Only claims and settlements bring data.
-    fn data_there(&mut self, index: u16, data: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
-        if self.slots[index].sqe.opcode() == wire::ADMIN_SETTLE {
-            self.settle_streams(index, data, host, out);
+    fn data_there<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        data: &[u8],
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        if cx.commands[index].sqe.opcode() == wire::ADMIN_SETTLE {
+            Self::settle_streams(cx, index, data, env, out);
         } else {
-            self.claim(index, data, host, out);
+            self.claim(cx, index, data, env, out);
         }
     }
 
-    /// Sends a page of data and completes the command. The host's buffer must have room for it.
-    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<H::Buf>) {
-        let cid = sqe.cid();
-        let status = match sqe.sgl() {
-            Ok(Sgl::Transport { len }) if len as usize >= page.len() => Status::SUCCESS,
-            Ok(Sgl::Transport { .. }) => Status::SGL_LENGTH_INVALID.with_dnr(),
-            Ok(Sgl::InCapsule { .. }) => Status::SGL_TYPE_INVALID.with_dnr(),
-            Err(error) => error.status(),
-        };
-        if status.is_ok() && !page.is_empty() {
-            let header = DataHdr {
-                cccid: cid,
-                ttag: 0,
-                datao: 0,
-                datal: page.len() as u32,
-                last: true,
-                success: false,
-            };
-            let tx = &self.tx;
-            out.push_bytes(|v| {
-                tx.c2h_data(&header, v);
-                v.extend_from_slice(page);
-                tx.data_digest([page], v);
-            });
-        }
-        self.respond(cid, status, 0, out);
-    }
-
-    fn set_features(&mut self, sqe: &Sqe, host: &mut H) -> Result<u64, Status> {
+    fn set_features<E: TargetEnv>(
+        &mut self,
+        cx: &Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+    ) -> Result<u64, Status> {
         let value = sqe.dword(11);
         if sqe.feature_save() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr());
         }
-        let volatile = self.namespaces.any_volatile();
-        let Some(admin) = &mut self.admin else {
-            return Err(Status::INTERNAL);
-        };
+        let volatile = cx.namespaces.any_volatile();
         match sqe.fid() {
             feature::KEEP_ALIVE_TIMER => {
-                admin.kato_ms = rounded_kato(value);
+                self.kato_ms = rounded_kato(value);
                 Ok(0)
             }
             feature::ASYNC_EVENT_CONFIG => {
-                admin.event_config = value;
+                self.event_config = value;
                 Ok(0)
             }
-            _ if admin.discovery => Err(Status::INVALID_FIELD.with_dnr()),
+            _ if self.discovery => Err(Status::INVALID_FIELD.with_dnr()),
             feature::NUMBER_OF_QUEUES => {
                 let (submission, completion) = feature::queues_of(value);
                 if submission > 0xffff || completion > 0xffff {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
-                let most = u32::from(self.queues_max(host));
+                let most = u32::from(queues_max(env));
                 let granted = (submission.min(most) as u16, completion.min(most) as u16);
                 Ok(feature::queues(granted.0, granted.1).into())
             }
@@ -256,7 +237,7 @@ impl<H: Host> TargetConn<H> {
             // There is one power state.
             feature::POWER_MANAGEMENT if value & 0x1f == 0 => Ok(0),
             feature::HOST_IDENTIFIER => Err(Status::SEQUENCE_ERROR.with_dnr()),
-            fid => match admin.idle_features.iter_mut().find(|(id, _)| *id == fid) {
+            fid => match self.idle_features.iter_mut().find(|(id, _)| *id == fid) {
                 Some(kept) => {
                     kept.1 = value;
                     Ok(0)
@@ -266,23 +247,25 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn get_features(&mut self, sqe: &Sqe, host: &mut H) -> Result<u64, Status> {
+    fn get_features<E: TargetEnv>(
+        &self,
+        cx: &Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+    ) -> Result<u64, Status> {
         if sqe.feature_select() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let volatile = self.namespaces.any_volatile();
-        let most = self.queues_max(host);
-        let Some(admin) = &self.admin else {
-            return Err(Status::INTERNAL);
-        };
+        let volatile = cx.namespaces.any_volatile();
+        let most = queues_max(env);
         match sqe.fid() {
-            feature::KEEP_ALIVE_TIMER => Ok(admin.kato_ms.into()),
-            feature::ASYNC_EVENT_CONFIG => Ok(admin.event_config.into()),
-            _ if admin.discovery => Err(Status::INVALID_FIELD.with_dnr()),
+            feature::KEEP_ALIVE_TIMER => Ok(self.kato_ms.into()),
+            feature::ASYNC_EVENT_CONFIG => Ok(self.event_config.into()),
+            _ if self.discovery => Err(Status::INVALID_FIELD.with_dnr()),
             feature::NUMBER_OF_QUEUES => Ok(feature::queues(most, most).into()),
             feature::VOLATILE_WRITE_CACHE if volatile => Ok(1),
             feature::POWER_MANAGEMENT => Ok(0),
-            fid => admin
+            fid => self
                 .idle_features
                 .iter()
                 .find(|(id, _)| *id == fid)
@@ -291,31 +274,26 @@ impl<H: Host> TargetConn<H> {
         }
     }
 
-    fn host_identifier(
-        &mut self,
+    fn host_identifier<E: TargetEnv>(
+        cx: &mut Context<E>,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let cntlid = self.queue.as_ref().map_or(0, |q| q.cntlid);
-        let hostid = host.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
+        let cntlid = cx.queue.as_ref().map_or(0, |q| q.cntlid);
+        let hostid = env.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
         // EXHID (dword 11 bit 0): over fabrics the identifier has 128 bits.
         if sqe.dword(11) & 1 == 0 {
-            self.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
+            cx.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
         } else {
-            self.send_page(sqe, &hostid, out);
+            cx.send_page(sqe, &hostid, out);
         }
         Ok(())
     }
+}
 
-    fn queues_max(&self, host: &mut H) -> u16 {
-        host.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
-    }
-
-    /// The bytes that a log page or the like may have at most.
-    pub(super) const fn page_bytes_max() -> u64 {
-        TRANSFER_BYTES_MAX as u64
-    }
+fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
+    env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
 }
 
 /// The timeout that a host asks for, in whole steps (KAS).

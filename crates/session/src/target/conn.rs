@@ -1,31 +1,29 @@
 //! One connection of a target: bytes in, device operations and bytes out.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use riopipe_nvme::Crc32c;
-use riopipe_nvme::command::{Cqe, Sqe, Status};
-use riopipe_nvme::pdu::{
-    CAPSULE_CMD_LEN, IcReq, IcResp, Parsed, Pdu, PduError, Role, Rx, TermReq, Tx,
-};
+use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, IcReq, IcResp, PduError, Role, Rx, TermReq, Tx};
+use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
 use super::admin::Admin;
-use super::bound::Stream;
 use super::budget::Loan;
-use super::host::{DeviceError, Event, Host, OpId};
+use super::commands::Stage;
+use super::context::{Context, shared};
+use super::env::{Event, OpId, TargetEnv};
+use super::fencing::Fences;
 use super::limits::{
     ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
     UNSENT_BYTES_MAX,
 };
-use super::namespace::Namespaces;
-use super::shared::{ConnId, Notice, Shared, heard};
-use super::slots::{Slots, Stage};
-use super::standing::Standing;
-use super::writers::Noted;
+use super::notices::Notice;
+use super::ordered::OrderedQueue;
+use super::plain::PlainIo;
+use super::shared::{ConnId, heard};
 use crate::outbox::Outbox;
 
 /// Why a connection ends. What is to be told to the host is in the outbox already.
@@ -45,60 +43,29 @@ pub enum Closed {
     Ended(&'static str),
 }
 
-/// What Connect made of a connection.
-#[derive(Debug)]
-pub(super) struct Queue {
-    pub(super) cntlid: u16,
-    pub(super) assoc: u64,
-    pub(super) qid: u16,
-    pub(super) hostnqn: String,
-    /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
-    pub(super) no_sq_flow: bool,
-    pub(super) entries: u16,
-    pub(super) heard: Arc<AtomicU64>,
-    pub(super) standing: Arc<Standing>,
-}
-
 /// One connection, from its ICReq to its last device operation.
 ///
 /// A pure state machine: bytes go in through [`receive`](Self::receive), finished device
 /// operations through [`device_done`](Self::device_done), the clock through
 /// [`tick`](Self::tick), wake-ups from other connections through [`noticed`](Self::noticed);
-/// device operations go out through the [`Host`], bytes through the [`Outbox`].
+/// device operations go out through the [`TargetEnv`], bytes through the [`Outbox`].
 ///
 /// When any of them says [`Closed`], or the socket dies, call [`closing`](Self::closing), keep
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained):
 /// only then is its stream free for another owner (T8).
-pub struct TargetConn<H: Host> {
-    pub(super) id: ConnId,
-    pub(super) key: u64,
+pub struct TargetConn<E: TargetEnv> {
+    /// What its parts have in common.
+    pub(super) cx: Context<E>,
+    /// The part that carries out plain I/O commands.
+    pub(super) plain: PlainIo,
+    /// The part that carries a stream, from Bind until the stream is given back.
+    pub(super) ordered: Option<Box<OrderedQueue<E>>>,
+    /// The part that is an admin queue, if Connect has made the connection one.
+    pub(super) admin: Option<Box<Admin>>,
     pub(super) rx: Rx,
-    pub(super) tx: Tx,
-    pub(super) queue: Option<Queue>,
-    pub(super) sqhd: u16,
-    pub(super) slots: Slots<H::Buf>,
-    pub(super) namespaces: Arc<Namespaces>,
-    /// Commands that wait until the connection may hold their buffers, in order.
-    pub(super) waiting: VecDeque<u16>,
-    /// Bytes of buffers held by commands.
-    pub(super) held: usize,
-    /// What it has borrowed for that, and for what waits to be sent (T28).
-    pub(super) loan: Loan,
     /// Nothing is received for want of memory for the answers.
     is_starved: bool,
-    pub(super) stream: Option<Box<Stream<H>>>,
-    pub(super) admin: Option<Box<Admin>>,
-    /// It carried a stream that a new owner has fenced.
-    pub(super) was_fenced: bool,
-    /// Fences to acknowledge once this many device operations have come back.
-    pub(super) fence_left: usize,
-    pub(super) fences: alloc::vec::Vec<u64>,
-    /// By namespace: how many of its FLUSHes had failed when this connection's first plain write
-    /// that no FLUSH of its own has covered was submitted (T22).
-    pub(super) plain: alloc::vec::Vec<Option<u64>>,
-    /// Where a claim asks it whether it has writes under way (T8).
-    pub(super) noted: Noted,
-    closing: bool,
+    pub(super) fences: Fences,
     drained: bool,
     /// Accepted, or the last whole PDU consumed.
     progress: u64,
@@ -106,7 +73,7 @@ pub struct TargetConn<H: Host> {
     partial: bool,
     /// Since when the peer has taken nothing of what waits for it.
     unsent_since: Option<u64>,
-    /// The address by which the host came.
+    /// The address by which the host came, until Connect.
     pub(super) local: Option<LocalAddress>,
 }
 
@@ -119,32 +86,19 @@ pub struct LocalAddress {
     pub ipv6: bool,
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A connection that has just been accepted. `id` is unique for the life of the target; `key`
     /// (48 bits) comes back in every [`OpId`].
     #[must_use]
     pub fn new(id: ConnId, key: u64, crc: Crc32c, now: u64) -> Self {
         Self {
-            id,
-            key,
-            rx: Rx::new(Role::Controller, crc),
-            tx: Tx::new(crc),
-            queue: None,
-            sqhd: 0,
-            slots: Slots::new(0),
-            namespaces: Arc::default(),
-            waiting: VecDeque::new(),
-            held: 0,
-            loan: Loan::default(),
-            is_starved: false,
-            stream: None,
+            cx: Context::new(id, key, Tx::new(crc)),
+            plain: PlainIo::default(),
+            ordered: None,
             admin: None,
-            was_fenced: false,
-            fence_left: 0,
-            fences: alloc::vec::Vec::new(),
-            plain: alloc::vec::Vec::new(),
-            noted: Noted::default(),
-            closing: false,
+            rx: Rx::new(Role::Controller, crc),
+            is_starved: false,
+            fences: Fences::default(),
             drained: false,
             progress: now,
             partial: false,
@@ -163,7 +117,7 @@ impl<H: Host> TargetConn<H> {
     /// The id given to [`TargetConn::new`].
     #[must_use]
     pub const fn id(&self) -> ConnId {
-        self.id
+        self.cx.id
     }
 
     /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. What follows
@@ -175,8 +129,8 @@ impl<H: Host> TargetConn<H> {
     pub fn receive(
         &mut self,
         buf: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
         let mut at = 0;
         let mut full = false;
@@ -188,7 +142,7 @@ impl<H: Host> TargetConn<H> {
             let pdu = &buf[at..];
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
-                if let Err(closed) = self.capsule(&sqe, buf, data, true, host, out) {
+                if let Err(closed) = self.capsule(&sqe, buf, data, true, env, out) {
                     break Err(closed);
                 }
                 at += len;
@@ -196,7 +150,7 @@ impl<H: Host> TargetConn<H> {
             }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
-                    if let Err(closed) = self.pdu(&parsed, buf, at, host, out) {
+                    if let Err(closed) = self.pdu(&parsed, buf, at, env, out) {
                         break Err(closed);
                     }
                     at += parsed.len;
@@ -205,17 +159,17 @@ impl<H: Host> TargetConn<H> {
                 Err(error) => break Err(error.into()),
             }
         };
-        if self.stream.is_some() {
-            self.settle(buf, host, out);
+        if let Some(ordered) = &mut self.ordered {
+            ordered.settle(&mut self.cx, buf, env, out);
         }
         self.partial = !full && at < buf.len();
         if at > 0 {
-            let now = host.now();
+            let now = env.now();
             self.progress = now;
-            if let Some(queue) = &self.queue {
+            if let Some(queue) = &self.cx.queue {
                 heard(&queue.heard, now);
             }
-            self.pump(host, out);
+            self.pump(env, out);
         }
         match end {
             Ok(()) => Ok(at),
@@ -237,13 +191,13 @@ impl<H: Host> TargetConn<H> {
     /// The queue that Connect made of the connection: 0 for the admin queue.
     #[must_use]
     pub fn qid(&self) -> Option<u16> {
-        self.queue.as_ref().map(|q| q.qid)
+        self.cx.queue.as_ref().map(|q| q.qid)
     }
 
     /// Whether no command is under way, held event requests apart.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.slots.in_use() == 0
+        self.cx.commands.in_use() == 0
     }
 
     /// Changes the key that the host knows the connection by.
@@ -252,69 +206,79 @@ impl<H: Host> TargetConn<H> {
     /// If a device operation is under way with the old one.
     pub fn set_key(&mut self, key: u64) {
         assert!(self.is_quiet(), "device operations carry the old key");
-        self.key = key;
+        self.cx.key = key;
     }
 
     /// Whether more may be received: not while too much waits to be sent (T18).
     #[must_use]
-    pub fn wants_input(&self, out: &Outbox<H::Buf>) -> bool {
-        !self.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
+    pub fn wants_input(&self, out: &Outbox<E::Buf>) -> bool {
+        !self.cx.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
     }
 
     /// Whether no further command may be taken because of what waits to be sent.
     #[cold]
-    fn must_wait(&mut self, out: &Outbox<H::Buf>) -> bool {
+    fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
         let unsent = out.len_bytes();
-        self.is_starved = unsent > CONNECTION_BYTES && !self.loan.grow(self.held + unsent);
+        self.is_starved = unsent > CONNECTION_BYTES && !self.cx.loan.grow(self.cx.held + unsent);
         self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
     /// Something of `out` has been sent: commands that waited for room may go on.
-    pub fn sent(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
+    pub fn sent(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         self.unsent_since = None;
         if self.is_starved {
             self.must_wait(out);
         }
-        if let Some(stream) = &mut self.stream
-            && stream.tracer.is_answered()
+        if let Some(ordered) = &mut self.ordered
+            && ordered.tracer.is_answered()
             && out.is_empty()
         {
-            host.traced(&stream.tracer.sent(host.instant()));
+            env.traced(&ordered.tracer.sent(env.instant()));
         }
-        self.pump(host, out);
+        self.pump(env, out);
     }
 
-    /// A device operation that was [`Pending`](super::Submitted::Pending) has finished.
+    /// The peer takes nothing more of what is to be sent, at time `now`: from now on it is waited
+    /// for, but not for ever (T28).
+    pub const fn unsent(&mut self, now: u64) {
+        if self.unsent_since.is_none() {
+            self.unsent_since = Some(now);
+        }
+    }
+
+    /// A device operation that was under way has finished: what
+    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned.
     pub fn device_done(
         &mut self,
         op: OpId,
-        result: Result<Option<H::Buf>, DeviceError>,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         let index = op.slot();
-        let Some(slot) = self.slots.used(index).filter(|slot| slot.on_device()) else {
+        let Some(command) = self.cx.commands.used(index).filter(|command| command.on_device())
+        else {
             debug_assert!(false, "a completion of an operation that was not under way");
             return;
         };
-        if core::mem::take(&mut slot.fenced) {
-            // The slot may go on to a second operation (a FLUSH, another range); a FLUSH writes
+        if core::mem::take(&mut command.fenced) {
+            // The command may go on to a second operation (a FLUSH, another range); a FLUSH writes
             // nothing new, and a range is checked against the guard before it is begun.
-            self.fence_left -= 1;
+            self.fences.one_back();
         }
-        self.device_result(index, result, host, out);
+        self.device_result(index, result, env, out);
     }
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
     /// it: persist words of the batch share one fence, and responses follow it (T7).
-    pub fn settled(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) {
-        if self.stream.is_some() {
-            self.settle(&[], host, out);
+    pub fn settled(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+        if let Some(ordered) = &mut self.ordered {
+            ordered.settle(&mut self.cx, &[], env, out);
         }
-        self.pump(host, out);
-        self.fences_passed(host);
-        if self.closing {
-            self.finish_if_idle(host);
+        self.pump(env, out);
+        self.fences_passed(env);
+        if self.cx.closing {
+            self.finish_if_idle(env);
         }
     }
 
@@ -322,31 +286,35 @@ impl<H: Host> TargetConn<H> {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn noticed(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
-        let id = self.id;
+    pub fn noticed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        let id = self.cx.id;
         let mut end = Ok(());
-        for notice in host.with_shared(|s| s.take_notices(id)) {
+        for notice in env.with_shared(|s| s.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
                 Notice::Fence { id, volume, claimed } => {
-                    self.fence(id, volume, claimed, host, out);
+                    self.fence(id, volume, claimed, env, out);
                 }
-                Notice::Fenced { id } => self.fence_over(id, host, out),
-                Notice::Flushes => self.doubts_over(host, out),
+                Notice::Fenced { id } => {
+                    if let Some(admin) = &mut self.admin {
+                        admin.fence_over(&mut self.cx, id, env, out);
+                    }
+                }
+                Notice::Flushes => self.doubts_over(env, out),
             }
         }
-        if self.closing { Ok(()) } else { end }
+        if self.cx.closing { Ok(()) } else { end }
     }
 
     /// The clock says `now`.
     ///
     /// # Errors
     /// A time has run out and the connection must be closed.
-    pub fn tick(&mut self, host: &mut H, out: &mut Outbox<H::Buf>) -> Result<(), Closed> {
-        if self.closing {
+    pub fn tick(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        if self.cx.closing {
             return Ok(());
         }
-        let now = host.now();
+        let now = env.now();
         if out.is_empty() {
             self.unsent_since = None;
         } else if self.unsent_since.is_none() {
@@ -361,7 +329,7 @@ impl<H: Host> TargetConn<H> {
     /// When [`tick`](Self::tick) is due next, on the host's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.closing { None } else { self.deadline().map(|d| d.0) }
+        if self.cx.closing { None } else { self.deadline().map(|d| d.0) }
     }
 
     fn deadline(&self) -> Option<(u64, &'static str)> {
@@ -371,17 +339,17 @@ impl<H: Host> TargetConn<H> {
                 first = Some((at, why));
             }
         };
-        if self.queue.is_none() {
+        if self.cx.queue.is_none() {
             add(self.progress + STALL_NS, "no Fabrics Connect came in time");
         } else if self.partial {
             add(self.progress + STALL_NS, "the rest of a PDU did not come in time");
-        } else if self.slots.in_use() > 0 && self.is_receiving() {
+        } else if self.cx.commands.in_use() > 0 && self.is_receiving() {
             add(self.progress + DATA_STALL_NS, "data that was asked for did not come in time");
         }
         if let Some(since) = self.unsent_since {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");
         }
-        if let (Some(queue), Some(admin)) = (&self.queue, &self.admin)
+        if let (Some(queue), Some(admin)) = (&self.cx.queue, &self.admin)
             && admin.kato_ms > 0
         {
             let heard = queue.heard.load(Ordering::Relaxed);
@@ -391,47 +359,46 @@ impl<H: Host> TargetConn<H> {
     }
 
     fn is_receiving(&self) -> bool {
-        self.slots.any(|slot| slot.stage == Stage::Receiving)
+        self.cx.commands.any(|command| command.stage == Stage::Receiving)
     }
 
     /// The connection is gone, or is to be closed: nothing new is begun. Device operations that
     /// are under way come back through [`device_done`](Self::device_done).
-    pub fn closing(&mut self, why: &str, host: &mut H) {
-        if self.closing {
+    pub fn closing(&mut self, why: &str, env: &mut E) {
+        if self.cx.closing {
             return;
         }
-        self.closing = true;
-        let queue = self.queue.as_ref();
-        host.log(Event::Closed {
+        self.cx.closing = true;
+        let queue = self.cx.queue.as_ref();
+        env.log(Event::Closed {
             hostnqn: queue.map_or("", |q| &q.hostnqn),
             cntlid: queue.map(|q| q.cntlid),
             qid: queue.map_or(0, |q| q.qid),
             why,
         });
-        self.waiting.clear();
-        if let Some(stream) = &mut self.stream {
-            stream.shut();
+        self.cx.waiting.clear();
+        if let Some(ordered) = &mut self.ordered {
+            ordered.shut(&mut self.cx);
             // Nobody is left to answer.
-            self.settle(&[], host, &mut Outbox::new());
+            ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8GhostReplay) {
-                self.give_back_stream(host);
+                self.give_back_stream(env);
             }
         }
-        for index in self.slots.indices(|slot| !slot.on_device()) {
-            let (_, charged) = self.slots.release(index);
-            self.held -= charged;
+        for index in self.cx.commands.indices(|command| !command.on_device()) {
+            self.cx.forget(index);
         }
-        if self.queue.is_some() {
-            let (id, now) = (self.id, host.now());
-            let waived = self.releasing();
-            shared(host, |s| {
-                for (volume, assoc) in waived {
+        if self.cx.queue.is_some() {
+            let (id, assoc, now) = (self.cx.id, self.cx.assoc(), env.now());
+            let admin = self.admin.as_ref();
+            shared(env, |s| {
+                for volume in admin.iter().flat_map(|admin| admin.releasing()) {
                     s.volumes.waive(volume, assoc);
                 }
                 s.detach_begin(id, now);
             });
         }
-        self.finish_if_idle(host);
+        self.finish_if_idle(env);
     }
 
     /// Whether nothing of it is left: it may be dropped.
@@ -440,54 +407,29 @@ impl<H: Host> TargetConn<H> {
         self.drained
     }
 
-    fn finish_if_idle(&mut self, host: &mut H) {
-        if self.drained || self.slots.in_use() > 0 {
+    fn finish_if_idle(&mut self, env: &mut E) {
+        if self.drained || self.cx.commands.in_use() > 0 {
             return;
         }
-        self.give_back_stream(host);
-        if self.queue.is_some() {
-            let id = self.id;
-            shared(host, |s| s.detach(id));
+        self.give_back_stream(env);
+        if self.cx.queue.is_some() {
+            let id = self.cx.id;
+            shared(env, |s| s.detach(id));
         }
-        self.loan = Loan::default();
+        self.cx.loan = Loan::default();
         self.drained = true;
     }
 
-    /// One PDU at `at` in `buf`.
-    #[inline(never)]
-    fn pdu(
-        &mut self,
-        parsed: &Parsed,
-        buf: &[u8],
-        at: usize,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
-        let data = at + parsed.data.start..at + parsed.data.end;
-        match &parsed.pdu {
-            Pdu::CapsuleCmd { sqe } => {
-                self.capsule(sqe, buf, data, parsed.data_digest_ok, host, out)
-            }
-            Pdu::H2cData(header) => {
-                self.h2c_data(header, &buf[data], parsed.data_digest_ok, host, out)
-            }
-            Pdu::IcReq(request) => self.initialize(request, host, out),
-            Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
-            // `Rx` lets nothing else through to a controller.
-            _ => Err(PduError::sequence("a PDU that only a host may get").into()),
-        }
-    }
-
-    fn initialize(
+    pub(super) fn initialize(
         &mut self,
         request: &IcReq,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if request.pfv != 0 {
             return Err(PduError::unsupported(8, "an unknown PDU format version").into());
         }
-        let identity = host.with_shared(|s| Arc::clone(s.identity()));
+        let identity = env.with_shared(|s| Arc::clone(s.identity()));
         if identity.require_header_digest && !request.header_digest
             || identity.require_data_digest && !request.data_digest
         {
@@ -508,120 +450,9 @@ impl<H: Host> TargetConn<H> {
         self.rx.data_digest = request.data_digest;
         self.rx.capsule_max = ADMIN_CAPSULE_BYTES;
         self.rx.data_max = H2C_DATA_BYTES_MAX;
-        self.tx.header_digest = request.header_digest;
-        self.tx.data_digest = request.data_digest;
-        self.tx.align = (u32::from(request.hpda) + 1) * 4;
+        self.cx.tx.header_digest = request.header_digest;
+        self.cx.tx.data_digest = request.data_digest;
+        self.cx.tx.align = (u32::from(request.hpda) + 1) * 4;
         Ok(())
     }
-
-    /// One command.
-    #[inline]
-    fn capsule(
-        &mut self,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: core::ops::Range<usize>,
-        digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
-        let Some(queue) = &self.queue else {
-            return self.before_connect(sqe, &buf[data], digest_ok, host, out);
-        };
-        self.sqhd += 1;
-        if self.sqhd >= queue.entries {
-            self.sqhd = 0;
-        }
-        if self.slots.has_cid(sqe.cid()) {
-            self.respond(sqe.cid(), Status::COMMAND_ID_CONFLICT.with_dnr(), 0, out);
-            return Ok(());
-        }
-        if queue.qid == 0 {
-            self.admin_command(sqe, &buf[data], digest_ok, host, out)
-        } else {
-            self.io_command(sqe, buf, data, digest_ok, host, out)
-        }
-    }
-
-    /// Sends a response capsule.
-    #[inline(never)]
-    pub(super) fn respond(
-        &mut self,
-        cid: u16,
-        status: Status,
-        result: u64,
-        out: &mut Outbox<H::Buf>,
-    ) {
-        self.respond_here(cid, status, result, out);
-    }
-
-    /// [`respond`](Self::respond), for the hot path.
-    #[inline(always)]
-    pub(super) fn respond_here(
-        &mut self,
-        cid: u16,
-        status: Status,
-        result: u64,
-        out: &mut Outbox<H::Buf>,
-    ) {
-        let qid = self.queue.as_ref().map_or(0, |q| q.qid);
-        let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
-        out.push_response(&self.tx, &cqe);
-    }
-
-    /// Answers the command in a slot and frees the slot.
-    #[inline(never)]
-    pub(super) fn answer(
-        &mut self,
-        index: u16,
-        status: Status,
-        result: u64,
-        out: &mut Outbox<H::Buf>,
-    ) {
-        self.answer_here(index, status, result, out);
-    }
-
-    /// [`answer`](Self::answer), for the hot path.
-    #[inline(always)]
-    pub(super) fn answer_here(
-        &mut self,
-        index: u16,
-        status: Status,
-        result: u64,
-        out: &mut Outbox<H::Buf>,
-    ) {
-        let cid = self.slots[index].sqe.cid();
-        let (_, charged) = self.slots.release(index);
-        self.held -= charged;
-        if !self.closing {
-            self.respond_here(cid, status, result, out);
-        }
-    }
-
-    pub(super) const fn is_closing(&self) -> bool {
-        self.closing
-    }
-
-    pub(super) fn trouble(&self, why: &str, host: &mut H) {
-        if let Some(queue) = &self.queue {
-            host.log(Event::Trouble {
-                hostnqn: &queue.hostnqn,
-                cntlid: queue.cntlid,
-                qid: queue.qid,
-                why,
-            });
-        }
-    }
-}
-
-/// Runs `f` on what all connections share, and wakes those it left notices for.
-pub(super) fn shared<H: Host, T>(host: &mut H, f: impl FnOnce(&mut Shared<H::Region>) -> T) -> T {
-    let (result, wake) = host.with_shared(|s| {
-        let result = f(s);
-        (result, s.take_wake())
-    });
-    for conn in wake {
-        host.notify(conn);
-    }
-    result
 }

@@ -1,20 +1,21 @@
-//! Fabrics commands: Connect, Property Get and Set, Disconnect (Base §3.3, §6).
+//! Fabrics commands: Connect and Disconnect (Base §3.3, §6); properties are the admin queue's.
 
 use alloc::boxed::Box;
 use alloc::string::String;
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{
-    CATTR_NO_SQ_FLOW, CNTLID_ANY, CONNECT_DATA_LEN, Cap, Cc, ConnectData, ConnectInvalid, Csts,
-    DISCOVERY_NQN, VERSION_2_0, fctype, property,
+    CATTR_NO_SQ_FLOW, CNTLID_ANY, CONNECT_DATA_LEN, ConnectData, ConnectInvalid, DISCOVERY_NQN,
+    fctype,
 };
 
 use super::admin::Admin;
-use super::conn::{Closed, Queue, TargetConn, shared};
-use super::host::{Event, Host};
+use super::commands::Commands;
+use super::conn::{Closed, TargetConn};
+use super::context::{Context, Queue, shared};
+use super::controllers::{AttachError, Attached};
+use super::env::{Event, TargetEnv};
 use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
-use super::shared::{AttachError, Attached};
-use super::slots::Slots;
 use crate::outbox::Outbox;
 
 /// Why a Connect was refused, and what to answer.
@@ -52,23 +53,23 @@ impl From<AttachError> for Refusal {
     }
 }
 
-impl<H: Host> TargetConn<H> {
+impl<E: TargetEnv> TargetConn<E> {
     /// A command on a connection that is no queue yet: only Connect may come.
     pub(super) fn before_connect(
         &mut self,
         sqe: &Sqe,
         data: &[u8],
         digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
-            self.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
+            self.cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
             return Ok(());
         }
         if !digest_ok {
-            self.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+            self.cx.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
             return Ok(());
         }
         let data = match sqe.sgl() {
@@ -76,11 +77,11 @@ impl<H: Host> TargetConn<H> {
             Ok(Sgl::InCapsule { .. }) => &[],
             // The data of Connect comes in the capsule (Base §6.3).
             Ok(Sgl::Transport { .. }) => {
-                self.respond(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, out);
+                self.cx.respond(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, out);
                 return Ok(());
             }
             Err(error) => {
-                self.respond(cid, error.status(), 0, out);
+                self.cx.respond(cid, error.status(), 0, out);
                 return Ok(());
             }
         };
@@ -89,28 +90,28 @@ impl<H: Host> TargetConn<H> {
             names.as_ref().map_or(("", ""), |d| (d.hostnqn.as_str(), d.subnqn.as_str()));
         let qid = sqe.connect_fields().qid;
         let outcome = match &names {
-            Ok(data) => self.connect(sqe, data, host),
+            Ok(data) => self.connect(sqe, data, env),
             Err(invalid) => Err((*invalid).into()),
         };
         match outcome {
             Ok(cntlid) => {
-                host.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
-                if self.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
+                env.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
+                if self.cx.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
                     // SQHD FFFFh accepts that flow control is off (Base §3.3.1.2).
-                    self.sqhd = 0xffff;
+                    self.cx.sqhd = 0xffff;
                 }
-                self.respond(cid, Status::SUCCESS, u64::from(cntlid), out);
-                self.sqhd = 0;
+                self.cx.respond(cid, Status::SUCCESS, u64::from(cntlid), out);
+                self.cx.sqhd = 0;
             }
             Err(Refusal { status, result, why }) => {
-                host.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
-                self.respond(cid, status, result, out);
+                env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
+                self.cx.respond(cid, status, result, out);
             }
         }
         Ok(())
     }
 
-    fn connect(&mut self, sqe: &Sqe, data: &ConnectData, host: &mut H) -> Result<u16, Refusal> {
+    fn connect(&mut self, sqe: &Sqe, data: &ConnectData, env: &mut E) -> Result<u16, Refusal> {
         let fields = sqe.connect_fields();
         let invalid = |offset, in_data, why| Refusal::from(ConnectInvalid { offset, in_data, why });
         if fields.recfmt != 0 {
@@ -120,15 +121,15 @@ impl<H: Host> TargetConn<H> {
                 why: "an unknown record format".into(),
             });
         }
-        let (io, id) = (fields.qid != 0, self.id);
+        let (io, id) = (fields.qid != 0, self.cx.id);
         let entries_max = if io { QUEUE_ENTRIES_MAX } else { ADMIN_ENTRIES_MAX };
         if fields.sqsize == 0 || fields.sqsize >= entries_max {
             return Err(invalid(44, false, "a submission queue of a size that is not supported"));
         }
         let entries = fields.sqsize + 1;
-        let now = host.now();
+        let now = env.now();
         let discovery = data.subnqn == DISCOVERY_NQN;
-        let (known, allowed) = host.with_shared(|s| {
+        let (known, allowed) = env.with_shared(|s| {
             let known = discovery || data.subnqn == s.identity().subnqn;
             (known, discovery || s.allows(&data.hostnqn))
         });
@@ -143,27 +144,26 @@ impl<H: Host> TargetConn<H> {
             });
         }
         let Attached { cntlid, assoc, heard, standing } = if io {
-            shared(host, |s| {
+            shared(env, |s| {
                 s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
         } else {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
             }
-            let attached = host
+            let attached = env
                 .with_shared(|s| s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now))?;
-            let mut admin = Admin::new(discovery);
-            admin.kato_ms = fields.kato_ms;
-            self.admin = Some(Box::new(admin));
+            self.admin = Some(Box::new(Admin::new(discovery, fields.kato_ms, self.local.take())));
             attached
         };
-        self.namespaces = host.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
-        self.loan = host.with_shared(|s| s.loan());
         if io {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }
-        self.slots = Slots::new(entries);
-        self.queue = Some(Queue {
+        let cx = &mut self.cx;
+        cx.namespaces = env.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
+        cx.loan = env.with_shared(|s| s.loan());
+        cx.commands = Commands::new(entries);
+        cx.queue = Some(Queue {
             cntlid,
             assoc,
             qid: fields.qid,
@@ -180,117 +180,42 @@ impl<H: Host> TargetConn<H> {
     pub(super) fn fabrics(
         &mut self,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let Self { cx, admin, .. } = self;
         let cid = sqe.cid();
-        let is_admin = self.admin.is_some();
-        match sqe.fctype() {
+        match (sqe.fctype(), admin) {
             // A second Connect on one connection.
-            fctype::CONNECT => self.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out),
-            fctype::PROPERTY_GET if is_admin => {
-                let (status, value) = self.property_get(sqe);
-                self.respond(cid, status, value, out);
+            (fctype::CONNECT, _) => cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out),
+            (fctype::PROPERTY_GET, Some(admin)) => {
+                let (status, value) = admin.property_get(sqe);
+                cx.respond(cid, status, value, out);
             }
-            fctype::PROPERTY_SET if is_admin => {
-                let status = self.property_set(sqe, host);
-                self.respond(cid, status, 0, out);
+            (fctype::PROPERTY_SET, Some(admin)) => {
+                let status = admin.property_set(cx, sqe, env);
+                cx.respond(cid, status, 0, out);
             }
-            fctype::DISCONNECT if is_admin => {
-                self.respond(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, out);
+            (fctype::DISCONNECT, Some(_)) => {
+                cx.respond(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, out);
             }
-            fctype::DISCONNECT => {
-                if sqe.0[40] != 0 || sqe.0[41] != 0 {
-                    self.respond(cid, Status::CONNECT_FORMAT.with_dnr(), 0, out);
-                } else {
-                    self.respond(cid, Status::SUCCESS, 0, out);
-                    return Err(Closed::Ended("the host disconnected the queue"));
-                }
-            }
-            _ => self.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out),
+            (fctype::DISCONNECT, None) => return disconnect(cx, sqe, out),
+            _ => cx.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out),
         }
         Ok(())
     }
-
-    fn property_get(&self, sqe: &Sqe) -> (Status, u64) {
-        let Some(admin) = &self.admin else {
-            return (Status::INVALID_FIELD.with_dnr(), 0);
-        };
-        let value = match (sqe.property_offset(), sqe.property_size()) {
-            (property::CAP, Some(8)) => capabilities().value(),
-            (property::VS, Some(4)) => u64::from(VERSION_2_0),
-            (property::CC, Some(4)) => u64::from(admin.cc.0),
-            (property::CSTS, Some(4)) => u64::from(admin.csts.0),
-            (property::CRTO, Some(4)) => 1 << 16 | 1,
-            _ => return (Status::INVALID_FIELD.with_dnr(), 0),
-        };
-        (Status::SUCCESS, value)
-    }
-
-    fn property_set(&mut self, sqe: &Sqe, host: &mut H) -> Status {
-        let (Some(admin), Some(queue)) = (&mut self.admin, &self.queue) else {
-            return Status::INVALID_FIELD.with_dnr();
-        };
-        if (sqe.property_offset(), sqe.property_size()) != (property::CC, Some(4)) {
-            return Status::INVALID_FIELD.with_dnr();
-        }
-        let (old, new) = (admin.cc, Cc(sqe.property_value() as u32));
-        admin.cc = new;
-        let cntlid = queue.cntlid;
-        if new.enabled() && !old.enabled() {
-            let io = admin.discovery || (new.iosqes(), new.iocqes()) == (6, 4);
-            // Command set: NVM (000b) or all that are supported (110b).
-            if new.mps() != 0 || !matches!(new.css(), 0 | 6) || !io {
-                admin.csts.0 |= Csts::FATAL;
-                self.trouble(
-                    "the host enabled the controller with settings it does not have",
-                    host,
-                );
-                return Status::SUCCESS;
-            }
-            admin.csts = Csts(Csts::READY);
-            shared(host, |s| {
-                if let Some(c) = s.controller_mut(cntlid) {
-                    c.enabled = true;
-                }
-            });
-        }
-        if new.shutdown() != 0 && old.shutdown() == 0 {
-            // Nothing is kept back in the controller: what is completed is at the drives, and
-            // a host flushes what it wants durable.
-            self.disable(host);
-            if let Some(admin) = &mut self.admin {
-                admin.csts.0 |= Csts::SHUTDOWN_DONE;
-            }
-        } else if !new.enabled() && old.enabled() {
-            self.disable(host);
-            if let Some(admin) = &mut self.admin {
-                admin.csts = Csts(0);
-                admin.reset();
-            }
-        }
-        Status::SUCCESS
-    }
-
-    /// Ends the controller's I/O queues.
-    fn disable(&mut self, host: &mut H) {
-        let Some(cntlid) = self.queue.as_ref().map(|q| q.cntlid) else {
-            return;
-        };
-        shared(host, |s| {
-            let Some(controller) = s.controller_mut(cntlid) else {
-                return;
-            };
-            controller.enabled = false;
-            let queues: alloc::vec::Vec<_> = controller.queues.values().copied().collect();
-            for queue in queues {
-                s.leave(queue, super::shared::Notice::Close("its controller was disabled"));
-            }
-        });
-    }
 }
 
-/// Controller Capabilities: the NVM command set, 4 KiB pages, ready within 500 ms.
-pub(super) const fn capabilities() -> Cap {
-    Cap { mqes: QUEUE_ENTRIES_MAX - 1, timeout: 1, mpsmin: 0, css: 1 }
+fn disconnect<E: TargetEnv>(
+    cx: &mut Context<E>,
+    sqe: &Sqe,
+    out: &mut Outbox<E::Buf>,
+) -> Result<(), Closed> {
+    let cid = sqe.cid();
+    if sqe.0[40] != 0 || sqe.0[41] != 0 {
+        cx.respond(cid, Status::CONNECT_FORMAT.with_dnr(), 0, out);
+        return Ok(());
+    }
+    cx.respond(cid, Status::SUCCESS, 0, out);
+    Err(Closed::Ended("the host disconnected the queue"))
 }

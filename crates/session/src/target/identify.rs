@@ -8,12 +8,13 @@ use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
 use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
 use riopipe_nvme::log_page;
 
-use super::conn::LocalAddress;
-use super::conn::{Closed, TargetConn};
-use super::host::Host;
+use super::admin::Admin;
+use super::conn::{Closed, LocalAddress};
+use super::context::Context;
+use super::env::TargetEnv;
 use super::limits::{
     ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
-    QUEUE_ENTRIES_MAX,
+    QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
 use super::namespace::{NSID_MAX, NamespaceConfig};
 use super::shared::{DiscoveryPort, Identity};
@@ -26,41 +27,47 @@ const SEVERAL_CONTROLLERS: u8 = 1 << 1;
 /// 300 K: a target has no thermometer, and hosts print a temperature of 0 as −273 °C.
 const TEMPERATURE: u16 = 300;
 
-impl<H: Host> TargetConn<H> {
+impl Admin {
     /// Identify.
-    pub(super) fn identify(
-        &mut self,
+    pub(super) fn identify<E: TargetEnv>(
+        &self,
+        cx: &mut Context<E>,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match self.identify_page(sqe, host) {
-            Ok(page) => self.send_page(sqe, &page, out),
-            Err(status) => self.respond(sqe.cid(), status.with_dnr(), 0, out),
+        match self.identify_page(cx, sqe, env) {
+            Ok(page) => cx.send_page(sqe, &page, out),
+            Err(status) => cx.respond(sqe.cid(), status.with_dnr(), 0, out),
         }
         Ok(())
     }
 
-    fn identify_page(&self, sqe: &Sqe, host: &mut H) -> Result<[u8; identify::LEN], Status> {
-        let (Some(queue), Some(admin)) = (&self.queue, &self.admin) else {
+    fn identify_page<E: TargetEnv>(
+        &self,
+        cx: &Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+    ) -> Result<[u8; identify::LEN], Status> {
+        let Some(queue) = &cx.queue else {
             return Err(Status::INTERNAL);
         };
         let nsid = sqe.nsid();
-        if admin.discovery {
+        if self.discovery {
             return match sqe.cns() {
                 cns::CONTROLLER => {
-                    let identity = host.with_shared(|s| s.identity().clone());
+                    let identity = env.with_shared(|s| s.identity().clone());
                     Ok(discovery_controller(&identity, queue.cntlid).encode())
                 }
                 _ => Err(Status::INVALID_FIELD),
             };
         }
         let namespace = || -> Result<&NamespaceConfig, Status> {
-            let (_, namespace) = self.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+            let (_, namespace) = cx.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
             Ok(&namespace.config)
         };
         // An id that could be a namespace, but is none: the structure is all zeroes.
-        let inactive = (1..=NSID_MAX).contains(&nsid) && self.namespaces.find(nsid).is_none();
+        let inactive = (1..=NSID_MAX).contains(&nsid) && cx.namespaces.find(nsid).is_none();
         let after = || match nsid {
             0xffff_fffe.. => Err(Status::INVALID_NAMESPACE),
             nsid => Ok(nsid),
@@ -71,10 +78,10 @@ impl<H: Host> TargetConn<H> {
                 Ok(namespace_page(namespace()?).encode())
             }
             (cns::CONTROLLER, _) => {
-                let volatile = self.namespaces.any_volatile();
-                let highest = self.namespaces.highest_id();
+                let volatile = cx.namespaces.any_volatile();
+                let highest = cx.namespaces.highest_id();
                 let (identity, extension) =
-                    host.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
+                    env.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
                 let page = io_controller(&identity, queue.cntlid, highest, volatile);
                 let mut page = page.encode();
                 extension.put(&mut page);
@@ -82,7 +89,7 @@ impl<H: Host> TargetConn<H> {
             }
             (cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES, _)
             | (cns::COMMAND_SET_ACTIVE_NAMESPACES, identify::CSI_NVM) => {
-                Ok(identify::namespace_list(self.namespaces.ids(), after()?))
+                Ok(identify::namespace_list(cx.namespaces.ids(), after()?))
             }
             (cns::NAMESPACE_DESCRIPTORS, _) => {
                 let config = namespace()?;
@@ -110,7 +117,7 @@ impl<H: Host> TargetConn<H> {
                 if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
                     namespace()?;
                 }
-                let ids: Vec<u16> = host.with_shared(|s| {
+                let ids: Vec<u16> = env.with_shared(|s| {
                     s.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
                 });
                 Ok(identify::controller_list(ids, sqe.identify_cntid()))
@@ -121,38 +128,44 @@ impl<H: Host> TargetConn<H> {
     }
 
     /// Get Log Page.
-    pub(super) fn log_page(
-        &mut self,
+    pub(super) fn log_page<E: TargetEnv>(
+        &self,
+        cx: &mut Context<E>,
         sqe: &Sqe,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let len = sqe.log_len();
-        if len > Self::page_bytes_max() || !sqe.log_offset().is_multiple_of(4) {
-            self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+        if len > u64::from(TRANSFER_BYTES_MAX) || !sqe.log_offset().is_multiple_of(4) {
+            cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(sqe.lid(), host) else {
-            self.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
+        let Some(page) = self.whole_log_page(cx, sqe.lid(), env) else {
+            cx.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
             return Ok(());
         };
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
-            Ok(part) => self.send_page(sqe, &part, out),
-            Err(_) => self.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out),
+            Ok(part) => cx.send_page(sqe, &part, out),
+            Err(_) => cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out),
         }
         Ok(())
     }
 
-    fn whole_log_page(&self, lid: u8, host: &mut H) -> Option<Vec<u8>> {
-        let discovery = self.admin.as_ref().is_some_and(|a| a.discovery);
+    fn whole_log_page<E: TargetEnv>(
+        &self,
+        cx: &Context<E>,
+        lid: u8,
+        env: &mut E,
+    ) -> Option<Vec<u8>> {
+        let discovery = self.discovery;
         Some(match lid {
             log_page::SUPPORTED if discovery => {
                 log_page::supported(&[log_page::SUPPORTED, log_page::DISCOVERY]).to_vec()
             }
             log_page::DISCOVERY if discovery => {
-                let hostnqn = self.queue.as_ref().map_or("", |q| &q.hostnqn);
-                let (identity, generation, allowed) = host.with_shared(|s| {
+                let hostnqn = cx.queue.as_ref().map_or("", |q| &q.hostnqn);
+                let (identity, generation, allowed) = env.with_shared(|s| {
                     (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
                 });
                 discovery_page(&identity, generation, allowed, self.local.as_ref())
@@ -178,7 +191,7 @@ impl<H: Host> TargetConn<H> {
             .encode()
             .to_vec(),
             log_page::FIRMWARE => {
-                let identity = host.with_shared(|s| s.identity().clone());
+                let identity = env.with_shared(|s| s.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
             log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),

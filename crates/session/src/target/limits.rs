@@ -2,7 +2,7 @@
 //! place.
 
 /// Bytes of a logical block. Nothing smaller is served: media assumption 1 is about 4096 bytes.
-pub const BLOCK_SIZE: u32 = 4096;
+pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 /// In-capsule data of I/O commands, bytes; advertised as IOCCSZ.
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;
 /// In-capsule data of admin and Fabrics commands, bytes (TCP §3.3.2.1: 8 KiB).

@@ -9,10 +9,11 @@ use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::recovery::{ListedEntry, validate};
 use riopipe_order::region::Region;
 
+use super::admin::Admin;
 use super::claims::{Refusal, Volumes};
-use super::conn::{TargetConn, shared};
-use super::host::Host;
-use super::stream::overtaken;
+use super::context::{Context, overtaken, shared};
+use super::env::TargetEnv;
+use super::ordered::OrderedQueue;
 use super::volume::Partition;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -143,38 +144,45 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-impl<H: Host> TargetConn<H> {
-    /// List: a page of a partition, on the admin queue.
-    pub(super) fn list(&mut self, sqe: &Sqe, host: &mut H, out: &mut Outbox<H::Buf>) {
+impl Admin {
+    /// List: a page of a partition.
+    pub(super) fn list<E: TargetEnv>(
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
         let (stream, from, len) = wire::list_of(sqe);
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
-        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
+        let assoc = cx.assoc();
         let page = match check_len(len) {
             Err(status) => Err((status, 0)),
             Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
                 Err((wire::status::NO_SUCH_STREAM.with_dnr(), 0))
             }
-            Ok(()) => shared(host, |s| s.list(id, assoc, from, len)),
+            Ok(()) => shared(env, |s| s.list(id, assoc, from, len)),
         };
         match page {
-            Ok(page) => self.send_page(sqe, &page.encode(len), out),
-            Err((status, result)) => self.respond(sqe.cid(), status, result, out),
+            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
+            Err((status, result)) => cx.respond(sqe.cid(), status, result, out),
         }
     }
+}
 
+impl<E: TargetEnv> OrderedQueue<E> {
     /// List: a page of the stream that this queue carries.
-    pub(super) fn list_own(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+    pub(super) fn list(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let (_, from, len) = wire::list_of(sqe);
-        let page = match &mut self.stream {
-            None if self.was_fenced => Err(overtaken()),
-            None => Err(wire::status::NOT_BOUND.with_dnr()),
-            Some(stream) if stream.fenced => Err(overtaken()),
-            Some(stream) => check_len(len)
-                .and_then(|()| stream.list(from, len).map_err(|error| unreadable(&error))),
+        let page = match check_len(len) {
+            _ if cx.is_fenced => Err(overtaken()),
+            Err(status) => Err(status),
+            Ok(()) => {
+                page(&mut self.listing, &self.log, from, len).map_err(|error| unreadable(&error))
+            }
         };
         match page {
-            Ok(page) => self.send_page(sqe, &page.encode(len), out),
-            Err(status) => self.respond(sqe.cid(), status, 0, out),
+            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
+            Err(status) => cx.respond(sqe.cid(), status, 0, out),
         }
     }
 }

@@ -1,33 +1,46 @@
 //! The target's end of a connection, as a pure state machine.
 //!
 //! A [`TargetConn`] takes bytes and finished device operations and gives device operations and
-//! bytes; everything outside it, drives and clock included, is a [`Host`]. What connections have
-//! in common is [`Shared`], which the host keeps behind a lock that the hot path never takes.
+//! bytes; everything outside it, drives and clock included, is a [`TargetEnv`]. What connections have
+//! in common is [`Shared`], which the environment keeps behind a lock that the hot path never takes.
 //!
-//! The same code serves real sockets and drives (crate `riopipe-target`) and, later, simulated
-//! ones.
+//! A [`TargetCore`] has the connections of one processor core: it decides what happens between their
+//! sockets and the drives. The same code serves real sockets and drives (crate `riopipe-target`) and
+//! simulated ones (crate `riopipe-sim`).
 
 mod admin;
+mod arrival;
+mod batch;
 mod binding;
-mod bound;
 mod budget;
 mod claims;
+mod commands;
 mod conn;
+mod context;
+mod controllers;
+mod core;
+mod dataset;
+mod dispatch;
+mod env;
 mod fabrics;
+mod fencing;
 mod flushes;
 mod flushing;
-mod host;
+mod guard;
 mod identify;
-mod io;
 pub mod limits;
 mod listing;
+mod log_opening;
 mod namespace;
+mod notices;
 mod ordered;
+mod ownership;
+mod plain;
+mod properties;
+mod release;
 mod settlement;
 mod shared;
-mod slots;
 mod standing;
-mod stream;
 mod sync;
 mod tenure;
 mod tracer;
@@ -36,10 +49,17 @@ mod unlogged;
 mod volume;
 mod writers;
 
+pub use self::core::{
+    Action, BoundedDevice, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place,
+    Places, QueueCounts, TargetCore, Transport,
+};
 pub use claims::{Owner, Split, Volumes};
 pub use conn::{Closed, LocalAddress, TargetConn};
-pub use host::{DeviceError, Event, Host, OpId, Submitted, WriteData};
+pub use controllers::{AttachError, Controller};
+pub use env::{Event, OpId, TargetEnv, status_of};
+pub use log_opening::{Found, Opened};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
-pub use shared::{AttachError, ConnId, Controller, DiscoveryPort, Identity, Notice, Shared};
+pub use notices::Notice;
+pub use shared::{ConnId, DiscoveryPort, Identity, Shared};

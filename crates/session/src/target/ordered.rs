@@ -1,509 +1,253 @@
-//! Ordered requests: the gate and the ordering log of the stream that a connection is bound to.
+//! The ordered queue that Bind makes of a connection: a stream's gate and its ordering log, over the
+//! connection's table of commands.
 //!
-//! The discipline of a batch, which is what arrives in one receive or comes back from the drives
-//! in one poll: append all attributes, **one** fence, submit the writes; set all persist words,
-//! **one** fence, send the responses (paper §4.3.2 steps 5 to 7; T7).
+//! [`arrival`](super::arrival) takes requests in, [`batch`](super::batch) carries out what the gate
+//! wants done.
 
-use core::mem;
-use core::ops::Range;
+use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Attribute, Kind, Member};
-use riopipe_order::gate::{Cause, Step, Ticket};
+use riopipe_order::attribute::{Attribute, Member, Seq, VolumeId};
+use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
+use riopipe_order::ordering_log::{AppendError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 
-use super::bound::{Data, Stream};
-use super::conn::{Closed, TargetConn};
-use super::host::{DeviceError, Host, OpId, Submitted, WriteData};
-use super::limits::{BLOCK_SIZE, SEQ_MAX, TRANSFER_BYTES_MAX};
-use super::slots::Stage;
-use super::stream::overtaken;
+use super::commands::Commands;
+use super::context::{Context, overtaken};
+use super::env::TargetEnv;
+use super::limits::SEQ_MAX;
+use super::listing::Listing;
+use super::namespace::Namespaces;
+use super::tracer::Tracer;
 use crate::outbox::Outbox;
 use crate::wire;
 
-impl<H: Host> TargetConn<H> {
-    /// A Write, Write Zeroes or Flush with an ordering attribute.
+/// The part of a connection that carries a stream.
+pub(super) struct OrderedQueue<E: TargetEnv> {
+    pub(super) volume: VolumeId,
+    pub(super) log: StreamLog<E::Region>,
+    pub(super) gate: Gate,
+    drives: Vec<DriveOfStream>,
+    /// Index into `drives` by namespace index, or [`NO_DRIVE`].
+    pub(super) drive_of: Vec<u8>,
+    /// The highest seq seen: wire numbers are widened next to it (T5).
+    pub(super) near: Seq,
+    /// What the gate wants done, in its order.
+    pub(super) steps: Vec<Step>,
+    pub(super) doing: Vec<Step>,
+    /// Completions and refusals, answered after the batch's last fence.
+    pub(super) done: Vec<Step>,
+    /// Commands whose data is still in the receive buffer.
+    pub(super) inline: Vec<u16>,
+    /// Attributes have been appended since the last fence.
+    pub(super) appended: bool,
+    /// The list of which the owner has had a page, but not the last.
+    pub(super) listing: Option<Listing>,
+    pub(super) tracer: Tracer,
+    /// The host knows that the stream has failed.
+    pub(super) told_stopped: bool,
+}
+
+/// No drive of the stream.
+const NO_DRIVE: u8 = u8::MAX;
+
+#[derive(Debug)]
+struct DriveOfStream {
+    ns: usize,
+    /// The volume's number of the drive.
+    member: Member,
+    /// Failed FLUSHes of the drive when last looked at (T22).
+    flush_failures: u64,
+}
+
+impl<E: TargetEnv> OrderedQueue<E> {
+    /// The queue of a newly bound stream over the namespaces `members` of the volume; at most
+    /// `entries` requests are under way at once.
+    pub(super) fn new(
+        volume: VolumeId,
+        log: StreamLog<E::Region>,
+        members: &[(usize, Member)],
+        namespaces: &Namespaces,
+        released: Seq,
+        entries: u16,
+    ) -> Self {
+        let mut drive_of = Vec::new();
+        let mut drives = Vec::new();
+        let mut caches = Vec::new();
+        for &(ns, member) in members.iter().take(usize::from(NO_DRIVE)) {
+            if drive_of.len() <= ns {
+                drive_of.resize(ns + 1, NO_DRIVE);
+            }
+            let local = drives.len() as u8;
+            drive_of[ns] = local;
+            let namespace = namespaces.at(ns);
+            let flush_failures = namespace.state.flush_failures();
+            drives.push(DriveOfStream { ns, member, flush_failures });
+            caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
+        }
+        let room = usize::from(entries);
+        let seed = u64::from(log.id().stream.0);
+        Self {
+            volume,
+            log,
+            gate: Gate::new(&caches, u32::from(entries.max(1))),
+            drives,
+            drive_of,
+            near: released,
+            steps: Vec::with_capacity(4 * room),
+            doing: Vec::with_capacity(4 * room),
+            done: Vec::with_capacity(room),
+            inline: Vec::with_capacity(room),
+            appended: false,
+            listing: None,
+            // Streams that go the same pace are not all looked at together.
+            tracer: Tracer::new(seed),
+            told_stopped: false,
+        }
+    }
+
+    /// The gate's name of the drive that a request goes to, if the request's member number and
+    /// namespace belong together as they have so far.
+    pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
+        let local = *self.drive_of.get(ns)?;
+        let drive = self.drives.get(usize::from(local))?;
+        (drive.member == member).then_some(Member(local))
+    }
+
+    /// Carries out the `Append`s among the steps from `from` on, and takes them off.
     #[inline]
-    pub(super) fn ordered(
-        &mut self,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
-        digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
-        let Some(mut stream) = self.stream.take() else {
-            // T17: without a binding the fields mean nothing, and a host that sets them must not
-            // believe they do.
-            if self.was_fenced && probe::planted(Plant::T8StaleOwner) {
-                return self.io_command(
-                    &wire::without_attribute(sqe),
-                    buf,
-                    data,
-                    digest_ok,
-                    host,
-                    out,
-                );
-            }
-            let status =
-                if self.was_fenced { overtaken() } else { wire::status::NOT_BOUND.with_dnr() };
-            self.respond(sqe.cid(), status, 0, out);
-            return Ok(());
-        };
-        let result = self.enter(&mut stream, sqe, buf, data, digest_ok, host, out);
-        self.stream = Some(stream);
-        result
-    }
-
-    #[inline]
-    #[allow(clippy::too_many_arguments)]
-    fn enter(
-        &mut self,
-        stream: &mut Stream<H>,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
-        digest_ok: bool,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) -> Result<(), Closed> {
-        let cid = sqe.cid();
-        if let Some(cause) = stream.gate.poisoned() {
-            self.respond(cid, stream.refusal(cause), 0, out);
-            return Ok(());
-        }
-        let (attribute, ns, inline) =
-            match self.check_ordered(stream, sqe, &buf[data.clone()], digest_ok) {
-                Ok(checked) => checked,
-                Err(status) => {
-                    stream.stop(Member(0), sqe.dword(3));
-                    self.trouble("an ordered request made no sense; its stream is stopped", host);
-                    self.respond(cid, status, 0, out);
-                    return Ok(());
-                }
-            };
-        let index = self.next_slot()?;
-        let stage = if inline { Stage::Gate } else { Stage::Budget };
-        self.slots.take(sqe, stage, ns);
-        self.slots[index].ordered = true;
-        let entry = &mut stream.entries[usize::from(index)];
-        entry.data = if inline { Data::Ready } else { Data::Awaited };
-        entry.may_write = false;
-        entry.attribute = attribute;
-        // The gate knows drives by their place in this volume on this server, the log by the
-        // volume's own number.
-        entry.attribute.member = Member(stream.drive_of[ns]);
-        let from = stream.steps.len();
-        let ticket = Ticket(u32::from(index));
-        let arrived = stream.gate.arrive(ticket, &entry.attribute, &mut stream.steps);
-        let at_gate = mem::replace(&mut entry.attribute.member, attribute.member);
-        if arrived.is_err() {
-            stream.stop(at_gate, attribute.ordinal);
-            self.trouble(
-                "an ordered request came twice or too far ahead; its stream is stopped",
-                host,
-            );
-            self.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
-            return Ok(());
-        }
-        if stream.tracer.is_due() {
-            stream.trace_arrival(index, from, host);
-        }
-        stream.append(from);
-        if !inline {
-            self.slots[index].want = attribute.blocks * BLOCK_SIZE;
-            self.when_affordable(index, host, out);
-            if self.slots[index].stage == Stage::Gate {
-                // No memory for it.
-                self.data_ready(stream, index);
-            }
-        } else if !data.is_empty() {
-            self.slots[index].inline = (data.start as u32, data.end as u32);
-            stream.inline.push(index);
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn check_ordered(
-        &mut self,
-        stream: &mut Stream<H>,
-        sqe: &Sqe,
-        data: &[u8],
-        digest_ok: bool,
-    ) -> Result<(Attribute, usize, bool), Status> {
-        if !digest_ok {
-            return Err(Status::TRANSIENT_TRANSPORT);
-        }
-        let (attribute, released) = wire::attribute(sqe, stream.near)
-            .map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
-        // Durability is asked for by the FLUSH flag; FUA would be silently weaker.
-        if sqe.fua() || sqe.fuse() != 0 {
-            return Err(Status::INVALID_FIELD.with_dnr());
-        }
-        let ns = match attribute.kind {
-            Kind::Flush => match self.namespaces.find(sqe.nsid()) {
-                Some((ns, _)) => ns,
-                None => return Err(Status::INVALID_NAMESPACE.with_dnr()),
-            },
-            Kind::Write | Kind::Discard => self.extent(sqe)?,
-        };
-        stream.drive(ns, attribute.member).ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
-        let inline = match attribute.kind {
-            Kind::Write => {
-                let want = attribute.blocks * BLOCK_SIZE;
-                if want > TRANSFER_BYTES_MAX {
-                    return Err(Status::INVALID_FIELD.with_dnr());
-                }
-                Self::in_capsule(sqe, want, data)?
-            }
-            Kind::Discard | Kind::Flush if data.is_empty() => true,
-            Kind::Discard | Kind::Flush => return Err(Status::SGL_LENGTH_INVALID.with_dnr()),
-        };
-        if attribute.seq_end() > stream.near {
-            if attribute.seq_end().0 >> 32 != stream.near.0 >> 32 {
-                probe::hit(Rare::SeqWrap);
-            }
-            stream.near = attribute.seq_end();
-        }
-        stream.log.release(released);
-        Ok((attribute, ns, inline))
-    }
-
-    /// All data of an ordered request has come in by R2T.
-    pub(super) fn ordered_gathered(&mut self, index: u16, out: &mut Outbox<H::Buf>) {
-        let slot = &mut self.slots[index];
-        slot.stage = Stage::Gate;
-        if slot.refused {
-            let status = slot.verdict.unwrap_or_else(overtaken);
-            return self.answer(index, status, 0, out);
-        }
-        match self.stream.take() {
-            Some(mut stream) => {
-                self.data_ready(&mut stream, index);
-                self.stream = Some(stream);
-            }
-            None => {
-                debug_assert!(false, "a stream was given back and its request not refused");
-                self.answer(index, overtaken(), 0, out);
-            }
-        }
-    }
-
-    /// The stream is given back. The requests that it still waits for the data of are refused: when
-    /// that has come, this connection may carry another stream, whose gate knows nothing of them
-    /// (T8).
-    pub(super) fn refuse_unfinished(&mut self) {
-        for (_, slot) in self.slots.iter_mut() {
-            let waits = matches!(slot.stage, Stage::Budget | Stage::Receiving);
-            if slot.ordered && waits && !slot.refused {
-                slot.refused = true;
-                slot.verdict = Some(overtaken());
-            }
-        }
-    }
-
-    /// There is no memory for the data of an ordered request.
-    pub(super) fn ordered_data_failed(&mut self, index: u16) {
-        let slot = &mut self.slots[index];
-        slot.verdict = Some(Status::INTERNAL);
-        slot.stage = Stage::Gate;
-        if let Some(mut stream) = self.stream.take() {
-            self.data_ready(&mut stream, index);
-            self.stream = Some(stream);
-        }
-    }
-
-    fn data_ready(&mut self, stream: &mut Stream<H>, index: u16) {
-        let entry = &mut stream.entries[usize::from(index)];
-        let bad = self.slots[index].verdict.is_some();
-        entry.data = if bad { Data::Bad } else { Data::Ready };
-        if mem::take(&mut entry.may_write) {
-            stream.steps.push(Step::Write(Ticket(u32::from(index))));
-        }
-    }
-
-    /// Ends a batch: does what the gate wants done, in order, and answers what is complete.
-    /// `buf` is the receive buffer of the batch.
-    pub(super) fn settle(&mut self, buf: &[u8], host: &mut H, out: &mut Outbox<H::Buf>) {
-        let Some(mut stream) = self.stream.take() else {
-            return;
-        };
-        stream.see_flush_failures(&self.namespaces);
-        host.ordered(stream.tracer.news());
-        let mut persisted = false;
-        // Entries that were appended and wait are fenced with the batch they came in.
-        while stream.appended || !stream.steps.is_empty() {
-            let due = mem::take(&mut stream.appended) && !probe::planted(Plant::T7WriteBeforeFence);
-            if due && stream.log.fence().is_err() {
-                probe::hit(Rare::LogFailed);
-                stream.gate.fence_failed(&mut stream.steps);
-                self.trouble("the ordering log failed; its stream is stopped", host);
-            }
-            if stream.tracer.is_logging() {
-                stream.tracer.logged(&stream.steps, host.instant());
-            }
-            let mut doing = mem::take(&mut stream.doing);
-            mem::swap(&mut doing, &mut stream.steps);
-            for &step in &doing {
-                match step {
-                    Step::Append(_) => debug_assert!(false, "carried out when it came"),
-                    Step::Write(ticket) => {
-                        self.submit(&mut stream, ticket.0 as u16, buf, host);
-                        // Nearly always it is written when the call returns, and nothing waited
-                        // for it: what is alone and complete needs no other round.
-                        if let [step @ Step::Complete { .. }] = stream.steps[..] {
-                            stream.steps.clear();
-                            persisted |= stream.complete(step);
-                        }
-                    }
-                    Step::Flush(ticket) => self.submit_flush(&mut stream, ticket.0 as u16, host),
-                    Step::Complete { .. } | Step::Refuse { .. } => {
-                        persisted |= stream.complete(step);
-                    }
-                }
-            }
-            doing.clear();
-            stream.doing = doing;
-        }
-        if stream.tracer.is_under_way() {
-            stream.tracer.completing(&stream.done, host.instant());
-        }
-        let due = persisted && !probe::planted(Plant::T7AnswerBeforeFence);
-        if due && stream.log.fence().is_err() {
-            probe::hit(Rare::LogFailed);
-            stream.gate.fence_failed(&mut stream.done);
-            self.trouble("the ordering log failed; its stream is stopped", host);
-        }
-        if stream.tracer.is_complete() {
-            stream.tracer.persisted(host.instant());
-        }
-        if !stream.told_stopped
-            && let Some(cause) = stream.gate.poisoned()
+    pub(super) fn append(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
+        // Nearly always an entry in its turn, whose write need not wait.
+        if let [Step::Append(ticket), next] = self.steps[from..]
+            && !matches!(next, Step::Append(_))
         {
-            stream.told_stopped = true;
-            if !matches!(cause, Cause::Closed) {
-                host.stopped(cause);
+            if let Err(cause) = self.append_one(commands, ticket) {
+                return self.gate.append_failed(commands, from, cause, &mut self.steps);
             }
+            self.steps.truncate(from);
+            return self.steps.push(next);
         }
-        let mut done = mem::take(&mut stream.done);
-        for step in done.drain(..) {
-            match step {
-                Step::Complete { ticket, .. } => {
-                    self.answer_here(ticket.0 as u16, Status::SUCCESS, 0, out);
+        let mut left = from;
+        for at in from..self.steps.len() {
+            let step = self.steps[at];
+            if let Step::Append(ticket) = step {
+                if let Err(cause) = self.append_one(commands, ticket) {
+                    self.steps.drain(left..at);
+                    return self.gate.append_failed(commands, left, cause, &mut self.steps);
                 }
-                Step::Refuse { ticket, why } => {
-                    self.refuse(&stream, ticket.0 as u16, why, out);
-                }
-                Step::Append(_) | Step::Write(_) | Step::Flush(_) => {}
+            } else {
+                self.steps[left] = step;
+                left += 1;
             }
         }
-        stream.done = done;
-        self.keep_inline(&mut stream, buf, host);
-        self.stream = Some(stream);
-    }
-
-    /// Answers a refused request, or, if its data is still to come, as soon as it has.
-    fn refuse(&mut self, stream: &Stream<H>, index: u16, why: Cause, out: &mut Outbox<H::Buf>) {
-        let status = stream.refusal(why);
-        let Some(slot) = self.slots.used(index) else {
-            return;
-        };
-        let status = *slot.verdict.get_or_insert(status);
-        match slot.stage {
-            Stage::Receiving => slot.refused = true,
-            Stage::Budget => {
-                self.waiting.retain(|waiting| *waiting != index);
-                self.answer(index, status, 0, out);
-            }
-            _ => self.answer(index, status, 0, out),
-        }
-    }
-
-    /// Data that the gate still holds leaves the receive buffer.
-    fn keep_inline(&mut self, stream: &mut Stream<H>, buf: &[u8], host: &mut H) {
-        let mut lost = false;
-        for index in stream.inline.drain(..) {
-            let slot = &mut self.slots[index];
-            let (start, end) = mem::take(&mut slot.inline);
-            if slot.stage != Stage::Gate || end == 0 {
-                continue;
-            }
-            let bytes = &buf[start as usize..end as usize];
-            match host.alloc(bytes.len()) {
-                Some(mut copy) => {
-                    copy.as_mut().copy_from_slice(bytes);
-                    slot.buf = Some(copy);
-                }
-                None => {
-                    slot.verdict = Some(Status::INTERNAL);
-                    stream.entries[usize::from(index)].data = Data::Bad;
-                    lost = true;
-                }
-            }
-        }
-        if lost {
-            self.trouble("no memory for a held write; it will fail and stop its stream", host);
-        }
-    }
-
-    /// The gate lets a write or discard go.
-    #[inline]
-    fn submit(&mut self, stream: &mut Stream<H>, index: u16, buf: &[u8], host: &mut H) {
-        let entry = &mut stream.entries[usize::from(index)];
-        let attribute = entry.attribute;
-        let slot = &mut self.slots[index];
-        if entry.data == Data::Awaited {
-            entry.may_write = true;
-            if stream.tracer.is(index) {
-                stream.tracer.held(host.instant());
-            }
-            return;
-        }
-        let hopeless = stream.fenced
-            || matches!(stream.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
-        if entry.data == Data::Bad || hopeless {
-            // Nothing goes to the drives after the stream has changed hands (T8), or without its
-            // attribute in the log.
-            return Self::written(stream, index, false);
-        }
-        let (ns, op) = (usize::from(slot.ns), OpId::new(self.key, index));
-        let (start, end) = mem::take(&mut slot.inline);
-        slot.stage = Stage::Device;
-        let is_traced = stream.tracer.is(index);
-        if is_traced {
-            stream.tracer.submitted(host.instant());
-        }
-        let submitted = match attribute.kind {
-            Kind::Write if end > 0 => {
-                let bytes = &buf[start as usize..end as usize];
-                host.write(ns, op, attribute.lba, WriteData::Borrowed(bytes))
-            }
-            Kind::Write => match slot.buf.take() {
-                Some(data) => host.write(ns, op, attribute.lba, WriteData::Owned(data)),
-                None => {
-                    debug_assert!(false, "a write without data");
-                    Submitted::Done(Err(DeviceError::Failed))
-                }
-            },
-            Kind::Discard => {
-                let deallocate = slot.sqe.deac();
-                host.zero(ns, op, attribute.lba, attribute.blocks.into(), deallocate)
-            }
-            Kind::Flush => {
-                debug_assert!(false, "the gate writes nothing for a flush entry");
-                Submitted::Done(Ok(None))
-            }
-        };
-        if let Submitted::Done(result) = submitted {
-            if is_traced {
-                stream.landed(index, false, host.instant());
-            }
-            self.submitted(stream, index, result, host);
-        }
-    }
-
-    fn submit_flush(&mut self, stream: &mut Stream<H>, index: u16, host: &mut H) {
-        let slot = &mut self.slots[index];
-        slot.stage = Stage::DeviceFlush;
-        let is_traced = stream.tracer.is(index);
-        if is_traced {
-            stream.tracer.submitted(host.instant());
-        }
-        if let Submitted::Done(result) = self.submit_flush_of(index, host) {
-            if is_traced {
-                stream.landed(index, true, host.instant());
-            }
-            self.submitted(stream, index, result, host);
-        }
-    }
-
-    /// A device operation of an ordered request has come back.
-    pub(super) fn ordered_device_result(
-        &mut self,
-        index: u16,
-        result: Result<Option<H::Buf>, DeviceError>,
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
-    ) {
-        match self.stream.take() {
-            Some(mut stream) => {
-                if stream.tracer.is(index) {
-                    let was_flush = self.slots[index].stage == Stage::DeviceFlush;
-                    stream.landed(index, was_flush, host.instant());
-                }
-                self.submitted(&mut stream, index, result, host);
-                self.stream = Some(stream);
-            }
-            None => {
-                debug_assert!(
-                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8GhostReplay),
-                    "a stream was given back with operations under way (T8)"
-                );
-                self.answer(index, overtaken(), 0, out);
-            }
-        }
+        self.steps.truncate(left);
     }
 
     #[inline(always)]
-    fn submitted(
-        &mut self,
-        stream: &mut Stream<H>,
-        index: u16,
-        result: Result<Option<H::Buf>, DeviceError>,
-        host: &mut H,
-    ) {
-        let slot = &mut self.slots[index];
-        let was_flush = slot.stage == Stage::DeviceFlush;
-        slot.stage = Stage::Gate;
-        let ok = match result {
-            Ok(_) => true,
-            Err(error) => {
-                slot.verdict = Some(error.status(false));
-                false
+    fn append_one(&mut self, commands: &mut Commands<E::Buf>, ticket: Ticket) -> Result<(), Cause> {
+        let entry = &mut commands[ticket.0 as u16].entry;
+        match self.log.append(&entry.attribute) {
+            Ok(position) => {
+                entry.position = position;
+                self.appended = true;
+                Ok(())
             }
-        };
-        if was_flush {
-            self.ordered_flush_ended(stream, index, ok, host);
-        } else {
-            if !ok {
-                probe::hit(Rare::WriteFailed);
-            }
-            Self::written(stream, index, ok);
+            Err(error) => Err(match error {
+                AppendError::Full { .. } => Cause::LogFull,
+                // Replay keeps shapes (T6): this is another stream, or a bug.
+                AppendError::OtherShape { .. } => {
+                    let Attribute { member, ordinal, .. } = entry.attribute;
+                    Cause::WriteFailed { member, ordinal }
+                }
+                AppendError::Unloggable { .. } | AppendError::Unbound | AppendError::Region(_) => {
+                    Cause::LogFailed
+                }
+            }),
         }
     }
 
+    /// An entry is complete or refused, and will be answered after the batch's last fence; says
+    /// whether its persist word was set.
     #[inline(always)]
-    fn written(stream: &mut Stream<H>, index: u16, ok: bool) {
-        stream.gate.written(Ticket(u32::from(index)), ok, &mut stream.steps);
+    pub(super) fn complete(&mut self, commands: &Commands<E::Buf>, step: Step) -> bool {
+        self.done.push(step);
+        let Step::Complete { ticket, persist: true } = step else { return false };
+        self.log.persist(commands[ticket.0 as u16].entry.position);
+        true
     }
 
     /// Takes note of a released mark (T1).
-    pub(super) fn mark(&mut self, sqe: &Sqe, out: &mut Outbox<H::Buf>) {
+    pub(super) fn mark(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let mark = wire::mark_of(sqe);
         let durable = sqe.dword(10) & 1 != 0;
-        let status = match &mut self.stream {
-            None if self.was_fenced => overtaken(),
-            None => wire::status::NOT_BOUND.with_dnr(),
-            Some(stream) if stream.fenced => overtaken(),
-            Some(_) if mark.0 > SEQ_MAX => wire::status::BAD_ATTRIBUTE.with_dnr(),
-            Some(stream) => {
-                if mark > stream.near {
-                    stream.near = mark;
-                }
-                if !durable {
-                    stream.log.release(mark);
-                    Status::SUCCESS
-                } else if stream.log.release_now(mark).is_ok() {
-                    Status::SUCCESS
-                } else {
-                    probe::hit(Rare::LogFailed);
-                    stream.gate.poison(Cause::LogFailed, &mut stream.steps);
-                    wire::status::LOG_FAILED
-                }
+        let status = if cx.is_fenced {
+            overtaken()
+        } else if mark.0 > SEQ_MAX {
+            wire::status::BAD_ATTRIBUTE.with_dnr()
+        } else {
+            self.near = self.near.max(mark);
+            if !durable {
+                self.log.release(mark);
+                Status::SUCCESS
+            } else if self.log.release_now(mark).is_ok() {
+                Status::SUCCESS
+            } else {
+                probe::hit(Rare::LogFailed);
+                self.gate.poison(&mut cx.commands, Cause::LogFailed, &mut self.steps);
+                wire::status::LOG_FAILED
             }
         };
-        self.respond(sqe.cid(), status, 0, out);
+        cx.respond(sqe.cid(), status, 0, out);
+    }
+
+    /// Notices FLUSHes of its drives that failed on any other connection (T22).
+    pub(super) fn see_flush_failures(&mut self, cx: &mut Context<E>) {
+        let Context { namespaces, commands, .. } = cx;
+        for (local, drive) in self.drives.iter_mut().enumerate() {
+            let failures = namespaces.at(drive.ns).state.flush_failures();
+            if failures != drive.flush_failures {
+                drive.flush_failures = failures;
+                if !probe::planted(Plant::T22OtherStreams)
+                    && self.gate.flush_failed_on(commands, Member(local as u8), &mut self.steps)
+                {
+                    probe::hit(Rare::FlushFailedElsewhere);
+                }
+            }
+        }
+    }
+
+    /// A FLUSH of this stream has failed and was counted: the gate hears of that one with the
+    /// entry it belongs to.
+    pub(super) fn own_flush_failed(&mut self, ns: usize) {
+        let local = self.drive_of.get(ns).map_or(usize::MAX, |local| usize::from(*local));
+        if let Some(drive) = self.drives.get_mut(local) {
+            drive.flush_failures = drive.flush_failures.wrapping_add(1);
+        }
+    }
+
+    /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.
+    pub(super) fn shut(&mut self, cx: &mut Context<E>) {
+        cx.is_fenced = true;
+        self.gate.poison(&mut cx.commands, Cause::Closed, &mut self.steps);
+    }
+
+    /// Stops the stream because of a request that never reached the gate: what follows it has
+    /// lost its predecessor (P6).
+    pub(super) fn stop(&mut self, cx: &mut Context<E>, member: Member, ordinal: u32) {
+        let cause = Cause::WriteFailed { member, ordinal };
+        self.gate.poison(&mut cx.commands, cause, &mut self.steps);
+    }
+
+    /// What a request is answered that the gate refuses.
+    pub(super) fn refusal(cx: &Context<E>, why: Cause) -> Status {
+        let status = match why {
+            Cause::LogFull => wire::status::LOG_FULL,
+            Cause::LogFailed => wire::status::LOG_FAILED,
+            Cause::Closed if cx.is_fenced => return overtaken(),
+            Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
+                wire::status::POISONED
+            }
+        };
+        status.with_dnr()
     }
 }

@@ -7,9 +7,10 @@ use riopipe_order::ordering_log::{ForgetError, LogError, SettleError, StreamLog}
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
+use super::admin::Admin;
 use super::claims::{Refusal, Volumes};
-use super::conn::{TargetConn, shared};
-use super::host::Host;
+use super::context::{Context, shared};
+use super::env::TargetEnv;
 use super::volume::{Partition, Volume};
 use crate::outbox::Outbox;
 use crate::wire;
@@ -117,25 +118,25 @@ fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Resul
     Ok(0)
 }
 
-impl<H: Host> TargetConn<H> {
+impl Admin {
     /// Settle, with its data at hand.
-    pub(super) fn settle_streams(
-        &mut self,
+    pub(super) fn settle_streams<E: TargetEnv>(
+        cx: &mut Context<E>,
         index: u16,
         data: &[u8],
-        host: &mut H,
-        out: &mut Outbox<H::Buf>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
     ) {
         let Some(settle) = Settle::decode(data) else {
-            return self.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return cx.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
         };
-        let assoc = self.queue.as_ref().map_or(0, |q| q.assoc);
-        let settled = shared(host, |s| s.settle(&settle, assoc));
+        let assoc = cx.assoc();
+        let settled = shared(env, |s| s.settle(&settle, assoc));
         let (status, result) = settled.err().unwrap_or((Status::SUCCESS, 0));
         if !status.is_ok() {
-            self.trouble_with("settle refused", status, host);
+            cx.trouble_with("settle refused", status, env);
         }
-        self.answer(index, status, result, out);
+        cx.answer(index, status, result, out);
     }
 }
 

@@ -1,12 +1,12 @@
-//! What all connections of a target share: the subsystem, its controllers, who is connected, and
-//! the notices that cross from one connection to another.
+//! What all connections of a target share: the subsystem, its volumes, its controllers
+//! (`controllers.rs`), and the notices that cross from one connection to another (`notices.rs`).
 //!
 //! It is touched when queues come and go and by admin commands, never on the hot path. The host
 //! keeps it behind a lock; whatever another connection must do about a change is left here as a
-//! [`Notice`], and the connection is woken ([`Host::notify`](super::Host::notify)), on whichever
+//! [`Notice`], and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on whichever
 //! core it lives.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,15 +14,15 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
-use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
 use super::binding::{Binding, Bound};
 use super::budget::{Budget, Loan};
 use super::claims::{Owner, Refusal, Volumes};
-use super::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES, MEMORY_BYTES};
+use super::controllers::Controller;
+use super::limits::MEMORY_BYTES;
 use super::namespace::Namespaces;
-use super::standing::Standing;
+use super::notices::{Fence, Notice};
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
@@ -69,137 +69,42 @@ pub struct DiscoveryPort {
     pub discovery_only: bool,
 }
 
-/// Something that a connection must do, because of what happened on another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// The association ends.
-    Close(&'static str),
-    /// Give up the stream of this volume if bound to one, and say so once every device operation
-    /// that is under way now has come back (T8).
-    Fence {
-        /// The fence to acknowledge.
-        id: u64,
-        /// The volume that changes hands, or is given back.
-        volume: VolumeId,
-        /// It changes hands.
-        claimed: bool,
-    },
-    /// Everything that a fence of this connection waited for has come back.
-    Fenced {
-        /// The fence.
-        id: u64,
-    },
-    /// FLUSHes of a drive have been accounted for: one of this connection's may be believed (T29).
-    Flushes,
-}
-
-/// One controller: an association of a host with the subsystem.
+/// A connection that has become a queue.
 #[derive(Debug)]
-pub struct Controller {
-    /// Unique for the life of the target, where controller ids are used again.
-    pub assoc: u64,
-    /// The host's name.
-    pub hostnqn: String,
-    /// The host's id.
-    pub hostid: [u8; 16],
-    /// A discovery controller has no I/O queues.
-    pub discovery: bool,
-    /// Enabled by CC.EN.
-    pub enabled: bool,
-    /// The admin queue's connection is gone: the association ends once all queues are drained.
-    pub dying: bool,
-    /// The admin queue's connection.
-    pub admin: ConnId,
-    /// When any of its queues last heard from the host, nanoseconds.
-    pub heard: Arc<AtomicU64>,
-    /// Whether its queues may write as any plain host's.
-    pub standing: Arc<Standing>,
-    /// Connected I/O queues.
-    pub queues: BTreeMap<u16, ConnId>,
-}
-
-/// The association that a new connection belongs to, and what all of its connections share.
-#[derive(Debug)]
-pub(super) struct Attached {
+pub(super) struct ConnEntry {
     pub(super) cntlid: u16,
-    pub(super) assoc: u64,
-    pub(super) heard: Arc<AtomicU64>,
-    pub(super) standing: Arc<Standing>,
-}
-
-#[derive(Debug)]
-struct ConnEntry {
-    cntlid: u16,
-    qid: u16,
+    pub(super) qid: u16,
     /// Bytes set aside for what it brings in capsules (T28).
-    capsules: usize,
-    notices: Vec<Notice>,
-}
-
-#[derive(Debug)]
-struct Fence {
-    waiting: BTreeSet<ConnId>,
-    claimant: ConnId,
+    pub(super) capsules: usize,
+    pub(super) notices: Vec<Notice>,
 }
 
 /// The state that connections share.
 pub struct Shared<R: Region> {
-    identity: Arc<Identity>,
-    namespaces: Arc<Namespaces>,
-    controllers: BTreeMap<u16, Controller>,
-    conns: BTreeMap<ConnId, ConnEntry>,
-    fences: BTreeMap<u64, Fence>,
-    writers: Writers,
-    budget: Arc<Budget>,
+    pub(super) identity: Arc<Identity>,
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) controllers: BTreeMap<u16, Controller>,
+    pub(super) conns: BTreeMap<ConnId, ConnEntry>,
+    pub(super) fences: BTreeMap<u64, Fence>,
+    pub(super) writers: Writers,
+    pub(super) budget: Arc<Budget>,
     /// Bytes set aside for what I/O queues bring in capsules.
-    capsules: usize,
-    next_cntlid: u16,
-    next_assoc: u64,
-    next_fence: u64,
+    pub(super) capsules: usize,
+    pub(super) next_cntlid: u16,
+    pub(super) next_assoc: u64,
+    pub(super) next_fence: u64,
     /// By namespace: connections with a FLUSH whose success is in doubt (T29).
-    doubting: BTreeMap<usize, Vec<ConnId>>,
+    pub(super) doubting: BTreeMap<usize, Vec<ConnId>>,
     /// Connections to wake once the lock is released.
-    wake: Vec<ConnId>,
+    pub(super) wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
     pub(super) volumes: Volumes<R>,
-    discovery_generation: u64,
-}
-
-/// Why a queue cannot be connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AttachError {
-    /// Too many controllers.
-    #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
-    Full,
-    /// Too many I/O queues, for what their commands may bring in capsules.
-    #[error(
-        "no memory for what another queue of this size may bring in its capsules: ask for fewer or \
-         shorter queues, or raise `memory_mib` in the target's configuration"
-    )]
-    Memory,
-    /// No such controller.
-    #[error("no controller with this id")]
-    NoController,
-    /// The controller belongs to another host.
-    #[error("the controller belongs to another host")]
-    OtherHost,
-    /// CC.EN is not set.
-    #[error("the controller is not enabled")]
-    NotEnabled,
-    /// A discovery controller has no I/O queues.
-    #[error("a discovery controller has no I/O queues")]
-    Discovery,
-    /// The queue id is beyond what was granted.
-    #[error("the queue id is 0 or beyond the number of queues granted")]
-    QueueId,
-    /// The queue is connected already.
-    #[error("the queue is connected already")]
-    Taken,
+    pub(super) discovery_generation: u64,
 }
 
 impl<R: Region> Shared<R> {
     /// A target without connections, that begins to serve `now` (ns of the clock of its
-    /// [`Host`](super::Host)s): the leases of volumes that were owned when it last stopped begin
+    /// [`TargetEnv`](super::TargetEnv)s): the leases of volumes that were owned when it last stopped begin
     /// (T25).
     #[must_use]
     pub fn new(
@@ -291,182 +196,12 @@ impl<R: Region> Shared<R> {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
 
-    /// Live controllers by id.
-    pub fn controllers(&self) -> impl Iterator<Item = (u16, &Controller)> {
-        self.controllers.iter().map(|(id, c)| (*id, c))
-    }
-
-    /// The controller with this id.
-    #[must_use]
-    pub fn controller(&self, cntlid: u16) -> Option<&Controller> {
-        self.controllers.get(&cntlid)
-    }
-
-    pub(super) fn controller_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
-        self.controllers.get_mut(&cntlid)
-    }
-
     /// Whether the host may connect.
     #[must_use]
     pub fn allows(&self, hostnqn: &str) -> bool {
         match &self.identity.allowed_hosts {
             None => true,
             Some(hosts) => hosts.iter().any(|h| h == hostnqn),
-        }
-    }
-
-    /// A new controller with `conn` as its admin queue; returns its id and association.
-    ///
-    /// # Errors
-    /// [`AttachError::Full`].
-    pub(super) fn attach_admin(
-        &mut self,
-        conn: ConnId,
-        hostnqn: &str,
-        hostid: [u8; 16],
-        discovery: bool,
-        now: u64,
-    ) -> Result<Attached, AttachError> {
-        if self.controllers.len() >= CONTROLLERS_MAX {
-            return Err(AttachError::Full);
-        }
-        // Ids FFF0h and up are reserved; a fresh id each time tells a late I/O connect of a dead
-        // association from one of its successor.
-        while self.controllers.contains_key(&self.next_cntlid) {
-            self.next_cntlid = next_id(self.next_cntlid);
-        }
-        let cntlid = self.next_cntlid;
-        self.next_cntlid = next_id(cntlid);
-        let assoc = self.next_assoc;
-        self.next_assoc += 1;
-        let heard = Arc::new(AtomicU64::new(now));
-        let standing = Arc::<Standing>::default();
-        self.controllers.insert(
-            cntlid,
-            Controller {
-                assoc,
-                hostnqn: hostnqn.into(),
-                hostid,
-                discovery,
-                enabled: false,
-                dying: false,
-                admin: conn,
-                heard: Arc::clone(&heard),
-                standing: Arc::clone(&standing),
-                queues: BTreeMap::new(),
-            },
-        );
-        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, heard, standing })
-    }
-
-    /// Adds an I/O queue to a controller; returns the association.
-    ///
-    /// # Errors
-    /// [`AttachError`].
-    pub(super) fn attach_io(
-        &mut self,
-        conn: ConnId,
-        cntlid: u16,
-        (qid, entries): (u16, u16),
-        hostnqn: &str,
-        hostid: [u8; 16],
-    ) -> Result<Attached, AttachError> {
-        let io_queues = self.identity.io_queues;
-        let controller = self
-            .controllers
-            .get_mut(&cntlid)
-            .filter(|c| !c.dying)
-            .ok_or(AttachError::NoController)?;
-        if controller.hostnqn != hostnqn || controller.hostid != hostid {
-            return Err(AttachError::OtherHost);
-        }
-        if controller.discovery {
-            return Err(AttachError::Discovery);
-        }
-        if !controller.enabled {
-            return Err(AttachError::NotEnabled);
-        }
-        if qid == 0 || qid > io_queues {
-            return Err(AttachError::QueueId);
-        }
-        if let Some(&old) = controller.queues.get(&qid) {
-            // The host has given that connection up, or it would not ask: once its operations
-            // have come back, the place is free (P7, T8).
-            self.leave(old, Notice::Close("its host has connected the queue anew"));
-            return Err(AttachError::Taken);
-        }
-        let capsules = usize::from(entries) * IN_CAPSULE_BYTES as usize;
-        let max = self.budget.max().saturating_mul(CAPSULES_TO_MEMORY);
-        if self.capsules.saturating_add(capsules) > max {
-            return Err(AttachError::Memory);
-        }
-        self.capsules += capsules;
-        controller.queues.insert(qid, conn);
-        let result = Attached {
-            cntlid,
-            assoc: controller.assoc,
-            heard: Arc::clone(&controller.heard),
-            standing: Arc::clone(&controller.standing),
-        };
-        self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
-        Ok(result)
-    }
-
-    /// A connection will do nothing more. If it was an admin queue, its association ends with it,
-    /// and the lease of what it owns begins to run.
-    pub(super) fn detach_begin(&mut self, conn: ConnId, now: u64) {
-        let Some(entry) = self.conns.get(&conn) else {
-            return;
-        };
-        if entry.qid != 0 {
-            return;
-        }
-        let cntlid = entry.cntlid;
-        self.end_queues(cntlid);
-        if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
-            self.volumes.lose(assoc, &self.namespaces, now);
-        }
-    }
-
-    /// Ends an association's I/O queues, and lets it have no more.
-    fn end_queues(&mut self, cntlid: u16) {
-        if let Some(controller) = self.controllers.get_mut(&cntlid) {
-            controller.dying = true;
-            // A queue that has not written yet is asked by no claim. Should it be late with its
-            // notice, it is no plain host either when the volume is given back (T8).
-            controller.standing.end();
-            let queues: Vec<ConnId> = controller.queues.values().copied().collect();
-            for queue in queues {
-                self.leave(queue, Notice::Close("its association has ended"));
-            }
-        }
-    }
-
-    /// A connection has been drained: none of its device operations is left.
-    pub(super) fn detach(&mut self, conn: ConnId) {
-        let Some(entry) = self.conns.remove(&conn) else {
-            return;
-        };
-        for id in self.fences_of(conn) {
-            self.acknowledge(id, conn);
-        }
-        self.fences.retain(|_, fence| fence.claimant != conn);
-        self.writers.gone(conn);
-        self.capsules -= entry.capsules;
-        self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
-        let cntlid = entry.cntlid;
-        let Some(controller) = self.controllers.get_mut(&cntlid) else {
-            return;
-        };
-        if entry.qid != 0 {
-            controller.queues.remove(&entry.qid);
-        }
-        let admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
-        if admin_gone && controller.queues.is_empty() {
-            let assoc = controller.assoc;
-            self.controllers.remove(&cntlid);
-            self.volumes.drained(assoc, &self.namespaces);
         }
     }
 
@@ -568,101 +303,6 @@ impl<R: Region> Shared<R> {
         self.volumes.release(volume, forget, &self.namespaces)
     }
 
-    /// Leaves a notice for a connection.
-    pub(super) fn leave(&mut self, conn: ConnId, notice: Notice) {
-        if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.notices.push(notice);
-            self.wake.push(conn);
-        }
-    }
-
-    /// The notices left for a connection.
-    pub(super) fn take_notices(&mut self, conn: ConnId) -> Vec<Notice> {
-        self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
-    }
-
-    /// Has every connection of association `of` drained that may have writes under way to the
-    /// volume's namespaces, for `claimant`; of all associations if `None`, the claimant's own queues
-    /// among them: what an earlier attempt of its own to recover has begun is a ghost, too (T8).
-    /// Returns the fence, or `None` if there is nothing to wait for.
-    pub(super) fn raise_fence(
-        &mut self,
-        claimant: ConnId,
-        volume: VolumeId,
-        of: Option<u64>,
-    ) -> Option<u64> {
-        let Self { conns, controllers, namespaces, volumes, writers, .. } = self;
-        let members = volumes.find(volume).into_iter().flat_map(|v| &v.members);
-        let members = members.filter_map(|m| namespaces.find(m.nsid)).map(|(ns, _)| ns);
-        let mut waiting = writers.of(members);
-        waiting.retain(|conn| {
-            *conn != claimant
-                && conns.get(conn).is_some_and(|entry| match of {
-                    None => true,
-                    Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
-                })
-        });
-        if waiting.is_empty() {
-            return None;
-        }
-        let id = self.next_fence;
-        self.next_fence += 1;
-        for conn in &waiting {
-            self.leave(*conn, Notice::Fence { id, volume, claimed: of.is_none() });
-        }
-        if of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
-            return None;
-        }
-        self.fences.insert(id, Fence { waiting, claimant });
-        Some(id)
-    }
-
-    /// `conn` has nothing left that fence `id` waits for.
-    pub(super) fn acknowledge(&mut self, id: u64, conn: ConnId) {
-        let Some(fence) = self.fences.get_mut(&id) else {
-            return;
-        };
-        fence.waiting.remove(&conn);
-        if fence.waiting.is_empty() {
-            let claimant = fence.claimant;
-            self.fences.remove(&id);
-            self.leave(claimant, Notice::Fenced { id });
-        }
-    }
-
-    fn fences_of(&self, conn: ConnId) -> Vec<u64> {
-        self.fences.iter().filter(|(_, f)| f.waiting.contains(&conn)).map(|(id, _)| *id).collect()
-    }
-
-    /// `conn` is to look again at the next end of a round of FLUSHes of a drive (T29).
-    pub(super) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
-        let conns = self.doubting.entry(ns).or_default();
-        if !conns.contains(&conn) {
-            conns.push(conn);
-        }
-    }
-
-    /// A round of FLUSHes of a drive has ended.
-    pub(super) fn flushes_accounted(&mut self, ns: usize) {
-        for conn in self.doubting.remove(&ns).unwrap_or_default() {
-            self.leave(conn, Notice::Flushes);
-        }
-    }
-
-    /// The connections to wake because of what was just done.
-    pub(super) fn take_wake(&mut self) -> Vec<ConnId> {
-        core::mem::take(&mut self.wake)
-    }
-
-    /// Every connection of every association, to end them all.
-    pub fn close_all(&mut self, why: &'static str) -> Vec<ConnId> {
-        let all: Vec<ConnId> = self.conns.keys().copied().collect();
-        for conn in all {
-            self.leave(conn, Notice::Close(why));
-        }
-        self.take_wake()
-    }
-
     /// Connections that have not been drained.
     #[must_use]
     pub fn connections(&self) -> usize {
@@ -673,8 +313,4 @@ impl<R: Region> Shared<R> {
 /// Notes that a host has been heard from.
 pub(super) fn heard(at: &AtomicU64, now: u64) {
     at.store(now, Ordering::Relaxed);
-}
-
-const fn next_id(cntlid: u16) -> u16 {
-    if cntlid >= 0xffef { 1 } else { cntlid + 1 }
 }

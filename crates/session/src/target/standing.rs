@@ -22,6 +22,11 @@ impl Standing {
         self.0.load(Ordering::SeqCst) == ENDED
     }
 
+    /// Whether another owner has taken over a volume that it had.
+    pub(super) fn is_overtaken(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == OVERTAKEN
+    }
+
     /// Another owner has taken over a volume that it had: it is no plain host as any other, but one
     /// that may not know.
     pub(super) fn overtake(&self) {
@@ -53,8 +58,9 @@ mod tests {
         let standing = Standing::default();
         assert!(standing.is_good());
         standing.overtake();
-        assert!(!standing.is_good() && !standing.has_ended());
+        assert!(!standing.is_good() && !standing.has_ended() && standing.is_overtaken());
         standing.restore();
+        assert!(!standing.is_overtaken());
         assert!(standing.is_good());
         standing.end();
         standing.restore();

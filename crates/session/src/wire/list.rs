@@ -315,6 +315,14 @@ mod tests {
             let page = Page { more, settled, in_doubt, entries, ..Page::default() };
             assert_eq!(Page::decode(&page.encode(128)), Some(page));
         }
+        // Each place; none of this version has two.
+        for flags in [Flags::default(), Flags::IN_PLACE, Flags::EXTEND, Flags::PLACE, Flags(0x20)] {
+            let a = Attribute { flags, ..entry(1).attribute };
+            let entries = alloc::vec![ListedEntry { attribute: a, ..entry(1) }];
+            let page = Page { entries, ..Page::default() };
+            let understood = flags != Flags::PLACE && flags != Flags(0x20);
+            assert_eq!(Page::decode(&page.encode(128)), understood.then_some(page), "{flags:?}");
+        }
     }
 
     #[test]

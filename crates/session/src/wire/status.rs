@@ -1,5 +1,7 @@
 //! Vendor specific status codes (status code type 7h).
 
+use alloc::string::{String, ToString};
+
 use super::Status;
 
 /// The volume has an owner that is there, or whose lease runs (T8, T25).
@@ -48,6 +50,12 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
 
+/// A status in words, also of Rio's own codes, for error messages.
+#[must_use]
+pub fn text(status: Status) -> String {
+    meaning(status).map_or_else(|| status.to_string(), String::from)
+}
+
 /// What a vendor status means, for error messages.
 #[must_use]
 pub fn meaning(status: Status) -> Option<&'static str> {
@@ -59,7 +67,7 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         LOG_FULL => "the stream's ordering log is full",
         NO_LOG => "the target has no ordering log for this volume",
         POISONED => "the stream has failed earlier",
-        BAD_ATTRIBUTE => "the ordering attribute makes no sense",
+        BAD_ATTRIBUTE => "the ordering attribute makes no sense, or is of a later version",
         STREAM_BUSY => "the stream is bound to another connection",
         GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
         LOG_TOO_SMALL => {

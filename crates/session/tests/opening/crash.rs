@@ -6,7 +6,9 @@ use riopipe_order::attribute::{Attribute, Flags, Kind, Seq, StreamId};
 use riopipe_session::initiator::opening::{Mode, Outcome, Phase};
 use riopipe_session::wire;
 
-use crate::world::{Driver, Past, Random, START, World, entry, in_place, server_of, sqe_of};
+use crate::world::{
+    Driver, Past, Random, START, World, entry, extending, in_place, server_of, sqe_of,
+};
 
 /// A world after a crash, and what recovery has to make of it.
 struct Case {
@@ -68,7 +70,7 @@ impl Case {
                 let a = &past.attribute;
                 if a.flags.has(Flags::IN_PLACE) {
                     case.listed.insert((stream, a.seq, a.member.0, a.lba, a.blocks));
-                } else {
+                } else if !a.flags.has(Flags::EXTEND) {
                     case.zeroed.extend(blocks_of(a));
                 }
             }
@@ -264,6 +266,7 @@ fn random_case(seed: u64) -> Case {
                     0 => a.kind = Kind::Discard,
                     1 | 2 => a = in_place(a),
                     3 => a = Attribute { kind: Kind::Flush, lba: 0, blocks: 0, ..a },
+                    4 => a = extending(a),
                     _ => {}
                 }
                 let tag = !(seq + span - 1);

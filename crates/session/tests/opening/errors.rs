@@ -130,7 +130,7 @@ fn t8_a_living_owner_is_not_displaced_by_accident() {
         OpeningError::Claim(ClaimError::Owned { target: 0, owner, lease_left_ms: 0 })
     );
     assert_eq!(error.server(), Some(0));
-    assert!(error.to_string().contains("--take-over"));
+    assert!(error.to_string().contains("take_over"));
     let take = Intent { take_over: true, ..world.intent() };
     // A dry run never takes anything over.
     let dry = Driver::new(&world, 2, Mode::DryRun(take)).run(&mut world).unwrap_err();

@@ -8,7 +8,8 @@ use riopipe_session::claim::{ClaimError, Intent};
 use riopipe_session::initiator::opening::{Mode, OpeningError, Outcome};
 
 use crate::world::{
-    BLOCKS, Driver, Partition, Past, Random, START, World, entry, in_place, open, sqe_of, streams,
+    BLOCKS, Driver, Partition, Past, Random, START, World, entry, extending, in_place, open,
+    sqe_of, streams,
 };
 
 fn accept(world: &World) -> Mode {
@@ -26,6 +27,7 @@ fn history() -> Vec<Past> {
         past(0, entry(2, 0, 6, 1), true),
         past(0, in_place(entry(3, 0, 7, 1)), true),
         past(0, entry(4, 1, 8, 2), false),
+        past(0, extending(entry(6, 1, 9, 1)), false),
         past(1, entry(1, 0, 20, 1), true),
         past(1, entry(3, 1, 21, 1), true),
     ]
@@ -60,7 +62,8 @@ fn check_left(world: &World, was: &World) {
     }
 }
 
-/// Which groups of each stream are listed: fresh ones in doubt, and in-place updates.
+/// Which groups of each stream are listed: fresh writes and extensions in doubt, and in-place
+/// updates.
 fn listed(outcome: &Outcome) -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
     let of = |stream: &riopipe_session::initiator::opening::StreamOutcome| {
         let plan = &stream.plan;
@@ -74,7 +77,7 @@ fn listed(outcome: &Outcome) -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
 
 /// What the history leaves without server 1's log.
 fn expected() -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
-    vec![(Seq(0), vec![2, 4], vec![3], true), (Seq(1), vec![3], vec![], true)]
+    vec![(Seq(0), vec![2, 4, 6], vec![3], true), (Seq(1), vec![3], vec![], true)]
 }
 
 #[test]
@@ -136,7 +139,7 @@ fn t26_the_list_stays_until_acknowledged_and_a_started_stream_is_as_any_other() 
     world.initiators_die();
     let outcome = open(&mut world, 2).unwrap();
     assert!(outcome.streams[0].pending && outcome.streams[0].plan.log_given_up);
-    assert_eq!(outcome.streams[0].plan.in_doubt.len(), 2);
+    assert_eq!(outcome.streams[0].plan.in_doubt.len(), 3);
     let plan = &outcome.streams[1].plan;
     assert_eq!((plan.k, plan.undone_blocks(), plan.log_given_up), (Seq(1), 1, false));
     assert_eq!(world.drive(0).reads(START + 30), 0, "undone as ever");
@@ -150,10 +153,10 @@ fn t26_damaged_partitions_are_given_up_also_several_at_once() {
     world.targets[0].partitions[1].damaged = true;
     let error = open(&mut world, 1).unwrap_err();
     assert_eq!(error, OpeningError::Claim(ClaimError::LogDamaged { target: 0 }));
-    assert!(error.to_string().contains("--accept-lost-log"), "{error}");
+    assert!(error.to_string().contains("accept_lost_log"), "{error}");
     let mode = accept(&world);
     let outcome = Driver::new(&world, 1, mode).run(&mut world).unwrap();
-    let expected = vec![(Seq(0), vec![2, 4], vec![3], true), (Seq(0), vec![], vec![], false)];
+    let expected = vec![(Seq(0), vec![2, 4, 6], vec![3], true), (Seq(0), vec![], vec![], false)];
     assert_eq!(listed(&outcome), expected);
     check_left(&world, &was);
 }
@@ -183,7 +186,7 @@ fn t26_logs_that_contradict_each_other_can_be_given_up() {
     let world = crashed_with(Some(past(0, two, true)));
     let (_, outcome) = refused_then_given_up(world, "contradict each other about group 2");
     let plan = &outcome.streams[0].plan;
-    assert_eq!((plan.k, plan.in_doubt.len(), plan.in_place.len()), (Seq(0), 4, 1));
+    assert_eq!((plan.k, plan.in_doubt.len(), plan.in_place.len()), (Seq(0), 5, 1));
 }
 
 #[test]
@@ -194,7 +197,7 @@ fn t26_logs_that_were_settled_at_two_groups_can_be_given_up() {
         (partition.settled, partition.released) = (true, Seq(k));
         partition.entries.retain(|e| e.attribute.seq > Seq(k));
     }
-    let why = "was settled at group 1 on one server";
+    let why = "was settled at group 1 on one target";
     let (mut world, outcome) = refused_then_given_up(world, why);
     assert_eq!(outcome.streams[0].plan.k, Seq(2), "the largest mark counts");
     let generation = world.targets[0].generation;
@@ -214,7 +217,7 @@ fn t26_entries_that_belong_nowhere_can_be_given_up() {
     let mut entry = world.targets[0].partitions[0].entries[0];
     entry.attribute.member = Member(3);
     world.targets[0].partitions[0].entries[0] = entry;
-    let _ = refused_then_given_up(world, "which is not on that server");
+    let _ = refused_then_given_up(world, "which is not on that target");
 }
 
 #[test]
@@ -242,7 +245,7 @@ fn t26_an_older_log_is_given_up_and_nothing_is_undone() {
     let behind = ClaimError::LogBehind { target: 1, have: 1, label: 2 };
     assert_eq!(error, OpeningError::Claim(behind));
     let text = error.to_string();
-    assert!(text.contains("--accept-lost-log") && !text.contains("new log"), "{text}");
+    assert!(text.contains("accept_lost_log") && !text.contains("new log"), "{text}");
     let dry = Mode::DryRun(Intent { accept_lost_log: true, ..world.intent() });
     let before = world.clone();
     let told = Driver::new(&world, 1, dry).run(&mut world).unwrap();
@@ -254,7 +257,7 @@ fn t26_an_older_log_is_given_up_and_nothing_is_undone() {
     let outcome = driver.opening.into_outcome();
     // Group 1 of stream 0, which only the older log has, is not counted: it may be a group of
     // another life with the same number.
-    let expected = vec![(Seq(0), vec![1, 2, 4], vec![3], true), (Seq(1), vec![3], vec![], true)];
+    let expected = vec![(Seq(0), vec![1, 2, 4, 6], vec![3], true), (Seq(1), vec![3], vec![], true)];
     assert_eq!((listed(&told), listed(&outcome)), (expected.clone(), expected));
     check_left(&world, &was);
     // Noted in the older log: nobody takes it for a good one from now on, without another word.

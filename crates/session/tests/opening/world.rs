@@ -307,6 +307,10 @@ pub(crate) fn entry(seq: u64, member: u8, lba: u64, blocks: u32) -> Attribute {
     }
 }
 
+pub(crate) fn extending(a: Attribute) -> Attribute {
+    Attribute { flags: a.flags.with(Flags::EXTEND), ..a }
+}
+
 pub(crate) fn in_place(a: Attribute) -> Attribute {
     Attribute { flags: a.flags.with(Flags::IN_PLACE), ..a }
 }

@@ -10,7 +10,9 @@ use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::engine::{EngineKind, Limits, Op, Payload, Place, Write, engine};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard, StreamConfig, StreamSession};
+use riopipe_session::initiator::stream::{
+    FlushFailures, ReplayBoard, StreamConfig, StreamQueue, StreamSession,
+};
 use riopipe_session::outbox::Outbox;
 
 use crate::peer::target::{Command, Page, Script, listed};
@@ -134,7 +136,7 @@ impl Shape {
         hostid: [u8; 16],
         cntlid: u16,
         qid: u16,
-    ) -> QueuePair<Piece> {
+    ) -> StreamQueue<Piece> {
         let mut admin = QpConfig::admin(hostnqn.into(), hostid, SUBNQN.into(), soft);
         admin.data_max = self.data_max;
         let mut queue = QueuePair::new(admin.io_queue(cntlid, qid, self.depth as u16 + 9));
@@ -142,31 +144,34 @@ impl Shape {
         queue
     }
 
-    pub(crate) fn session(
-        &self,
-        stream: u16,
-        generation: u32,
-        queues: Vec<QueuePair<Piece>>,
-        failures: &Arc<FlushFailures>,
-        board: &Arc<ReplayBoard>,
-    ) -> StreamSession<Piece> {
+    pub(crate) fn config(&self, stream: u16, generation: u32) -> StreamConfig {
         let mut next = vec![0; usize::from(self.servers())];
         let nsids = self.members.iter().map(|(server, _)| {
             next[usize::from(*server)] += 1;
             next[usize::from(*server)]
         });
-        let start = Seq(self.start);
-        let config = StreamConfig {
+        StreamConfig {
             volume: VOLUME,
             stream: StreamId(stream),
             generation,
             engine: self.engine,
-            start,
+            start: Seq(self.start),
             nsids: nsids.collect(),
             queue_depth: self.depth,
             timeout_ns: TIMEOUT,
             loss_ns: self.loss_ns,
-        };
+        }
+    }
+
+    pub(crate) fn session(
+        &self,
+        stream: u16,
+        generation: u32,
+        queues: Vec<StreamQueue<Piece>>,
+        failures: &Arc<FlushFailures>,
+        board: &Arc<ReplayBoard>,
+    ) -> StreamSession<Piece> {
+        let (config, start) = (self.config(stream, generation), Seq(self.start));
         let limits = Limits { merge: self.merge, start, ..Limits::default() };
         let engine = engine(self.engine, self.topology(), limits);
         StreamSession::new(config, engine, self.topology(), queues, Arc::clone(failures), board)
@@ -329,7 +334,7 @@ impl Rig {
     }
 }
 
-pub(crate) fn new_queue(shape: &Shape) -> QueuePair<Piece> {
+pub(crate) fn new_queue(shape: &Shape) -> StreamQueue<Piece> {
     shape.queue("nqn.2014-08.org.nvmexpress:uuid:1", [7; 16], 1, 1)
 }
 

@@ -3,18 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use riopipe_session::target::{
-    ConnId, DeviceError, Event, Host, OpId, Shared, Submitted, WriteData,
-};
+use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
+use riopipe_session::target::{ConnId, Event, OpId, Shared, TargetEnv};
 
-use super::Random;
 use super::region::Part;
+use riopipe_testkit::Random;
 
 #[derive(Clone, Debug)]
 enum What {
     Write(Vec<u8>),
     Zero(u64),
-    Read(u32),
+    Read(u64),
     /// Covers what had completed when it was begun: cached blocks up to this number.
     Flush(u64),
 }
@@ -72,7 +71,7 @@ impl Drive {
             }
             What::Zero(blocks) => (lba..lba + blocks).for_each(|lba| self.put(lba, vec![0; 4096])),
             What::Read(blocks) => {
-                let lbas = lba..lba + u64::from(blocks);
+                let lbas = lba..lba + blocks;
                 return Some(lbas.map(|lba| self.block(lba)).collect::<Vec<_>>().concat());
             }
             What::Flush(upto) => {
@@ -92,7 +91,7 @@ impl Drive {
     /// the cache any part is left, of each block any version.
     pub(crate) fn crash(&mut self, power: bool, random: &mut Random) {
         while !self.pending.is_empty() {
-            let at = random.below(self.pending.len());
+            let at = random.index(self.pending.len());
             let Pending { lba, what, .. } = self.pending.swap_remove(at);
             if matches!(what, What::Write(_) | What::Zero(_)) && random.one_in(2) {
                 self.apply(lba, what);
@@ -101,12 +100,53 @@ impl Drive {
         if power {
             let mut cache = std::mem::take(&mut self.cache);
             while !cache.is_empty() {
-                let (_, lba, bytes) = cache.swap_remove(random.below(cache.len()));
+                let (_, lba, bytes) = cache.swap_remove(random.index(cache.len()));
                 if random.one_in(2) {
                     self.durable.insert(lba, bytes);
                 }
             }
         }
+    }
+}
+
+impl Drive {
+    fn begin(&mut self, op: u64, lba: u64, what: What) -> Submitted<Vec<u8>> {
+        self.pending.push(Pending { op: OpId(op), lba, what });
+        Submitted::Pending
+    }
+}
+
+impl BlockDevice for Drive {
+    type Buf = Vec<u8>;
+
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Write(data.bytes().to_vec()))
+    }
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Read(blocks))
+    }
+    fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        let upto = self.completions;
+        self.begin(op, 0, What::Flush(upto))
+    }
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Zero(blocks))
+    }
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Zero(blocks))
+    }
+    fn kick(&mut self, _: u64) {}
+    /// In the order in which they were begun.
+    fn poll(&mut self, _: u64, done: &mut Vec<Done<Vec<u8>>>) {
+        for Pending { op, lba, what } in std::mem::take(&mut self.pending) {
+            done.push(Done { op: op.0, result: Ok(self.apply(lba, what)) });
+        }
+    }
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        self.pending.len()
     }
 }
 
@@ -119,24 +159,16 @@ pub(crate) struct Media {
 }
 
 impl Media {
-    fn begin(&mut self, ns: usize, op: OpId, lba: u64, what: What) -> Submitted<Vec<u8>> {
-        self.drives[ns].pending.push(Pending { op, lba, what });
-        Submitted::Pending
-    }
-
     /// Ends an operation of a drive: which, and what it brings.
-    pub(crate) fn end(
-        &mut self,
-        ns: usize,
-        at: usize,
-    ) -> (OpId, Result<Option<Vec<u8>>, DeviceError>) {
+    pub(crate) fn end(&mut self, ns: usize, at: usize) -> (OpId, Result<Option<Vec<u8>>, IoError>) {
         let Pending { op, lba, what } = self.drives[ns].pending.remove(at);
         (op, Ok(self.drives[ns].apply(lba, what)))
     }
 }
 
-impl Host for Media {
+impl TargetEnv for Media {
     type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = Part;
 
     fn now(&self) -> u64 {
@@ -145,35 +177,8 @@ impl Host for Media {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0xee; len])
     }
-    fn write(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        data: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        let bytes = match data {
-            WriteData::Borrowed(bytes) => bytes.to_vec(),
-            WriteData::Owned(bytes) => bytes,
-        };
-        self.begin(ns, op, lba, What::Write(bytes))
-    }
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, lba, What::Read(blocks))
-    }
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Vec<u8>> {
-        let upto = self.drives[ns].completions;
-        self.begin(ns, op, 0, What::Flush(upto))
-    }
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        _deallocate: bool,
-    ) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, lba, What::Zero(blocks))
+    fn device(&mut self, ns: usize) -> &mut Drive {
+        &mut self.drives[ns]
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Part>) -> T) -> T {
         f(&mut self.shared)

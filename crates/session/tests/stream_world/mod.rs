@@ -10,32 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use riopipe_order::engine::{Cause, Failure, Op, Place, Refusal, Write};
-use riopipe_session::initiator::stream::{LinkState, ReplayBoard, StreamSession};
+use riopipe_session::initiator::stream::{LinkState, ReadExtent, ReplayBoard, StreamSession};
+
+use riopipe_testkit::Random;
 
 use crate::peer::{HOSTID, HOSTNQN};
 use crate::stream_rig::{MS, Piece, Shape, all, block, piece, shared};
 use target::Target;
-
-/// A small generator (SplitMix64): the same seed, the same run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    pub(crate) fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// What a group does to some blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +112,7 @@ impl World {
         &self,
         server: usize,
         stream: u16,
-    ) -> riopipe_session::initiator::queue_pair::QueuePair<Piece> {
+    ) -> riopipe_session::initiator::stream::StreamQueue<Piece> {
         let cntlid = self.targets[server].owner.map_or(1, |(_, cntlid)| cntlid);
         self.shape.queue(HOSTNQN, HOSTID, cntlid, stream + 1)
     }
@@ -326,7 +307,7 @@ impl World {
         if one.reading.is_some() || one.session.read_must_wait(lba, blocks) {
             return;
         }
-        one.session.start_read(lba, blocks);
+        one.session.start_read(&[ReadExtent { lba, blocks }]);
         // One's own are all there; others' as far as they were told of.
         let least = (lba..lba + u64::from(blocks)).map(|lba| {
             let told = |&(stream, seq, _): &(u16, u64, u64)| {

@@ -10,11 +10,11 @@ use riopipe_session::target::{
 };
 use riopipe_session::wire::{self, Claim};
 
-use super::Random;
 use super::media::{Drive, Media};
 use super::region::{Part, Parts};
 use crate::peer::{self, Digests, HOSTID, HOSTNQN};
 use crate::stream_rig::{SUBNQN, VOLUME, all};
+use riopipe_testkit::Random;
 
 const BOOT: [u8; 16] = [9; 16];
 const LOG_BYTES: usize = 1 << 20;
@@ -176,8 +176,8 @@ impl Target {
         if busy.is_empty() {
             return;
         }
-        let ns = busy[random.below(busy.len())];
-        let at = random.below(self.media.drives[ns].pending.len());
+        let ns = busy[random.index(busy.len())];
+        let at = random.index(self.media.drives[ns].pending.len());
         self.finish(ns, at);
     }
 

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::block_device::{self, BlockDevice, Data, Done, IoError, Operation, Submitted};
 use riopipe_order::entry::PartitionId;
 use riopipe_order::gate::Cause;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
@@ -15,8 +16,8 @@ use riopipe_order::region::{MemRegion, Region, RegionError};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::{
-    Closed, ConnId, DeviceError, Event, Host, Identity, NamespaceConfig, Namespaces, OpId, Shared,
-    Split, Submitted, TargetConn, Volumes, WriteData,
+    Closed, ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn,
+    TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 
@@ -99,7 +100,7 @@ impl Region for Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Write(Vec<u8>),
-    Read(u32),
+    Read(u64),
     Flush,
     Zero { blocks: u64, deallocate: bool },
 }
@@ -123,6 +124,7 @@ pub(crate) struct Drive {
     pub(crate) history: Vec<(u64, What)>,
     /// Fails the operations that finish within the call.
     pub(crate) failing: bool,
+    pub(crate) on_write: Option<OnWrite>,
 }
 
 impl Drive {
@@ -144,7 +146,7 @@ impl Drive {
                 None
             }
             What::Read(count) => {
-                Some((lba..lba + u64::from(*count)).flat_map(|lba| self.block(lba)).collect())
+                Some((lba..lba + *count).flat_map(|lba| self.block(lba)).collect())
             }
             What::Flush => None,
             What::Zero { blocks, .. } => {
@@ -157,8 +159,17 @@ impl Drive {
     }
 }
 
-/// Called for each write that begins: what must hold by then.
-type OnWrite = Box<dyn FnMut(&Parts, u64)>;
+/// Called for each write that begins, with its first block: what must hold by then.
+type OnWrite = Box<dyn FnMut(u64)>;
+
+/// An operation failed for this reason.
+pub(crate) fn io_error(cause: block_device::Cause) -> IoError {
+    IoError::new(Operation::Write, 0, 1, &Arc::from("a drive"), cause)
+}
+
+fn failed() -> IoError {
+    io_error(block_device::Cause::Failed("it was told to".into()))
+}
 
 pub(crate) struct TestHost {
     pub(crate) shared: Shared<Part>,
@@ -167,7 +178,6 @@ pub(crate) struct TestHost {
     pub(crate) notices: VecDeque<ConnId>,
     pub(crate) log: Vec<String>,
     pub(crate) parts: Parts,
-    pub(crate) on_write: Option<OnWrite>,
     /// Bytes that `alloc` has given out at most at once cannot be seen; this counts calls.
     pub(crate) allocs: usize,
     pub(crate) no_memory: bool,
@@ -175,30 +185,65 @@ pub(crate) struct TestHost {
     pub(crate) ordered: u64,
     pub(crate) traced: Vec<Spent>,
     pub(crate) stopped: Vec<Cause>,
+    /// How often the log's store was looked at.
+    pub(crate) watched: usize,
 }
 
-impl TestHost {
-    fn begin(&mut self, ns: usize, op: OpId, lba: u64, what: What) -> Submitted<Vec<u8>> {
+impl Drive {
+    fn begin(&mut self, op: u64, lba: u64, what: What) -> Submitted<Vec<u8>> {
         if matches!(what, What::Write(_))
             && let Some(check) = &mut self.on_write
         {
-            check(&self.parts, lba);
+            check(lba);
         }
-        let drive = &mut self.drives[ns];
-        drive.history.push((lba, what.clone()));
-        if drive.holds {
-            drive.pending.push(Pending { op, lba, what });
+        self.history.push((lba, what.clone()));
+        if self.holds {
+            self.pending.push(Pending { op: OpId(op), lba, what });
             return Submitted::Pending;
         }
-        if drive.failing {
-            return Submitted::Done(Err(DeviceError::Failed));
+        if self.failing {
+            return Submitted::Done(Err(failed()));
         }
-        Submitted::Done(Ok(drive.apply(lba, &what)))
+        Submitted::Done(Ok(self.apply(lba, &what)))
     }
 }
 
-impl Host for TestHost {
+impl BlockDevice for Drive {
     type Buf = Vec<u8>;
+
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Write(data.bytes().to_vec()))
+    }
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Read(blocks))
+    }
+    fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, 0, What::Flush)
+    }
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Zero { blocks, deallocate: false })
+    }
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
+        self.begin(op, lba, What::Zero { blocks, deallocate: true })
+    }
+    fn kick(&mut self, _: u64) {}
+    /// Oldest first.
+    fn poll(&mut self, _: u64, done: &mut Vec<Done<Vec<u8>>>) {
+        for Pending { op, lba, what } in std::mem::take(&mut self.pending) {
+            done.push(Done { op: op.0, result: Ok(self.apply(lba, &what)) });
+        }
+    }
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+impl TargetEnv for TestHost {
+    type Buf = Vec<u8>;
+    type Device = Drive;
     type Region = Part;
 
     fn now(&self) -> u64 {
@@ -208,34 +253,8 @@ impl Host for TestHost {
         self.allocs += 1;
         (!self.no_memory).then(|| vec![0xee; len])
     }
-    fn write(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        data: WriteData<'_, Vec<u8>>,
-    ) -> Submitted<Vec<u8>> {
-        let bytes = match data {
-            WriteData::Borrowed(bytes) => bytes.to_vec(),
-            WriteData::Owned(bytes) => bytes,
-        };
-        self.begin(ns, op, lba, What::Write(bytes))
-    }
-    fn read(&mut self, ns: usize, op: OpId, lba: u64, blocks: u32) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, lba, What::Read(blocks))
-    }
-    fn flush(&mut self, ns: usize, op: OpId) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, 0, What::Flush)
-    }
-    fn zero(
-        &mut self,
-        ns: usize,
-        op: OpId,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> Submitted<Vec<u8>> {
-        self.begin(ns, op, lba, What::Zero { blocks, deallocate })
+    fn device(&mut self, ns: usize) -> &mut Drive {
+        &mut self.drives[ns]
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Part>) -> T) -> T {
         f(&mut self.shared)
@@ -251,6 +270,9 @@ impl Host for TestHost {
     }
     fn traced(&mut self, spent: &Spent) {
         self.traced.push(*spent);
+    }
+    fn watch_log(&mut self) {
+        self.watched += 1;
     }
     fn stopped(&mut self, why: Cause) {
         self.stopped.push(why);
@@ -342,12 +364,12 @@ impl World {
             notices: VecDeque::new(),
             log: Vec::new(),
             parts,
-            on_write: None,
             allocs: 0,
             no_memory: false,
             ordered: 0,
             traced: Vec::new(),
             stopped: Vec::new(),
+            watched: 0,
         };
         Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
     }
@@ -457,6 +479,11 @@ impl World {
     pub(crate) fn command(&mut self, at: usize, sqe: Sqe, data: &[u8]) {
         let bytes = peer::capsule(self.links[at].digests, &sqe.0, data);
         self.send(at, &bytes);
+    }
+
+    /// All bytes that the target has sent and nobody has looked at.
+    pub(crate) fn take_answers(&mut self, at: usize) -> Vec<u8> {
+        std::mem::take(&mut self.links[at].answers)
     }
 
     /// The next PDU that the target has sent.
@@ -580,14 +607,14 @@ impl World {
     }
 
     pub(crate) fn fail(&mut self, ns: usize, i: usize) {
-        self.fail_with(ns, i, DeviceError::Failed);
+        self.fail_with(ns, i, failed());
     }
 
-    pub(crate) fn fail_with(&mut self, ns: usize, i: usize, error: DeviceError) {
+    pub(crate) fn fail_with(&mut self, ns: usize, i: usize, error: IoError) {
         self.finish(ns, i, Some(error));
     }
 
-    fn finish(&mut self, ns: usize, i: usize, error: Option<DeviceError>) {
+    fn finish(&mut self, ns: usize, i: usize, error: Option<IoError>) {
         let Self { host, links, .. } = self;
         let Pending { op, lba, what } = host.drives[ns].pending.remove(i);
         let result = match error {
@@ -633,13 +660,6 @@ pub(crate) struct Owner {
 /// as the scripted host sends it.
 pub(crate) fn riopipe_bytes(sqe: &riopipe_nvme::command::Sqe) -> Sqe {
     Sqe(sqe.0).byte(1, 0x40)
-}
-
-impl Sqe {
-    pub(crate) fn cid(mut self, cid: u16) -> Self {
-        self.0[2..4].copy_from_slice(&cid.to_le_bytes());
-        self
-    }
 }
 
 /// One block of a recognisable content.

@@ -4,13 +4,12 @@
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::log_region::MemberNamespace;
-use riopipe_session::initiator::queue_pair::QpConfig;
+use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::target::limits::LEASE_MS_MAX;
 use riopipe_session::wire::{self as rio, Claim};
 
-use super::server::{Purpose, Server};
+use super::server::{News, Server, association};
 use crate::core::Core;
-use crate::crc::crc32c;
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Promise;
@@ -38,6 +37,7 @@ pub struct Claimant {
     index: usize,
     machine: usize,
     drive: usize,
+    config: AssociationConfig,
     server: Server,
     /// Steps done.
     done: usize,
@@ -56,12 +56,14 @@ impl Claimant {
     #[must_use]
     pub fn new(index: usize, machine: usize, drive: usize, volumes: u32) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:claimant{index}");
-        let config = QpConfig::admin(hostnqn, [0xdd; 16], subnqn(machine), crc32c);
+        let config = association(hostnqn, [0xdd; 16], subnqn(machine));
+        let config = AssociationConfig { tell_ns: None, ..config };
         Self {
             index: FIRST + index,
             machine,
             drive,
-            server: Server::new(machine as u16, config),
+            config,
+            server: Server::new(machine as u16),
             done: 0,
             steps: volumes as usize * STEPS.len(),
             forgotten: None,
@@ -71,10 +73,37 @@ impl Claimant {
         }
     }
 
+    const fn end(&self) -> ClientEnd {
+        ClientEnd { client: self.index, life: 0, role: Role::Admin(self.machine as u16) }
+    }
+
     /// Begins.
     pub fn start(&mut self, core: &mut Core) {
-        let role = Role::Admin(self.machine as u16);
-        self.server.tick(ClientEnd { client: self.index, life: 0, role }, core);
+        self.server.attach(self.config.clone(), self.end(), core);
+        self.hear(core);
+    }
+
+    /// Something is due at its target.
+    pub fn wake(&mut self, core: &mut Core) {
+        if !self.over {
+            self.server.wake(self.end(), core);
+            self.hear(core);
+        }
+    }
+
+    /// Takes in what has come. A target that is lost ends it.
+    fn hear(&mut self, core: &mut Core) {
+        while let Some(news) = self.server.news(core) {
+            if matches!(news, News::Lost) {
+                return self.close(core);
+            }
+        }
+        while let Some(status) = self.server.answer().filter(|_| !self.over) {
+            self.answered(status, core);
+        }
+        if !self.over && self.server.is_up() && !core::mem::replace(&mut self.asked, true) {
+            self.ask(core);
+        }
     }
 
     /// Whether it has done all that it wanted, or never will.
@@ -111,15 +140,15 @@ impl Claimant {
             Step::Resume => claim(self.forgotten.unwrap_or(nth), true, 0),
             Step::Release => {
                 let release = rio::release_command(id(self.index, nth), false);
-                return self.server.call(Purpose::Release, release, &[], 0, core);
+                return self.server.ask(release, &[], self.end(), core);
             }
         };
-        self.server.call(Purpose::Resume, rio::claim_command(), &claim.encode(), 0, core);
+        self.server.ask(rio::claim_command(), &claim.encode(), self.end(), core);
     }
 
-    fn answered(&mut self, answer: Result<(), Status>, core: &mut Core) {
+    fn answered(&mut self, status: Status, core: &mut Core) {
         let (machine, (step, nth)) = (self.machine, self.step());
-        let granted = answer.is_ok();
+        let granted = status.is_ok();
         match step {
             Step::Forever if granted => {
                 let what = format!("target {machine} has granted a lease longer than any may be");
@@ -143,26 +172,16 @@ impl Claimant {
 
     /// Bytes have come.
     pub fn receive(&mut self, conn: usize, bytes: &[u8], core: &mut Core) {
-        if self.over {
-            return;
-        }
-        match self.server.admin_bytes(conn, bytes, core) {
-            Err(()) => self.over = true,
-            Ok(ended) => {
-                for ended in ended {
-                    self.answered(ended.answer.map(|_| ()), core);
-                }
-            }
-        }
-        if self.server.is_up() && !core::mem::replace(&mut self.asked, true) {
-            self.ask(core);
+        if !self.over {
+            self.server.received(conn, bytes, self.end(), core);
+            self.hear(core);
         }
     }
 
     /// Its connection has ended, or it is to end.
     pub fn close(&mut self, core: &mut Core) {
         if !core::mem::replace(&mut self.over, true) {
-            self.server.lose("it leaves", core);
+            self.server.leave(self.end(), core);
         }
     }
 }

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 
 use riopipe_nvme::command::Sqe;
-use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
+use riopipe_session::initiator::association::AssociationConfig;
+use riopipe_session::initiator::queue_pair::{Data, Event, QueuePair};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::wire as rio;
 use riopipe_session::wire::status::GUARDED;
 
-use super::server::{Purpose, Server};
+use super::server::{News, Server, association};
 use super::wire::Wire;
 use crate::block::{self, BLOCK, Content};
 use crate::core::{Core, Ev, US};
-use crate::crc::crc32c;
 use crate::drive::LABEL_BLOCKS;
 use crate::machine::{VOLUME, subnqn};
 use crate::network::{ClientEnd, Role};
@@ -56,6 +56,7 @@ enum Doing {
 /// See [the module](self).
 pub struct Intruder {
     index: usize,
+    config: AssociationConfig,
     server: Server,
     queue: Option<Queue>,
     /// Which block it writes or reads.
@@ -80,10 +81,12 @@ impl Intruder {
     #[must_use]
     pub fn new(index: usize, at: Where, content: Content, more: u32, forgets: bool) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
-        let config = QpConfig::admin(hostnqn, [0xee; 16], subnqn(at.machine), crc32c);
-        let server = Server::new(at.machine as u16, config);
+        let config = association(hostnqn, [0xee; 16], subnqn(at.machine));
+        let config = AssociationConfig { tell_ns: None, ..config };
+        let server = Server::new(at.machine as u16);
         Self {
             index: FIRST + index,
+            config,
             server,
             queue: None,
             at,
@@ -111,7 +114,26 @@ impl Intruder {
     /// Begins.
     pub fn start(&mut self, core: &mut Core) {
         let end = self.end(Role::Admin(0));
-        self.server.tick(end, core);
+        self.server.attach(self.config.clone(), end, core);
+        self.hear(core);
+    }
+
+    /// Something is due at its target.
+    pub fn wake(&mut self, core: &mut Core) {
+        if !self.over {
+            let end = self.end(Role::Admin(0));
+            self.server.wake(end, core);
+            self.hear(core);
+        }
+    }
+
+    /// A target that is lost ends it.
+    fn hear(&mut self, core: &mut Core) {
+        while let Some(news) = self.server.news(core) {
+            if matches!(news, News::Lost) {
+                return self.close(core);
+            }
+        }
     }
 
     /// Its next operation, on any block of the drive but its labels, which it would destroy.
@@ -159,7 +181,10 @@ impl Intruder {
             return None;
         }
         if matches!(role, Role::Admin(_)) {
-            if self.server.admin_bytes(conn, bytes, core).is_ok() && self.server.is_up() {
+            let end = self.end(Role::Admin(0));
+            self.server.received(conn, bytes, end, core);
+            self.hear(core);
+            if !self.over && self.server.is_up() {
                 self.connect(core);
             }
             return None;
@@ -205,10 +230,12 @@ impl Intruder {
         if self.queue.is_some() {
             return;
         }
-        let Some(mut pair) = self.server.io_queue(1, 4) else { return };
+        let Some(queue) = self.server.io_queue(1, 3) else { return };
+        let mut pair = QueuePair::open(queue);
         if core::mem::take(&mut self.forgets) {
             let forget = rio::release_command(VOLUME, true);
-            self.server.call(Purpose::Release, forget, &[], 0, core);
+            let end = self.end(Role::Admin(0));
+            self.server.ask(forget, &[], end, core);
         }
         let wire = Wire::new(core.connect(self.end(Role::Undo(0)), self.at.machine));
         let mut out = Outbox::new();
@@ -225,6 +252,7 @@ impl Intruder {
         if let Some(queue) = self.queue.take() {
             queue.wire.close(core);
         }
-        self.server.lose("it leaves", core);
+        let end = self.end(Role::Admin(0));
+        self.server.leave(end, core);
     }
 }

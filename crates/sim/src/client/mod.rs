@@ -3,40 +3,41 @@
 //! It attaches to every target, opens the volume (recovering it if needed), runs its streams, has
 //! lost targets back, reopens streams that failed, and closes in good order.
 
+mod application;
 pub mod claimant;
 pub mod intruder;
-mod labels;
 mod ledger;
-mod lines;
 mod opening;
+mod recovery;
+mod reports;
 mod running;
 mod server;
 mod stream;
+mod streams;
 mod unlogged;
 mod wire;
 mod words;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::{Cause, EngineKind};
+use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
-use riopipe_session::initiator::opening::Opening;
-use riopipe_session::initiator::queue_pair::QpConfig;
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::opening::OpeningConfig;
+use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, StreamShared};
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::opening::VolumeOpening;
+use riopipe_session::initiator::volume::state::VolumeState;
+use riopipe_session::initiator::volume::streams::{StreamsRecovery, VolumeRelease};
 use riopipe_session::wire as rio;
 
-use self::labels::Labels;
-use self::ledger::Ledger;
-use self::server::{Ended, Purpose, Server};
-use self::stream::Stream;
-use crate::core::{Core, Ev, MS};
-use crate::crc::crc32c;
-use crate::machine::subnqn;
+use self::server::{News, Server};
+use self::stream::{Mail, Stream};
+use crate::core::{Core, Ev, MS, US};
 use crate::network::{ClientEnd, Role};
-use crate::oracle::{Drives, Era, Recovered};
+use crate::oracle::{Drives, Era};
 
 /// The owner of a second volume, where initiators of the first are counted from 0.
 pub const NEIGHBOUR: usize = 2;
@@ -63,31 +64,42 @@ pub enum Refused {
 struct Volume {
     generation: u32,
     era: Era,
+    /// The engine that runs.
+    engine: EngineKind,
+    /// Of each target, whether it speaks the extension.
+    speaks: Vec<bool>,
     topology: Topology,
     nsids: Vec<u32>,
-    shared: Arc<FlushFailures>,
-    board: Arc<ReplayBoard>,
-    ledger: Ledger,
+    shared: StreamShared,
+    /// The volume as the recovery of its streams sees it.
+    config: OpeningConfig,
+    state: VolumeState,
+    ledger: HandoverLedger,
 }
 
-/// The streams that an opening is about.
-enum Errand {
-    /// All: the volume is being opened.
-    Open,
+/// What a recovery of streams is for.
+enum RecoveryGoal {
     /// One that failed is reopened.
     Reopen(u16),
     /// The in-place lists of these are acknowledged.
     Acknowledge(Vec<StreamId>),
 }
 
+/// A recovery of streams that is on its way.
+struct Recovery {
+    machine: StreamsRecovery,
+    goal: RecoveryGoal,
+    /// When it was begun, ns.
+    asked_at: u64,
+}
+
 enum State {
-    /// Waiting for all targets.
-    Attaching { since: u64, tried: bool },
+    /// The volume is being opened, or is tried again after a while.
+    Opening,
     /// Running.
     Running,
-    /// Giving the volume back; so many targets have not answered, and whether the others have it
-    /// back.
-    Releasing(usize, bool),
+    /// Giving the volume back.
+    Releasing(VolumeRelease),
     /// The volume is closed, or another owner has it.
     Over,
 }
@@ -103,18 +115,22 @@ pub struct Client {
     accept_lost: bool,
     servers: Vec<Server>,
     state: State,
-    opening: Option<(Opening, Errand)>,
-    labels: Labels,
-    /// Openings begun, when the last one was, and when it was last answered (or began).
-    attempts: u32,
-    asked_at: u64,
-    answered_at: u64,
+    opening: Option<Box<VolumeOpening>>,
+    /// When the opening on its way began to look at the drives, ns.
+    began_looking: u64,
+    recovery: Option<Recovery>,
+    /// It was looked what opening would do.
+    looked: bool,
+    /// When one of these is woken next.
+    opening_wakes_at: u64,
     retry_at: u64,
-    found: Vec<Recovered>,
     volume: Option<Volume>,
-    /// The engine that it has chosen.
-    engine: EngineKind,
     streams: Vec<Option<Stream>>,
+    background: BackgroundDriver,
+    /// When the next thread wakes, as far as is planned.
+    wakes_at: u64,
+    /// Once there is nothing left to do, its owner leaves the streams alone until they are durable.
+    leaves: bool,
     /// Streams without a log that have had a life already.
     anew: BTreeSet<u16>,
     /// How often in a row one of them was kept out from the volume's drives.
@@ -140,15 +156,16 @@ impl Client {
             servers: Vec::new(),
             state: State::Over,
             opening: None,
-            labels: Labels::default(),
-            attempts: 0,
-            asked_at: 0,
-            answered_at: 0,
+            began_looking: 0,
+            recovery: None,
+            looked: false,
+            opening_wakes_at: 0,
             retry_at: 0,
-            found: Vec::new(),
             volume: None,
-            engine: EngineKind::Rio,
             streams: Vec::new(),
+            background: BackgroundDriver::new(BackgroundConfig::default()),
+            wakes_at: 0,
+            leaves: false,
             anew: BTreeSet::new(),
             guarded: 0,
             refused: None,
@@ -183,16 +200,18 @@ impl Client {
         if !self.up {
             return "down".into();
         }
-        let state = match (&self.state, &self.opening) {
-            (_, Some((opening, _))) => format!("opening ({})", opening.phase().name()),
-            (State::Attaching { .. }, None) => "attaching".into(),
+        let phase = self.opening.as_ref().and_then(|opening| opening.recovery());
+        let phase = phase.or(self.recovery.as_ref().map(|it| it.machine.driver().opening()));
+        let state = match (&self.state, phase) {
+            (_, Some(opening)) => format!("opening ({})", opening.phase().name()),
+            (State::Opening, None) => "attaching".into(),
             (State::Running, None) => "running".into(),
             (State::Releasing(..), None) => "releasing".into(),
             (State::Over, None) => "over".into(),
         };
         let streams: Vec<String> =
             self.streams.iter().flatten().map(|s| s.describe(core)).collect();
-        let up: Vec<bool> = self.servers.iter().map(|s| s.is_up() && s.claimed).collect();
+        let up: Vec<bool> = self.servers.iter().map(Server::is_claimed).collect();
         format!("{state}, targets {up:?}, streams [{}]", streams.join(", "))
     }
 
@@ -210,8 +229,9 @@ impl Client {
 
     /// Whether it recovers a volume or stream right now.
     #[must_use]
-    pub const fn is_opening(&self) -> bool {
-        self.opening.is_some()
+    pub fn is_opening(&self) -> bool {
+        self.recovery.is_some()
+            || self.opening.as_ref().is_some_and(|opening| opening.recovery().is_some())
     }
 
     /// Whether one of its streams replays something right now.
@@ -224,7 +244,7 @@ impl Client {
     #[must_use]
     pub fn holds(&self, machine: usize) -> Option<usize> {
         let running = matches!(self.state, State::Running) && !self.fenced;
-        let server = self.servers.get(machine).filter(|server| running && server.claimed)?;
+        let server = self.servers.get(machine).filter(|server| running && server.is_claimed())?;
         server.admin_conn()
     }
 
@@ -265,6 +285,10 @@ impl Client {
         ClientEnd { client: self.index, life: self.life, role: Role::Admin(0) }
     }
 
+    fn hostid(&self) -> [u8; 16] {
+        [0x11 * (self.index as u8 + 1); 16]
+    }
+
     fn hostnqn(&self) -> String {
         format!("nqn.2026-01.io.example:host{}", self.index)
     }
@@ -274,28 +298,22 @@ impl Client {
         self.life += 1;
         self.began = core.now;
         self.up = true;
-        let spec = core.scenario.client;
-        self.servers = (0..core.scenario.machines.len())
-            .map(|machine| {
-                let hostid = [0x11 * (self.index as u8 + 1); 16];
-                let config = QpConfig::admin(self.hostnqn(), hostid, subnqn(machine), crc32c);
-                let config = QpConfig {
-                    kato_ms: spec.keep_alive_ms,
-                    header_digest: spec.digests,
-                    data_digest: spec.digests,
-                    ..config
-                };
-                Server::new(machine as u16, config)
-            })
-            .collect();
-        self.state = State::Attaching { since: core.now, tried: false };
+        let machines = core.scenario.machines.len() as u16;
+        self.servers = (0..machines).map(Server::new).collect();
+        self.state = State::Opening;
         self.opening = None;
-        self.labels = Labels::default();
+        self.recovery = None;
+        self.looked = false;
+        self.opening_wakes_at = 0;
         self.retry_at = 0;
-        self.found.clear();
         self.volume = None;
-        self.engine = core.engine();
-        self.streams = (0..core.scenario.volume.streams).map(|_| None).collect();
+        // The last one is the reader of the volume.
+        self.streams = (0..=core.scenario.volume.streams).map(|_| None).collect();
+        let spec = core.scenario.client;
+        let (away_ns, flush_ns) = (u64::from(spec.away_us) * US, u64::from(spec.flush_us) * US);
+        self.background = BackgroundDriver::new(BackgroundConfig { away_ns, flush_ns });
+        self.wakes_at = 0;
+        self.leaves = core.rng.one_in(2);
         self.anew.clear();
         self.guarded = 0;
         self.refused = None;
@@ -305,7 +323,8 @@ impl Client {
         self.released = false;
         let index = self.index;
         core.trace(|| format!("initiator {index} starts"));
-        core.after(0, Ev::TickClient { client: self.index, life: self.life });
+        let (client, life) = (self.index, self.life);
+        core.after(0, Ev::TickClient { client, life });
     }
 
     /// The process dies.
@@ -314,6 +333,7 @@ impl Client {
         self.servers.clear();
         self.streams.clear();
         self.opening = None;
+        self.recovery = None;
         self.volume = None;
         self.state = State::Over;
     }
@@ -327,24 +347,62 @@ impl Client {
     #[must_use]
     pub fn has_work(&self, core: &Core) -> bool {
         !matches!(self.state, State::Running)
-            || self.opening.is_some()
+            || self.recovery.is_some()
             || self.streams.iter().flatten().any(|s| s.has_failed() || s.has_work(core))
+    }
+
+    /// Whether its owner has left streams that are not durable yet, and waits for the background
+    /// driver to see to that (T1).
+    #[must_use]
+    pub fn has_left(&self, core: &Core) -> bool {
+        self.leaves
+            && !self.closing
+            && core.is_logged()
+            && self.streams.iter().flatten().any(|s| s.has_begun() && !s.is_durable(core))
     }
 
     /// Time goes by.
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
         core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
-        let end = self.end();
-        for server in 0..self.servers.len() {
-            if self.servers[server].tick(end, core) {
-                self.lost_target(server, core);
+        self.advance(drives, core);
+    }
+
+    /// Something is due at one of its targets.
+    pub fn wake(&mut self, server: u16, drives: &Drives<'_>, core: &mut Core) {
+        let (end, at) = (self.end(), usize::from(server));
+        if self.opening_wakes_at <= core.now {
+            self.opening_wakes_at = 0;
+        }
+        self.servers[at].wake(end, core);
+        self.hear(at, core);
+        self.advance(drives, core);
+    }
+
+    /// Acts on what has happened at one of its targets.
+    fn hear(&mut self, at: usize, core: &mut Core) {
+        if matches!(self.state, State::Opening) {
+            return;
+        }
+        while let Some(news) = self.servers[at].news(core) {
+            match news {
+                // A recovery that has asked something there notices that by itself.
+                News::Lost => {
+                    let server = at as u16;
+                    self.post(|| Mail::AssociationEnded { server });
+                }
+                News::Back => self.has_back(at, core),
+                News::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
+                News::Connection(stream, wire, queue) => {
+                    match self.streams.get_mut(usize::from(stream.0)) {
+                        Some(Some(stream)) => {
+                            let server = at as u16;
+                            stream.post(Mail::Connected { server, wire, queue });
+                        }
+                        _ => wire.close(core),
+                    }
+                }
             }
         }
-        for stream in self.streams.iter_mut().flatten() {
-            stream.tick(core);
-        }
-        self.lose_patience(core);
-        self.advance(drives, core);
     }
 
     /// Bytes have come over one of its connections.
@@ -357,42 +415,14 @@ impl Client {
         core: &mut Core,
     ) {
         match role {
-            Role::Admin(server) => {
-                let at = usize::from(server);
-                match self.servers[at].admin_bytes(conn, bytes, core) {
-                    Err(()) => self.lost_target(at, core),
-                    Ok(ended) => {
-                        for ended in ended {
-                            self.ended(at, ended, core);
-                        }
-                    }
-                }
-                self.advance(drives, core);
-            }
-            Role::Undo(server) => {
-                let at = usize::from(server);
-                match self.servers[at].undo_bytes(conn, bytes, core) {
-                    Err(()) => self.lost_target(at, core),
-                    Ok(ended) => {
-                        for (ticket, result) in ended {
-                            self.opening_done(ticket, result.map(|()| Vec::new()), core);
-                        }
-                        if let Some(answer) = self.servers[at].take_label() {
-                            self.label_done(answer, core);
-                        }
-                    }
-                }
+            Role::Admin(server) | Role::Undo(server) => {
+                let (end, at) = (self.end(), usize::from(server));
+                self.servers[at].received(conn, bytes, end, core);
+                self.hear(at, core);
                 self.advance(drives, core);
             }
             Role::Stream { stream, .. } => {
-                let end = self.end();
-                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-                    && let Some(server) = stream.server_of(conn)
-                    && let Some(volume) = &mut self.volume
-                {
-                    stream.receive(server, bytes, core);
-                    stream.work(end, &mut volume.ledger, drives, core);
-                }
+                self.arrives(stream, conn, Some(bytes), drives, core);
             }
         }
     }
@@ -401,118 +431,49 @@ impl Client {
     pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
         match role {
             Role::Admin(server) | Role::Undo(server) => {
-                let at = usize::from(server);
-                let undo = matches!(role, Role::Undo(_)) && self.servers[at].has(conn);
-                if self.servers[at].hung_up(conn, core) || undo {
-                    self.lost_target(at, core);
-                }
+                let (end, at) = (self.end(), usize::from(server));
+                self.servers[at].closed(conn, end, core);
+                self.hear(at, core);
             }
-            Role::Stream { stream, .. } => {
-                if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-                    && let Some(server) = stream.server_of(conn)
-                {
-                    stream.lose(server, Cause::Disconnected, "the connection has ended", core);
-                }
-            }
+            Role::Stream { stream, .. } => self.arrives(stream, conn, None, drives, core),
         }
         self.advance(drives, core);
     }
 
-    /// A stream's turn to do its next step.
-    pub fn act(&mut self, stream: u16, drives: &Drives<'_>, core: &mut Core) {
-        let end = self.end();
-        if let Some(Some(stream)) = self.streams.get_mut(usize::from(stream))
-            && let Some(volume) = &mut self.volume
-        {
-            stream.act(end, &mut volume.ledger, drives, core);
-        }
-        self.work(drives, core);
-    }
-
-    /// An association is gone, and what was under way with it.
-    fn lost_target(&mut self, server: usize, core: &mut Core) {
-        if !self.servers[server].is_up() {
-            for stream in self.streams.iter_mut().flatten() {
-                stream.lost_association(server as u16, core);
-            }
-        }
-        self.forget_labels(core);
-        if self.opening.take().is_some() {
-            // From any point the same prefix is found: begun again once all targets are there.
-            self.retry_at = self.retry_at.max(core.now + MS);
-        }
-        if matches!(self.state, State::Releasing(..)) {
-            self.state = State::Over;
-        }
-    }
-
-    fn ended(&mut self, server: usize, ended: Ended, core: &mut Core) {
-        match ended.purpose {
-            Purpose::Ping => {}
-            Purpose::Opening(ticket) => self.opening_done(ticket, ended.answer, core),
-            Purpose::Resume => {
-                self.servers[server].claiming = false;
-                match ended.answer {
-                    Ok(_) => self.has_back(server, core),
-                    Err(status) => self.not_resumed(server, status, core),
-                }
-            }
-            Purpose::Release => {
-                let given = ended.answer.is_ok();
-                if let State::Releasing(left, all) = &mut self.state {
-                    *left -= 1;
-                    *all &= given;
-                    if given {
-                        core.oracle.given_back(server);
-                    }
-                    if *left == 0 {
-                        self.released = *all;
-                        self.state = State::Over;
-                    }
-                }
-            }
-        }
-    }
-
-    /// A target has the volume's owner back.
+    /// The target has the volume claimed again.
     fn has_back(&mut self, server: usize, core: &mut Core) {
-        self.servers[server].claimed = true;
         if self.era() == Some(core.oracle.current()) {
             core.oracle.resumed(self.index, server, core.now);
         }
-        let association = self.servers[server].association;
-        for stream in self.streams.iter_mut().flatten() {
-            stream.has_association(server as u16, association, core);
-        }
     }
 
-    fn not_resumed(&mut self, server: usize, status: Status, core: &mut Core) {
-        core.trace(|| format!("initiator: target {server} does not have it back: {status}"));
-        self.fenced |= is_fenced(status);
-        if !self.fenced {
-            self.broken = true;
+    /// The target is lost to this owner.
+    fn not_resumed(&mut self, server: usize, why: &str, cause: Cause, core: &mut Core) {
+        core.trace(|| format!("initiator: target {server} does not have it back: {why}"));
+        self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
+        if cause == Cause::Changed {
+            probe::hit(Rare::Changed);
         }
-        for stream in self.streams.iter_mut().flatten() {
-            stream.give_up(server as u16, Cause::Status(status.code()), core);
-        }
+        // As a program does that is told so: the volume is opened again.
+        self.broken |= !self.fenced;
+        let server = server as u16;
+        self.post(|| Mail::GiveUp { server, cause });
     }
 
     /// Goes on with whatever can go on.
     fn advance(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        match self.state {
-            State::Attaching { since, tried } => self.attach(since, tried, drives, core),
+        match &self.state {
+            State::Opening => {
+                if self.opening.is_none() && core.now >= self.retry_at {
+                    self.begin_opening(core);
+                }
+                self.go_on_opening(drives, core);
+            }
             State::Running => self.run(drives, core),
-            State::Releasing(..) | State::Over => {}
+            State::Releasing(_) => self.go_on_releasing(core),
+            State::Over => {}
         }
-        self.work(drives, core);
-    }
-
-    fn work(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        let end = self.end();
-        let Some(volume) = &mut self.volume else { return };
-        for stream in self.streams.iter_mut().flatten() {
-            stream.work(end, &mut volume.ledger, drives, core);
-        }
+        self.tend_streams(drives, core);
     }
 }
 

@@ -1,55 +1,209 @@
-//! Opening the volume, reopening a stream, acknowledging in-place lists: the commands of an
-//! [`Opening`] go out, its results come in.
+//! Opening the volume: the connections and the clock of a [`VolumeOpening`], and what the oracle has
+//! to know of it.
 
-use riopipe_nvme::command::Status;
-use riopipe_order::attribute::Member;
-use riopipe_order::log_region::MemberNamespace;
-use riopipe_order::probe::{self, Rare};
-use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
-use riopipe_session::claim::{ClaimError, Intent};
-use riopipe_session::initiator::known::DriveOfVolume;
-use riopipe_session::initiator::opening::{
-    Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
-    Ticket,
-};
+use riopipe_order::attribute::StreamId;
+use riopipe_order::topology::Topology;
+use riopipe_session::claim::ClaimError;
+use riopipe_session::initiator::association::AssociationConfig;
+use riopipe_session::initiator::manager::ManagerConfig;
+use riopipe_session::initiator::opening::{Call, OpeningError, Outcome, Phase};
+use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::stream_driver::StreamShared;
+use riopipe_session::initiator::volume::error::VolumeOpenError;
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
+use riopipe_session::initiator::volume::opening::{
+    OpenedVolume, OpeningEvent, Patience, Purpose, VolumeOpening, VolumeOpeningConfig,
+};
+use riopipe_session::initiator::volume::ranges::to_acknowledge;
+use riopipe_session::initiator::volume::state::VolumeState;
+use riopipe_session::label::AssembleError;
 use riopipe_session::wire as rio;
 
-use super::labels::Labels;
-use super::ledger::Ledger;
-use super::server::Server;
-use super::{Client, Errand, Refused, State, Volume, is_fenced, words};
-use crate::core::{Core, MS, US};
-use crate::oracle::{Drives, Era, Opened, Recovered, Where};
+use super::server::{ANSWER_NS, Targets, association};
+use super::{Client, Refused, State, Volume, is_fenced, words};
+use crate::core::{Core, Ev, MS, US};
+use crate::machine::subnqn;
+use crate::oracle::{Drives, Opened, Recovered, Where};
+use riopipe_platform::crc32c;
 
-/// How long an initiator waits for a missing target before it tries without, ns.
-const PATIENCE_NS: u64 = 15 * MS;
 /// A loss that a target has noticed, its initiator notices within this time: it is asked for a
 /// sign of life and given up.
-const NOTICED_MS: u32 = 100;
+const NOTICED_MS: u64 = 100;
+/// How long until the volume is asked for again that was refused, at least, ns.
+const RETRY_NS: u64 = 2 * MS;
+/// How long it waits before it tries to reach a target again, at least at first, and as a rule at
+/// most, ns.
+const BACK_OFF_NS: u64 = 20 * US;
+const BACK_OFF_NS_MAX: u64 = 3 * MS;
+/// How often the volume is looked at before it is opened, an owner is waited for, and how long, ns,
+/// and what will be zeroed is kept.
+const DRY_RUN_ONE_IN: u64 = 8;
+const WAIT_ONE_IN: u64 = 8;
+const WAIT_NS: u64 = 20 * MS;
+const SAVE_ONE_IN: u64 = 4;
+/// Calls of the opening without time going by, after which something is wrong with its deadline.
+const ROUNDS_MAX: usize = 1000;
 
 impl Client {
-    pub(super) fn opening_done(
-        &mut self,
-        ticket: Ticket,
-        answer: Result<Vec<u8>, Status>,
-        core: &mut Core,
-    ) {
-        let Some((opening, _)) = &mut self.opening else { return };
-        self.answered_at = core.now;
-        let answer = answer.as_deref().map_err(|status| *status);
-        if let Err(error) = opening.done(ticket, answer) {
-            self.opening_failed(&error, core);
+    fn targets(&self, core: &Core) -> Vec<AssociationConfig> {
+        let spec = core.scenario.client;
+        let target = |machine: usize| AssociationConfig {
+            keep_alive_ms: spec.keep_alive_ms,
+            header_digest: spec.digests,
+            data_digest: Some(spec.digests),
+            ..association(self.hostnqn(), self.hostid(), subnqn(machine))
+        };
+        (0..core.scenario.machines.len()).map(target).collect()
+    }
+
+    /// Begins to open the volume; now and then it is only looked what recovery would do, and the
+    /// volume is opened after that. Whoever waits for an owner to go asks again by itself (T25).
+    pub(super) fn begin_opening(&mut self, core: &mut Core) {
+        let dry_run = !core::mem::take(&mut self.looked) && core.rng.one_in(DRY_RUN_ONE_IN);
+        self.looked = dry_run;
+        let waits = core.rng.one_in(WAIT_ONE_IN);
+        let for_ns = if waits { WAIT_NS } else { 0 };
+        let save_undone = core.rng.one_in(SAVE_ONE_IN);
+        let (spec, volume) = (core.scenario.client, &core.scenario.volume);
+        let place = |(machine, drive): &(usize, usize)| MemberPlace {
+            target: *machine,
+            nsid: *drive as u32 + 1,
+        };
+        let config = VolumeOpeningConfig {
+            name: Some(core.name.into()),
+            places: volume.members.iter().map(place).collect(),
+            targets: self.servers.len(),
+            purpose: if dry_run { Purpose::DryRun } else { Purpose::Take },
+            engine: None,
+            take_over: self.take_over,
+            accept_lost_log: self.accept_lost,
+            wait: Patience { for_ns, ask_ns: RETRY_NS, tell_ns: RETRY_NS },
+            lease: LeaseTimes {
+                loss_ms: spec.loss_ms.into(),
+                keep_alive_ms: spec.keep_alive_ms,
+                timeout_ms: NOTICED_MS,
+            },
+            save_undone,
+            timeout_ns: ANSWER_NS,
+            attempt: 0,
+            layout: Layout {
+                start: volume.first.into(),
+                request_blocks_max: volume.request_blocks,
+            },
+            crc32c,
+        };
+        self.opening = Some(Box::new(VolumeOpening::new(config, core.now)));
+        self.began_looking = core.now;
+        let (end, targets) = (self.end(), self.targets(core));
+        for (server, target) in self.servers.iter_mut().zip(targets) {
+            server.attach(target, end, core);
         }
     }
 
-    pub(super) fn opening_failed(&mut self, error: &OpeningError, core: &mut Core) {
+    /// Goes on with opening the volume.
+    pub(super) fn go_on_opening(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        for _ in 0..ROUNDS_MAX {
+            let Some(opening) = &mut self.opening else { return };
+            opening.advance(core.now, &mut Targets(&mut self.servers));
+            self.servers.iter_mut().for_each(|server| server.carry(end, core));
+            self.see_to_events(core);
+            let Some(opening) = &mut self.opening else { return };
+            if opening.save_step().is_some() {
+                opening.saved(true, core.now, &mut Targets(&mut self.servers));
+                continue;
+            }
+            match opening.take_result() {
+                None => {}
+                Some(Ok(opened)) => {
+                    self.opening = None;
+                    if opened.generation == 0 {
+                        core.trace(|| {
+                            format!("initiator: would be recovered: {:?}", opened.outcome)
+                        });
+                        return self.retry_at = core.now;
+                    }
+                    return self.opened(opened, drives, core);
+                }
+                Some(Err(error)) => {
+                    self.opening = None;
+                    return self.opening_failed(&error, core);
+                }
+            }
+            let Some(due) = opening.deadline(core.now) else { return };
+            if due > core.now {
+                if self.opening_wakes_at <= core.now || due < self.opening_wakes_at {
+                    self.opening_wakes_at = due;
+                    let (client, life) = (self.index, self.life);
+                    core.at(due, Ev::WakeClient { client, life, server: 0 });
+                }
+                return;
+            }
+        }
+        debug_assert!(false, "the opening's deadline does not move");
+    }
+
+    fn see_to_events(&mut self, core: &mut Core) {
+        let (index, take_over, accept_lost) = (self.index, self.take_over, self.accept_lost);
+        let Some(opening) = &mut self.opening else { return };
+        while let Some(event) = opening.event() {
+            match event {
+                OpeningEvent::Progress(progress) => {
+                    if progress.phase == Phase::Ask && progress.done == 0 {
+                        core.recoveries = (core.recoveries.0 + 1, core.events);
+                    }
+                    // The logs are read once the labels are the new owner's.
+                    if let (Phase::List, Some(recovery)) = (progress.phase, opening.recovery()) {
+                        // A dry run has none.
+                        core.label_generation = core.label_generation.max(recovery.generation());
+                    }
+                }
+                OpeningEvent::Sent { server, call } => {
+                    note_sent(index, server, &call, core);
+                    if let Some(claim) = claim_of(&call) {
+                        core.oracle.claims(claim.generation, take_over);
+                        let statuses = opening.recovery().map_or(&[][..], |it| it.statuses());
+                        let gone = |(on, status): &(usize, rio::VolumeStatus)| {
+                            *on == server && (!status.known || status.unlogged || status.damaged)
+                        };
+                        if accept_lost && statuses.iter().any(gone) {
+                            core.oracle.log_given_up(server);
+                        }
+                    }
+                }
+                // It is asked for again, and looks again at the drives then.
+                OpeningEvent::Owned { .. } => self.began_looking = core.now,
+                OpeningEvent::GivesBack { generation } if take_over => {
+                    core.oracle.gives_back_claim(generation);
+                }
+                OpeningEvent::GivesBack { .. } | OpeningEvent::Claimed { .. } => {}
+            }
+        }
+    }
+
+    fn opening_failed(&mut self, error: &VolumeOpenError, core: &mut Core) {
         core.trace(|| format!("initiator: the volume can't be opened: {error}"));
-        self.opening = None;
-        self.labels = Labels::default();
-        self.retry_at = core.now + 2 * MS;
-        self.refused = Some(match error {
-            OpeningError::Claim(ClaimError::Owned { .. }) => Refused::Owned,
+        self.retry_at = core.now + RETRY_NS + core.retry();
+        let refused = match error {
+            VolumeOpenError::Opening(error) => self.why_refused(error),
+            VolumeOpenError::Members(MembersError::Assemble(AssembleError::LogDue {
+                given,
+                ..
+            })) => Refused::Log(core.scenario.volume.members[*given].0),
+            VolumeOpenError::Members(_) => Refused::Drives,
+            _ => Refused::Other,
+        };
+        self.refused = Some(refused);
+    }
+
+    /// What an operator is told of a refusal.
+    pub(super) fn why_refused(&self, error: &OpeningError) -> Refused {
+        match error {
+            OpeningError::Claim(ClaimError::Owned { .. }) | OpeningError::TakenOver { .. } => {
+                Refused::Owned
+            }
             OpeningError::Claim(
                 ClaimError::LogLost { target }
                 | ClaimError::LogDamaged { target }
@@ -65,276 +219,114 @@ impl Client {
             {
                 Refused::Log(*server)
             }
-            OpeningError::TakenOver { .. } => Refused::Owned,
             _ => Refused::Other,
-        });
-        if let OpeningError::Refused { status, .. } = error
-            && matches!(self.state, State::Running)
-        {
-            self.fenced |= is_fenced(*status);
-        }
-        if matches!((error, &self.state), (OpeningError::TakenOver { .. }, State::Running)) {
-            self.fenced = true;
         }
     }
 
-    /// A stream's recovery that waits too long for an answer is begun anew. The connections stay,
-    /// and the answer comes when it comes (T23).
-    pub(super) fn lose_patience(&mut self, core: &mut Core) {
-        let patience = u64::from(core.scenario.client.patience_us) * US;
-        let waits = self.opening.is_some() && matches!(self.state, State::Running);
-        // Whose answers are all missing is lost soon, and has no room for many more questions.
-        let asked = self.servers.iter().any(Server::owes_much);
-        if waits && !asked && patience > 0 && core.now > self.answered_at + patience {
-            core.trace(|| "initiator: no answer comes; the attempt is given up".into());
-            self.opening = None;
-            self.retry_at = core.now;
+    /// Whether a refusal of an open volume's target means that it is another's.
+    pub(super) fn is_fenced_by(error: &OpeningError) -> bool {
+        match error {
+            OpeningError::TakenOver { .. } => true,
+            OpeningError::Refused { status, .. } => is_fenced(*status),
+            _ => false,
         }
     }
 
-    pub(super) fn attach(&mut self, since: u64, tried: bool, drives: &Drives<'_>, core: &mut Core) {
-        if self.opening.is_some() {
-            return self.open(drives, core);
-        }
-        if core.now < self.retry_at {
-            return;
-        }
-        let all = self.servers.iter().all(Server::is_up);
-        // T20: a target that does not come is missing, and nothing is opened without it.
-        let impatient = !tried && core.now > since + PATIENCE_NS;
-        let some = self.servers.iter().any(Server::is_up);
-        if !(all || impatient && some) {
-            return;
-        }
-        if !all {
-            self.state = State::Attaching { since, tried: true };
-        }
-        if all && !self.read_labels(core) {
-            return;
-        }
-        self.engine = self.chosen_engine(core);
-        let intent = Intent {
-            engine: self.engine,
-            take_over: self.take_over,
-            accept_lost_log: self.accept_lost,
-            label_generation: self.labels.generation,
-            streams: core.scenario.volume.streams,
-            lease_ms: lease_ms(core),
+    /// The volume is open.
+    fn opened(&mut self, volume: OpenedVolume, drives: &Drives<'_>, core: &mut Core) {
+        let all = found(&volume.outcome, core);
+        core.trace(|| format!("initiator: recovered: {all:?}"));
+        let opened = Opened {
+            client: self.index,
+            took: self.take_over,
+            began: self.began,
+            now: core.now,
+            looked: self.began_looking,
         };
-        self.begin(Mode::Open(intent), Errand::Open, core);
-        self.open(drives, core);
-    }
-
-    pub(super) fn begin(&mut self, mode: Mode, errand: Errand, core: &mut Core) {
-        // To open the volume, its labels were read there just now.
-        if !matches!(errand, Errand::Open) {
-            for server in &mut self.servers {
-                server.close_undo(core);
-            }
-        }
-        self.attempts += 1;
-        (self.asked_at, self.answered_at) = (core.now, core.now);
-        match Opening::new(self.config(core), mode, self.attempts) {
-            Ok(opening) => {
-                if !matches!(errand, Errand::Acknowledge(_)) {
-                    core.recoveries = (core.recoveries.0 + 1, core.events);
-                }
-                self.opening = Some((opening, errand));
-            }
-            Err(error) => self.opening_failed(&error, core),
-        }
-    }
-
-    pub(super) fn config(&self, core: &Core) -> OpeningConfig {
-        let spec = &core.scenario;
-        let servers = self.servers.iter().enumerate().map(|(machine, server)| {
-            let members = spec.volume.members.iter().enumerate();
-            let members = members.filter(|(_, (at, _))| *at == machine);
-            let controller = server.controller().filter(|_| server.is_up());
-            OpeningServer {
-                present: controller.is_some(),
-                speaks: controller.is_none_or(|c| c.extension.is_some()),
-                logged: core.is_logged(),
-                transfer_bytes_max: controller.map_or(1 << 20, |c| c.mdts_bytes as usize),
-                members: members
-                    .map(|(member, (_, drive))| OpeningMember {
-                        place: MemberNamespace {
-                            member: Member(member as u8),
-                            nsid: *drive as u32 + 1,
-                        },
-                        start: u64::from(spec.volume.first),
-                        blocks: u64::from(spec.machines[machine].blocks - spec.volume.first),
-                        volatile: controller.is_some_and(|c| c.vwc),
-                    })
-                    .collect(),
-            }
-        });
-        // The one that the labels tell of, while it is being opened.
-        let volume = self.labels.volume().unwrap_or(core.id);
-        OpeningConfig { volume, servers: servers.collect() }
-    }
-
-    /// Gives out the opening's commands, and takes its results.
-    pub(super) fn open(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let era = core.oracle.recovered(opened, volume.generation, &all, drives);
+        let streams = volume.members.head.streams;
+        let queues = volume.members.controllers.iter().map(|controller| controller.queues);
+        let mut state = VolumeState::new(streams, queues.collect(), core.is_logged(), 0);
+        let mut ledger = HandoverLedger::default();
+        settle_streams(&volume.outcome, &volume.topology, &mut state, &mut ledger);
         let end = self.end();
-        loop {
-            let Some((opening, _)) = &mut self.opening else { return };
-            let phase = opening.phase();
-            if self.is_relabeling(phase, core) {
-                return;
-            }
-            let Some((opening, _)) = &mut self.opening else { return };
-            match phase {
-                Phase::Claimed => core.label_generation = opening.generation(),
-                Phase::Over => return self.opened(drives, core),
-                _ => {}
-            }
-            if opening.phase().is_pause() {
-                if let Err(error) = opening.go_on() {
-                    return self.opening_failed(&error, core);
-                }
-                continue;
-            }
-            let io = matches!(opening.phase(), Phase::Undo | Phase::Flush);
-            for (at, server) in self.servers.iter_mut().enumerate() {
-                if io && !server.is_ready_for_io(end, core)
-                    || opening.put_off(at).is_some() && core.now < self.retry_at
-                {
-                    continue;
-                }
-                while let Some((ticket, call)) = opening.next(at) {
-                    let index = self.index;
-                    if opening.phase() == Phase::Claim {
-                        core.oracle.claims(opening.generation(), self.take_over);
-                        let gone = |(on, status): &(usize, rio::VolumeStatus)| {
-                            *on == at && (!status.known || status.unlogged || status.damaged)
-                        };
-                        if self.accept_lost && opening.statuses().iter().any(gone) {
-                            core.oracle.log_given_up(at);
-                        }
-                    }
-                    core.trace(|| {
-                        format!("initiator {index}: target {at}: {}", words::call(&call))
-                    });
-                    server.opening_call(ticket, &call, end, core);
-                    if opening.put_off(at).is_some() {
-                        // A moment later.
-                        self.retry_at = core.now + MS / 4;
-                        break;
-                    }
-                }
-            }
-            return;
+        let spec = core.scenario.client;
+        let first_ns = (u64::from(spec.retry_us) * US).max(BACK_OFF_NS);
+        let back_off = BackOff { first_ns, max_ns: first_ns.max(BACK_OFF_NS_MAX) };
+        for target in 0..self.servers.len() {
+            let config = ManagerConfig {
+                known: volume.known_target(target),
+                claim: volume.resume_claim(target),
+                loss_ns: u64::from(spec.loss_ms) * MS,
+                back_off,
+                seed: core.rng.u64(),
+            };
+            self.servers[target].manage(config, end, core);
         }
-    }
-
-    pub(super) fn opened(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        let Some((opening, errand)) = self.opening.take() else { return };
-        let generation = opening.generation();
-        let of = |server: usize| opening.statuses().iter().find(|(at, _)| *at == server);
-        let slots = (0..self.servers.len()).map(|at| of(at).map_or(0, |(_, status)| status.slots));
-        let slots = slots.collect();
-        let outcome = opening.into_outcome();
-        match errand {
-            Errand::Open => {
-                self.found = found(&outcome, core);
-                core.trace(|| format!("initiator: recovered: {:?}", self.found));
-                let opened = Opened {
-                    client: self.index,
-                    took: self.take_over,
-                    began: self.began,
-                    now: core.now,
-                    looked: self.labels.since,
-                };
-                let era = core.oracle.recovered(opened, generation, &self.found, drives);
-                self.volume = self.volume(generation, era, slots, core);
-                for (machine, server) in self.servers.iter_mut().enumerate() {
-                    let members = core.scenario.volume.members.iter().zip(0..);
-                    let members = members.filter(|((at, _), _)| *at == machine);
-                    let blocks = u64::from(core.scenario.machines[machine].blocks);
-                    server.is_known(
-                        core.id,
-                        generation,
-                        members.map(|((_, drive), index)| DriveOfVolume {
-                            nsid: *drive as u32 + 1,
-                            index,
-                            blocks,
-                        }),
-                    );
-                    server.claimed = true;
-                    server.close_undo(core);
-                }
-                self.state = State::Running;
-                self.labels = Labels::default();
-                self.accept_lost = false;
-                self.take_over = false;
-            }
-            Errand::Reopen(stream) => {
-                let found = found(&outcome, core);
-                core.trace(|| format!("initiator: reopened: {found:?}"));
-                probe::hit(Rare::Reopened);
-                for server in &mut self.servers {
-                    server.close_undo(core);
-                }
-                if let (Some(volume), Some(found)) = (&mut self.volume, found.first()) {
-                    core.oracle.reopened((volume.era, self.asked_at), found, drives);
-                    volume.ledger.forget(stream, found.last);
-                    self.found.retain(|other| other.stream != stream);
-                    self.found.push(found.clone());
-                }
-                self.streams[usize::from(stream)] = None;
-            }
-            Errand::Acknowledge(streams) => {
-                for stream in streams {
-                    self.found.iter_mut().filter(|f| f.stream == stream.0).for_each(|f| {
-                        f.in_place.clear();
-                    });
-                }
-            }
-        }
-        self.run(drives, core);
-    }
-
-    pub(super) fn volume(
-        &self,
-        generation: u32,
-        era: Era,
-        slots: Vec<u32>,
-        core: &Core,
-    ) -> Option<Volume> {
-        let spec = &core.scenario;
-        let members = spec.volume.members.iter().map(|(machine, _)| MemberInfo {
-            server: *machine as u16,
-            start: u64::from(spec.volume.first),
-            blocks: u64::from(spec.machines[*machine].blocks - spec.volume.first),
-            request_blocks_max: spec.volume.request_blocks,
-            volatile: self.servers[*machine].controller().is_some_and(|c| c.vwc),
-        });
-        let servers = slots.into_iter().map(|slots| ServerInfo { slots });
-        let topology =
-            Topology::new(members.collect(), servers.collect(), spec.volume.unit).ok()?;
-        let released = self.found.iter().map(|found| found.last).collect();
-        Some(Volume {
-            generation,
+        let speaks = volume.members.controllers.iter().map(|it| it.extension.is_some());
+        self.volume = Some(Volume {
+            generation: volume.generation,
             era,
-            nsids: spec.volume.members.iter().map(|(_, drive)| *drive as u32 + 1).collect(),
-            shared: FlushFailures::new(topology.members().len()),
-            board: ReplayBoard::new(topology.servers().len()),
-            topology,
-            ledger: Ledger::new(core.map.len(), released),
-        })
+            engine: volume.engine,
+            speaks: speaks.collect(),
+            nsids: volume.members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
+            shared: StreamShared {
+                flush_failures: FlushFailures::new(volume.topology.members().len()),
+                replay_board: ReplayBoard::new(volume.topology.servers().len()),
+            },
+            config: volume.opening_config(),
+            topology: volume.topology,
+            state,
+            ledger,
+        });
+        self.state = State::Running;
+        self.accept_lost = false;
+        self.take_over = false;
+        self.run(drives, core);
     }
 }
 
-/// For how long the targets keep the volume for an initiator that they have lost.
-pub(super) fn lease_ms(core: &Core) -> u32 {
-    let spec = core.scenario.client;
-    let keep_alive_ms = spec.keep_alive_ms.max(NOTICED_MS);
-    riopipe_session::claim::lease_ms(core.engine(), spec.loss_ms.into(), keep_alive_ms)
+/// Streams go on from where recovery has found their prefix.
+fn settle_streams(
+    outcome: &Outcome,
+    topology: &Topology,
+    state: &mut VolumeState,
+    ledger: &mut HandoverLedger,
+) {
+    for found in &outcome.streams {
+        let (stream, last): (StreamId, _) = (found.plan.stream, found.plan.k);
+        state.recovered(stream, last, to_acknowledge(topology, found));
+        ledger.restarted(stream, last);
+    }
+}
+
+/// A command of a recovery goes out.
+pub(super) fn note_sent(index: usize, server: usize, call: &Call, core: &mut Core) {
+    core.trace(|| format!("initiator {index}: target {server}: {}", words::call(call)));
+    match call {
+        Call::Io { .. } => core.undos = (core.undos.0 + 1, core.events),
+        Call::Admin { sqe, send, .. } if sqe.opcode() == rio::ADMIN_SETTLE => {
+            let settlement = rio::list::Settle::decode(send);
+            for stream in settlement.iter().flat_map(|settlement| &settlement.streams) {
+                core.oracle.settles(stream.stream.0);
+            }
+        }
+        Call::Admin { .. } => {}
+    }
+}
+
+/// The claim that a command is, if it is one.
+fn claim_of(call: &Call) -> Option<rio::Claim> {
+    match call {
+        Call::Admin { sqe, send, .. } if sqe.opcode() == rio::ADMIN_CLAIM => {
+            rio::Claim::decode(send)
+        }
+        _ => None,
+    }
 }
 
 /// What the oracle has to know of a recovery.
-fn found(outcome: &Outcome, core: &Core) -> Vec<Recovered> {
+pub(super) fn found(outcome: &Outcome, core: &Core) -> Vec<Recovered> {
     let members = &core.scenario.volume.members;
     let blocks = |extent: &riopipe_order::recovery::DriveExtent| {
         let (machine, drive) = members[usize::from(extent.member.0)];

@@ -1,504 +1,407 @@
-//! An initiator's association with one target: attached, kept alive, found again.
+//! An initiator's target: the connections of its [`Association`], and of the [`AssociationManager`]
+//! that it becomes when the volume is open, on the simulated network.
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 
-use riopipe_nvme::command::{Sqe, Status, admin};
-use riopipe_order::attribute::VolumeId;
-use riopipe_order::probe::{self, Plant};
-use riopipe_session::initiator::attach::{Attach, Controller};
-use riopipe_session::initiator::known::{Changed, DriveOfVolume, KnownTarget};
-use riopipe_session::initiator::opening::{Call, Ticket};
-use riopipe_session::initiator::queue_pair::{Data, Event, QpConfig, QueuePair};
-use riopipe_session::label::{LABEL_LEN, Label};
-use riopipe_session::label_work::LabelIo;
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::Cause;
+use riopipe_session::initiator::association::{
+    Association, AssociationConfig, AssociationState, ConnectionEnd, ControlQueue,
+};
+use riopipe_session::initiator::manager::{
+    AssociationManager, ConnectionId, ManagerConfig, ManagerEvent,
+};
+use riopipe_session::initiator::queue_pair::{Data, IoQueue};
+use riopipe_session::initiator::reconnect::ConnectRequest;
+use riopipe_session::initiator::volume::Associations;
 use riopipe_session::outbox::Outbox;
 
 use super::wire::Wire;
-use crate::core::{Core, MS};
-use crate::crc::crc32c;
+use crate::core::{Core, Ev, MS};
 use crate::network::{ClientEnd, Role};
-use crate::oracle::Drives;
 use crate::payload::Payload;
+use riopipe_platform::crc32c;
 
 /// A target is asked for a sign of life this often, ns.
-const PING_NS: u64 = 10 * MS;
-/// A target that owes an answer on its admin queue for so long is given up, ns.
-const ANSWER_NS: u64 = 80 * MS;
+const TELL_NS: u64 = 10 * MS;
+/// A target that owes an answer for so long is given up, ns.
+pub(super) const ANSWER_NS: u64 = 80 * MS;
+/// I/O queues asked for.
+const IO_QUEUES: u16 = 32;
 
-/// What an admin command was sent for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// A sign of life.
-    Ping,
-    /// The opening of the volume.
-    Opening(Ticket),
-    /// Taking the volume again after the association had gone.
-    Resume,
-    /// Giving the volume back.
-    Release,
+/// What has happened.
+pub(super) enum News {
+    /// The association is lost.
+    Lost,
+    /// The volume is claimed again, over a new association.
+    Back,
+    /// The target is lost to this owner.
+    Refused(String, Cause),
+    /// A stream's connection, and the queue on it.
+    Connection(StreamId, Wire, Box<IoQueue>),
 }
 
-/// The end of an admin command.
+/// How an initiator without a digest or a keep alive presents itself.
+pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> AssociationConfig {
+    AssociationConfig {
+        host_nqn: hostnqn,
+        host_id: hostid,
+        subnqn: Some(subnqn),
+        keep_alive_ms: 0,
+        tell_ns: Some(TELL_NS),
+        header_digest: false,
+        data_digest: Some(false),
+        crc: crc32c,
+        data_max: 1 << 20,
+        io_queues: IO_QUEUES,
+        answer_ns: ANSWER_NS,
+    }
+}
+
+/// What has connections to a target.
+trait Endpoint {
+    fn is_open(&self, queue: ControlQueue) -> bool;
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload>;
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
+    fn wants_connection(&self) -> Option<ConnectionId>;
+    fn connected(&mut self, connection: ConnectionId, now: u64);
+}
+
+impl Endpoint for Association<Payload> {
+    fn is_open(&self, queue: ControlQueue) -> bool {
+        self.is_open(queue)
+    }
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
+        self.outbox(queue)
+    }
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        self.received(queue, bytes, now)
+    }
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        self.closed(queue, end, now);
+    }
+    fn wants_connection(&self) -> Option<ConnectionId> {
+        self.wants_connection().map(ConnectionId::Control)
+    }
+    fn connected(&mut self, connection: ConnectionId, now: u64) {
+        if let ConnectionId::Control(queue) = connection {
+            self.connected(queue, true, now);
+        }
+    }
+}
+
+impl Endpoint for AssociationManager<Payload> {
+    fn is_open(&self, queue: ControlQueue) -> bool {
+        self.is_open(queue)
+    }
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
+        self.outbox(queue)
+    }
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        self.received(queue, bytes, now)
+    }
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        self.closed(queue, end, now);
+    }
+    fn wants_connection(&self) -> Option<ConnectionId> {
+        self.wants_connection()
+    }
+    fn connected(&mut self, connection: ConnectionId, now: u64) {
+        self.connected(connection, true, now);
+    }
+}
+
+/// The connections to a target that belong to no stream yet.
 #[derive(Debug)]
-pub(super) struct Ended {
-    /// What it was for.
-    pub(super) purpose: Purpose,
-    /// How it ended, with the data that came.
-    pub(super) answer: Result<Vec<u8>, Status>,
+struct Wires {
+    index: u16,
+    /// By [`ControlQueue`]; discovery is not used.
+    control: [Option<Wire>; 3],
+    /// The connection that was made for a stream last.
+    made: Option<Wire>,
+}
+
+impl Wires {
+    /// Bytes have come over one of them.
+    fn received(&mut self, conn: usize, bytes: &[u8], endpoint: &mut impl Endpoint, core: &Core) {
+        let Some(queue) = self.queue_of(conn) else { return };
+        if let Some(wire) = &mut self.control[queue as usize] {
+            let fed: Result<(), Infallible> =
+                wire.feed(bytes, |bytes| Ok(endpoint.received(queue, bytes, core.now)));
+            let Ok(()) = fed;
+        }
+    }
+
+    /// One of them has ended.
+    fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint, core: &Core) {
+        let Some(queue) = self.queue_of(conn) else { return };
+        self.control[queue as usize] = None;
+        endpoint.closed(queue, ConnectionEnd::Closed, core.now);
+    }
+
+    fn queue_of(&self, conn: usize) -> Option<ControlQueue> {
+        let is = |wire: &Option<Wire>| wire.as_ref().is_some_and(|wire| wire.conn == conn);
+        let at = self.control.iter().position(is)?;
+        ControlQueue::ALL.into_iter().find(|queue| *queue as usize == at)
+    }
+
+    /// Sends what is to be sent, closes what is over, and makes the connections that are wanted.
+    fn carry(&mut self, endpoint: &mut impl Endpoint, end: ClientEnd, core: &mut Core) {
+        loop {
+            for queue in ControlQueue::ALL {
+                let wire = &mut self.control[queue as usize];
+                if let Some(there) = wire {
+                    there.send(endpoint.outbox(queue), core);
+                    if !endpoint.is_open(queue) {
+                        there.close(core);
+                        *wire = None;
+                    }
+                }
+            }
+            let Some(wanted) = endpoint.wants_connection() else { return };
+            let role = match wanted {
+                ConnectionId::Control(ControlQueue::Drives) => Role::Undo(self.index),
+                ConnectionId::Control(_) => Role::Admin(self.index),
+                ConnectionId::Stream(stream) => {
+                    Role::Stream { stream: stream.0, server: self.index }
+                }
+            };
+            let conn = core.connect(ClientEnd { role, ..end }, usize::from(self.index));
+            let wire = match wanted {
+                ConnectionId::Control(queue) => &mut self.control[queue as usize],
+                ConnectionId::Stream(_) => &mut self.made,
+            };
+            *wire = Some(Wire::new(conn));
+            endpoint.connected(wanted, core.now);
+        }
+    }
 }
 
 #[derive(Debug)]
-enum State {
-    Down { retry_at: u64 },
-    Attaching(Box<Attach<Payload>>, Wire),
-    Up(Box<QueuePair<Payload>>, Wire),
+enum Link {
+    /// Nobody has talked to the target.
+    None,
+    /// As long as the volume is not open.
+    Single(Box<Association<Payload>>),
+    /// The volume is open.
+    Managed(Box<AssociationManager<Payload>>),
 }
-
-/// An I/O queue of the owner, for undo.
-#[derive(Debug)]
-struct UndoQueue {
-    queue: QueuePair<Payload>,
-    out: Outbox<Payload>,
-    wire: Wire,
-    ready: bool,
-    /// A label is being read or written; the bytes that have been read.
-    label: Option<Vec<u8>>,
-}
-
-/// The name of a label's command; no ticket is the same.
-const LABEL: u64 = u64::MAX - 1;
 
 /// A target, as an initiator sees it.
 #[derive(Debug)]
 pub(super) struct Server {
-    index: u16,
-    config: QpConfig,
-    state: State,
-    out: Outbox<Payload>,
-    controller: Option<Controller>,
-    calls: BTreeMap<u64, (Purpose, Vec<u8>)>,
-    next_call: u64,
-    heard: u64,
-    asked: u64,
-    undo: Option<UndoQueue>,
-    undo_calls: BTreeMap<u64, Ticket>,
-    undo_heard: u64,
-    undo_opened: u16,
-    label_ended: Option<Result<Vec<u8>, Status>>,
-    /// Counts its associations.
-    pub(super) association: u32,
-    /// The volume was claimed in this association.
-    pub(super) claimed: bool,
-    /// A claim to have it again is under way.
-    pub(super) claiming: bool,
-    /// As the volume was opened.
-    known: Option<KnownTarget>,
+    link: Link,
+    wires: Wires,
+    /// When it is woken next.
+    wakes_at: u64,
 }
 
-/// Commands that have ended, and how.
-pub(super) type UndoEnded = Vec<(Ticket, Result<(), Status>)>;
-
 impl Server {
-    /// A target that nobody has talked to yet.
+    /// A target without any connection yet.
     #[must_use]
-    pub(super) fn new(index: u16, config: QpConfig) -> Self {
-        Self {
-            index,
-            config,
-            state: State::Down { retry_at: 0 },
-            out: Outbox::new(),
-            controller: None,
-            calls: BTreeMap::new(),
-            next_call: 1,
-            heard: 0,
-            asked: 0,
-            undo: None,
-            undo_calls: BTreeMap::new(),
-            undo_heard: 0,
-            undo_opened: 0,
-            label_ended: None,
-            association: 0,
-            claimed: false,
-            claiming: false,
-            known: None,
+    pub(super) fn new(index: u16) -> Self {
+        let wires = Wires { index, control: [None, None, None], made: None };
+        Self { link: Link::None, wires, wakes_at: 0 }
+    }
+
+    /// Sets up an association.
+    pub(super) fn attach(&mut self, config: AssociationConfig, end: ClientEnd, core: &mut Core) {
+        self.link = Link::Single(Box::new(Association::new(config)));
+        self.carry(end, core);
+    }
+
+    /// The volume is open: from now on the association is kept.
+    pub(super) fn manage(&mut self, config: ManagerConfig, end: ClientEnd, core: &mut Core) {
+        if let Link::Single(association) = core::mem::replace(&mut self.link, Link::None) {
+            let manager = AssociationManager::new(*association, config);
+            self.link = Link::Managed(Box::new(manager));
         }
+        self.carry(end, core);
     }
 
-    /// The volume has been opened: it is this target that is to be found again.
-    pub(super) fn is_known(
-        &mut self,
-        volume: VolumeId,
-        generation: u32,
-        drives: impl Iterator<Item = DriveOfVolume>,
-    ) {
-        let now = self.controller.as_ref();
-        self.known = now.map(|now| KnownTarget::new(volume, generation, now, drives));
-    }
-
-    /// What is not as it was when the volume was opened, in an association made since: the target,
-    /// its drives, or their labels, which a newer owner may have rewritten (T8, T27).
-    #[must_use]
-    pub(super) fn changed(&self, drives: &Drives<'_>) -> Option<Changed> {
-        let (known, now) = (self.known.as_ref()?, self.controller.as_ref()?);
-        let machine = usize::from(self.index);
-        let label = |nsid: u32| {
-            let copies = drives.labels(machine, nsid as usize - 1);
-            let (older, newer) = copies.split_at(LABEL_LEN);
-            Label::newest([older, newer], crc32c)
-        };
-        let of_labels = || known.namespaces().find_map(|n| known.check_label(n, &label(n)).err());
-        known.check(now).err().or_else(of_labels)
+    /// The manager of the open volume's association.
+    pub(super) fn manager(&mut self) -> Option<&mut AssociationManager<Payload>> {
+        match &mut self.link {
+            Link::Managed(manager) => Some(manager),
+            Link::None | Link::Single(_) => None,
+        }
     }
 
     /// Whether its association is there.
     #[must_use]
-    pub(super) const fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(..))
+    pub(super) fn is_up(&self) -> bool {
+        match &self.link {
+            Link::None => false,
+            Link::Single(association) => association.is_attached(),
+            Link::Managed(manager) => manager.is_standing(),
+        }
+    }
+
+    /// Whether the open volume is claimed there.
+    #[must_use]
+    pub(super) fn is_claimed(&self) -> bool {
+        matches!(self.link, Link::Managed(_)) && self.is_up()
     }
 
     /// The admin connection of the association that is there.
     #[must_use]
-    pub(super) const fn admin_conn(&self) -> Option<usize> {
-        match &self.state {
-            State::Up(_, wire) => Some(wire.conn),
-            _ => None,
-        }
+    pub(super) fn admin_conn(&self) -> Option<usize> {
+        let wire = self.wires.control[ControlQueue::Admin as usize].as_ref()?;
+        self.is_up().then_some(wire.conn)
     }
 
-    /// The controller, as last attached.
-    #[must_use]
-    pub(super) const fn controller(&self) -> Option<&Controller> {
-        self.controller.as_ref()
+    fn association(&mut self) -> Option<&mut Association<Payload>> {
+        match &mut self.link {
+            Link::None => None,
+            Link::Single(association) => Some(association),
+            Link::Managed(manager) => manager.association(),
+        }
     }
 
     /// A new I/O queue of the association.
     #[must_use]
-    pub(super) fn io_queue(&self, qid: u16, depth: u16) -> Option<QueuePair<Payload>> {
-        let controller = self.controller.as_ref().filter(|_| self.is_up())?;
-        let mut queue = QueuePair::new(self.config.io_queue(controller.cntlid, qid, depth));
-        queue.set_in_capsule(controller.in_capsule_bytes);
-        Some(queue)
+    pub(super) fn io_queue(&mut self, qid: u16, depth: usize) -> Option<IoQueue> {
+        self.association()?.io_queue(qid, depth)
     }
 
-    /// Time goes by: connects, keeps alive, gives up who owes answers. Whether something that was
-    /// asked will not be answered.
-    pub(super) fn tick(&mut self, end: ClientEnd, core: &mut Core) -> bool {
-        match &mut self.state {
-            State::Down { retry_at } if *retry_at <= core.now => {
-                let machine = usize::from(self.index);
-                let end = ClientEnd { role: Role::Admin(self.index), ..end };
-                let wire = Wire::new(core.connect(end, machine));
-                let mut attach = Box::new(Attach::new(self.config.clone(), 32));
-                attach.start(&mut self.out);
-                wire.send(&mut self.out, core);
-                self.heard = core.now;
-                self.state = State::Attaching(attach, wire);
-                false
-            }
-            State::Down { .. } => false,
-            State::Attaching(attach, wire) => {
-                if core.now > self.heard + ANSWER_NS {
-                    return self.lose("it does not answer", core);
-                }
-                attach.tick(core.now, &mut self.out);
-                wire.send(&mut self.out, core);
-                false
-            }
-            State::Up(..) => {
-                if !self.calls.is_empty() && core.now > self.heard + ANSWER_NS {
-                    return self.lose("it does not answer", core);
-                }
-                let waits = |undo: &UndoQueue| !undo.ready || undo.label.is_some();
-                if (self.undo.as_ref().is_some_and(waits) || !self.undo_calls.is_empty())
-                    && core.now > self.undo_heard + ANSWER_NS
-                {
-                    self.close_undo(core);
-                    return true;
-                }
-                if self.calls.is_empty() && core.now > self.asked + PING_NS {
-                    self.call(Purpose::Ping, Sqe::new(admin::KEEP_ALIVE, 0), &[], 0, core);
-                }
-                false
-            }
+    /// A stream wants a connection.
+    pub(super) fn request(&mut self, request: ConnectRequest, end: ClientEnd, core: &mut Core) {
+        if let Link::Managed(manager) = &mut self.link {
+            manager.request(request, core.now);
+            self.carry(end, core);
         }
     }
 
-    /// The association is gone; always true.
-    pub(super) fn lose(&mut self, why: &str, core: &mut Core) -> bool {
-        if let State::Attaching(_, wire) | State::Up(_, wire) = &self.state {
-            wire.close(core);
-        }
-        let (index, now) = (self.index, core.now);
-        core.trace(|| format!("initiator: lost target {index}: {why}"));
-        self.state = State::Down { retry_at: now + core.retry() };
-        self.out.clear();
-        self.calls.clear();
-        self.claimed = false;
-        self.claiming = false;
-        self.close_undo(core);
-        true
-    }
-
-    /// Whether so many admin commands wait for an answer that there is no room for many more.
-    #[must_use]
-    pub(super) fn owes_much(&self) -> bool {
-        self.calls.len() >= usize::from(self.config.sqsize) / 2
-    }
-
-    /// Sends an admin command.
-    pub(super) fn call(
-        &mut self,
-        purpose: Purpose,
-        sqe: Sqe,
-        send: &[u8],
-        receive: usize,
-        core: &mut Core,
-    ) {
-        let State::Up(queue, wire) = &mut self.state else { return };
-        let user = self.next_call;
-        self.next_call += 1;
-        let data = match (send.is_empty(), receive) {
-            (false, _) => Data::Bytes(send),
-            (true, 0) => Data::None,
-            (true, len) => Data::Read(len as u32),
-        };
-        if queue.submit(sqe, user, data, &mut self.out).is_err() {
-            // The admin queue has more entries than anybody here has calls.
-            debug_assert!(false, "the admin queue is full");
+    /// Time goes by.
+    pub(super) fn wake(&mut self, end: ClientEnd, core: &mut Core) {
+        if core.now < self.wakes_at {
+            // It is woken for something that is not due any more.
             return;
         }
-        if self.calls.is_empty() {
-            self.heard = core.now;
+        self.wakes_at = 0;
+        match &mut self.link {
+            Link::None => {}
+            Link::Single(association) => association.timeout(core.now),
+            Link::Managed(manager) => manager.timeout(core.now),
         }
-        self.asked = core.now;
-        self.calls.insert(user, (purpose, vec![0; receive]));
-        wire.send(&mut self.out, core);
+        self.carry(end, core);
     }
 
-    /// Sends a command of the opening; whether it could be.
-    pub(super) fn opening_call(
-        &mut self,
-        ticket: Ticket,
-        call: &Call,
-        end: ClientEnd,
-        core: &mut Core,
-    ) {
-        match call {
-            Call::Admin { sqe, send, receive } => {
-                self.call(Purpose::Opening(ticket), *sqe, send, *receive, core);
+    /// Bytes have come over one of its connections.
+    pub(super) fn received(&mut self, conn: usize, bytes: &[u8], end: ClientEnd, core: &mut Core) {
+        match &mut self.link {
+            Link::None => {}
+            Link::Single(association) => {
+                self.wires.received(conn, bytes, &mut **association, core);
             }
-            Call::Io { sqe } => {
-                self.open_undo(end, core);
-                if let Some(undo) = &mut self.undo {
-                    if self.undo_calls.is_empty() {
-                        self.undo_heard = core.now;
-                        core.undos = (core.undos.0 + 1, core.events);
-                    }
-                    self.undo_calls.insert(ticket.to_bits(), ticket);
-                    let sent = undo.queue.submit(*sqe, ticket.to_bits(), Data::None, &mut undo.out);
-                    debug_assert!(sent.is_ok(), "{sent:?}");
-                    undo.wire.send(&mut undo.out, core);
-                }
-            }
+            Link::Managed(manager) => self.wires.received(conn, bytes, &mut **manager, core),
         }
+        self.carry(end, core);
     }
 
-    /// Does something with a drive's labels, over the queue for undo, which is ready.
-    pub(super) fn label_io(&mut self, io: &LabelIo, nsid: u32, core: &mut Core) {
-        let Some(undo) = &mut self.undo else { return };
-        let mut payload = Vec::new();
-        let (sqe, data, page) = match io {
-            LabelIo::Read { .. } => {
-                let len = 2 * LABEL_LEN;
-                (Sqe::read(nsid, 0, 2), Data::Read(len as u32), vec![0; len])
+    /// One of its connections has ended.
+    pub(super) fn closed(&mut self, conn: usize, end: ClientEnd, core: &mut Core) {
+        match &mut self.link {
+            Link::None => {}
+            Link::Single(association) => self.wires.closed(conn, &mut **association, core),
+            Link::Managed(manager) => self.wires.closed(conn, &mut **manager, core),
+        }
+        self.carry(end, core);
+    }
+
+    /// Carries what is to be carried, and is woken when its next deadline is due.
+    pub(super) fn carry(&mut self, end: ClientEnd, core: &mut Core) {
+        let deadline = match &mut self.link {
+            Link::None => return,
+            Link::Single(association) => {
+                self.wires.carry(&mut **association, end, core);
+                association.deadline()
             }
-            LabelIo::Flush { .. } => (Sqe::flush(nsid), Data::None, Vec::new()),
-            LabelIo::Write { lba, block, .. } => {
-                payload.push(Payload::from(block.clone()));
-                (Sqe::write(nsid, *lba, 1), Data::Write(&payload), Vec::new())
+            Link::Managed(manager) => {
+                self.wires.carry(&mut **manager, end, core);
+                manager.deadline()
             }
         };
-        undo.label = Some(page);
-        self.undo_heard = core.now;
-        let sent = undo.queue.submit(sqe, LABEL, data, &mut undo.out);
-        debug_assert!(sent.is_ok(), "{sent:?}");
-        undo.wire.send(&mut undo.out, core);
-    }
-
-    /// How the label's command has ended, once.
-    pub(super) fn take_label(&mut self) -> Option<Result<Vec<u8>, Status>> {
-        self.label_ended.take()
-    }
-
-    /// Whether a command of this kind can be sent now; makes it so for later.
-    pub(super) fn is_ready_for_io(&mut self, end: ClientEnd, core: &mut Core) -> bool {
-        self.open_undo(end, core);
-        self.undo.as_ref().is_some_and(|undo| undo.ready)
-    }
-
-    fn open_undo(&mut self, end: ClientEnd, core: &mut Core) {
-        if self.undo.is_some() {
-            return;
-        }
-        // Always the same queue: the target takes it again only when everything that was asked on
-        // it before has come back, so that no zeroes of an earlier attempt land late (T8).
-        self.undo_opened += 1;
-        let ghosts = probe::planted(Plant::T8UndoGhosts);
-        let qid = if ghosts { 26 + self.undo_opened % 6 } else { 1 };
-        let Some(mut queue) = self.io_queue(qid, 68) else { return };
-        let end = ClientEnd { role: Role::Undo(self.index), ..end };
-        let wire = Wire::new(core.connect(end, usize::from(self.index)));
-        let mut out = Outbox::new();
-        queue.start(&mut out);
-        wire.send(&mut out, core);
-        self.undo = Some(UndoQueue { queue, out, wire, ready: false, label: None });
-        self.undo_heard = core.now;
-    }
-
-    /// The queue for undo is not needed any more.
-    pub(super) fn close_undo(&mut self, core: &mut Core) {
-        if let Some(undo) = self.undo.take() {
-            undo.wire.close(core);
-        }
-        self.undo_calls.clear();
-        self.label_ended = None;
-    }
-
-    /// Bytes have come on the admin queue.
-    ///
-    /// # Errors
-    /// The association is gone.
-    pub(super) fn admin_bytes(
-        &mut self,
-        conn: usize,
-        bytes: &[u8],
-        core: &mut Core,
-    ) -> Result<Vec<Ended>, ()> {
-        let mut ended = Vec::new();
-        let (now, out) = (core.now, &mut self.out);
-        let fed: Result<(), String> = match &mut self.state {
-            State::Attaching(attach, wire) if wire.conn == conn => {
-                self.heard = now;
-                let fed = wire
-                    .feed(bytes, |bytes| attach.receive(now, bytes, out))
-                    .map_err(|e| e.to_string());
-                wire.send(out, core);
-                fed
-            }
-            State::Up(queue, wire) if wire.conn == conn => {
-                self.heard = now;
-                let calls = &mut self.calls;
-                let fed = wire
-                    .feed(bytes, |bytes| {
-                        queue.receive(bytes, out, |event| match event {
-                            Event::Ready { .. } => {}
-                            Event::Data { user, offset, bytes } => {
-                                if let Some((_, page)) = calls.get_mut(&user) {
-                                    let at = offset as usize;
-                                    page[at..at + bytes.len()].copy_from_slice(bytes);
-                                }
-                            }
-                            Event::Done { user, cqe } => {
-                                if let Some((purpose, page)) = calls.remove(&user) {
-                                    let status = cqe.status();
-                                    let answer =
-                                        if status.is_ok() { Ok(page) } else { Err(status) };
-                                    ended.push(Ended { purpose, answer });
-                                }
-                            }
-                        })
-                    })
-                    .map_err(|e| e.to_string());
-                wire.send(out, core);
-                fed
-            }
-            _ => return Ok(ended),
-        };
-        if let Err(why) = fed {
-            self.lose(&why, core);
-            return Err(());
-        }
-        self.attached();
-        Ok(ended)
-    }
-
-    fn attached(&mut self) {
-        let State::Attaching(attach, _) = &self.state else { return };
-        if !attach.is_attached() {
-            return;
-        }
-        let was = core::mem::replace(&mut self.state, State::Down { retry_at: 0 });
-        if let State::Attaching(attach, wire) = was
-            && let Some((queue, controller)) = attach.finish()
+        if let Some(at) = deadline.map(|at| at.max(core.now))
+            && (self.wakes_at == 0 || at < self.wakes_at)
         {
-            self.controller = Some(controller);
-            self.association += 1;
-            self.state = State::Up(Box::new(queue), wire);
+            self.wakes_at = at;
+            let server = self.wires.index;
+            core.at(at, Ev::WakeClient { client: end.client, life: end.life, server });
         }
     }
 
-    /// Bytes have come on the queue for undo.
-    ///
-    /// # Errors
-    /// The queue is gone.
-    pub(super) fn undo_bytes(
-        &mut self,
-        conn: usize,
-        bytes: &[u8],
-        core: &mut Core,
-    ) -> Result<UndoEnded, ()> {
-        let mut ended = Vec::new();
-        let Some(undo) = self.undo.as_mut().filter(|undo| undo.wire.conn == conn) else {
-            return Ok(ended);
-        };
-        self.undo_heard = core.now;
-        let UndoQueue { queue, out, wire, ready, label } = undo;
-        let (calls, label_ended) = (&mut self.undo_calls, &mut self.label_ended);
-        let fed = wire.feed(bytes, |bytes| {
-            queue.receive(bytes, out, |event| match event {
-                Event::Ready { .. } => *ready = true,
-                Event::Data { offset, bytes, .. } => {
-                    if let Some(page) = label {
-                        let at = offset as usize;
-                        page[at..at + bytes.len()].copy_from_slice(bytes);
-                    }
+    /// What has happened, once: to be asked for after each of the calls above, until there is none.
+    pub(super) fn news(&mut self, core: &mut Core) -> Option<News> {
+        let index = self.wires.index;
+        match &mut self.link {
+            Link::None => None,
+            Link::Single(association) => {
+                let AssociationState::Lost(error) = association.state() else { return None };
+                let why = error.to_string();
+                core.trace(|| format!("initiator: lost target {index}: {why}"));
+                self.link = Link::None;
+                Some(News::Lost)
+            }
+            Link::Managed(manager) => Some(match manager.next_event()? {
+                ManagerEvent::Lost { why } => {
+                    core.trace(|| format!("initiator: lost target {index}: {why}"));
+                    News::Lost
                 }
-                Event::Done { user: LABEL, cqe } => {
-                    let (status, page) = (cqe.status(), label.take().unwrap_or_default());
-                    *label_ended = Some(if status.is_ok() { Ok(page) } else { Err(status) });
+                ManagerEvent::Back { attempts, .. } => {
+                    core.trace(|| format!("initiator: target {index} is back ({attempts})"));
+                    News::Back
                 }
-                Event::Done { user, cqe } => {
-                    if let Some(ticket) = calls.remove(&user) {
-                        let status = cqe.status();
-                        ended.push((ticket, if status.is_ok() { Ok(()) } else { Err(status) }));
-                    }
+                ManagerEvent::GivenUp { .. } => {
+                    core.trace(|| format!("initiator: target {index} has been away for too long"));
+                    return self.news(core);
                 }
-            })
-        });
-        wire.send(out, core);
-        if fed.is_err() {
-            self.close_undo(core);
-            return Err(());
+                ManagerEvent::Refused { why, cause } => News::Refused(why.to_string(), cause),
+                ManagerEvent::StreamConnection { stream, queue } => {
+                    News::Connection(stream, self.wires.made.take()?, Box::new(queue))
+                }
+            }),
         }
-        Ok(ended)
     }
 
-    /// Which of its connections this is, if it is one of them still.
-    #[must_use]
-    pub(super) fn has(&self, conn: usize) -> bool {
-        let admin = match &self.state {
-            State::Attaching(_, wire) | State::Up(_, wire) => wire.conn == conn,
-            State::Down { .. } => false,
-        };
-        admin || self.undo.as_ref().is_some_and(|undo| undo.wire.conn == conn)
+    /// This initiator ends.
+    pub(super) fn leave(&mut self, end: ClientEnd, core: &mut Core) {
+        match &mut self.link {
+            Link::None => {}
+            Link::Single(association) => association.hang_up(),
+            Link::Managed(manager) => manager.stop(core.now),
+        }
+        self.carry(end, core);
     }
 
-    /// A connection of it has ended; whether the association is gone with it.
-    pub(super) fn hung_up(&mut self, conn: usize, core: &mut Core) -> bool {
-        if self.undo.as_ref().is_some_and(|undo| undo.wire.conn == conn) {
-            self.close_undo(core);
-            return false;
+    /// Asks on the admin queue, with a few bytes, if the association is there.
+    pub(super) fn ask(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
+        if let Some(association) = self.association() {
+            let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes) };
+            // Without an association there is nobody to be asked.
+            let _ = association.ask(ControlQueue::Admin, 0, sqe, data, core.now);
         }
-        self.has(conn) && self.lose("the connection has ended", core)
+        self.carry(end, core);
+    }
+
+    /// What has come of a question that was asked so.
+    pub(super) fn answer(&mut self) -> Option<Status> {
+        self.association()?.answer().map(|answer| answer.cqe.status())
+    }
+}
+
+/// The associations with the targets of a volume that is being opened.
+pub(super) struct Targets<'a>(pub(super) &'a mut [Server]);
+
+impl Associations for Targets<'_> {
+    type Piece = Payload;
+
+    fn with<R>(&mut self, target: usize, f: impl FnOnce(&mut Association<Payload>) -> R) -> R {
+        match &mut self.0[target].link {
+            Link::Single(association) => f(association),
+            Link::None | Link::Managed(_) => unreachable!("each target was attached to before"),
+        }
     }
 }

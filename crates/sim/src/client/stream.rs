@@ -1,47 +1,102 @@
-//! A stream of an initiator: its session, its connections, and what it does next.
+//! A stream of an initiator's process, as the library's shell has it: its driver, its connections,
+//! and which thread drives it. What the application does with it is in [`super::application`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
-use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{
-    self, Cause, EngineKind, Failure, Limits, Op as EngineOp, Place as EnginePlace, Refusal, Write,
-};
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Member, Seq, StreamId};
+use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_order::topology::Topology;
-use riopipe_session::initiator::queue_pair::QueuePair;
-use riopipe_session::initiator::stream::{
-    FlushFailures, LinkState, ReplayBoard, StreamConfig, StreamSession,
+use riopipe_session::initiator::queue_pair::{IoQueue, QueuePair, SessionError};
+use riopipe_session::initiator::reconnect::ConnectRequest;
+use riopipe_session::initiator::stream::{LinkState, StreamConfig};
+use riopipe_session::initiator::stream_driver::{
+    Attention, StartError, StartStep, StreamDriver, StreamEvent, StreamShared, StreamSpec,
+    StreamStart,
 };
-use riopipe_session::wire::status;
 
-use super::ledger::Ledger;
-use super::lines::Line;
-use crate::block::{self, BLOCK};
-use crate::core::{Core, Ev, MS, US};
-use crate::network::ClientEnd;
-use crate::oracle::{Drives, Era, Poison, Poisoned, Promise, Read, Submitted};
+use super::application::{Call, Reading};
+use super::wire::Wire;
+use crate::block::BLOCK;
+use crate::core::{Core, MS};
+use crate::network::{ClientEnd, Role};
+use crate::oracle::Era;
 use crate::payload::Payload;
-use crate::scenario::{Op, Place};
 
 /// A target that makes no progress for so long is given up, ns.
 const STALL_NS: u64 = 80 * MS;
+/// A stream that is not bound everywhere after so long cannot be started, ns.
+const START_NS: u64 = 200 * MS;
 
-/// What a stream waits for before it does its next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    No,
-    Complete(Seq),
-    Durable(Seq),
-    /// There may be room, or the blocks may be free, when something has moved.
-    Progress,
-    Read,
-    Pause,
+/// A stream's connection to a server, with bytes that have come and were not taken in yet.
+#[derive(Debug)]
+struct Connection {
+    wire: Wire,
+    arrived: Vec<u8>,
+    ended: bool,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Reading {
-    due: Read,
-    pub(super) bytes: Vec<u8>,
+/// What the initiator's other threads leave for a stream.
+#[derive(Debug)]
+pub(super) enum Mail {
+    /// A connection that it has asked for.
+    Connected { server: u16, wire: Wire, queue: Box<IoQueue> },
+    /// A server's association is over.
+    AssociationEnded { server: u16 },
+    /// A server will not come back.
+    GiveUp { server: u16, cause: Cause },
+}
+
+/// What the library has of the stream.
+enum Body {
+    Starting(Box<StreamStart<Payload>>),
+    Open(Box<StreamDriver<Payload>>),
+    /// It could not be started, was closed or was dropped.
+    Over,
+}
+
+impl Connection {
+    const fn new(wire: Wire) -> Self {
+        Self { wire, arrived: Vec::new(), ended: false }
+    }
+
+    /// Takes in the bytes that have come; whether there were any. An error says that the connection
+    /// is over, with the session's error if it is one.
+    fn receive(
+        &mut self,
+        server: u16,
+        driver: &mut StreamDriver<Payload>,
+        reading: &mut Reading,
+        core: &mut Core,
+    ) -> Result<bool, Option<SessionError>> {
+        if self.arrived.is_empty() {
+            return if self.ended { Err(None) } else { Ok(false) };
+        }
+        let bytes = core::mem::take(&mut self.arrived);
+        let into = &mut reading.bytes;
+        let fed = self.wire.feed(&bytes, |bytes| {
+            driver.received(server, core.now, bytes, &mut |offset, bytes| {
+                if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
+                    part.copy_from_slice(bytes);
+                }
+            })
+        });
+        fed.map(|()| true).map_err(|error| {
+            // Tell the target why, if it still listens.
+            self.wire.send(driver.outbox(server), core);
+            Some(error)
+        })
+    }
+}
+
+/// The driver, also while the stream is being bound.
+fn driver_of(body: &mut Body) -> Option<&mut StreamDriver<Payload>> {
+    match body {
+        Body::Starting(start) => start.driver(),
+        Body::Open(driver) => Some(driver),
+        Body::Over => None,
+    }
 }
 
 /// What a stream is made of.
@@ -58,79 +113,105 @@ pub(super) struct Setup<'a> {
     pub(super) topology: &'a Topology,
     /// Their namespaces.
     pub(super) nsids: &'a [u32],
-    /// What the volume's streams tell one another of failed FLUSHes.
-    pub(super) shared: &'a Arc<FlushFailures>,
-    /// What they tell one another of replays.
-    pub(super) board: &'a Arc<ReplayBoard>,
+    /// What the volume's streams share.
+    pub(super) shared: &'a StreamShared,
     /// How it keeps order.
     pub(super) engine: EngineKind,
+    /// It is no stream, and only reads the volume.
+    pub(super) reads_only: bool,
 }
 
 /// A stream.
 pub(super) struct Stream {
     pub(super) id: u16,
     pub(super) era: Era,
-    pub(super) session: StreamSession<Payload>,
-    pub(super) lines: Vec<Line>,
+    /// It is no stream, and only reads the volume.
+    pub(super) reads_only: bool,
+    /// The process is to read these blocks beside its streams: the first, and how many.
+    pub(super) looks: Option<(u32, u32)>,
+    /// The mark from which it goes on.
+    pub(super) start: Seq,
+    body: Body,
+    /// It was bound everywhere once.
+    begun: bool,
+    connections: Vec<Option<Connection>>,
+    mail: Vec<Mail>,
+    /// Connections that it asks for.
+    pub(super) requests: Vec<ConnectRequest>,
     pub(super) held: Arc<AtomicU64>,
     pub(super) kept_max: u64,
-    pub(super) wait: Wait,
-    /// The marks when the next step could not be done, and when that was.
-    stuck: (Seq, Seq),
-    tried: u64,
+    /// What its owner is in the middle of.
+    pub(super) call: Call,
+    /// Until when the thread that drives it sleeps.
+    wakes_at: Option<u64>,
     pub(super) reading: Reading,
-    pub(super) started: bool,
+    /// When each connection was last seen to carry requests, ns.
+    pub(super) carried: Vec<u64>,
+    replaying: Vec<bool>,
+    /// How often connections were made again.
+    again: u16,
     /// It had a life before that no recovery has ended.
     pub(super) anew: bool,
     /// When it was made, ns.
     pub(super) made_at: u64,
     /// It failed because plain writes are refused to it.
     pub(super) guarded: bool,
+    /// Its owner's next step is planned.
     pub(super) acting: bool,
     pub(super) failed: bool,
     /// It failed because another owner has the volume.
     pub(super) fenced: bool,
     /// A target does not bind it.
-    pub(super) refused: Option<(u16, riopipe_nvme::command::Status)>,
+    pub(super) refused: Option<(u16, Status)>,
     pub(super) closing: bool,
     pub(super) closed: bool,
 }
 
 impl Stream {
-    /// A stream over `queues`, one for each server, none of them connected.
+    /// A stream that nothing is connected to.
     #[must_use]
-    pub(super) fn new(setup: &Setup<'_>, queues: Vec<QueuePair<Payload>>, core: &Core) -> Self {
+    pub(super) fn new(setup: &Setup<'_>, core: &Core) -> Self {
         let spec = &core.scenario.client;
         let kept_max = u64::from(spec.kept_blocks) * BLOCK as u64;
-        let (merge, start) = (spec.merge, setup.start);
-        let limits = Limits { kept_bytes_max: kept_max, merge, start, ..Limits::default() };
-        let engine = engine::engine(setup.engine, setup.topology.clone(), limits);
-        let config = StreamConfig {
-            volume: core.id,
-            stream: StreamId(setup.id),
-            generation: setup.generation,
-            engine: setup.engine,
-            start: setup.start,
-            nsids: setup.nsids.to_vec(),
-            queue_depth: spec.depth,
-            timeout_ns: STALL_NS,
-            loss_ns: u64::from(spec.loss_ms) * MS,
+        let servers = setup.topology.servers().len();
+        let stream = StreamSpec {
+            config: StreamConfig {
+                volume: core.id,
+                stream: StreamId(setup.id),
+                generation: setup.generation,
+                engine: if setup.reads_only { EngineKind::None } else { setup.engine },
+                start: setup.start,
+                nsids: setup.nsids.to_vec(),
+                queue_depth: spec.depth,
+                timeout_ns: STALL_NS,
+                loss_ns: u64::from(spec.loss_ms) * MS,
+            },
+            topology: setup.topology.clone(),
+            kept_bytes_max: kept_max,
+            merge: spec.merge,
+            qids: vec![setup.id + 2; servers],
+            reads_only: setup.reads_only,
         };
-        let wires = queues.iter().map(|_| Line::default()).collect();
-        let shared = Arc::clone(setup.shared);
-        let topology = setup.topology.clone();
+        let start = StreamStart::new(stream, setup.shared.clone(), START_NS, core.now);
         Self {
             id: setup.id,
             era: setup.era,
-            session: StreamSession::new(config, engine, topology, queues, shared, setup.board),
-            lines: wires,
+            reads_only: setup.reads_only,
+            looks: None,
+            start: setup.start,
+            body: Body::Starting(Box::new(start)),
+            begun: false,
+            connections: (0..servers).map(|_| None).collect(),
+            mail: Vec::new(),
+            requests: Vec::new(),
             held: Arc::default(),
             kept_max,
-            wait: Wait::No,
-            stuck: (Seq::ZERO, Seq::ZERO),
-            tried: 0,
+            call: Call::None,
+            wakes_at: None,
             reading: Reading::default(),
-            started: false,
+            carried: vec![core.now; servers],
+            replaying: vec![false; servers],
+            again: 0,
             anew: false,
             made_at: core.now,
             guarded: false,
@@ -144,7 +225,7 @@ impl Stream {
     }
 
     /// Which target would not bind it, and why.
-    pub(super) fn take_refused(&mut self) -> Option<(u16, riopipe_nvme::command::Status)> {
+    pub(super) fn take_refused(&mut self) -> Option<(u16, Status)> {
         self.refused.take()
     }
 
@@ -154,18 +235,51 @@ impl Stream {
         self.failed
     }
 
+    /// Whether it is a reader that is of no use any more: it has failed, or a target owes the answer to
+    /// a read that was given up, and nobody takes that in.
+    pub(super) fn is_to_be_replaced(&self) -> bool {
+        let owes = match &self.body {
+            Body::Open(driver) => !self.is_in_call() && driver.owes_reads(),
+            Body::Starting(_) => false,
+            Body::Over => true,
+        };
+        self.reads_only && (self.failed || owes)
+    }
+
+    /// Whether it is bound everywhere, or was.
+    #[must_use]
+    pub(super) const fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The library's stream is dropped, and its connections with it.
+    pub(super) fn is_dropped(&mut self, core: &mut Core) {
+        self.start = self.durable();
+        self.body = Body::Over;
+        self.drop_connections(core);
+    }
+
     /// How far it is, for people.
     #[must_use]
     pub(super) fn describe(&self, core: &Core) -> String {
+        if self.reads_only {
+            return format!("reader {:?}", self.call);
+        }
         let (complete, durable, last) = core.oracle.progress(self.era, self.id);
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        let links: Vec<LinkState> =
-            (0..self.lines.len()).map(|server| self.session.link(server as u16)).collect();
+        let links = match &self.body {
+            Body::Starting(start) => format!("{start:?}"),
+            Body::Open(driver) => {
+                let links = (0..self.connections.len()).map(|server| driver.link(server as u16));
+                format!("{:?}", links.collect::<Vec<LinkState>>())
+            }
+            Body::Over => "over".into(),
+        };
         format!(
-            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {links:?}{}",
+            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {links}{}",
             self.id,
             steps.len(),
-            self.wait,
+            self.call,
             if self.failed { " failed" } else { "" }
         )
     }
@@ -176,291 +290,307 @@ impl Stream {
         self.closed
     }
 
-    /// The mark up to which it is released.
+    /// The mark up to which it is durable, as far as its owner knows.
     #[must_use]
-    pub(super) fn released(&self) -> Seq {
-        self.session.engine().released()
-    }
-
-    /// Whether it has steps left, or waits for something that it has begun.
-    #[must_use]
-    pub(super) fn has_work(&self, core: &Core) -> bool {
-        let (steps, begun) = &core.steps[usize::from(self.id)];
-        *begun < steps.len() || !matches!(self.wait, Wait::No | Wait::Progress)
-    }
-
-    /// Sends what is to be sent, looks at the marks, and does what they allow.
-    pub(super) fn work(
-        &mut self,
-        life: ClientEnd,
-        ledger: &mut Ledger,
-        drives: &Drives<'_>,
-        core: &mut Core,
-    ) {
-        if self.failed || self.closed {
-            return;
+    pub(super) fn durable(&self) -> Seq {
+        match &self.body {
+            Body::Starting(_) | Body::Over => self.start,
+            Body::Open(driver) => driver.delivered().durable,
         }
-        if !self.started {
-            match self.session.is_ready() {
-                Ok(true) => {
-                    self.started = true;
-                    self.has_begun(ledger, drives, core);
+    }
+
+    /// The library's stream, once it is bound everywhere and as long as it is of use.
+    pub(super) fn driver(&mut self) -> Option<&mut StreamDriver<Payload>> {
+        match &mut self.body {
+            Body::Open(driver) if !self.failed && !self.closed => Some(driver),
+            _ => None,
+        }
+    }
+
+    /// The machine that has a drive of the volume, if the stream is bound everywhere.
+    pub(super) fn machine_of(&self, member: Member) -> Option<usize> {
+        let Body::Open(driver) = &self.body else { return None };
+        Some(usize::from(driver.topology().member(member).server))
+    }
+
+    /// What its owner and the background thread leave for one another, if it can be driven.
+    pub(super) fn attention(&mut self) -> Option<&mut Attention> {
+        self.driver().map(StreamDriver::attention_mut)
+    }
+
+    /// Whether its owner's thread is in a call that waits, and drives it.
+    #[must_use]
+    pub(super) fn is_in_call(&self) -> bool {
+        !matches!(self.call, Call::None)
+    }
+
+    /// When the thread that starts it, or its owner's in a call, wakes though nothing comes.
+    #[must_use]
+    pub(super) const fn deadline(&self) -> Option<u64> {
+        if self.failed || self.closed { None } else { self.wakes_at }
+    }
+
+    /// The thread that drives it goes to sleep.
+    pub(super) fn falls_asleep(&mut self, now: u64) {
+        self.wakes_at = match (&self.body, self.call) {
+            (Body::Starting(start), _) => Some(start.deadline(now)),
+            (Body::Open(_), Call::None) | (Body::Over, _) => None,
+            (Body::Open(driver), Call::Wait { deadline: Some(deadline), .. }) => {
+                Some(driver.sleeps_until(now).min(deadline))
+            }
+            (Body::Open(driver), _) => Some(driver.sleeps_until(now)),
+        };
+    }
+
+    /// What is to be done next for the start of the stream; `None` if it is not being started, or
+    /// if something has to come first.
+    pub(super) fn next_to_start(&mut self, core: &mut Core) -> Option<ConnectRequest> {
+        loop {
+            self.take_mail(core);
+            let Body::Starting(start) = &mut self.body else { return None };
+            if self.failed {
+                return None;
+            }
+            match start.step(core.now) {
+                StartStep::Connect(request) => return Some(request),
+                StartStep::Drive => {
+                    if !self.round(core) {
+                        self.falls_asleep(core.now);
+                        return None;
+                    }
                 }
-                Ok(false) => {}
-                Err(refused) => {
+                StartStep::Rest(_) => {
+                    self.drop_connections(core);
+                    self.falls_asleep(core.now);
+                    return None;
+                }
+                StartStep::Ready => self.is_bound(core),
+                StartStep::Failed(error) => {
                     let id = self.id;
-                    core.trace(|| format!("stream {id}: not bound: {refused:?}"));
-                    self.refused = Some((refused.server, refused.status));
+                    core.trace(|| format!("stream {id}: could not be started: {error}"));
+                    if let StartError::Refused(refused) = error {
+                        self.refused = Some((refused.server, refused.status));
+                    }
                     self.failed = true;
+                    self.is_dropped(core);
                 }
             }
         }
-        self.session.pump(core.now);
-        self.send(core);
+    }
+
+    fn is_bound(&mut self, core: &mut Core) {
+        let Body::Starting(start) = core::mem::replace(&mut self.body, Body::Over) else { return };
+        if let Some(driver) = start.into_driver() {
+            self.body = Body::Open(Box::new(driver));
+            self.begun = true;
+        }
+        self.carried.fill(core.now);
+        self.wakes_at = None;
+    }
+
+    /// A connection for the start of the stream.
+    pub(super) fn connect(
+        &mut self,
+        request: &ConnectRequest,
+        queue: IoQueue,
+        end: ClientEnd,
+        core: &mut Core,
+    ) {
+        let Body::Starting(start) = &mut self.body else { return };
+        let role = Role::Stream { stream: self.id, server: request.server };
+        let conn = core.connect(ClientEnd { role, ..end }, usize::from(request.server));
+        start.connected(request.server, QueuePair::open(queue), core.now);
+        self.connections[usize::from(request.server)] = Some(Connection::new(Wire::new(conn)));
+    }
+
+    /// A connection for the start of the stream cannot be made: the target is away.
+    pub(super) fn cannot_connect(&mut self, server: u16, core: &Core) {
+        if let Body::Starting(start) = &mut self.body {
+            start.put_off(server, core.now);
+        }
+    }
+
+    /// Which server a connection leads to, if it is one of the stream's.
+    #[must_use]
+    pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
+        let is = |there: &Option<Connection>| there.as_ref().is_some_and(|c| c.wire.conn == conn);
+        self.connections.iter().position(is).map(|server| server as u16)
+    }
+
+    /// Bytes have come from a server, or the connection to it has ended.
+    pub(super) fn arrives(&mut self, server: u16, bytes: Option<&[u8]>) {
+        if let Some(connection) = &mut self.connections[usize::from(server)] {
+            match bytes {
+                Some(bytes) => connection.arrived.extend_from_slice(bytes),
+                None => connection.ended = true,
+            }
+        }
+    }
+
+    /// The same request, for a queue that is not always the one before, as the library's is: a target
+    /// must not rely on that, and may not have given that one up yet (T8).
+    fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
+        self.again += 1;
+        ConnectRequest { qid: request.qid + 8 * (self.again / 2 % 3), ..request }
+    }
+
+    /// Another thread leaves something.
+    pub(super) fn post(&mut self, mail: Mail) {
+        self.mail.push(mail);
+    }
+
+    /// Whether there is mail that was not taken in yet.
+    #[must_use]
+    pub(super) fn has_mail(&self) -> bool {
+        !self.mail.is_empty()
+    }
+
+    /// One round of all there is to do; whether anything was done.
+    pub(super) fn round(&mut self, core: &mut Core) -> bool {
         self.look_at_links(core);
-        let polled = self.session.poll();
-        let marks = self.session.marks();
-        if self.started || !self.anew {
-            core.oracle.marks(self.era, self.id, marks.complete, marks.durable, drives);
-            ledger.released(self.id, self.released());
-        }
-        self.check_memory(core);
-        if let Err(failure) = polled {
-            if !core.is_logged() && !self.started {
-                return self.could_not_begin(&failure, core);
+        let mut worked = loop {
+            match self.receive(core) {
+                Ok(worked) => break worked,
+                Err((server, error)) => self.lose(server, error, core),
             }
-            self.failed = true;
-            return self.has_poison(failure, core);
-        }
-        self.finish_read(core);
-        let go = match self.wait {
-            Wait::Complete(seq) => marks.complete >= seq,
-            Wait::Durable(seq) => marks.durable >= seq,
-            Wait::No => true,
-            // Tried again when something has moved, and else now and then.
-            Wait::Progress => {
-                self.stuck != (self.released(), marks.complete) || core.now > self.tried + MS
-            }
-            Wait::Read | Wait::Pause => false,
         };
-        let (steps, begun) = &core.steps[usize::from(self.id)];
-        let work = *begun < steps.len();
-        if go && !work {
-            self.wait = Wait::No;
+        if matches!(self.body, Body::Open(_)) {
+            self.take_mail(core);
         }
-        if go && work && self.started && !self.acting && !self.closing {
-            self.acting = true;
-            let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
-            let ev = Ev::Act { client: life.client, life: life.life, stream: self.id };
-            core.after(think, ev);
+        let Some(driver) = driver_of(&mut self.body) else { return worked };
+        driver.pump(core.now);
+        for (server, connection) in (0..).zip(&self.connections) {
+            let out = driver.outbox(server);
+            if let Some(connection) = connection {
+                worked |= !out.is_empty();
+                connection.wire.send(out, core);
+            }
+        }
+        if let Body::Open(driver) = &mut self.body {
+            if !worked {
+                driver.timeout(core.now);
+            }
+            driver.settle(core.now);
+            while let Some(event) = self.driver().and_then(StreamDriver::next_event) {
+                self.happens(event, core);
+            }
+            self.look_at_links(core);
+        }
+        worked
+    }
+
+    /// Takes in what has come from each server; whether anything has. An error says which connection
+    /// is over.
+    fn receive(&mut self, core: &mut Core) -> Result<bool, (u16, Option<SessionError>)> {
+        let mut received = false;
+        let Self { body, connections, reading, .. } = self;
+        let Some(driver) = driver_of(body) else { return Ok(false) };
+        for (server, connection) in (0..).zip(connections) {
+            if let Some(connection) = connection.as_mut().filter(|_| driver.is_open(server)) {
+                let came = connection.receive(server, driver, reading, core);
+                received |= came.map_err(|error| (server, error))?;
+            }
+        }
+        Ok(received)
+    }
+
+    fn happens(&mut self, event: StreamEvent, core: &mut Core) {
+        let id = self.id;
+        match event {
+            StreamEvent::Over { server } => self.close_connection(server, core),
+            StreamEvent::Connect(request) => {
+                let request = self.on_another_queue(request);
+                self.requests.push(request);
+            }
+            StreamEvent::Back { server, replayed, .. } => core.trace(|| {
+                format!("stream {id}: back on target {server}, {replayed} requests sent again")
+            }),
         }
     }
 
-    fn has_poison(&mut self, failure: Failure, core: &mut Core) {
-        let machine = usize::from(self.session.topology().member(failure.member).server);
-        let (id, why) = (self.id, format!("{failure:?}"));
-        core.trace(|| format!("stream {id}: failed: {why}"));
-        let is = |code: u16, of: riopipe_nvme::command::Status| code == of.code();
-        let cause = match failure.cause {
-            Cause::Disconnected | Cause::TimedOut => Poison::Lost,
-            Cause::Status(code)
-                if is(code, status::STREAM_BUSY)
-                    || is(code, status::NOT_OWNER)
-                    || is(code, status::NOT_BOUND) =>
-            {
-                Poison::Lost
-            }
-            Cause::Status(code)
-                if is(code, status::STALE_GENERATION) || is(code, status::LEASE_OVER) =>
-            {
-                Poison::Fenced
-            }
-            // Plain writes are for the owner alone (T21).
-            Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
-            _ => Poison::Failed,
-        };
-        self.guarded = failure.cause == Cause::Status(status::GUARDED.code());
-        self.fenced = cause == Poison::Fenced && !self.guarded;
-        core.oracle.poisoned(self.era, id, &Poisoned { machine, cause, why }, core.now);
-    }
-
-    /// T14: what is held for replay is bounded.
-    fn check_memory(&self, core: &mut Core) {
-        let held = self.held.load(Ordering::Relaxed);
-        if held > self.kept_max {
-            let (id, max) = (self.id, self.kept_max);
-            let what = format!("stream {id} holds {held} bytes for replay; its bound is {max}");
-            core.oracle.broken(Promise::P8, what);
+    /// A connection has ended; with an error of the session if it is one of those.
+    fn lose(&mut self, server: u16, error: Option<SessionError>, core: &mut Core) {
+        let id = self.id;
+        core.trace(|| {
+            let why = error.as_ref().map_or("it has ended".into(), ToString::to_string);
+            format!("stream {id}: lost target {server}: {why}")
+        });
+        self.close_connection(server, core);
+        match &mut self.body {
+            Body::Starting(start) => start.failed(server, error, core.now),
+            Body::Open(driver) => driver.closed(server, core.now),
+            Body::Over => {}
         }
     }
 
-    /// Does the next step.
-    pub(super) fn act(
-        &mut self,
-        life: ClientEnd,
-        ledger: &mut Ledger,
-        drives: &Drives<'_>,
-        core: &mut Core,
-    ) {
-        self.acting = false;
-        // It may be the turn of the stream that this one has come after; nobody has this one before
-        // it is bound everywhere.
-        if !self.started || self.failed || self.closing {
-            return;
-        }
-        let index = usize::from(self.id);
-        let (steps, begun) = &core.steps[index];
-        let Some(step) = steps.get(*begun) else {
-            self.wait = Wait::No;
-            return;
-        };
-        let op = core.scenario.steps[*step].op.clone();
-        let last = self.session.engine().last();
-        self.wait = match op {
-            Op::Group { writes, durable } => self.group(&writes, durable, ledger, core),
-            Op::WaitComplete => Wait::Complete(last),
-            Op::WaitDurable => {
-                self.session.ask_durable(last);
-                Wait::Durable(last)
-            }
-            Op::Read(block, blocks) => self.read(block, blocks, core),
-            Op::Pause(us) => {
-                self.acting = true;
-                let ev = Ev::Act { client: life.client, life: life.life, stream: self.id };
-                core.after(u64::from(us) * US, ev);
-                Wait::Pause
-            }
-            Op::Restart => {
-                let id = self.id;
-                core.trace(|| format!("stream {id}: left, to be opened anew"));
-                core.oracle.left(self.era, id);
-                self.failed = true;
-                Wait::No
-            }
-        };
-        self.stuck = (self.released(), self.session.marks().complete);
-        self.tried = core.now;
-        if self.wait != Wait::Progress {
-            core.steps[index].1 += 1;
-            self.work(life, ledger, drives, core);
-        } else {
-            self.session.pump(core.now);
-            self.send(core);
-        }
-    }
-
-    fn group(
-        &mut self,
-        wishes: &[crate::scenario::WriteOp],
-        durable: bool,
-        ledger: &mut Ledger,
-        core: &mut Core,
-    ) -> Wait {
-        let mut parts: Vec<(u32, u32, Place)> = Vec::new();
-        for wish in wishes {
-            ledger.stage(self.id, wish, &mut parts);
-        }
-        if parts.is_empty() && !durable {
-            return Wait::No;
-        }
-        let mut writes = Vec::with_capacity(parts.len());
-        let mut submitted = Vec::new();
-        for (first, blocks, place) in &parts {
-            let numbers: Vec<u64> = (0..*blocks).map(|_| core.oracle.next_number()).collect();
-            let list = (*first..).zip(&numbers);
-            submitted.extend(list.map(|(block, number)| Submitted {
-                block,
-                number: *number,
-                place: *place,
-            }));
-            let op = match place {
-                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, self.payload(&numbers)),
-                Place::InPlace => EngineOp::Write(EnginePlace::InPlace, self.payload(&numbers)),
-                Place::Discard => EngineOp::Discard,
+    fn take_mail(&mut self, core: &mut Core) {
+        for mail in core::mem::take(&mut self.mail) {
+            let driver = match &mut self.body {
+                Body::Open(driver) => driver,
+                Body::Starting(start) => {
+                    match mail {
+                        Mail::AssociationEnded { server } => {
+                            start.association_ended(server, core.now);
+                        }
+                        Mail::GiveUp { server, .. } => start.give_up(server),
+                        Mail::Connected { wire, .. } => wire.close(core),
+                    }
+                    continue;
+                }
+                Body::Over => {
+                    if let Mail::Connected { wire, .. } = mail {
+                        wire.close(core);
+                    }
+                    continue;
+                }
             };
-            writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
-        }
-        let tag = core.tags + 1;
-        match self.session.admit(&mut writes, tag, durable) {
-            Ok(seq) => {
-                core.tags = tag;
-                for (first, blocks, _) in &parts {
-                    ledger.note(self.id, *first, *blocks, seq);
-                }
-                let id = self.id;
-                core.trace(|| {
-                    let blocks: Vec<String> = submitted
-                        .iter()
-                        .map(|w| format!("{}:#{} {:?}", w.block, w.number, w.place))
-                        .collect();
-                    let durable = if durable { ", durable" } else { "" };
-                    format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
-                });
-                let of = (self.era, self.id, core.now);
-                core.oracle.submitted(of, seq, tag, &submitted);
-                Wait::No
-            }
-            Err(Refusal::Full(_) | Refusal::Poisoned(_)) => Wait::Progress,
-            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Wait::No,
-        }
-    }
-
-    fn payload(&self, numbers: &[u64]) -> Payload {
-        Payload::new(numbers, &self.held)
-    }
-
-    fn read(&mut self, block: u32, blocks: u32, core: &mut Core) -> Wait {
-        let blocks = blocks.min((core.map.len() as u32).saturating_sub(block));
-        if blocks == 0 {
-            return Wait::No;
-        }
-        if self.session.read_must_wait(u64::from(block), blocks) {
-            return Wait::Progress;
-        }
-        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
-        self.reading = Reading { due, bytes: vec![0; blocks as usize * BLOCK] };
-        self.session.start_read(u64::from(block), blocks);
-        Wait::Read
-    }
-
-    fn finish_read(&mut self, core: &mut Core) {
-        if self.wait != Wait::Read || self.session.is_reading() {
-            return;
-        }
-        self.wait = Wait::No;
-        if self.session.read_result().is_ok() {
-            let found = block::names(&self.reading.bytes);
-            core.oracle.read_ends(&self.reading.due, &found);
-        }
-    }
-
-    /// Ends in good order: everything becomes durable, and the logs learn that.
-    pub(super) fn close(&mut self, core: &mut Core) {
-        if self.failed || self.closed || !self.started {
-            return;
-        }
-        let engine = self.session.engine();
-        let (last, released, idle) = (engine.last(), engine.released(), engine.is_idle());
-        if !self.closing {
-            self.closing = true;
-            self.session.ask_durable(last);
-        }
-        if released < last {
-            // A flush that the engine put in itself counts, too.
-            self.session.ask_durable(last);
-        } else if idle {
-            self.session.send_marks();
-            match self.session.marks_confirmed() {
-                Ok(confirmed) => self.closed = confirmed,
-                Err(refused) => {
-                    let id = self.id;
-                    core.trace(|| format!("stream {id}: its mark was refused: {refused:?}"));
-                    self.refused = Some((refused.server, refused.status));
-                    self.failed = true;
+            match mail {
+                Mail::AssociationEnded { server } => driver.association_ended(server, core.now),
+                Mail::GiveUp { server, cause } => driver.give_up(server, cause),
+                Mail::Connected { server, wire, queue } => {
+                    if driver.connected(server, QueuePair::open(*queue), core.now) {
+                        self.close_connection(server, core);
+                        self.connections[usize::from(server)] = Some(Connection::new(wire));
+                        let id = self.id;
+                        core.trace(|| format!("stream {id}: connects to target {server} again"));
+                    } else {
+                        wire.close(core);
+                    }
                 }
             }
         }
-        self.session.pump(core.now);
-        self.send(core);
+    }
+
+    /// Takes note of how the connections stand.
+    fn look_at_links(&mut self, core: &mut Core) {
+        let Body::Open(driver) = &self.body else { return };
+        for server in 0..self.connections.len() {
+            let link = driver.link(server as u16);
+            if matches!(link, LinkState::Up | LinkState::Replaying) {
+                self.carried[server] = core.now;
+            }
+            let replaying = link == LinkState::Replaying;
+            if replaying && !self.replaying[server] {
+                core.replays = (core.replays.0 + 1, core.events);
+            }
+            self.replaying[server] = replaying;
+        }
+    }
+
+    /// Whether it replays something right now.
+    #[must_use]
+    pub(super) fn is_replaying(&self) -> bool {
+        self.replaying.contains(&true)
+    }
+
+    fn close_connection(&mut self, server: u16, core: &mut Core) {
+        if let Some(connection) = self.connections[usize::from(server)].take() {
+            connection.wire.close(core);
+        }
+    }
+
+    /// Closes all connections at once.
+    pub(super) fn drop_connections(&mut self, core: &mut Core) {
+        (0..self.connections.len()).for_each(|server| self.close_connection(server as u16, core));
     }
 }

@@ -3,14 +3,10 @@
 //! behind what it knows to be durable, once no write of its last life is under way anywhere: a
 //! target takes the same queue again only then (T8).
 
-use riopipe_order::engine::Failure;
-use riopipe_order::probe::{self, Rare};
+use riopipe_order::attribute::StreamId;
 
 use super::Client;
-use super::ledger::Ledger;
-use super::stream::Stream;
 use crate::core::{Core, US};
-use crate::oracle::{Drives, Recovered};
 
 /// How long until a stream is tried again whose queue a target did not take, ns.
 const RETRY_NS: u64 = 500 * US;
@@ -22,38 +18,20 @@ impl Client {
     /// Closes a failed stream, to be started once more.
     pub(super) fn begin_anew(&mut self, id: u16, core: &mut Core) {
         let Some(mut stream) = self.streams[usize::from(id)].take() else { return };
-        stream.drop_wires(core);
+        stream.drop_connections(core);
+        self.background.remove(StreamId(id));
         // A lost association is kept out as well as an owner that was overtaken; the next ones aren't.
         self.guarded = if stream.guarded { self.guarded + 1 } else { 0 };
         self.fenced |= self.guarded > GUARDED_MAX;
         // Of an engine without a log nothing else is known to be there (P2).
-        let last = stream.session.marks().durable;
-        self.found.retain(|found| found.stream != id);
-        self.found.push(Recovered { stream: id, last, ..Recovered::default() });
-        if stream.started || stream.anew {
+        let last = stream.durable();
+        if let Some(volume) = &mut self.volume {
+            volume.state.recovered(StreamId(id), last, None);
+        }
+        if stream.has_begun() || stream.anew {
             self.anew.insert(id);
         }
         self.retry_at = core.now + RETRY_NS;
         core.trace(|| format!("stream {id}: begins anew behind group {last}"));
-    }
-}
-
-impl Stream {
-    /// Its connections are there. If it had a life before, the oracle is told from where it goes on.
-    pub(super) fn has_begun(&self, ledger: &mut Ledger, drives: &Drives<'_>, core: &mut Core) {
-        if self.anew {
-            let (stream, last) = (self.id, self.session.config().start);
-            probe::hit(Rare::Reopened);
-            ledger.forget(stream, last);
-            let found = Recovered { stream, last, ..Recovered::default() };
-            core.oracle.reopened((self.era, self.made_at), &found, drives);
-        }
-    }
-
-    /// A stream that has not begun could not: nothing is promised to anybody yet.
-    pub(super) fn could_not_begin(&mut self, failure: &Failure, core: &mut Core) {
-        let id = self.id;
-        core.trace(|| format!("stream {id}: could not begin: {failure:?}"));
-        self.failed = true;
     }
 }

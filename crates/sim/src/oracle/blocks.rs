@@ -50,8 +50,13 @@ impl Wr {
     pub(super) fn is(&self, content: Content) -> bool {
         match self.place {
             Place::Discard => content == ZERO || content == GARBAGE,
-            Place::Fresh | Place::InPlace => content == self.number,
+            Place::Fresh | Place::InPlace | Place::Extend => content == self.number,
         }
+    }
+
+    /// Whether what it is written over may be lost (T11).
+    const fn takes_the_block(&self) -> bool {
+        matches!(self.place, Place::Fresh | Place::Discard)
     }
 }
 
@@ -69,15 +74,26 @@ pub(super) struct Block {
     past: Vec<Wr>,
     /// Which recovery, by number, was the last that reopened a stream with writes here.
     pub(super) reopened: u64,
-    /// A write of it failed, or a FLUSH that was to make it durable: since then it may have lost
-    /// what it held.
-    pub(super) shaken: bool,
+    /// How many times a write of it failed, or a FLUSH that was to make it durable: since then it
+    /// may have lost what it held.
+    pub(super) shakes: u32,
+    /// How many of them were before its content was known for certain the last time.
+    pub(super) settled_shakes: u32,
 }
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
         let (alien, writes, past) = (Vec::new(), Vec::new(), Vec::new());
-        Self { at, base: vec![ZERO], alien, writes, past, reopened: 0, shaken: false }
+        Self {
+            at,
+            base: vec![ZERO],
+            alien,
+            writes,
+            past,
+            reopened: 0,
+            shakes: 0,
+            settled_shakes: 0,
+        }
     }
 
     pub(super) fn adopt(&mut self, drives: &Drives<'_>) {
@@ -88,7 +104,7 @@ impl Block {
         self.base.dedup();
         self.alien.clear();
         self.past.append(&mut self.writes);
-        self.shaken = false;
+        self.settled_shakes = self.shakes;
     }
 
     /// It holds this, durably, whatever was before.
@@ -96,7 +112,12 @@ impl Block {
         self.base = vec![content];
         self.alien.clear();
         self.past.append(&mut self.writes);
-        self.shaken = false;
+        self.settled_shakes = self.shakes;
+    }
+
+    /// Whether it may have lost what it held.
+    pub(super) fn is_shaken(&self) -> bool {
+        self.shakes > self.settled_shakes
     }
 
     /// Whether it may hold this, all writes being done.
@@ -108,8 +129,16 @@ impl Block {
         last || self.alien.contains(&content)
     }
 
+    /// Whether the write with this number is a discard, also one that something later has settled.
     pub(super) fn discards(&self, number: u64) -> bool {
-        self.writes.iter().any(|wr| wr.number == number && wr.place == Place::Discard)
+        let mut all = self.past.iter().chain(&self.writes);
+        all.any(|wr| wr.number == number && wr.place == Place::Discard)
+    }
+
+    /// Whether a stream has ever updated it in place beyond its prefix: then it may be listed.
+    pub(super) fn was_updated_beyond(&self, stream: u16, last: Seq) -> bool {
+        let update = |wr: &Wr| wr.stream == stream && wr.seq > last && wr.place == Place::InPlace;
+        self.past.iter().chain(&self.writes).any(update)
     }
 
     pub(super) fn has_beyond(&self, stream: u16, last: Seq) -> bool {
@@ -129,15 +158,14 @@ impl Block {
     /// [`survives`](Self::survives), but an attempt to recover before a log was given up may have
     /// undone a fresh write over it.
     pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
-        let over = |wr: &Wr| wr.number > number && wr.place != Place::InPlace;
+        let over = |wr: &Wr| wr.number > number && wr.takes_the_block();
         self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
     }
 
-    /// Whether this content is that of a write beyond the prefix.
-    pub(super) fn holds_beyond(&self, prefix: &[Seq], content: Content) -> bool {
-        let beyond = |wr: &Wr| wr.seq > prefix[usize::from(wr.stream)];
+    /// The write beyond the prefix whose content this is, if it is that of one.
+    pub(super) fn beyond(&self, prefix: &[Seq], content: Content) -> Option<&Wr> {
         let is = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
-        self.writes.iter().find(is).is_some_and(beyond)
+        self.writes.iter().find(is).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
     }
 
     /// How many of its writes are settled by a recovery.
@@ -180,16 +208,21 @@ impl Block {
             Some(at) => self.writes[at].is(content),
             None => self.base.contains(&content),
         };
-        // An update behind a fresh write got into the log behind it, so both are zeroed (T11).
-        let fresh = beyond.iter().position(|wr| wr.place != Place::InPlace);
-        let updates = &beyond[..fresh.unwrap_or(beyond.len())];
+        // An update or extension behind a fresh write got into the log behind it, so both are zeroed
+        // (T11).
+        let fresh = beyond.iter().position(Wr::takes_the_block);
+        let left = &beyond[..fresh.unwrap_or(beyond.len())];
         // A power cut the moment after must not bring anything back.
         for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
             if due(content) || fresh.is_some() && content == ZERO || self.alien.contains(&content) {
                 continue;
             }
-            let update = updates.iter().any(|wr| wr.is(content));
-            if update && listed {
+            let written = left.iter().position(|wr| wr.is(content));
+            // An extension is what it extends. It shows what the prefix has, and more, unless it
+            // extends an update beyond the prefix.
+            let update =
+                written.is_some_and(|at| left[..=at].iter().any(|wr| wr.place == Place::InPlace));
+            if written.is_some() && (listed || !update) {
                 continue;
             }
             let (promise, why) = if update {
@@ -225,6 +258,7 @@ impl Block {
             let kind = match wr.place {
                 Place::Fresh => "fresh",
                 Place::InPlace => "in place",
+                Place::Extend => "extending",
                 Place::Discard => "discarded",
             };
             let beyond = prefix.get(usize::from(wr.stream)).is_some_and(|last| wr.seq > *last);

@@ -2,8 +2,9 @@
 
 use riopipe_order::attribute::Seq;
 
-use super::blocks::Block;
+use super::blocks::{Block, Wr};
 use super::{Drives, Era, Named, Oracle, Promise, Recovered, Where};
+use crate::scenario::Place;
 
 impl Oracle {
     /// P3: all writes of all groups up to there are done.
@@ -44,7 +45,8 @@ impl Oracle {
             group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
         });
         if let Some((seq, block)) = missing {
-            let Block { at, shaken, .. } = self.blocks[block as usize];
+            let Block { at, .. } = self.blocks[block as usize];
+            let shaken = self.blocks[block as usize].is_shaken();
             let (promise, why) =
                 if shaken { (Promise::P6, "after a failure there") } else { (Promise::P2, "") };
             let what = format!(
@@ -82,11 +84,15 @@ impl Oracle {
             }
         }
         let listed = |at: Where| found.iter().any(|r| r.in_place.contains(&at));
+        // What an attempt with all logs has left when it settled the stream, no log tells any more.
+        let settled = |wr: &Wr| wr.place == Place::Extend && self.settling.contains(&wr.stream);
         let hidden = self.blocks.iter().find(|block| {
             let drive = drives.of(block.at);
             !self.lost.contains(&block.at.machine)
                 && !listed(block.at)
-                && block.holds_beyond(prefix, drive.block(block.at.lba))
+                && block
+                    .beyond(prefix, drive.block(block.at.lba))
+                    .is_some_and(|write| !settled(write))
         });
         if let Some(block) = hidden {
             let what = format!(
@@ -190,6 +196,19 @@ impl Oracle {
         }
         for r in found {
             let before = &self.unacknowledged[usize::from(r.stream)];
+            let updated = |at: &Where| {
+                let block = self.blocks.iter().find(|block| block.at == *at);
+                block.is_some_and(|block| block.was_updated_beyond(r.stream, r.last))
+            };
+            let needless = r.in_place.iter().find(|at| !before.contains(at) && !updated(at));
+            if let Some(at) = needless.filter(|_| !self.doubtful) {
+                let what = format!(
+                    "stream {}: {at} is listed, and the stream kept closed, without an in-place \
+                     update beyond the prefix",
+                    r.stream
+                );
+                return self.broken(Promise::P1, what);
+            }
             if let Some(at) = before.iter().find(|at| !r.in_place.contains(at)) {
                 let what = format!(
                     "stream {}: the in-place update of {at} was reported once and is forgotten, \

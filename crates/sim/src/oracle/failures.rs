@@ -72,7 +72,7 @@ impl Oracle {
                     else {
                         continue;
                     };
-                    block.shaken = true;
+                    block.shakes += 1;
                     for wr in &block.writes {
                         if wr.number == *content || wr.place == Place::Discard {
                             eras[wr.era][usize::from(wr.stream)].harm(machine);
@@ -83,7 +83,8 @@ impl Oracle {
             Told::FlushFailed(lost) => {
                 for block in &mut self.blocks {
                     let here = block.at.machine == machine && block.at.drive == drive;
-                    block.shaken |= here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
+                    let lost = here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
+                    block.shakes += u32::from(lost);
                 }
                 self.failures.flushes.push((machine, drive, now));
                 let Self { blocks, eras, current, .. } = self;

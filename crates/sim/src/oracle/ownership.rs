@@ -15,6 +15,9 @@ pub(super) struct Ownership {
     /// The highest generation in any claim that was sent, and in any that may fence an owner.
     claimed: u32,
     claimed_over: u32,
+    /// The highest generation of a claim that might fence an owner and was given back: nobody keeps
+    /// the volume then.
+    over_given_back: u32,
     /// When each initiator was heard last by each machine.
     heard: [Vec<u64>; 3],
     /// How long an owner keeps the volume after it was heard last, ns.
@@ -31,6 +34,7 @@ impl Ownership {
             generation: 0,
             claimed: 0,
             claimed_over: 0,
+            over_given_back: 0,
             heard: [never(), never(), never()],
             // At least; targets add what it takes to notice a loss. Who can't go on has none.
             lease: match scenario.volume.engine.is_logged() {
@@ -67,7 +71,8 @@ impl Ownership {
 
     /// What is wrong with somebody's having the volume now, taken over or not.
     pub(super) fn robs(&self, took: bool, now: u64) -> Option<String> {
-        (!took && self.is_leased(None, now)).then(|| {
+        let is_free = self.over_given_back > self.generation;
+        (!took && !is_free && self.is_leased(None, now)).then(|| {
             "the volume was taken from an owner whose lease runs, and nobody said take-over".into()
         })
     }
@@ -94,6 +99,13 @@ impl Oracle {
         if take_over {
             *claimed_over = generation.max(*claimed_over);
         }
+    }
+
+    /// An initiator that could not open the volume gives back what it may have claimed, and may have
+    /// fenced an owner.
+    pub fn gives_back_claim(&mut self, generation: u32) {
+        let given_back = &mut self.ownership.over_given_back;
+        *given_back = generation.max(*given_back);
     }
 
     /// A machine's target has heard of an initiator.

@@ -13,7 +13,7 @@ impl World {
             let conn = self.owner().and_then(|owner| self.clients[owner].holds(machine));
             let there = conn.is_some_and(|conn| {
                 let conn = self.core.net.conn(conn);
-                conn.client.is_some() && conn.server.is_some_and(|end| end.machine == machine)
+                conn.client.is_some() && conn.server == Some(machine)
             });
             self.core.oracle.holds(machine, there);
         }

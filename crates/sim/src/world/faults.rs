@@ -86,6 +86,10 @@ impl World {
                     net.lag(conn, Way::Down, until, u64::from(by_us) * US);
                 }
             }
+            What::LateStreams { by_us, for_us } => {
+                let until = self.core.now + u64::from(for_us) * US;
+                self.core.net.lag_streams(until, u64::from(by_us) * US);
+            }
             What::TakeOver { for_us } => self.take_over(for_us),
             What::Standby => self.stand_by(),
             What::Away { for_us } => {
@@ -101,7 +105,7 @@ impl World {
                 self.part(client, Some(machine), for_us);
             }
             What::Drive { machine, drive, fault } => {
-                self.machines[machine].host.drives[drive].plan_fault(fault);
+                self.machines[machine].env.drives[drive].plan_fault(fault);
             }
             What::Log { machine, fences } => {
                 self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
@@ -143,7 +147,7 @@ impl World {
                 if self.machines[machine].is_up() {
                     self.crash_machine(machine, Doom { power: false, down_us });
                 }
-                self.machines[machine].host.drives[drive].unprotect();
+                self.machines[machine].env.drives[drive].unprotect();
             }
             What::WrongDrive { machine, drive, whose } => {
                 let is = &self.machines[machine];

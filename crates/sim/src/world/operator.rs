@@ -4,7 +4,6 @@
 use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
 use crate::client::{Client, Refused};
 use crate::core::{Ev, MS, US};
-use crate::drive::Drive;
 use crate::oracle::{Drives, Promise};
 
 impl World {
@@ -178,9 +177,9 @@ impl World {
         for at in 0..self.machines.len() {
             self.put_log_back(at);
             let machine = &mut self.machines[at];
-            machine.host.drives.iter_mut().for_each(Drive::heal);
+            machine.env.drives.iter_mut().for_each(|drive| drive.heal());
             machine.store.heal();
-            machine.host.fuse.renew();
+            machine.env.fuse.renew();
             self.dooms[at] = None;
         }
     }
@@ -208,8 +207,9 @@ impl World {
                 self.core.after(MS, Ev::StartClient(owner));
             }
             Some(owner) => {
-                if !self.clients[owner].has_work(&self.core) {
-                    self.clients[owner].close();
+                let client = &mut self.clients[owner];
+                if !client.has_work(&self.core) && !client.has_left(&self.core) {
+                    client.close();
                 }
             }
             None => {

@@ -8,12 +8,12 @@ use riopipe_net::SpinPolicy;
 use super::Link;
 use crate::args::{connect::Connect, values};
 
-/// Who takes part.
+/// A participant of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Contender {
-    /// The same bytes with nothing of Rio between (drives in memory only)
+    /// The same bytes without Rio (drives in memory only)
     Floor,
-    /// No order: the ceiling
+    /// No order: the upper bound
     None,
     /// Rio, without merging, its log a mapped file
     Rio,
@@ -26,10 +26,10 @@ pub enum Contender {
     /// Rio, with merging
     #[value(name = "rio_merged")]
     RioMerged,
-    /// Waiting for each write, and a FLUSH where the drive needs one
+    /// Waiting for each write, and a FLUSH if the drive needs one
     Sync,
-    /// None on sequential writes: what rio_merged is held against where it has to write so. Added
-    /// where it is needed
+    /// None on sequential writes: the denominator for rio_merged where that has to write so. It is
+    /// added when it is needed
     #[value(name = "none_seq", hide = true)]
     NoneSeq,
 }
@@ -57,28 +57,28 @@ impl fmt::Display for Contender {
     }
 }
 
-/// Compare everything.
+/// Compare all engines.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Random writes, each a group of its own, to one target (or more) of its own on loopback. At each point the
 contenders take turns, in several rounds; figures are medians, ratios are of the same round. All write to
-the same drives. Each run is made twice: as --wait says, and with both sides sleeping while they wait,
-which is where the CPU time per write is taken from, since looking while waiting burns time that no write
-needs.
+the same drives. Each run is made twice: as --wait says, and with both sides sleeping while they wait. The
+CPU time per write comes from the second run, since polling uses time that no write needs.
 
-On a virtual machine, a run during which the host took more than 2 % of the machine's time is set aside and
-taken again, up to twice, for at most 40 % more runs in all (25 % with --quick), or two.
+On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and
+repeated, up to twice, for at most 40 % more runs in all (25 % with --quick), or two.
 
-A list of one value holds for all points, a longer one is an axis; along each axis the others stand at
-depth 32, 1 thread, 4K, batch 1 (or their smallest). With none given, all four axes are visited: depths
-1-128, threads 1-12, sizes 4K-64K, batches 1-16, as in the paper's Figures 10 to 12: a quarter of an hour.
+A list of one value holds for all points, a longer one is an axis. Along each axis the others have their
+usual values: depth 32, 1 thread, 4K, batch 1 (or their smallest). With none given, all four axes are
+measured: depths 1-128, threads 1-12, sizes 4K-64K, batches 1-16, as in the paper's Figures 10 to 12. This
+takes a quarter of an hour.
 
-rio_merged writes sequentially where batches have only one write, and is then held against none on the
-same sequential writes (none_seq); else it writes the same batches as everyone.
+rio_merged writes sequentially if batches have only one write, and is then compared with none on the same
+sequential writes (none_seq). Otherwise it writes the same batches as all others.
 
-The dax: log is a file in memory unless --dax-log names one on persistent memory: it then costs what its
-instructions cost (cache lines written back and fenced) to this machine's memory. The block: log is a file
-in memory, too, unless --block-log names a device: it then costs what its system calls cost.
+The dax: log is a file in memory unless --dax-log names one on persistent memory. In memory it shows the
+cost of its instructions (cache lines written back and fenced). The block: log is a file in memory, too,
+unless --block-log names a device. In memory it shows the cost of its system calls.
 
 Examples:
   rio bench compare --quick                                    under a minute
@@ -93,10 +93,10 @@ pub struct Compare {
     /// The 4 KiB points at queue depths 1, 32 and 128, in under a minute
     #[arg(long, conflicts_with_all = ["depth", "threads", "size", "batch"])]
     pub quick: bool,
-    /// Who takes part [default: all that the drive allows]
+    /// Contenders [default: all that the drive allows]
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub engine: Vec<Contender>,
-    /// Writes under way at a time, per thread
+    /// Writes in flight at a time, per thread
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: Option<Vec<u32>>,
@@ -107,11 +107,12 @@ pub struct Compare {
     /// Bytes per write
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::block_size)]
     pub size: Option<Vec<u32>>,
-    /// Neighbouring writes made in one go before going elsewhere: what merging can use
+    /// Adjacent writes before the next place: the material for merging
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<Vec<u32>>,
-    /// Seconds per contender, point and round; half of it again asleep [default: 0.5; quick: 0.2]
+    /// Seconds per contender, point and round; half of it again with sleeping [default: 0.5; quick:
+    /// 0.2]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub time: Option<Duration>,
     /// Rounds in which the contenders take turns, at each point; from 6 on intervals hold with 95 %
@@ -119,10 +120,10 @@ pub struct Compare {
     #[arg(long, value_name = "COUNT")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Decides the random places
+    /// Seed of the random places
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// How both sides wait: hybrid, block, or the microseconds to look before sleeping
+    /// How both sides wait: hybrid, block, or the microseconds to poll before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]
     pub wait: SpinPolicy,
     /// Draw a picture of each axis into this folder: depth.svg, threads.svg, …
@@ -132,15 +133,15 @@ pub struct Compare {
     /// Drive of each target; `rio target serve --help` lists the kinds
     #[arg(long, value_name = "DRIVE", default_value = "mem:1G", help_heading = "Media")]
     pub drive: String,
-    /// How many targets, each with one drive
+    /// Number of targets, each with one drive
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Media")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub targets: u32,
-    /// How much lies on one drive before the next one follows
+    /// Stripe unit: bytes on one drive before the next one follows
     #[arg(long, value_name = "SIZE", default_value = "64K", help_heading = "Media")]
     #[arg(value_parser = values::block_size)]
     pub unit: u32,
-    /// Size of each target's ordering log, of whatever kind
+    /// Size of each target's ordering log, of any kind
     #[arg(long, value_name = "SIZE", default_value = "2M", help_heading = "Media")]
     #[arg(value_parser = values::size)]
     pub log_size: u64,
@@ -150,10 +151,10 @@ pub struct Compare {
     /// Log of rio_block; a device must be blank [default: block:{} of that size]
     #[arg(long, value_name = "LOG", help_heading = "Media")]
     pub block_log: Option<String>,
-    /// What lies between.
+    /// The modelled link.
     #[command(flatten)]
     pub link: Link,
-    /// How to connect.
+    /// The connection's options.
     #[command(flatten)]
     pub connect: Connect,
 }

@@ -1,8 +1,7 @@
-//! `rio bench compare`: every way to keep order, beside one another and beside the floor.
+//! `rio bench compare`: all engines, beside one another and beside the floor.
 //!
-//! Each run has targets of its own, started for it on drives that all runs share: no contender
-//! writes to other memory than another, none has an idle target beside it, and each finds an empty
-//! log.
+//! Each run starts targets of its own on drives that all runs share. So all contenders write to the
+//! same memory, none runs beside an idle target, and each begins with an empty log.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -38,10 +37,10 @@ use crate::{
 
 /// The depths of `--quick`.
 const QUICK_DEPTHS: [u32; 3] = [1, 32, 128];
-/// How many percent more runs `--quick` may take: its 43 s become 54 s at worst; with 40 % it would
-/// not stay under a minute.
+/// Limit for repeated runs with `--quick`, in percent of the planned ones: 43 s become 54 s at
+/// worst. With 40 % it could exceed a minute.
 const QUICK_RETAKES_PERCENT: u64 = 25;
-/// What a run takes besides its windows: targets start and stop, a volume is made and opened.
+/// Time of a run outside of its windows: targets start and stop, a volume is created and opened.
 const OVERHEAD: Duration = Duration::from_millis(40);
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Compared, Failure> {
@@ -51,7 +50,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Compared, Failure>
     for workload in &workloads {
         workload.check().map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
     }
-    // Asked before we begin: afterwards the load is our own.
+    // Described before the run: afterwards the load includes our own.
     let machine = Machine::this();
     let interrupt = Interrupt::watch()?;
     let mut bench = Bench::prepare(args, &interrupt)?;
@@ -75,7 +74,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Compared, Failure>
         let contenders = per_point(workload);
         let names: Vec<&str> = contenders.iter().map(|contender| contender.name()).collect();
         let samples = Rounds::run(&names, bench.rounds, |index, _| {
-            progress.say(format!("{workload}: {}", names[index]));
+            progress.set_message(format!("{workload}: {}", names[index]));
             let (sample, disturbance) = retakes.take(|| {
                 interrupt.check()?;
                 floor::twice(args.wait, |spin, share| {
@@ -115,7 +114,7 @@ fn sweep(args: &Args) -> Sweep {
     })
 }
 
-/// Those asked for, each once, or all that the drive allows.
+/// The requested contenders, each once, or all that the drive allows.
 fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
     let in_memory = args.drive.starts_with("mem:");
     if !in_memory && args.engine.contains(&Contender::Floor) {
@@ -138,7 +137,7 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
     Ok(all.into_iter().filter(wanted).collect())
 }
 
-/// Those of `contenders` that run at this point, and whom they need beside them.
+/// Those of `contenders` that run at this point, and the denominators that they need.
 fn taking_part(contenders: &[Contender], workload: &Workload) -> Vec<Contender> {
     let mut all = contenders.to_vec();
     let pair = [Contender::None, Contender::RioMerged];
@@ -148,12 +147,12 @@ fn taking_part(contenders: &[Contender], workload: &Workload) -> Vec<Contender> 
     all
 }
 
-/// Whether merging finds nothing to merge.
+/// Whether there is nothing to merge.
 fn is_alone(workload: &Workload) -> bool {
     matches!(workload.shape, Shape::Uniform { pattern: Pattern::Random, batch: 1, .. })
 }
 
-/// What `contender` writes where the others write `workload`.
+/// The workload of `contender` where the others have `workload`.
 fn workload_of(contender: Contender, workload: &Workload) -> Workload {
     let mut own = *workload;
     let sequential = matches!(contender, Contender::RioMerged | Contender::NoneSeq);
@@ -166,14 +165,14 @@ fn workload_of(contender: Contender, workload: &Workload) -> Workload {
     own
 }
 
-/// What all runs share.
+/// The state that all runs share.
 struct Bench<'a> {
     args: &'a Args,
     interrupt: &'a Interrupt,
     drives: Vec<Arc<dyn Drive>>,
     time: Duration,
     rounds: usize,
-    /// What each log turned out to be, by its contender.
+    /// Description of each log, by its contender.
     logs: BTreeMap<&'static str, String>,
 }
 
@@ -192,7 +191,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Whether all threads have room on the smallest that is written to: the floor's one drive.
+    /// Checks that all threads fit on the smallest volume of the comparison: the floor's one drive.
     fn has_room(&self, workload: &Workload) -> Result<(), Failure> {
         let blocks = self.drives[0].geometry().blocks;
         (0..workload.threads)
@@ -200,7 +199,7 @@ impl<'a> Bench<'a> {
             .map_err(|error| Failure::new(Code::Usage, error.to_string()))
     }
 
-    /// How long one contender takes in one round, about.
+    /// Approximate time of one contender in one round.
     fn one_run(&self) -> Duration {
         let of = |window: Window| window.warm_up + window.duration + OVERHEAD;
         match self.args.wait {
@@ -242,7 +241,7 @@ impl<'a> Bench<'a> {
             open: self.drives.clone(),
             ..Plan::default()
         })?;
-        if engine == EngineKind::Rio {
+        if engine.capabilities().keeps_log {
             let lines = own.targets()[0].describe();
             let log = lines.iter().find_map(|line| line.strip_prefix("ordering log: "));
             self.logs.entry(contender.name()).or_insert_with(|| log.unwrap_or_default().to_owned());
@@ -303,7 +302,7 @@ fn about(time: Duration) -> String {
     }
 }
 
-/// The figures, and what they were measured with.
+/// The results, and the conditions of the measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Compared {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! `rio bench floor`: what the machine can do with nothing of Rio between.
+//! `rio bench floor`: the limit of the machine, without Rio.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
             link: args.link.model(),
         };
         let samples = Rounds::run(&[FLOOR], rounds, |_, _| {
-            progress.say(format!("depth {}", workload.queue_depth));
+            progress.set_message(format!("depth {}", workload.queue_depth));
             let (sample, disturbance) = retakes.take(|| {
                 interrupt.check()?;
                 twice(args.wait, |spin, share| {
@@ -72,7 +72,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
     })
 }
 
-/// The drive that the payload is copied to.
+/// The drive to which the payload is copied.
 pub(super) fn drive(spec: &str) -> Result<Arc<dyn Drive>, Failure> {
     open_drive(spec)
         .map_err(|error| Failure::new(Code::Media, format!("no drive {spec}")).because(&error))
@@ -84,8 +84,8 @@ pub(super) fn once(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sam
         .map_err(|error| Failure::new(Code::Failed, "the floor can't be measured").because(&error))
 }
 
-/// A run that waits as asked, and one of half its length that sleeps while it waits, for CPU time.
-/// `run` is told how to wait and through what to divide the time.
+/// A run with the requested way to wait, and one of half its length with sleeping, for CPU time.
+/// `run` gets the way to wait and the divisor of the time.
 pub(super) fn twice(
     wait: SpinPolicy,
     mut run: impl FnMut(SpinPolicy, u32) -> Result<Sample, Failure>,
@@ -97,7 +97,7 @@ pub(super) fn twice(
     Ok(sample)
 }
 
-/// The figures, and what they were measured with.
+/// The results, and the conditions of the measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Measured {
     #[serde(flatten)]

@@ -1,70 +1,63 @@
-//! `rio bench run --metrics`: the volume under test tells what it is doing while it is written to.
+//! `rio bench run --metrics`: the volume under test serves its metrics while it is written to.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use riopipe::{MetricsEndpoint, MetricsError, MetricsSource, Volume};
-use riopipe_metrics::Untold;
+use riopipe::{StatError, StatSource, Volume};
 
 use crate::{
-    failure::{Code, Failure},
+    failure::Failure,
+    metrics_server::{MetricsAddress, MetricsError, MetricsServer},
     output::Output,
 };
 
-/// One address for one run's volume after the other's: between two, the last one tells that it was
-/// closed.
+/// One address for the volumes of all runs, in their order. Between two runs, the last volume
+/// reports that it was closed.
 pub(super) struct Metrics {
     current: Arc<Current>,
-    _endpoint: MetricsEndpoint,
+    _server: MetricsServer,
 }
 
 impl Metrics {
-    /// Takes the address, and says where it is: port 0 stands for a free one.
+    /// Listens on the address, and prints it: port 0 stands for a free one.
     pub(super) fn at(address: &str, output: &Output) -> Result<Self, Failure> {
         let current = Arc::new(Current::default());
-        let endpoint = MetricsEndpoint::bind(address, Arc::clone(&current) as _)
-            .map_err(|error| failure(&error))?;
-        let address = endpoint.address();
+        let server = MetricsAddress::take(address)
+            .and_then(|address| address.serve(Arc::clone(&current) as _))
+            .map_err(MetricsError::into_failure)?;
+        let address = server.address();
         output.note(format!(
             "the volume's figures: rio volume stat {address}, or http://{address}/metrics"
         ));
-        Ok(Self { current, _endpoint: endpoint })
+        Ok(Self { current, _server: server })
     }
 
-    /// This is the volume from now on.
-    pub(super) fn tell_of(&self, volume: &Volume) {
-        *self.current.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.figures());
+    /// Serves the metrics of this volume from now on.
+    pub(super) fn serve_volume(&self, volume: &Volume) {
+        *self.current.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.stat_source());
     }
 }
 
-fn failure(error: &MetricsError) -> Failure {
-    let code = match error {
-        MetricsError::Address(_) => Code::Usage,
-        MetricsError::Listen(_) | MetricsError::Poller(_) => Code::Media,
-    };
-    Failure::new(code, error.to_string())
-}
-
-/// Whatever volume was opened last.
+/// The volume that was opened last.
 #[derive(Default)]
-struct Current(Mutex<Option<Arc<dyn MetricsSource>>>);
+struct Current(Mutex<Option<Arc<dyn StatSource>>>);
 
 impl Current {
-    fn volume(&self) -> Result<Arc<dyn MetricsSource>, Untold> {
+    fn volume(&self) -> Result<Arc<dyn StatSource>, StatError> {
         let volume = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        volume.ok_or(Untold::Gone("the volume has not been opened yet"))
+        volume.ok_or(StatError::Gone("the volume has not been opened yet"))
     }
 }
 
-impl MetricsSource for Current {
+impl StatSource for Current {
     fn about(&self) -> &str {
         "A Rio volume's metrics"
     }
 
-    fn open_metrics(&self) -> Result<String, Untold> {
+    fn open_metrics(&self) -> Result<String, StatError> {
         self.volume()?.open_metrics()
     }
 
-    fn json(&self) -> Result<String, Untold> {
+    fn json(&self) -> Result<String, StatError> {
         self.volume()?.json()
     }
 }

@@ -1,4 +1,4 @@
-//! `rio bench recovery`: how long it takes until full logs are recovered.
+//! `rio bench recovery`: the time to recover full logs.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Blocks of each drive that entries name.
+/// Number of blocks of each drive that entries may name.
 const BLOCKS: u64 = 128 << 10;
 /// The paper's figures, ms (EuroSys '23, §6.5).
 const PAPER: Paper = Paper { reconstruct_ms: 55.0, undo_ms: 125.0 };
@@ -44,7 +44,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
     let mut rounds = Vec::new();
     for round in 0..args.rounds {
         interrupt.check()?;
-        progress.say(format!("crash and recovery {}", round + 1));
+        progress.set_message(format!("crash and recovery {}", round + 1));
         rounds.push(once(&mut own, args)?);
         progress.step();
     }
@@ -66,7 +66,7 @@ fn once(own: &mut OwnTargets, args: &Args) -> Result<Round, Failure> {
     let open = |own: &OwnTargets| {
         Volume::open(own.volume(), own.members(), &options).map_err(|error| open_failure(&error))
     };
-    // An owner that the targets know of, and that is gone when they come back.
+    // An owner that the targets have recorded, and that is gone when they come back.
     let (owner, _) = open(own)?;
     let mut entries = 0;
     own.killed(|logs| {
@@ -109,7 +109,7 @@ struct Paper {
     undo_ms: f64,
 }
 
-/// The result.
+/// The result of the measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Measured {
     schema: &'static str,
@@ -120,18 +120,18 @@ pub(super) struct Measured {
     drive: String,
     log_bytes: u64,
     rounds: usize,
-    /// Log entries on all targets; each is one 4 KiB write that is undone.
+    /// Number of log entries on all targets; each is one 4 KiB write that is undone.
     entries: u64,
-    /// From the first connection until every stream can be written again: median.
+    /// Time from the first connection until every stream can be written again: median.
     total_ms: f64,
     total_ms_interval: [f64; 2],
-    /// Reading all lists and merging them into one order per stream: median.
+    /// Time to read all lists and merge them into one order per stream: median.
     reconstruct_ms: f64,
-    /// Zeroing what is beyond the prefixes, and flushing: median.
+    /// Time to zero the blocks beyond the prefixes, and to flush: median.
     undo_ms: f64,
-    /// Shortening the logs: median.
+    /// Time to shorten the logs: median.
     settle_ms: f64,
-    /// Connecting, claiming, reading labels, binding the streams: median of the rest.
+    /// Time to connect, claim, read labels and bind the streams: median of the rest.
     other_ms: f64,
     paper: Paper,
 }
@@ -140,7 +140,7 @@ impl Measured {
     fn new(machine: Machine, args: &Args, rounds: &[Round]) -> Self {
         let median = |of: &dyn Fn(&Round) -> Duration| {
             let samples: Vec<f64> = rounds.iter().map(|r| of(r).as_secs_f64() * 1e3).collect();
-            // There is one round at least.
+            // There is at least one round.
             Estimate::of(&samples).map_or([0.0; 3], |e| [e.value, e.low, e.high])
         };
         let reconstruct = |r: &Round| r.recovery.steps.list + r.recovery.steps.decide;

@@ -1,4 +1,4 @@
-//! Where the time went while it was measured, on both sides: `rio bench run --stages`.
+//! The time of the stages during a measurement, on both sides: `rio bench run --stages`.
 
 use riopipe::stages::{Distribution, Stage};
 use riopipe_lab::terminal::{Colour, Terminal};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::stage_table;
 
-/// What was traced of one engine at one depth, in all rounds.
+/// The traced stages of one engine at one depth, in all rounds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Traced {
     initiator: Vec<(String, Distribution)>,
@@ -15,7 +15,7 @@ pub(super) struct Traced {
 }
 
 impl Traced {
-    /// One run, from what the volume says and what its targets have seen since `before`.
+    /// One run, from the volume's stages and those of its targets since `before`.
     pub(super) fn of(
         volume: &[(Stage, Distribution)],
         before: &[Seen],
@@ -32,14 +32,14 @@ impl Traced {
         one
     }
 
-    /// One more run.
+    /// Adds a run.
     pub(super) fn add(&mut self, run: Self) {
         sum_up(&mut self.initiator, run.initiator);
         sum_up(&mut self.target, run.target);
     }
 
     pub(super) fn view(self, engine: &'static str, queue_depth: u32) -> View {
-        // Percentiles say enough here; all buckets would be most of the result.
+        // The percentiles are enough here; all buckets would be most of the result.
         let brief = |stages| {
             let mut stages = with_shares(stages);
             stages.iter_mut().for_each(|stage| stage.buckets.clear());
@@ -62,7 +62,7 @@ fn sum_up(
     }
 }
 
-/// What one target had seen at some moment.
+/// The stages of one target at some time.
 #[derive(Clone, Debug)]
 pub(super) struct Seen(Vec<(String, Distribution)>);
 
@@ -77,13 +77,13 @@ fn stages(target: &Running) -> Vec<(String, Distribution)> {
     stages.map(|stage| (stage.stage.clone(), stage.distribution())).collect()
 }
 
-/// The same as it is printed.
+/// The stages in printed form.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct View {
     engine: &'static str,
     queue_depth: u32,
     initiator: Vec<StageStat>,
-    /// Empty for targets of others, which tell by themselves.
+    /// Empty for targets of other processes, which report their own.
     target: Vec<StageStat>,
 }
 
@@ -91,7 +91,7 @@ impl View {
     pub(super) fn text(&self, terminal: &Terminal) -> String {
         let mut text = String::new();
         for (side, stages) in [("initiator", &self.initiator), ("targets", &self.target)] {
-            // Without order a target has nothing to trace.
+            // Without order, a target has nothing to trace.
             if stages.iter().any(|stage| stage.count > 0) {
                 let head = format!("{} at depth {}: {side}", self.engine, self.queue_depth);
                 text += &format!("\n{}\n", terminal.paint(Colour::Bold, &head));

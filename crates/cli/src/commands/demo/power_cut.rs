@@ -1,12 +1,12 @@
-//! The demo's second half: the power goes in the middle of writing, and comes back.
+//! The second part of the demo: the power is cut in the middle of writing, and comes back.
 //!
-//! Groups are written as fast as they go, each with its number in every block; every so often one is
-//! asked to be durable. Then the power of both targets is cut, and the drives lose whatever they had
-//! not flushed, each block or not, at random. What is there afterwards is read block by block.
+//! Groups are written as fast as possible, each with its number in every block; now and then one is
+//! requested to be durable. Then the power of both targets is cut, and the drives lose unflushed
+//! blocks at random. The remaining content is read block by block.
 //!
-//! The power goes after a number of groups, not after a time: how much a writer writes in a time is
-//! the machine's affair. However far it gets until the power is really gone, it stays in the volume:
-//! where that ends it stops by itself and waits.
+//! The power is cut after a number of groups, not after a time, since the number of groups in a
+//! time depends on the machine. The writer stays inside the volume until the power is gone: at the
+//! end of the volume it stops and waits.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use std::{
 
 use riopipe::{
     BLOCK_BYTES, Buf, ConnectOptions, EngineKind, Marks, OpenOptions, Place, Seq, Stream,
-    StreamOptions, SubmitError, Until, Volume, Why,
+    StreamOptions, SubmitError, SubmitErrorKind, Until, Volume,
 };
 use riopipe_lab::{
     terminal::{Colour, Terminal},
@@ -35,37 +35,37 @@ use crate::{
     own_targets::OwnTargets,
 };
 
-/// Groups that are written before the power goes: many times as many as a drive's cache delays, and
-/// a small part of the demo's volume.
+/// Number of groups that are written before the power cut: many times the capacity of a drive's
+/// cache, and a small part of the demo's volume.
 const GROUPS: u64 = 20_000;
-/// How often a group is asked to be durable; nobody waits for it.
+/// Interval in groups between two requests for durability; the writer does not wait for them.
 const DURABLE_EVERY: u64 = 500;
-/// How often a writer that has nothing left to write looks whether the power is gone.
+/// Interval in which a writer without space checks whether the power is gone.
 const REST: Duration = Duration::from_millis(1);
-/// Blocks of one read.
+/// Number of blocks per read.
 const READ_BLOCKS: u64 = 128;
 
-/// What a power cut left.
+/// The content after a power cut.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct CutView {
-    /// Groups that had been submitted when the power went.
+    /// Number of groups that had been submitted before the power cut.
     pub submitted: u64,
-    /// Groups of which the writer had been told that they are durable.
+    /// Number of groups that were reported durable to the writer.
     pub confirmed: u64,
-    /// Every group up to this is wholly there.
+    /// All groups up to this one are complete.
     pub prefix: u64,
-    /// Groups beyond the prefix of which at least one block is there.
+    /// Number of groups beyond the prefix with at least one block.
     pub beyond: u64,
-    /// The group at which recovery said that the stream ends; `rio` only.
+    /// The last group of the stream according to recovery; `rio` only.
     pub recovered: Option<u64>,
-    /// Blocks that recovery zeroed.
+    /// Number of blocks that recovery zeroed.
     pub undone_blocks: u64,
-    /// From the first connection until the volume could be written again, ms.
+    /// Time from the first connection until the volume could be written again, in ms.
     pub recovery_ms: f64,
 }
 
 impl CutView {
-    /// Whether what is there is a prefix that holds all that was confirmed.
+    /// Whether the content is a prefix with all confirmed groups.
     #[must_use]
     pub(super) fn is_prefix(&self) -> bool {
         self.beyond == 0
@@ -73,7 +73,7 @@ impl CutView {
             && self.recovered.is_none_or(|k| k == self.prefix)
     }
 
-    /// One line.
+    /// The result on one line.
     #[must_use]
     pub(super) fn text(&self, engine: &str, terminal: &Terminal) -> String {
         let found = match (self.beyond, self.is_prefix()) {
@@ -102,16 +102,16 @@ impl CutView {
     }
 }
 
-/// When the power goes, and what the writer does before each group.
+/// The time of the power cut, and a hook before each group.
 #[derive(Clone, Copy)]
 struct Course<'a> {
-    /// After so many groups, or as many as there is room for.
+    /// Number of groups before the cut; fewer if the volume has no space for more.
     cut_after: u64,
-    /// Only tests have something to do here: they are slow.
+    /// Only tests use it, to slow the writer down.
     before_group: &'a (dyn Fn() + Sync),
 }
 
-/// Writes with `engine`, cuts the power, and looks at what is there.
+/// Writes with `engine`, cuts the power, and reads the content.
 pub(super) fn cut(own: &mut OwnTargets, engine: EngineKind, seed: u64) -> Result<CutView, Failure> {
     cut_on(own, engine, seed, Course { cut_after: GROUPS, before_group: &|| () })
 }
@@ -124,9 +124,9 @@ fn cut_on(
 ) -> Result<CutView, Failure> {
     let options = OpenOptions {
         engine: Some(engine),
-        // Nothing of the writer is to outlive the power cut.
+        // No retry of the writer may outlive the power cut.
         connect: ConnectOptions { loss_timeout: Duration::ZERO, ..ConnectOptions::default() },
-        // The writer that the power took never gave the volume back.
+        // The writer that lost the power never released the volume.
         take_over: true,
         ..OpenOptions::default()
     };
@@ -155,14 +155,14 @@ fn cut_on(
     let mut stream =
         volume.stream(0, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
     let recovery_ms = begun.elapsed().as_secs_f64() * 1e3;
-    let (prefix, beyond) = look(&mut stream, seed, written.submitted)?;
+    let (prefix, beyond) = read_back(&mut stream, seed, written.submitted)?;
     let of_stream = recovery.streams.iter().find(|found| found.stream.0 == 0);
     let view = CutView {
         submitted: written.submitted,
         confirmed: written.confirmed,
         prefix,
         beyond,
-        recovered: of_stream.filter(|_| engine == EngineKind::Rio).map(|found| found.tag),
+        recovered: of_stream.filter(|_| engine.capabilities().keeps_log).map(|found| found.tag),
         undone_blocks: of_stream.map_or(0, |found| found.undone_blocks()),
         recovery_ms,
     };
@@ -177,7 +177,7 @@ struct Written {
     confirmed: u64,
 }
 
-/// Blocks of group `n`, as file systems write their journals: two, then one.
+/// Number of blocks of group `n`, as file systems write their journals: two, then one.
 fn group_blocks(n: u64) -> u64 {
     1 + n % 2
 }
@@ -188,8 +188,8 @@ fn first_block(n: u64) -> u64 {
     before + before.div_ceil(2)
 }
 
-/// Writes until the stream fails, which it does when the power goes; drops `too_early` when it is time
-/// for that.
+/// Writes until the stream fails, which the power cut causes; drops `too_early` when it is time for
+/// that.
 fn write(
     mut stream: Stream,
     blocks: u64,
@@ -198,7 +198,7 @@ fn write(
     too_early: mpsc::Sender<()>,
     gone: &AtomicBool,
 ) -> Result<Written, Failure> {
-    // Nothing was told of any group before this mark.
+    // Groups before this mark have not been reported.
     let mut asked: VecDeque<(Seq, u64)> = VecDeque::new();
     let mut done = Written { submitted: 0, confirmed: 0 };
     let mut too_early = Some(too_early);
@@ -228,8 +228,8 @@ fn write(
         };
         match marks {
             Ok(marks) => {
-                let told = |&(seq, _): &(Seq, u64)| seq <= marks.durable;
-                while let Some((_, n)) = asked.front().copied().filter(told) {
+                let is_durable = |&(seq, _): &(Seq, u64)| seq <= marks.durable;
+                while let Some((_, n)) = asked.front().copied().filter(is_durable) {
                     done.confirmed = n;
                     asked.pop_front();
                 }
@@ -237,31 +237,31 @@ fn write(
             Err(error) if too_early.is_some() => {
                 return Err(Failure::new(Code::Storage, error.to_string()));
             }
-            // However it fails, it is the power.
+            // Any failure comes from the power cut.
             Err(_) => return Ok(done),
         }
     }
 }
 
-/// Submits group `n`; `None` if there is no room for it yet.
+/// Submits group `n`; `None` if there is no space for it yet.
 fn submit(
     stream: &mut Stream,
     seed: u64,
     n: u64,
     durable: bool,
 ) -> Result<Option<Seq>, Box<dyn Error>> {
-    let mut buf = stream.buf(group_blocks(n) as usize * BLOCK_BYTES);
+    let mut buf = stream.buf(group_blocks(n) as usize * BLOCK_BYTES)?;
     stamp(&mut buf, seed, n);
     let group = stream.group().write(first_block(n), buf, Place::Fresh).tag(n);
     let submitted = if durable { group.submit_durable() } else { group.submit() };
     match submitted {
         Ok(seq) => Ok(Some(seq)),
-        Err(SubmitError { why: Why::Full(_), .. }) => Ok(None),
-        Err(SubmitError { why, .. }) => Err(why.into()),
+        Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => Ok(None),
+        Err(SubmitError { kind, .. }) => Err(kind.into()),
     }
 }
 
-/// Waits a moment for the power to go; fails once it is gone.
+/// Waits a moment for the power cut; fails once the power is gone.
 fn rest(stream: &mut Stream, gone: &AtomicBool) -> Result<Marks, Box<dyn Error>> {
     if gone.load(Ordering::Relaxed) {
         return Err("the power is gone".into());
@@ -270,7 +270,7 @@ fn rest(stream: &mut Stream, gone: &AtomicBool) -> Result<Marks, Box<dyn Error>>
     Ok(stream.poll()?)
 }
 
-/// The number in every block, and whose run it is.
+/// Puts the number of the group, and the seed of the run, into every block.
 fn stamp(buf: &mut Buf, seed: u64, n: u64) {
     for block in buf.chunks_exact_mut(BLOCK_BYTES) {
         block.fill(0);
@@ -281,8 +281,9 @@ fn stamp(buf: &mut Buf, seed: u64, n: u64) {
 
 const MARK: u64 = u64::from_le_bytes(*b"rio demo");
 
-/// Reads all that may have been written: how far groups are whole, and how many are visible beyond.
-fn look(stream: &mut Stream, seed: u64, submitted: u64) -> Result<(u64, u64), Failure> {
+/// Reads all blocks that may have been written: the end of the complete groups, and the number of
+/// visible ones beyond.
+fn read_back(stream: &mut Stream, seed: u64, submitted: u64) -> Result<(u64, u64), Failure> {
     let (mut prefix, mut beyond) = (0, 0);
     let mut bytes = Vec::new();
     let (mut read_to, mut first_read) = (0, 0);
@@ -295,7 +296,7 @@ fn look(stream: &mut Stream, seed: u64, submitted: u64) -> Result<(u64, u64), Fa
                 let blocks = READ_BLOCKS.min(end - block);
                 bytes.resize(blocks as usize * BLOCK_BYTES, 0);
                 stream
-                    .read(block, &mut bytes)
+                    .read(block, &mut bytes, None)
                     .map_err(|error| Failure::new(Code::Storage, error.to_string()))?;
                 (first_read, read_to) = (block, block + blocks);
             }
@@ -331,7 +332,7 @@ mod tests {
         OwnTargets::start(&plan).unwrap()
     }
 
-    /// Groups that fit into the volume.
+    /// Number of groups that fit into the volume.
     fn room(own: &OwnTargets) -> u64 {
         let (volume, _) =
             Volume::open(own.volume(), own.members(), &OpenOptions::default()).unwrap();
@@ -341,10 +342,10 @@ mod tests {
         room
     }
 
-    /// A writer that is ten times as fast gets ten times as far until the power is gone, and one that
-    /// is faster still has filled the volume by then; one that is ten times as slow just takes longer.
+    /// The power cut does not depend on the writer's speed. A writer that is ten times as fast gets
+    /// ten times as far, a faster one fills the volume, and a slow one takes longer.
     #[test]
-    fn the_power_goes_however_fast_the_writer_is() {
+    fn the_power_cut_does_not_depend_on_the_writers_speed() {
         let room = room(&targets());
         let usual = room / 20;
         let slow = || thread::sleep(Duration::from_micros(200));
@@ -352,13 +353,13 @@ mod tests {
             [(usual, &|| ()), (10 * usual, &|| ()), (10 * room, &|| ()), (usual / 2, &slow)];
         for (seed, (cut_after, before_group)) in (1..).zip(courses) {
             let mut own = targets();
-            // In this order, as in the demo: `none` leaves nothing in a log.
+            // In this order, as in the demo: `none` leaves no entries in a log.
             for engine in [EngineKind::Rio, EngineKind::None] {
                 let view = cut_on(&mut own, engine, seed, Course { cut_after, before_group });
                 let view = view.unwrap();
                 assert!(view.submitted >= cut_after.min(room), "{view:?}");
                 assert!(view.submitted <= room, "{view:?}");
-                assert!(view.is_prefix() || engine == EngineKind::None, "{view:?}");
+                assert!(view.is_prefix() || !engine.capabilities().keeps_order, "{view:?}");
             }
         }
     }
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_and_a_loss_are_no_prefix() {
+    fn a_hole_or_a_loss_is_not_a_prefix() {
         let good = CutView {
             submitted: 100,
             confirmed: 50,

@@ -1,4 +1,4 @@
-//! A log region as `rio log dump` prints it.
+//! A log region in the form that `rio log dump` prints.
 
 use riopipe_lab::{
     table::{Align, Table},
@@ -6,7 +6,7 @@ use riopipe_lab::{
     units,
 };
 use riopipe_order::attribute::{Flags, Kind};
-use riopipe_order::log_region::{LogKind, RegionHeader, VolumeRecord, VolumeState};
+use riopipe_order::log_region::{RegionHeader, VolumeRecord, VolumeState};
 use riopipe_order::ordering_log::{LogError, LoggedEntry, Scan};
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ pub(super) struct RegionView {
     uuid: String,
     boot: String,
     this_boot: bool,
-    /// Whether a target would believe it (T19).
+    /// Whether a target would accept it (T19).
     trusted: bool,
     served: bool,
     incarnation: u32,
@@ -54,7 +54,7 @@ struct MemberView {
 #[derive(Debug, Serialize)]
 pub(super) struct PartitionView {
     stream: u16,
-    /// Why it can't be read; then nothing else is there.
+    /// The reason why it can't be read; the other fields are then empty.
     error: Option<String>,
     #[serde(flatten)]
     found: Option<Found>,
@@ -63,7 +63,7 @@ pub(super) struct PartitionView {
 #[derive(Debug, Serialize)]
 struct Found {
     released: u64,
-    /// The newest released group of which it knows, and its tag.
+    /// The newest released group in the log, and its tag.
     tag_seq: u64,
     tag: u64,
     settled: bool,
@@ -106,12 +106,7 @@ impl RegionView {
         Self {
             schema: "rio-log/1",
             region: region.to_owned(),
-            kind: match header.kind {
-                LogKind::File => "file",
-                LogKind::Dax => "dax",
-                LogKind::Block => "block",
-                LogKind::Pci => "pci",
-            },
+            kind: header.kind.name(),
             bytes: header.len,
             uuid: hex(&header.uuid),
             boot: hex(&header.boot),
@@ -177,6 +172,7 @@ impl EntryView {
             (Flags::FLUSH, "flush"),
             (Flags::IN_PLACE, "in_place"),
             (Flags::SPLIT, "split"),
+            (Flags::EXTEND, "extend"),
         ];
         Self {
             position: entry.position.0,
@@ -202,7 +198,7 @@ impl EntryView {
     }
 }
 
-/// As UUIDs are written.
+/// In the form of a UUID.
 fn hex(id: &[u8; 16]) -> String {
     riopipe_order::attribute::VolumeId(*id).to_string()
 }
@@ -283,7 +279,8 @@ impl PartitionView {
             row[7] = terminal.paint(Colour::Red, error);
             return row;
         };
-        let life = format!("generation {}, incarnation {}", found.generation, found.incarnation);
+        let incarnation =
+            format!("generation {}, incarnation {}", found.generation, found.incarnation);
         [
             self.stream.to_string(),
             found.released.to_string(),
@@ -294,7 +291,7 @@ impl PartitionView {
             found.live.to_string(),
             found.torn.to_string(),
             found.stale.to_string(),
-            life,
+            incarnation,
             if found.settled { "settled" } else { "" }.to_owned(),
         ]
     }
@@ -316,7 +313,7 @@ impl PartitionView {
             ("persisted", Align::Left),
             ("flags", Align::Left),
             ("tag", Align::Left),
-            ("life", Align::Left),
+            ("incarnation", Align::Left),
         ]);
         for entry in entries {
             table.row([

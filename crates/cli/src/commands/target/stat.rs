@@ -10,7 +10,7 @@ use riopipe_target::Stat;
 use crate::{
     args::target::Stat as Args,
     failure::Failure,
-    live::{self, Figures, Teller},
+    live::{self, Figures, SourceKind},
     output::Output,
     stage_table,
 };
@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 }
 
 impl Figures for Stat {
-    const TELLER: Teller = Teller::Target;
+    const KIND: SourceKind = SourceKind::Target;
 
     fn since(&self, before: &Self) -> Self {
         Self::since(self, before)

@@ -1,8 +1,10 @@
-//! `rio volume write|read|verify`: a real file in a volume.
+//! `rio volume write
+//! read
+//! verify`: a local file in a volume.
 
 use std::{path::PathBuf, time::Instant};
 
-use riopipe::Why;
+use riopipe::SubmitErrorKind;
 use riopipe_lab::{terminal::Terminal, units};
 use serde::Serialize;
 
@@ -101,7 +103,7 @@ fn difference(args: &Verify, comparison: &Comparison) -> String {
     }
 }
 
-/// What a failed copy means for the exit code.
+/// The exit code of a failed copy.
 pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
     let code = match error {
         CopyError::Source { .. }
@@ -116,7 +118,10 @@ pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
         | CopyError::Unfinished(_)
         | CopyError::Checksum { .. } => Code::Differs,
         CopyError::Interrupted => Code::Interrupted,
-        CopyError::Store(StoreError::Submit(Why::TooLarge(_) | Why::TooManyEntries)) => Code::Usage,
+        CopyError::Store(
+            StoreError::Buf(_)
+            | StoreError::Submit(SubmitErrorKind::TooLarge(_) | SubmitErrorKind::TooManyEntries),
+        ) => Code::Usage,
         CopyError::Store(_) => Code::Storage,
     };
     let failure = Failure::new(code, error.to_string());
@@ -133,7 +138,7 @@ fn rate(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds } else { 0.0 }
 }
 
-/// A progress bar that also knows of Ctrl-C.
+/// A progress bar that also observes Ctrl-C.
 pub(crate) struct Bar<'a> {
     output: &'a Output,
     what: &'static str,
@@ -159,7 +164,7 @@ impl Watch for Bar<'_> {
     }
 }
 
-/// A file, as all results show it.
+/// A file in results.
 #[derive(Debug, Serialize)]
 pub(crate) struct FileView {
     name: String,

@@ -29,14 +29,14 @@ pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
     let recovery = Volume::recover(&args.open.name, &addresses, &options, &mut |step| {
         progress.of(step.total as u64);
         progress.at(step.done as u64);
-        progress.say(step.step);
+        progress.set_message(step.step);
     })
     .map_err(|error| open_failure(&error))?;
     drop(progress);
     output.result(&View::new(recovery))
 }
 
-/// What was found and done, for people and as JSON.
+/// The findings and actions of a recovery, as text and as JSON.
 #[derive(Serialize)]
 struct View {
     schema: &'static str,
@@ -46,7 +46,7 @@ struct View {
     nothing: bool,
     streams: Vec<StreamView>,
     steps_ms: StepsView,
-    /// Log slots that the crash has torn.
+    /// Number of log slots that the crash has torn.
     torn: u64,
     saved: Option<PathBuf>,
     #[serde(skip)]
@@ -66,7 +66,7 @@ struct StreamView {
     undone: Vec<RangeView>,
     in_place: Vec<InPlaceView>,
     log_given_up: bool,
-    /// Fresh writes that were left because of that.
+    /// Fresh writes that were kept because of that.
     in_doubt: Vec<InPlaceView>,
     acknowledge: bool,
 }

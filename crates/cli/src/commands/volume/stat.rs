@@ -10,7 +10,7 @@ use riopipe_lab::{
 use crate::{
     args::volume::Stat as Args,
     failure::Failure,
-    live::{self, Figures, Teller},
+    live::{self, Figures, SourceKind},
     output::Output,
     stage_table,
 };
@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 }
 
 impl Figures for VolumeStat {
-    const TELLER: Teller = Teller::Volume;
+    const KIND: SourceKind = SourceKind::Volume;
 
     fn since(&self, before: &Self) -> Self {
         Self::since(self, before)
@@ -87,8 +87,8 @@ fn streams(now: &VolumeStat, before: Option<&VolumeStat>, terminal: &Terminal) -
     table.render(terminal)
 }
 
-/// Groups per second that became complete between two looks. Marks alone don't tell: they go on
-/// from where the volume's last owner was.
+/// Groups per second that became complete between two readings. The marks alone do not suffice:
+/// they continue from those of the volume's last owner.
 fn rate(stream: &StreamStat, now: &VolumeStat, before: Option<&VolumeStat>) -> Option<f64> {
     let before = before.filter(|before| now.is_same_life(before))?;
     let before = before.streams.iter().find(|then| then.id == stream.id)?;
@@ -145,7 +145,7 @@ mod tests {
         let rate = units::count(2_000.0);
         let line = text.lines().find(|line| line.starts_with("0 ")).unwrap();
         assert!(line.trim_end().ends_with(&rate), "no {rate:?} in {line:?}");
-        // Opened again since: nobody knows where it began.
+        // Opened again since: its start is unknown.
         let again = VolumeStat { generation: 8, ..stat(1.0, 9_000) };
         assert_eq!(rate_of(&again, &before), None);
     }

@@ -1,4 +1,4 @@
-//! A volume as `rio volume create` and `show` print it.
+//! A volume in the form that `rio volume create` and `show` print.
 
 use riopipe::{MemberInfo, VolumeInfo};
 use riopipe_lab::{
@@ -10,16 +10,16 @@ use serde::Serialize;
 
 use crate::output::Report;
 
-/// How we came to know it.
+/// The source of the description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// It has just been made.
+pub(super) enum Origin {
+    /// The volume has just been created.
     Created,
-    /// It was there.
+    /// The volume existed.
     Found,
 }
 
-/// A volume; its JSON is the library's description of it, its size in bytes and its state.
+/// A volume. Its JSON is the library's description of it, its size in bytes and its state.
 #[derive(Debug, Serialize)]
 pub(super) struct VolumeView<'a> {
     schema: &'static str,
@@ -28,22 +28,22 @@ pub(super) struct VolumeView<'a> {
     bytes: u64,
     state: &'static str,
     #[serde(skip)]
-    said: Said,
+    origin: Origin,
 }
 
 impl<'a> VolumeView<'a> {
-    pub(super) fn new(info: &'a VolumeInfo, said: Said) -> Self {
+    pub(super) fn new(info: &'a VolumeInfo, origin: Origin) -> Self {
         Self {
             schema: "rio-volume/1",
             info,
             bytes: info.blocks * u64::from(info.block_size),
             state: state(&info.members),
-            said,
+            origin,
         }
     }
 }
 
-/// Whether it could be opened now.
+/// Whether the volume could be opened now.
 fn state(members: &[MemberInfo]) -> &'static str {
     let any = |what: fn(&MemberInfo) -> bool| members.iter().any(what);
     if any(|member| member.owner.is_some()) {
@@ -60,9 +60,9 @@ fn state(members: &[MemberInfo]) -> &'static str {
 impl Report for VolumeView<'_> {
     fn text(&self, terminal: &Terminal) -> String {
         let info = self.info;
-        let what = match self.said {
-            Said::Created => format!("Volume {:?} is made", info.name),
-            Said::Found => format!("Volume {:?}", info.name),
+        let what = match self.origin {
+            Origin::Created => format!("Volume {:?} is made", info.name),
+            Origin::Found => format!("Volume {:?}", info.name),
         };
         let mut text = format!(
             "{what}: {}, engine {}, {} streams, stripe unit {}, generation {}\n\
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn golden_json() {
         let info = info();
-        let json = serde_json::to_value(VolumeView::new(&info, Said::Found)).unwrap();
+        let json = serde_json::to_value(VolumeView::new(&info, Origin::Found)).unwrap();
         let keys = |value: &serde_json::Value| {
             let mut keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
             keys.sort();
@@ -184,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn text_says_what_it_is_and_whether_it_can_be_opened() {
+    fn the_text_describes_the_volume_and_its_state() {
         let mut info = info();
-        let text = |info: &VolumeInfo| VolumeView::new(info, Said::Found).text(&Terminal::PLAIN);
+        let text = |info: &VolumeInfo| VolumeView::new(info, Origin::Found).text(&Terminal::PLAIN);
         for part in ["\"journal\"", "2 GiB", "engine rio", "64 KiB", "192.0.2.2:4421", "not in use"]
         {
             assert!(text(&info).contains(part), "{part}: {}", text(&info));

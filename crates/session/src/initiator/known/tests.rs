@@ -2,10 +2,11 @@ use alloc::string::String;
 use alloc::vec;
 
 use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::LogKind;
 
 use super::*;
 use crate::label::MemberId;
-use crate::wire::{Extension, LogKind};
+use crate::wire::Extension;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 
@@ -21,7 +22,7 @@ fn controller(vwc: bool) -> Controller {
     };
     let extension = Extension {
         version: 1,
-        log_kind: LogKind::Dax,
+        log_kind: Some(LogKind::Dax),
         incarnation: 1,
         region: [3; 16],
         boot: [9; 16],

@@ -16,6 +16,7 @@ use crate::wire;
 ///
 /// [`Phase::Undo`]: super::Phase::Undo
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpeningError {
     /// A target is missing (T20).
     #[error(
@@ -32,7 +33,7 @@ pub enum OpeningError {
     /// The volume was taken over, while it was being opened or while it was open (T8).
     #[error(
         "the volume was taken over by {}, and nothing is written for this owner any more: drop the \
-         volume; if it is to be yours, open it again (--take-over fences an owner that is there)",
+         volume; if it is to be yours, open it again (take_over fences an owner that is there)",
         .by.as_deref().unwrap_or("another initiator")
     )]
     TakenOver {

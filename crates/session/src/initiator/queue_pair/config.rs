@@ -32,6 +32,19 @@ pub struct QpConfig {
     pub maxr2t: u32,
     /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
     pub data_max: u32,
+    /// The incarnation of the target that the queue belongs to, if it speaks the extension; of I/O
+    /// queues.
+    pub incarnation: Option<u32>,
+}
+
+/// An I/O queue that a stream may open on a connection of its own: what it is to be, and what the
+/// controller takes in one capsule. Nothing has been sent for it.
+#[derive(Clone, Debug)]
+pub struct IoQueue {
+    /// What it is to be.
+    pub config: QpConfig,
+    /// Data that may go with a command, in bytes.
+    pub in_capsule_bytes: u32,
 }
 
 impl QpConfig {
@@ -51,6 +64,7 @@ impl QpConfig {
             crc,
             maxr2t: 1,
             data_max: 1 << 20,
+            incarnation: None,
         }
     }
 

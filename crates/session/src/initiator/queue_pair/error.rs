@@ -5,6 +5,8 @@ use alloc::string::String;
 use riopipe_nvme::command::Status;
 use riopipe_nvme::pdu::{Fes, PduError};
 
+use crate::wire::retry;
+
 /// Why a command was not taken. Nothing of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
@@ -34,6 +36,7 @@ pub enum SubmitError {
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SessionError {
     /// The target broke the protocol; the termination request that says so is in the outbox.
     #[error("the target broke the protocol: {0}")]
@@ -75,6 +78,16 @@ pub enum SessionError {
     /// The connection ended before.
     #[error("the connection has ended")]
     Closed,
+}
+
+impl SessionError {
+    /// Whether the refusal goes away by itself: the target has not seen the end of the queue's last
+    /// connection yet.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        let Self::Refused { status, .. } = self else { return false };
+        retry::is_connect_passing(*status)
+    }
 }
 
 fn fes_name(code: u16) -> &'static str {

@@ -41,6 +41,7 @@ fn config() -> QpConfig {
         crc: soft,
         maxr2t: 1,
         data_max: 16384,
+        incarnation: None,
     }
 }
 

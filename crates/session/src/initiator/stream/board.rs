@@ -162,6 +162,15 @@ impl Seat {
         });
     }
 
+    /// A target is in this incarnation, as somebody knows who is not bound there: in a newer one than
+    /// was known, nobody is up to date.
+    pub(super) fn hears_of(&self, incarnation: u32) {
+        self.change(|word| match incarnation > word.incarnation {
+            true => Word { incarnation, current: 0, ..word },
+            false => word,
+        });
+    }
+
     /// The stream has nothing left to replay.
     pub(super) fn up_to_date(&mut self) {
         let Some(mine) = self.incarnation.filter(|_| !self.current) else { return };

@@ -7,9 +7,9 @@ use riopipe_order::engine::Cause;
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
-use super::MARK;
 use super::board::Seat;
-use crate::initiator::queue_pair::{Data, QueuePair};
+use super::{StreamQueue, Tag};
+use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -82,7 +82,7 @@ pub(super) struct Loss {
 
 #[derive(Debug)]
 pub(super) struct Link<P> {
-    pub(super) queue: QueuePair<P>,
+    pub(super) queue: StreamQueue<P>,
     pub(super) out: Outbox<P>,
     pub(super) state: State,
     /// When the target last answered, or was first asked something, ns.
@@ -103,7 +103,7 @@ pub(super) struct Link<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Link<P> {
-    pub(super) fn new(queue: QueuePair<P>, seat: Seat, start: Seq) -> Self {
+    pub(super) fn new(queue: StreamQueue<P>, seat: Seat, start: Seq) -> Self {
         Self {
             queue,
             out: Outbox::new(),
@@ -134,7 +134,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
     /// Tells the target durably how far the stream is released.
     pub(super) fn tell_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
-        let sent = self.queue.submit(mark, MARK, Data::None, &mut self.out).is_ok();
+        let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
         if sent {
             self.told = (released, now);
             self.marks_out += 1;

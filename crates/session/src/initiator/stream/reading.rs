@@ -1,10 +1,12 @@
-//! The read that a stream has under way, in parts: one for each drive it touches.
+//! The reads that a stream has under way, in parts: one for each place on a drive.
+//!
+//! One call of the stream's owner may read several extents. Their parts are all sent at once.
 
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 
-use super::READ;
+use super::Tag;
 use super::link::Link;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
@@ -15,7 +17,7 @@ pub(super) struct ReadPart {
     pub(super) nsid: u32,
     pub(super) lba: u64,
     pub(super) blocks: u32,
-    /// Where it starts in the whole read, bytes.
+    /// Where it starts in all that is read, bytes.
     pub(super) offset: usize,
     pub(super) sent: bool,
     pub(super) ended: bool,
@@ -23,7 +25,8 @@ pub(super) struct ReadPart {
 
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    pub(super) number: u8,
+    /// Which call: what comes for one that was given up is not taken for a later one's.
+    pub(super) number: u32,
     pub(super) parts: Vec<ReadPart>,
     pub(super) unsent: usize,
     pub(super) outstanding: usize,
@@ -31,11 +34,28 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// The part that a command of the read under way is for.
-    pub(super) fn part(&self, user: u64) -> Option<usize> {
-        let index = user as u32 as usize;
+    /// The part that a command of the read under way is for, which `server` has answered.
+    pub(super) fn part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
+        let index = part as usize;
         let part = self.parts.get(index)?;
-        (self.number == (user >> 32) as u8 && !part.ended).then_some(index)
+        let own = self.number == number && part.server == server;
+        (own && !part.ended).then_some(index)
+    }
+
+    /// Begins a new read, of nothing so far. An earlier one that has not ended is given up.
+    pub(super) fn begin(&mut self) {
+        self.number = self.number.wrapping_add(1);
+        self.parts.clear();
+        self.failed = None;
+        self.unsent = 0;
+        self.outstanding = 0;
+    }
+
+    /// Has another part to be read.
+    pub(super) fn add(&mut self, part: ReadPart) {
+        self.parts.push(part);
+        self.unsent += 1;
+        self.outstanding += 1;
     }
 
     pub(super) fn end(&mut self, index: usize, status: Status) {
@@ -81,8 +101,8 @@ impl Reading {
             }
             let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-            let user = READ | u64::from(self.number) << 32 | index as u64;
-            if link.queue.submit(sqe, user, data, &mut link.out).is_err() {
+            let tag = Tag::Read { number: self.number, part: index as u32 };
+            if link.queue.submit(sqe, tag, data, &mut link.out).is_err() {
                 if link.reads_out == 0 {
                     link.seat.end_read();
                 }

@@ -13,14 +13,14 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Status};
 use riopipe_order::attribute::{Attribute, Member, Seq};
-use riopipe_order::engine::{Cause, Engine, EngineKind, Failure, Payload};
+use riopipe_order::engine::{Cause, Engine, Failure, Payload};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
 
 use super::link::{Loss, PATIENCE_MIN_NS, State, Step};
-use super::{BIND, BindRefused, IDLE_MARK_NS, LIST, LinkState, StreamSession};
-use crate::initiator::queue_pair::{Data, QueuePair};
+use super::{BindRefused, IDLE_MARK_NS, LinkState, StreamQueue, StreamSession, Tag, idle_mark};
+use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
 
@@ -53,7 +53,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let survives = self.config.loss_ns > 0
             && !probe::planted(Plant::P7GiveUpAtOnce)
-            && self.config.engine == EngineKind::Rio
+            && (self.config.engine.capabilities().can_replay || self.reads_only)
             && self.engine.failure().is_none()
             && (!link.bound || self.engine.suspend(server));
         if !survives {
@@ -77,7 +77,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Takes a new connection to a server that [is wanted](Self::wants_rejoin), not started, and
     /// opens the handshake on it. Nothing of the old connection may be fed to the session any
     /// more.
-    pub fn rejoin(&mut self, server: u16, queue: QueuePair<P>, now: u64) {
+    pub fn rejoin(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
         let link = &mut self.links[usize::from(server)];
         if link.state != State::Down {
             debug_assert!(false, "no connection to server {server} was wanted");
@@ -98,6 +98,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         link.cut();
         link.state = State::Dead;
+        self.unsettled = true;
         self.reading.give_up(server);
         probe::hit(Rare::GivenUp);
         self.marks = self.engine.poll();
@@ -151,7 +152,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let mut first: Option<u64> = None;
         let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
-        let idle_mark = self.idle_mark();
+        let idle_mark = idle_mark(&*self.engine, self.config.engine);
         for link in &self.links {
             if let (Some(loss), false) = (link.loss, link.carries()) {
                 at(loss.since.saturating_add(self.config.loss_ns));
@@ -197,13 +198,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     self.bind(server as u16, now);
                 }
                 State::Joining(Step::Reads) if link.seat.unread() => {
-                    self.replay(server as u16, now)
-                }
-                State::Replaying if !self.engine.replaying(server as u16) => {
-                    link.state = State::Up;
-                    link.seat.up_to_date();
+                    self.replay(server as u16, now);
                 }
                 _ => {}
+            }
+            // Also where a replay has just begun: with nothing to replay no answer will come, and no
+            // deadline would bring the session back here (P8).
+            let link = &mut self.links[server];
+            if link.state == State::Replaying && !self.engine.replaying(server as u16) {
+                link.state = State::Up;
+                link.seat.up_to_date();
             }
         }
         self.tick(now);
@@ -215,8 +219,19 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[cold]
     pub(super) fn news(&mut self, server: u16, news: News, now: u64) {
         match news {
-            News::Connected if self.config.engine == EngineKind::Rio => self.bind(server, now),
-            News::Connected => self.links[usize::from(server)].state = State::Up,
+            News::Connected if self.config.engine.capabilities().needs_binding => {
+                self.bind(server, now);
+            }
+            News::Connected => {
+                let link = &mut self.links[usize::from(server)];
+                // Who has lost its cache has not got back what streams have delivered before they
+                // are bound there again (P9).
+                if let Some(incarnation) = link.queue.config().incarnation {
+                    link.seat.hears_of(incarnation);
+                }
+                link.loss = None;
+                link.state = State::Up;
+            }
             News::Bound(cqe) => self.bound(server, &cqe, now),
             News::Listed(cqe) => self.listed(server, &cqe, now),
             News::Broken(status) => self.lost(server, Cause::Status(status.code()), now),
@@ -232,7 +247,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         } else {
             wire::bind_command(volume, stream, generation, config.start)
         };
-        let sent = link.queue.submit(bind, BIND, Data::None, &mut link.out);
+        let sent = link.queue.submit(bind, Tag::Bind, Data::None, &mut link.out);
         debug_assert!(sent.is_ok(), "a fresh queue has room");
         link.progress = now;
         link.state = State::Joining(Step::Bind);
@@ -289,7 +304,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         link.listing.page.clear();
         link.listing.page.resize(len, 0);
         let command = wire::own_list_command(from, len);
-        let sent = link.queue.submit(command, LIST, Data::Read(len as u32), &mut link.out);
+        let sent = link.queue.submit(command, Tag::List, Data::Read(len as u32), &mut link.out);
         debug_assert!(sent.is_ok(), "a queue with nothing else under way has room");
         link.state = State::Joining(Step::List);
     }

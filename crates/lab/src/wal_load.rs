@@ -1,0 +1,120 @@
+//! Producers that append records to a log and wait until each is durable, as the transactions of a
+//! database do.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use riopipe_wal::{AppendError, DurableError, TrimError, Wal};
+use serde::Serialize;
+
+use crate::harness::Window;
+use crate::latency::Latencies;
+
+/// The parameters of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalLoad {
+    /// Number of threads, each of which appends one record at a time.
+    pub producers: u32,
+    /// Length of a record in bytes.
+    pub record_bytes: usize,
+    /// Duration of the run.
+    pub window: Window,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct WalSample {
+    /// Durable records per second.
+    pub records_per_s: f64,
+    /// Time from the call of `append` until the record was known to be durable.
+    pub latencies: Latencies,
+}
+
+/// The figures of a log over all rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WalFigures {
+    /// Durable records per second: median.
+    pub records_per_s: f64,
+    /// Median of the time to durability in µs, over all rounds.
+    pub p50_us: f64,
+    /// 99th percentile of that time in µs, over all rounds.
+    pub p99_us: f64,
+}
+
+/// The reason why a run failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WalLoadError {
+    /// A record was not accepted.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+    /// A record did not become durable.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+    /// Records were not dropped.
+    #[error(transparent)]
+    Trim(#[from] TrimError),
+    /// No record became durable in the measured time.
+    #[error("no record became durable within {0:?}: measure for longer")]
+    Nothing(Duration),
+}
+
+/// Longest time for one record.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs all producers, each of which appends again as soon as its record is durable. Durable
+/// records are trimmed whenever half of the log is used. It ends early when `stop` is set.
+///
+/// # Errors
+/// [`WalLoadError`].
+pub fn run(wal: &Wal, load: &WalLoad, stop: &AtomicBool) -> Result<WalSample, WalLoadError> {
+    let begin = Instant::now() + load.window.warm_up;
+    let end = begin + load.window.duration;
+    let produce = || -> Result<Latencies, WalLoadError> {
+        let record = vec![0x5a; load.record_bytes];
+        let mut latencies = Latencies::new();
+        loop {
+            let since = Instant::now();
+            if since >= end || stop.load(Ordering::Relaxed) {
+                return Ok(latencies);
+            }
+            let lsn = wal.append(&record)?;
+            wal.wait_durable(lsn, Some(RECORD_TIMEOUT))?;
+            let now = Instant::now();
+            if since >= begin && now <= end {
+                latencies.record(u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX));
+            }
+            let stat = wal.stat();
+            if stat.free_blocks < stat.blocks / 2 {
+                wal.trim(stat.durable)?;
+            }
+        }
+    };
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.producers).map(|_| scope.spawn(produce)).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            // A panic of a producer continues here.
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>, WalLoadError>>()
+    })?;
+    let mut latencies = Latencies::new();
+    results.iter().for_each(|of_thread| latencies.add(of_thread));
+    let count = latencies.summary().count;
+    if count == 0 {
+        return Err(WalLoadError::Nothing(load.window.duration));
+    }
+    let records_per_s = count as f64 / load.window.duration.as_secs_f64();
+    Ok(WalSample { records_per_s, latencies })
+}
+
+impl WalFigures {
+    /// The figures of all rounds.
+    #[must_use]
+    pub fn of(records_per_s: f64, samples: &[WalSample]) -> Self {
+        let mut latencies = Latencies::new();
+        samples.iter().for_each(|sample| latencies.add(&sample.latencies));
+        let summary = latencies.summary();
+        let us = |ns: u64| ns as f64 / 1e3;
+        Self { records_per_s, p50_us: us(summary.p50_ns), p99_us: us(summary.p99_ns) }
+    }
+}

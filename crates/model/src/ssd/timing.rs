@@ -1,0 +1,220 @@
+//! Completion times of the modelled drive, without its data.
+//!
+//! Each completion time is computed at submission from `now`, the earlier operations and the seed.
+//! docs/media.md has the formulas; this file is their only implementation.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::Profile;
+use crate::seed::Seed;
+
+/// The times at which each part of a drive is free again. All times are in ns on the caller's
+/// clock, which must not decrease.
+#[derive(Debug, Clone)]
+pub struct Timing {
+    profile: &'static Profile,
+    /// Controller and link, which commands use one after the other.
+    port_free: u64,
+    /// Time at which all accepted blocks will have been programmed.
+    drained: u64,
+    /// Time at which each part of the medium is free for a read.
+    units_free: Vec<u64>,
+    /// The latest FLUSH: executed from `.0` to `.1`.
+    flush: (u64, u64),
+    random: Seed,
+}
+
+impl Timing {
+    /// An idle drive. `seed` determines the spread of write latencies.
+    pub fn new(profile: &'static Profile, seed: u64) -> Timing {
+        Timing {
+            profile,
+            port_free: 0,
+            drained: 0,
+            units_free: vec![0; profile.units as usize],
+            flush: (0, 0),
+            random: Seed::new(seed),
+        }
+    }
+
+    /// Time at which a write of `blocks` blocks that arrives at `now` completes.
+    pub fn write(&mut self, now: u64, blocks: u64) -> u64 {
+        let p = self.profile;
+        let drain = p.drain_block_ns();
+        // The cache has space as soon as only `cache - blocks` of the earlier blocks are left.
+        let room = p.cache_blocks.saturating_sub(blocks) * drain;
+        let start = now.max(self.port_free).max(self.drained.saturating_sub(room));
+        let arrived = start + p.write_command_ns.max(blocks * p.link_block_ns);
+        self.port_free = arrived;
+        self.drained = self.drained.max(arrived) + blocks * drain;
+        let spread = self.random.below(p.write_spread_ns.max(1));
+        arrived + p.write_latency_ns - p.write_spread_ns / 2 + spread
+    }
+
+    /// Time at which a command that only changes the drive's tables (write zeroes, deallocate)
+    /// completes.
+    pub fn table(&mut self, now: u64) -> u64 {
+        let p = self.profile;
+        let start = now.max(self.port_free);
+        self.port_free = start + p.write_command_ns;
+        self.port_free + p.write_latency_ns
+    }
+
+    /// Time at which a read of `blocks` blocks from `lba` on that arrives at `now` completes.
+    pub fn read(&mut self, now: u64, lba: u64, blocks: u64) -> u64 {
+        let p = self.profile;
+        let start = now.max(self.port_free);
+        let taken = start + p.read_command_ns.max(blocks * p.link_block_ns);
+        self.port_free = taken;
+        let first = lba / p.read_unit_blocks;
+        let last = (lba + blocks - 1) / p.read_unit_blocks;
+        let mut end = taken;
+        for page in first..=last {
+            // Neighbouring pages are on neighbouring units, as a flash translation layer with
+            // striping places them.
+            let free = &mut self.units_free[(page % p.units) as usize];
+            *free = (*free).max(taken) + p.read_unit_ns;
+            end = end.max(*free);
+        }
+        end + p.read_latency_ns
+    }
+
+    /// Time at which a FLUSH that arrives at `now` completes.
+    ///
+    /// It waits for the FLUSH in execution; those that wait together are executed together.
+    pub fn flush(&mut self, now: u64) -> u64 {
+        let p = self.profile;
+        if p.plp {
+            return now + p.flush_base_ns;
+        }
+        let (start, end) = self.flush;
+        let start = if start > now { start } else { now.max(end) };
+        let end = start.max(self.drained) + p.flush_base_ns;
+        self.flush = (start, end);
+        if p.flush_blocks_all {
+            self.port_free = self.port_free.max(end);
+        }
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BinaryHeap;
+    use core::cmp::Reverse;
+
+    use super::*;
+    use crate::ssd::{FLASH, OPTANE};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Operations per second of a loop that submits the next one when the one `depth` earlier
+    /// has completed.
+    fn rate(depth: usize, count: u64, mut submit: impl FnMut(u64, u64) -> u64) -> u64 {
+        let mut ends = BinaryHeap::new();
+        let mut now = 0;
+        for i in 0..count {
+            if ends.len() == depth {
+                let Reverse(end) = ends.pop().unwrap();
+                now = u64::max(now, end);
+            }
+            ends.push(Reverse(submit(now, i)));
+        }
+        while let Some(Reverse(end)) = ends.pop() {
+            now = u64::max(now, end);
+        }
+        count * SECOND / now
+    }
+
+    fn near(value: u64, expected: u64) -> bool {
+        value.abs_diff(expected) * 50 <= expected
+    }
+
+    #[test]
+    fn rates_are_those_of_the_data_sheets() {
+        for (profile, one, many) in [(&FLASH, 50_000, 450_000), (&OPTANE, 100_000, 488_000)] {
+            let mut drive = Timing::new(profile, 1);
+            let r = rate(1, 10_000, |now, _| drive.write(now, 1));
+            assert!(near(r, one), "{} write, depth 1: {r}", profile.name);
+            let mut drive = Timing::new(profile, 1);
+            let r = rate(128, 1_000_000, |now, _| drive.write(now, 1));
+            assert!(near(r, many), "{} write, depth 128: {r}", profile.name);
+        }
+        for (profile, one, many) in [(&FLASH, 15_000, 500_000), (&OPTANE, 112_000, 550_000)] {
+            let mut drive = Timing::new(profile, 1);
+            let r = rate(1, 10_000, |now, i| drive.read(now, i * 997, 1));
+            assert!(near(r, one), "{} read, depth 1: {r}", profile.name);
+            let mut drive = Timing::new(profile, 1);
+            let r = rate(512, 1_000_000, |now, i| drive.read(now, i * 4, 1));
+            assert!(near(r, many), "{} read, depth 512: {r}", profile.name);
+        }
+    }
+
+    #[test]
+    fn the_cache_takes_a_burst_at_link_speed_and_then_drains() {
+        let blocks = 32;
+        let burst = FLASH.cache_blocks / blocks;
+        let mut drive = Timing::new(&FLASH, 1);
+        let r = rate(8, burst, |now, _| drive.write(now, blocks)) * blocks * 4096 / 1_000_000;
+        assert!(r > 3_000, "{r} MB/s");
+        let mut drive = Timing::new(&FLASH, 1);
+        let r = rate(8, 100 * burst, |now, _| drive.write(now, blocks)) * blocks * 4096 / 1_000_000;
+        assert!(near(r, 2_400), "{r} MB/s");
+    }
+
+    #[test]
+    fn a_flush_takes_its_base_time_plus_the_dirty_blocks() {
+        let mut drive = Timing::new(&FLASH, 1);
+        assert_eq!(drive.flush(100), 100 + FLASH.flush_base_ns);
+
+        let mut drive = Timing::new(&FLASH, 1);
+        drive.write(0, 1000);
+        let arrived = 1000 * FLASH.link_block_ns;
+        let dirty = 1000 * FLASH.drain_block_ns();
+        assert_eq!(drive.flush(arrived), arrived + dirty + FLASH.flush_base_ns);
+    }
+
+    #[test]
+    fn a_flush_delays_later_commands_and_waiting_flushes_merge() {
+        let mut drive = Timing::new(&FLASH, 1);
+        let first = drive.flush(0);
+        let second = drive.flush(10);
+        let third = drive.flush(20);
+        assert_eq!(second, first + FLASH.flush_base_ns);
+        assert_eq!(third, second);
+        assert!(drive.write(30, 1) > third);
+
+        let mut drive = Timing::new(&OPTANE, 1);
+        let flush = drive.flush(0);
+        assert_eq!(flush, OPTANE.flush_base_ns);
+        assert!(drive.read(0, 0, 1) < flush);
+    }
+
+    /// A stream flushes before its log is full even without a request (T1): twice per 2 MiB of
+    /// 64-byte entries. That must cost little.
+    #[test]
+    fn flushing_twice_per_log_leaves_most_of_the_rate() {
+        let every = (2 << 20) / 64 / 2;
+        let mut drive = Timing::new(&FLASH, 1);
+        let r = rate(128, 1_000_000, |now, i| {
+            if i % every == every - 1 {
+                drive.flush(now);
+            }
+            drive.write(now, 1)
+        });
+        // every × 2.222 µs of writing to 1.72 ms of FLUSH.
+        assert!(near(r, 450_000 * 955 / 1000), "{r}");
+    }
+
+    #[test]
+    fn same_seed_same_times() {
+        let times = |seed| {
+            let mut drive = Timing::new(&FLASH, seed);
+            (0..100).map(|i| drive.write(i * 3, 1)).collect::<Vec<_>>()
+        };
+        assert_eq!(times(7), times(7));
+        assert_ne!(times(7), times(8));
+        assert!(!times(7).is_sorted(), "writes complete out of order");
+    }
+}

@@ -1,0 +1,91 @@
+//! Which engines there are, by name, and what each of them does and needs.
+
+use core::fmt;
+
+use super::{none, rio, sync};
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// No order at all: the ceiling.
+    None,
+    /// Linux's: transfer, FLUSH, next.
+    Sync,
+    /// Rio's.
+    Rio,
+}
+
+impl EngineKind {
+    /// All engines, in the order that tables print them.
+    pub const ALL: [Self; 3] = [Self::Sync, Self::Rio, Self::None];
+
+    /// The one that a volume is made for unless its maker says otherwise.
+    pub const PREFERRED: Self = Self::Rio;
+
+    /// The one that runs where [`PREFERRED`](Self::PREFERRED) can't (T17).
+    pub const FALLBACK: Self = Self::Sync;
+
+    /// What it does and needs.
+    #[must_use]
+    #[inline]
+    pub const fn capabilities(self) -> Capabilities {
+        match self {
+            Self::None => none::CAPABILITIES,
+            Self::Sync => sync::CAPABILITIES,
+            Self::Rio => rio::CAPABILITIES,
+        }
+    }
+
+    /// The one word that chooses it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Sync => "sync",
+            Self::Rio => "rio",
+        }
+    }
+
+    /// The engine of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// What it promises, in one sentence.
+    #[must_use]
+    pub const fn promise(self) -> &'static str {
+        match self {
+            Self::None => "no order: after a crash any subset of the unflushed writes may be there",
+            Self::Sync => {
+                "groups in order, each durable before the next starts; a group cut by a crash may be there in part"
+            }
+            Self::Rio => "after a crash a prefix of whole groups, never a hole",
+        }
+    }
+}
+
+/// What an engine does and needs, for those who run streams and volumes with it. Each engine states
+/// its own, beside its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// After a crash no group is there without all groups before it.
+    pub keeps_order: bool,
+    /// A group counts as complete only once it is durable, and the next one is not sent before: to
+    /// submit more than one at a time gains nothing.
+    pub completes_durable: bool,
+    /// Its entries are in the targets' ordering logs: the volume needs room there, the released
+    /// mark must reach the targets (T1), and recovery finds a prefix and undoes the rest.
+    pub keeps_log: bool,
+    /// The target keeps the order of what comes on a connection that is bound to the stream: the
+    /// connection is bound before anything is sent, and the target judges failed FLUSHes (T22).
+    pub needs_binding: bool,
+    /// A lost connection costs time only: what is not durable is sent again (P7).
+    pub can_replay: bool,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

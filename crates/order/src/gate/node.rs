@@ -1,0 +1,69 @@
+//! The gate's part of an entry, and the table that has it.
+
+use super::step::Ticket;
+
+/// No ticket.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A table of entries, by ticket.
+///
+/// # Panics
+/// Both functions do if the ticket is beyond the table.
+pub trait Table {
+    /// The gate's part of an entry.
+    fn node(&self, ticket: Ticket) -> &Node;
+
+    /// The same, to be changed.
+    fn node_mut(&mut self, ticket: Ticket) -> &mut Node;
+}
+
+/// What the gate keeps of an entry. It stays in the caller's table, beside whatever else the caller
+/// keeps of the entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    pub(super) lba: u64,
+    pub(super) end: u64,
+    pub(super) ordinal: u32,
+    /// Neighbours on the drive's list.
+    pub(super) before: u32,
+    pub(super) after: u32,
+    /// Earlier entries, not completed, that overlap this one.
+    pub(super) blockers: u32,
+    pub(super) drive: u8,
+    pub(super) writes: bool,
+    pub(super) flush: bool,
+    pub(super) state: State,
+}
+
+impl Node {
+    /// Of a ticket that is free.
+    pub const FREE: Self = Self {
+        lba: 0,
+        end: 0,
+        ordinal: 0,
+        before: NONE,
+        after: NONE,
+        blockers: 0,
+        drive: 0,
+        writes: false,
+        flush: false,
+        state: State::Free,
+    };
+
+    #[inline]
+    pub(super) const fn overlaps(&self, other: &Self) -> bool {
+        self.lba < other.end && other.lba < self.end
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    /// Arrived before its predecessors.
+    Early,
+    /// Admitted, but its write would overlap one under way.
+    Waiting,
+    Writing,
+    /// Written (or with nothing to write): the FLUSH is to come or under way.
+    Unflushed,
+}

@@ -1,0 +1,228 @@
+//! What becomes of what is found where a log region should be.
+
+use super::{
+    Class, CreateError, HEADER_BYTES, LogKind, OpenError, PARTITION_ALIGN, RegionHeader, inspect,
+};
+use crate::region::{Crc32c, Region};
+
+/// Where a log region should be, and what is known of the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Size of the whole place in bytes.
+    pub len: usize,
+    /// The kind of medium that it is now.
+    pub kind: LogKind,
+    /// The running system's boot.
+    pub boot: [u8; 16],
+}
+
+/// What becomes of what is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It is opened for service.
+    Open,
+    /// Nothing is there: a new region is made.
+    Create,
+    /// It is given up, and a new region is made. With its header, where that can be believed: its
+    /// volumes get back the room that they had (T26).
+    GiveUp(Option<RegionHeader>),
+    /// It is lost and left as it is: its volumes are refused and their members guarded, while other
+    /// namespaces are served (T19, T21).
+    Lost(RegionHeader),
+}
+
+/// Why a place is not served at all (T19). It is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// What is there is no region that this program can serve.
+    #[error(transparent)]
+    Region(#[from] OpenError),
+    /// A new region can't be made.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// A new region would have no room for a volume.
+    #[error(
+        "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
+    )]
+    TooSmall {
+        /// Its size, bytes.
+        have: usize,
+        /// The least it must have, bytes.
+        need: usize,
+    },
+    /// It was made on a medium of another kind, and there are volumes in it.
+    #[error(transparent)]
+    Kind(#[from] OtherKind),
+}
+
+/// A log region that was made on a medium of another kind than the one it is opened on.
+///
+/// What the kind says of a power cut decides later whether the log is trusted (T19): a region that
+/// is stamped `block` but was last served through a mapped file would vouch for what no fence had
+/// made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
+     Serve it as before, or give it up (accept_lost_log)",
+    medium(*made), as_medium(*now)
+)]
+pub struct OtherKind {
+    /// How it is stamped.
+    pub made: LogKind,
+    /// What it is now.
+    pub now: LogKind,
+}
+
+/// What made a region that has this stamp.
+const fn medium(kind: LogKind) -> &'static str {
+    match kind {
+        LogKind::File => "a mapped file (file:), or on something that a power cut empties",
+        LogKind::Dax => "persistent memory (dax:)",
+        LogKind::Block => "a block device (block:)",
+        LogKind::Pci => "a drive's memory (pci:)",
+    }
+}
+
+const fn as_medium(kind: LogKind) -> &'static str {
+    match kind {
+        LogKind::File => "from memory that a power cut empties",
+        LogKind::Dax => "as persistent memory (dax:)",
+        LogKind::Block => "as a block device (block:)",
+        LogKind::Pci => "as a drive's memory (pci:)",
+    }
+}
+
+/// Decides what becomes of what is at a place, of which `header` is the first [`HEADER_BYTES`], or
+/// all of it if it is smaller. With `accept_lost`, what can't be trusted is given up.
+///
+/// # Errors
+/// [`Refused`]: what to do, never "nothing to undo" (T19).
+pub fn decide<R: Region>(
+    header: &R,
+    place: Place,
+    accept_lost: bool,
+    crc: Crc32c,
+) -> Result<Decision, Refused> {
+    let need = HEADER_BYTES + PARTITION_ALIGN;
+    if place.len < need && is_zero(header) {
+        return Err(Refused::TooSmall { have: place.len, need });
+    }
+    match inspect(header, place.len, place.boot, crc) {
+        Class::Blank => Ok(Decision::Create),
+        Class::StaleBoot(found) if accept_lost => Ok(Decision::GiveUp(Some(found))),
+        Class::Damaged { .. } if accept_lost => Ok(Decision::GiveUp(None)),
+        Class::Ours(found) | Class::StaleBoot(found) if found.kind != place.kind => {
+            if accept_lost || found.volumes.is_empty() {
+                return Ok(Decision::GiveUp(Some(found)));
+            }
+            Err(OtherKind { made: found.kind, now: place.kind }.into())
+        }
+        Class::StaleBoot(found) => Ok(Decision::Lost(found)),
+        Class::Ours(_) => Ok(Decision::Open),
+        Class::Newer { version } => Err(OpenError::Newer { version }.into()),
+        Class::NotALog => Err(OpenError::NotALog.into()),
+        Class::Damaged { what } => Err(OpenError::Damaged { what }.into()),
+    }
+}
+
+fn is_zero<R: Region>(region: &R) -> bool {
+    let mut word = [0; 8];
+    (0..region.len() / 8).all(|at| {
+        region.read(8 * at, &mut word);
+        word == [0; 8]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::attribute::{Member, VolumeId};
+    use crate::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use crate::region::MemRegion;
+    use riopipe_nvme::digest::soft as crc32c;
+
+    const LEN: usize = 1 << 20;
+
+    fn place(kind: LogKind, boot: u8) -> Place {
+        Place { len: LEN, kind, boot: [boot; 16] }
+    }
+
+    /// A region of this kind, last served in boot 1, with a volume or without.
+    fn made(kind: LogKind, has_volume: bool) -> MemRegion {
+        let header = MemRegion::new(HEADER_BYTES);
+        let mut region = LogRegion::create(header, LEN, [1; 16], [1; 16], kind, crc32c).unwrap();
+        if has_volume {
+            let members = vec![MemberNamespace { member: Member(0), nsid: 1 }];
+            let id = VolumeId([7; 16]);
+            let volume = NewVolume { id, streams: 1, slots: 64, members };
+            region.add_volume(volume, |_, _| Ok(())).unwrap();
+        }
+        region.into_region()
+    }
+
+    fn decided(found: &MemRegion, place: Place, accept: bool) -> Result<&'static str, Refused> {
+        decide(found, place, accept, crc32c).map(|decision| match decision {
+            Decision::Open => "open",
+            Decision::Create => "create",
+            Decision::GiveUp(Some(_)) => "give up a known one",
+            Decision::GiveUp(None) => "give up",
+            Decision::Lost(_) => "lost",
+        })
+    }
+
+    #[test]
+    fn t19_each_kind_of_find_has_its_end() {
+        let blank = MemRegion::new(HEADER_BYTES);
+        let file = made(LogKind::File, true);
+        let block = made(LogKind::Block, true);
+        let mut torn = file.clone();
+        torn.bytes_mut()[100] ^= 1;
+        torn.bytes_mut()[4096 + 100] ^= 1;
+        let mut other = blank.clone();
+        other.bytes_mut()[5000] = 1;
+        let here = place(LogKind::File, 1);
+        let next = place(LogKind::File, 2);
+        let device = place(LogKind::Block, 2);
+        for (found, place, without, with) in [
+            (&blank, here, Ok("create"), Ok("create")),
+            (&file, here, Ok("open"), Ok("open")),
+            (&file, next, Ok("lost"), Ok("give up a known one")),
+            (&block, device, Ok("open"), Ok("open")),
+            (
+                &torn,
+                here,
+                Err(OpenError::Damaged { what: "neither header copy is readable" }.into()),
+                Ok("give up"),
+            ),
+            (&other, here, Err(OpenError::NotALog.into()), Err(OpenError::NotALog.into())),
+            (
+                &block,
+                here,
+                Err(OtherKind { made: LogKind::Block, now: LogKind::File }.into()),
+                Ok("give up a known one"),
+            ),
+            (
+                &made(LogKind::Block, false),
+                here,
+                Ok("give up a known one"),
+                Ok("give up a known one"),
+            ),
+        ] {
+            assert_eq!(decided(found, place, false), without);
+            assert_eq!(decided(found, place, true), with);
+        }
+    }
+
+    #[test]
+    fn a_place_without_room_is_told_how_much_it_needs() {
+        let small = Place { len: 4096, kind: LogKind::File, boot: [1; 16] };
+        let need = HEADER_BYTES + PARTITION_ALIGN;
+        let too_small = Err(Refused::TooSmall { have: 4096, need });
+        assert_eq!(decided(&MemRegion::new(4096), small, true), too_small);
+        let mut other = MemRegion::new(4096);
+        other.bytes_mut()[0] = 1;
+        assert_eq!(decided(&other, small, true), Err(OpenError::NotALog.into()));
+    }
+}

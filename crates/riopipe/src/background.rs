@@ -1,0 +1,198 @@
+//! The background thread of a volume: it drives the streams whose owners are elsewhere, as the
+//! [`BackgroundDriver`] decides.
+//!
+//! It touches a stream only if it gets the stream's ownership flag at once. It sleeps until
+//! something happens to a stream that it looks after, or until the next owner may have gone away;
+//! with nothing open there is no thread at all.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
+use riopipe_order::attribute::StreamId;
+use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Look};
+
+use crate::shared::lock;
+use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::watched::Watched;
+
+/// How long to rest when the thread cannot wait for events.
+const REST: Duration = Duration::from_millis(50);
+
+/// A stream, as the background thread knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenStream {
+    pub(crate) shell: Arc<Owned<StreamShell>>,
+    pub(crate) handle: Arc<StreamHandle>,
+}
+
+/// The open streams of a volume, and the thread that looks after them while there are any.
+#[derive(Debug)]
+pub(crate) struct Background {
+    volume: String,
+    poller: Poller,
+    waker: Waker,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    streams: BTreeMap<StreamId, OpenStream>,
+    /// Counts changes of `streams`.
+    version: u64,
+    running: bool,
+}
+
+impl Background {
+    pub(crate) fn new(volume: &str) -> Result<Arc<Self>, PollerError> {
+        let poller = Poller::new()?;
+        let waker = poller.waker();
+        Ok(Arc::new(Self { volume: volume.into(), poller, waker, state: Mutex::default() }))
+    }
+
+    /// A stream is open from now on.
+    pub(crate) fn add(self: &Arc<Self>, id: StreamId, stream: OpenStream) {
+        let mut state = lock(&self.state);
+        state.streams.insert(id, stream);
+        state.version += 1;
+        if state.running {
+            self.waker.wake();
+            return;
+        }
+        let background = Arc::clone(self);
+        let builder = std::thread::Builder::new().name("riopipe-bg".into());
+        match builder.spawn(move || background.run()) {
+            Ok(_) => state.running = true,
+            Err(error) => {
+                tracing::error!(
+                    volume = %self.volume, %error,
+                    "no thread to look after idle streams: poll them"
+                );
+            }
+        }
+    }
+
+    /// A stream is gone. Its id may be another one's by now: a closed stream may be opened again
+    /// before the old one is dropped.
+    pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
+        let mut state = lock(&self.state);
+        if state.streams.get(&id).is_some_and(|there| Arc::ptr_eq(&there.handle, handle)) {
+            state.streams.remove(&id);
+            state.version += 1;
+            self.waker.wake();
+        }
+    }
+
+    /// The published marks of all open streams. The streams are not touched, so that the caller is
+    /// never the last to have one.
+    pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched>)> {
+        let state = lock(&self.state);
+        let watched =
+            |(id, stream): (&StreamId, &OpenStream)| (*id, Arc::clone(&stream.handle.watched));
+        state.streams.iter().map(watched).collect()
+    }
+
+    /// The owner of a stream that had been taken over is back.
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    fn run(&self) {
+        let mut thread = Thread {
+            background: self,
+            version: 0,
+            driver: BackgroundDriver::new(BackgroundConfig::default()),
+            streams: BTreeMap::new(),
+        };
+        let mut events = Vec::new();
+        while thread.refresh() {
+            thread.round(now_ns(), &events);
+            let next = thread.driver.deadline();
+            let sleep = next.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+            if let Err(error) = self.poller.wait(&mut events, sleep) {
+                tracing::error!(%error, "the background thread cannot wait for events");
+                std::thread::sleep(REST);
+            }
+        }
+    }
+}
+
+/// What the thread has.
+struct Thread<'a> {
+    background: &'a Background,
+    version: u64,
+    driver: BackgroundDriver,
+    /// Each stream, and whether the thread's poller watches the stream's.
+    streams: BTreeMap<StreamId, (OpenStream, bool)>,
+}
+
+impl Thread<'_> {
+    /// Takes note of streams that came and went; false when none is left: the thread ends.
+    fn refresh(&mut self) -> bool {
+        let mut state = lock(&self.background.state);
+        if state.streams.is_empty() {
+            // The next stream that is opened starts a new thread, under this lock.
+            state.running = false;
+            return false;
+        }
+        if state.version == self.version {
+            return true;
+        }
+        self.version = state.version;
+        let Self { driver, streams, .. } = self;
+        streams.retain(|id, (stream, _)| {
+            let there = state.streams.get(id);
+            let same = there.is_some_and(|there| Arc::ptr_eq(&stream.shell, &there.shell));
+            if !same {
+                // A poller that is closed is no longer watched.
+                driver.remove(*id);
+            }
+            same
+        });
+        for (id, stream) in &state.streams {
+            streams.entry(*id).or_insert_with(|| {
+                driver.add(*id);
+                (stream.clone(), false)
+            });
+        }
+        true
+    }
+
+    /// Looks after the streams to which something has happened or that are due, and sees whether
+    /// the owners of the others are back.
+    fn round(&mut self, now: u64, events: &[Event]) {
+        let happened = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
+        for (id, turn) in self.driver.due(now, happened) {
+            let Some((OpenStream { shell, .. }, _)) = self.streams.get(&id) else { continue };
+            match shell.try_take() {
+                None => self.driver.in_call(id, now),
+                Some(mut shell) => {
+                    let attention = shell.driver.attention_mut();
+                    if self.driver.look(id, turn, attention, now) == Look::Drive {
+                        let next = shell.tend(self.driver.config().flush_ns);
+                        self.driver.tended(id, next);
+                    }
+                }
+            }
+            self.watch(id, now);
+        }
+    }
+
+    /// Watches a stream that has been taken over, and no other.
+    fn watch(&mut self, id: StreamId, now: u64) {
+        let Some((OpenStream { handle, .. }, watched)) = self.streams.get_mut(&id) else { return };
+        let poller = &self.background.poller;
+        if !self.driver.minds(id) {
+            if std::mem::take(watched) {
+                // It is watched, so this can't fail.
+                let _ = poller.remove(handle.poller());
+            }
+        } else if !*watched {
+            *watched = poller.add(handle.poller(), u64::from(id.0), Interest::Read).is_ok();
+            if !*watched {
+                self.driver.unwatched(id, now);
+            }
+        }
+    }
+}

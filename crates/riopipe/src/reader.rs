@@ -1,0 +1,246 @@
+//! Reading a volume from any thread, beside its streams.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use riopipe_net::{SpinPolicy, Waiter};
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_session::initiator::volume::state::ReserveError;
+
+use crate::error::{ReadError, StreamError};
+use crate::failure::Exhausted;
+use crate::reading::{ReadExtent, Reads};
+use crate::shared::{Inner, lock};
+use crate::start::start_reading;
+use crate::stream::nanos;
+use crate::stream_shell::{StreamHandle, StreamShell};
+
+/// How a reader is to work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReaderOptions {
+    /// How many calls may read at the same time, 1 to 64; others wait for their turn. Each has a
+    /// connection to every target, which is made when it is first needed and kept.
+    pub concurrent: usize,
+    /// Requests in flight per target and call, 1 to 1024.
+    pub queue_depth: usize,
+    /// How long a target may owe an answer before its connection is given up and made anew.
+    pub timeout: Duration,
+}
+
+impl Default for ReaderOptions {
+    fn default() -> Self {
+        Self { concurrent: 4, queue_depth: 32, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Reads an open volume from any thread: clone it and share it as you like. It has connections of its
+/// own, so that neither do its reads wait for a stream, nor a stream for them.
+///
+/// # What it sees
+///
+/// - Of every stream: each group that was complete when the read began, as its owner or a
+///   [`Watch`](crate::Watch) could know (P9). While a target is away, or gets again what it has lost,
+///   the read waits.
+/// - Of groups that are under way: of each block the old content or the new, in any mixture. There is
+///   no order among blocks, also not those of one group: to read a group whole, wait until it is
+///   complete.
+/// - What is complete and not durable may be gone after a crash. Before something outside of the
+///   volume depends on what was read, wait until it is durable.
+/// - A stream that failed and is [reopened](crate::Stream::reopen) has its groups beyond the prefix
+///   undone; reads before that may have seen them.
+///
+/// The volume stays open as long as a reader of it is there, unless it is
+/// [closed](crate::Volume::close).
+#[derive(Clone, Debug)]
+pub struct Reader(Arc<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    volume: Arc<Inner>,
+    options: ReaderOptions,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    idle: Vec<Session>,
+    /// Sessions that there are, or that are being made.
+    made: usize,
+    max: usize,
+}
+
+/// Connections to all targets, for one call at a time.
+#[derive(Debug)]
+struct Session {
+    id: StreamId,
+    shell: StreamShell,
+    handle: Arc<StreamHandle>,
+    waiter: Waiter,
+    volume: Arc<Inner>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shell.hang_up();
+        self.volume.forget_stream(self.id, &self.handle);
+        lock(&self.volume.state).reader_closed(self.id);
+    }
+}
+
+impl Session {
+    fn start(pool: &Pool, timeout: Option<Duration>) -> Result<Self, StartError> {
+        let volume = &pool.volume;
+        let (id, qids) = lock(&volume.state).reserve_reader().map_err(|error| match error {
+            ReserveError::NoQueue { server, queues } => {
+                StartError::NoQueue(volume.server_name(server), queues)
+            }
+            // Nothing else keeps a reader from starting.
+            _ => StartError::Other(Exhausted::Descriptors.into()),
+        })?;
+        let started = StreamHandle::new(Seq::ZERO).map_err(|_| Exhausted::Descriptors.into());
+        let started = started.and_then(|handle| {
+            let timeout = timeout.unwrap_or(volume.connect.timeout).min(volume.connect.timeout);
+            match start_reading(volume, id, &qids, &pool.options, timeout, &handle) {
+                Ok(shell) => Ok((shell, handle)),
+                Err(error) => {
+                    volume.forget_stream(id, &handle);
+                    Err(error)
+                }
+            }
+        });
+        let (shell, handle) = started.map_err(|error| {
+            lock(&volume.state).reader_closed(id);
+            StartError::Other(error)
+        })?;
+        let spin_ns = nanos(volume.connect.spin);
+        let waiter = Waiter::new(SpinPolicy { spin_ns, steady: false });
+        Ok(Self { id, shell, handle, waiter, volume: Arc::clone(volume) })
+    }
+}
+
+/// Why there is no session.
+enum StartError {
+    NoQueue(crate::TargetAddr, u16),
+    Other(StreamError),
+}
+
+impl Reader {
+    pub(crate) fn new(volume: Arc<Inner>, options: &ReaderOptions) -> Self {
+        let max = options.concurrent.clamp(1, 64);
+        let options =
+            ReaderOptions { queue_depth: options.queue_depth.clamp(1, 1024), ..options.clone() };
+        let state = Mutex::new(State { idle: Vec::new(), made: 0, max });
+        Self(Arc::new(Pool { volume, options, state, freed: Condvar::new() }))
+    }
+
+    /// Reads whole blocks at volume block `lba`, at most for `timeout`. What it may see is said
+    /// [above](Self#what-it-sees).
+    ///
+    /// # Errors
+    /// [`ReadError`]; what is in the buffer is not defined then.
+    pub fn read(
+        &self,
+        lba: u64,
+        into: &mut [u8],
+        timeout: Option<Duration>,
+    ) -> Result<(), ReadError> {
+        self.read_many(&mut [ReadExtent { lba, into }], timeout)
+    }
+
+    /// Reads several extents, all at once: in one round trip, as far as the queue depth allows.
+    ///
+    /// # Errors
+    /// [`ReadError`]; what is in the buffers is not defined then.
+    pub fn read_many(
+        &self,
+        extents: &mut [ReadExtent<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<(), ReadError> {
+        let volume = &self.0.volume;
+        let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
+        let mut reads = Reads::new(extents, volume.topology.blocks())?;
+        if volume.is_closed() {
+            return Err(ReadError::Closed);
+        }
+        if reads.is_empty() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        let late = |error| match (error, timeout) {
+            // What was left of it.
+            (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
+            (ReadError::Failed(failure), _) => {
+                ReadError::Target { target: failure.target, cause: failure.cause }
+            }
+            (error, _) => error,
+        };
+        let mut session = self.0.take(&left).map_err(late)?;
+        let result = reads.run(&mut session.shell, &mut session.waiter, left());
+        let fit = !matches!(result, Err(ReadError::Failed(_)));
+        // Nobody would take in what a target still owes, and streams could not replay until then (P9).
+        self.0.give_back((fit && !session.shell.driver.owes_reads()).then_some(session));
+        result.map_err(late)
+    }
+}
+
+impl Pool {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// A session that nobody uses; a new one, as long as there may be more.
+    fn take(&self, left: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
+        let mut state = self.state();
+        loop {
+            if let Some(session) = state.idle.pop() {
+                return Ok(session);
+            }
+            if state.made < state.max {
+                state.made += 1;
+                drop(state);
+                let error = match Session::start(self, left()) {
+                    Ok(session) => return Ok(session),
+                    Err(error) => error,
+                };
+                self.give_back(None);
+                if let Some(left @ Duration::ZERO) = left() {
+                    return Err(ReadError::Deadline(left));
+                }
+                state = self.state();
+                match error {
+                    // Fewer at a time will have to do.
+                    StartError::NoQueue(..) if state.made > 0 => state.max = state.made,
+                    StartError::NoQueue(target, queues) => {
+                        return Err(StreamError::NoQueue { target, queues }.into());
+                    }
+                    StartError::Other(StreamError::Target { target, source, .. }) => {
+                        return Err(ReadError::Call { target, source });
+                    }
+                    StartError::Other(error) => return Err(error.into()),
+                }
+                continue;
+            }
+            state = match left() {
+                Some(left) if left.is_zero() => return Err(ReadError::Deadline(left)),
+                Some(left) => {
+                    let waited = self.freed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.freed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// A session is free, or there is one less.
+    fn give_back(&self, session: Option<Session>) {
+        let mut state = self.state();
+        match session {
+            Some(session) => state.idle.push(session),
+            None => state.made -= 1,
+        }
+        drop(state);
+        self.freed.notify_one();
+    }
+}

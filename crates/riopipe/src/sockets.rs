@@ -1,0 +1,150 @@
+//! The sockets of an association's control queues: bytes go to and fro, and what is over is closed.
+
+use riopipe_net::{Interest, LinkError, Poller, PollerError, Received, RecvBuf, Socket};
+use riopipe_session::initiator::association::{Association, ConnectionEnd, ControlQueue};
+use riopipe_session::initiator::manager::AssociationManager;
+use riopipe_session::outbox::Outbox;
+
+use crate::association::Page;
+
+/// Bytes that one PDU may have at most: the largest read and its header.
+const RX_MAX: usize = (4 << 20) + 4096;
+
+/// What has control queues.
+pub(crate) trait Endpoint {
+    fn is_open(&self, queue: ControlQueue) -> bool;
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Page>;
+    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
+}
+
+macro_rules! endpoint {
+    ($type:ty) => {
+        impl Endpoint for $type {
+            fn is_open(&self, queue: ControlQueue) -> bool {
+                self.is_open(queue)
+            }
+            fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Page> {
+                self.outbox(queue)
+            }
+            fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
+                self.need(queue, buf)
+            }
+            fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+                self.received(queue, bytes, now)
+            }
+            fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+                self.closed(queue, end, now);
+            }
+        }
+    };
+}
+
+endpoint!(Association<Page>);
+endpoint!(AssociationManager<Page>);
+
+#[derive(Debug)]
+struct ControlSocket {
+    socket: Socket,
+    rx: RecvBuf,
+    /// Whether the poller watches for room to send.
+    wants_write: bool,
+}
+
+/// By [`ControlQueue`].
+#[derive(Debug, Default)]
+pub(crate) struct ControlSockets([Option<ControlSocket>; 3]);
+
+impl ControlSockets {
+    /// A queue has this connection from now on.
+    ///
+    /// # Errors
+    /// The poller cannot watch it.
+    pub(crate) fn put(
+        &mut self,
+        queue: ControlQueue,
+        socket: Socket,
+        poller: &Poller,
+    ) -> Result<(), PollerError> {
+        poller.add(&socket, queue as u64, Interest::Read)?;
+        let rx = RecvBuf::new(RX_MAX);
+        self.0[queue as usize] = Some(ControlSocket { socket, rx, wants_write: false });
+        Ok(())
+    }
+
+    /// Takes in what has come; whether something has. The admin queue comes first: it knows why the
+    /// others end.
+    pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint, now: u64) -> bool {
+        let mut came = false;
+        for queue in ControlQueue::ALL {
+            let Some(ControlSocket { socket, rx, .. }) = &mut self.0[queue as usize] else {
+                continue;
+            };
+            if !endpoint.is_open(queue) {
+                continue;
+            }
+            let filled = rx.fill(socket);
+            came |= !matches!(filled, Ok(Received::WouldBlock));
+            match filled {
+                Ok(Received::WouldBlock) => continue,
+                Ok(Received::Bytes(_)) => {}
+                Ok(Received::Closed) => {
+                    endpoint.closed(queue, ConnectionEnd::Closed, now);
+                    continue;
+                }
+                Err(error) => {
+                    endpoint.closed(queue, broken(&error), now);
+                    continue;
+                }
+            }
+            let used = endpoint.received(queue, rx.data(), now);
+            rx.consume(used);
+            if rx.reserve(endpoint.need(queue, rx.data())).is_err() {
+                let why = "a PDU larger than anything that was asked for".into();
+                endpoint.closed(queue, ConnectionEnd::Broken(why), now);
+            }
+        }
+        came
+    }
+
+    /// Sends what is to be sent, as far as the kernel takes it, and closes what is over.
+    pub(crate) fn send(&mut self, endpoint: &mut impl Endpoint, poller: &Poller, now: u64) {
+        for queue in ControlQueue::ALL {
+            let slot = &mut self.0[queue as usize];
+            let Some(control) = slot else { continue };
+            if let Err(error) = control.flush(endpoint.outbox(queue)) {
+                endpoint.closed(queue, broken(&error), now);
+            }
+            if !endpoint.is_open(queue) {
+                // Closing it ends the poller's watch.
+                *slot = None;
+                continue;
+            }
+            let wants_write = !endpoint.outbox(queue).is_empty();
+            if wants_write != control.wants_write {
+                control.wants_write = wants_write;
+                let interest = if wants_write { Interest::Both } else { Interest::Read };
+                // It has been added, so this can't fail.
+                let _ = poller.modify(&control.socket, queue as u64, interest);
+            }
+        }
+    }
+}
+
+impl ControlSocket {
+    fn flush(&self, out: &mut Outbox<Page>) -> Result<(), LinkError> {
+        while !out.is_empty() {
+            let sent = self.socket.send(out.slices())?;
+            out.consume(sent);
+            if sent == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn broken(error: &LinkError) -> ConnectionEnd {
+    ConnectionEnd::Broken(error.to_string())
+}

@@ -1,0 +1,477 @@
+//! A target's thread: it has the sockets of the target's association, and the clock. What is done
+//! when is decided by the [`Association`], and by the [`AssociationManager`] that it becomes when the
+//! volume is open.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use riopipe_net::{ConnectError, Poller, Socket, SocketOptions, connect, now_ns};
+use riopipe_nvme::discovery::Entry;
+use riopipe_order::attribute::StreamId;
+use riopipe_session::initiator::association::{
+    Association, AssociationError, AssociationState, ConnectFailure, DrivesState,
+};
+use riopipe_session::initiator::manager::{
+    Absence, AssociationManager, ConnectionId, ManagerConfig, ManagerEvent,
+};
+use riopipe_session::initiator::queue_pair::IoQueue;
+use riopipe_session::initiator::reconnect::ConnectRequest;
+
+use crate::addr::TargetAddr;
+use crate::association::Page;
+use crate::error::{AttachError, CallError};
+use crate::failure::Exhausted;
+use crate::shared::lock;
+use crate::sockets::ControlSockets;
+use crate::stream::nanos;
+use crate::stream_shell::{Mail, StreamHandle};
+
+/// Wakes the threads that wait for answers of some targets: something has happened at one of them.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Signal {
+    /// Changes with everything that happens.
+    pub(crate) fn count(&self) -> u64 {
+        *lock(&self.count)
+    }
+
+    fn tell(&self) {
+        let mut count = lock(&self.count);
+        *count = count.wrapping_add(1);
+        self.changed.notify_all();
+    }
+
+    /// Waits until something has happened since the count was `seen`, or for so long.
+    pub(crate) fn wait(&self, seen: u64, most: Duration) {
+        let deadline = now_ns().saturating_add(nanos(most));
+        let mut count = lock(&self.count);
+        while *count == seen {
+            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.changed.wait_timeout(count, left);
+            count = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Whose target it is once the volume is open.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    pub(crate) volume: String,
+    /// Which of the volume's servers it is.
+    pub(crate) index: usize,
+}
+
+#[derive(Debug)]
+struct Managed {
+    manager: AssociationManager<Page>,
+    owner: Owner,
+    loss_timeout: Duration,
+    /// The streams that have, or are to have, a connection of the association.
+    handles: BTreeMap<StreamId, Arc<StreamHandle>>,
+}
+
+#[derive(Debug)]
+enum Link {
+    Single(Box<Association<Page>>),
+    Managed(Box<Managed>),
+}
+
+#[derive(Debug)]
+struct Control {
+    link: Link,
+    sockets: ControlSockets,
+    /// The connection that was made for a stream last.
+    made: Option<Socket>,
+    /// Why the last connection could not be made.
+    connect_error: Option<ConnectError>,
+    over: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// As `host:port`.
+    pub(crate) name: TargetAddr,
+    timeout: Duration,
+    poller: Poller,
+    control: Mutex<Control>,
+    signal: Arc<Signal>,
+}
+
+impl Target {
+    /// Begins to set up an association.
+    pub(crate) fn start(
+        name: TargetAddr,
+        association: Association<Page>,
+        timeout: Duration,
+        signal: Arc<Signal>,
+    ) -> Result<Arc<Self>, CallError> {
+        let control = Control {
+            link: Link::Single(Box::new(association)),
+            sockets: ControlSockets::default(),
+            made: None,
+            connect_error: None,
+            over: false,
+        };
+        let poller = Poller::new().map_err(|_| Exhausted::Descriptors)?;
+        let control = Mutex::new(control);
+        let target = Arc::new(Self { name, timeout, poller, control, signal });
+        let own = Arc::clone(&target);
+        let thread = std::thread::Builder::new().name("riopipe-target".into());
+        match thread.spawn(move || own.run()) {
+            Ok(_) => Ok(target),
+            Err(_) => Err(Exhausted::Threads.into()),
+        }
+    }
+
+    fn run(&self) {
+        let mut events = Vec::new();
+        loop {
+            let (happened, wanted, deadline) = {
+                let mut control = lock(&self.control);
+                if control.over {
+                    return;
+                }
+                let happened = control.turn(&self.name, &self.poller);
+                (happened, control.wanted(), control.deadline())
+            };
+            if happened {
+                self.signal.tell();
+            }
+            if let Some(wanted) = wanted {
+                self.connect(wanted);
+                self.signal.tell();
+                continue;
+            }
+            let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+            if let Err(error) = self.poller.wait(&mut events, sleep) {
+                tracing::error!(target = %self.name, %error, "cannot wait for events");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    /// Makes a connection; others may use the target meanwhile.
+    fn connect(&self, wanted: ConnectionId) {
+        let made = connect(self.name.as_str(), self.timeout, &SocketOptions::default());
+        let mut control = lock(&self.control);
+        if !control.over {
+            control.connected(wanted, made, &self.poller);
+        }
+    }
+
+    /// Waits until discovery has listed what there is.
+    pub(crate) fn discovered(&self) -> Result<Vec<Entry>, AttachError> {
+        loop {
+            let seen = self.signal.count();
+            let mut control = lock(&self.control);
+            if let Link::Single(association) = &control.link {
+                if let Some(entries) = association.discovered() {
+                    return Ok(entries.to_vec());
+                }
+                if let AssociationState::Lost(error) = association.state() {
+                    let (error, nqn) = (error.clone(), association.subnqn().to_owned());
+                    let connect_error = control.connect_error.take();
+                    return Err(AttachError::of(&self.name, nqn, error, connect_error));
+                }
+            }
+            drop(control);
+            self.signal.wait(seen, self.timeout);
+        }
+    }
+
+    /// Why there is no association.
+    pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
+        let mut control = lock(&self.control);
+        let nqn = match &control.link {
+            Link::Single(association) => association.subnqn().to_owned(),
+            Link::Managed(_) => String::new(),
+        };
+        AttachError::of(&self.name, nqn, error, control.connect_error.take())
+    }
+
+    /// Calls `f` with the association, as long as the volume is not open.
+    pub(crate) fn with_association<R>(
+        &self,
+        f: impl FnOnce(&mut Association<Page>) -> R,
+    ) -> Option<R> {
+        self.change(|control, _| match &mut control.link {
+            Link::Single(association) => Some(f(association)),
+            Link::Managed(_) => None,
+        })
+    }
+
+    /// Calls `f` with the association's manager, once the volume is open.
+    pub(crate) fn with_manager(&self, f: &mut dyn FnMut(&mut AssociationManager<Page>)) {
+        self.change(|control, _| {
+            if let Link::Managed(managed) = &mut control.link {
+                f(&mut managed.manager);
+            }
+        });
+    }
+
+    /// Changes something, sends what is to be sent, and has the rest seen to.
+    fn change<T>(&self, change: impl FnOnce(&mut Control, u64) -> T) -> T {
+        let mut control = lock(&self.control);
+        let result = change(&mut control, now_ns());
+        control.send(&self.poller);
+        drop(control);
+        self.poller.waker().wake();
+        result
+    }
+
+    /// A fresh I/O queue of the association, for a stream. From now on, until it is
+    /// [forgotten](Self::forget), the stream is told when an association ends.
+    pub(crate) fn io_queue(
+        &self,
+        request: &ConnectRequest,
+        handle: &Arc<StreamHandle>,
+    ) -> Result<IoQueue, CallError> {
+        let mut control = lock(&self.control);
+        let queue = control.association()?.io_queue(request.qid, request.depth);
+        let queue = queue.ok_or(CallError::Closed)?;
+        if let Link::Managed(managed) = &mut control.link {
+            managed.handles.insert(request.stream, Arc::clone(handle));
+        }
+        Ok(queue)
+    }
+
+    /// A stream is gone. Another one may have its number by now.
+    pub(crate) fn forget(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
+        if let Link::Managed(managed) = &mut lock(&self.control).link
+            && managed.handles.get(&stream).is_some_and(|there| Arc::ptr_eq(there, handle))
+        {
+            managed.handles.remove(&stream);
+        }
+    }
+
+    /// The volume is open: from now on the association is kept.
+    pub(crate) fn manage(&self, config: ManagerConfig, owner: Owner) {
+        let loss_timeout = Duration::from_nanos(config.loss_ns);
+        let mut control = lock(&self.control);
+        let Link::Single(association) = &mut control.link else { return };
+        // What is put in its place lasts no longer than this function.
+        let nothing = Association::new(association.config().clone());
+        let association = core::mem::replace(&mut **association, nothing);
+        let manager = AssociationManager::new(association, config);
+        let handles = BTreeMap::new();
+        control.link = Link::Managed(Box::new(Managed { manager, owner, loss_timeout, handles }));
+        drop(control);
+        self.poller.waker().wake();
+    }
+
+    /// A stream wants another connection.
+    pub(crate) fn request(&self, request: ConnectRequest) {
+        self.change(|control, now| {
+            if let Link::Managed(managed) = &mut control.link {
+                managed.manager.request(request, now);
+            }
+        });
+    }
+
+    /// Why the target is away, if it is.
+    pub(crate) fn absence(&self) -> Option<Absence> {
+        match &lock(&self.control).link {
+            Link::Single(_) => None,
+            Link::Managed(managed) => managed.manager.absence().cloned(),
+        }
+    }
+
+    /// Ends it, unless the volume has been opened.
+    pub(crate) fn stop_unless_open(&self) {
+        let is_open = matches!(lock(&self.control).link, Link::Managed(_));
+        if !is_open {
+            self.stop();
+        }
+    }
+
+    /// Ends it: the target learns at once that the owner is gone, and for good.
+    pub(crate) fn stop(&self) {
+        self.change(|control, now| {
+            control.over = true;
+            match &mut control.link {
+                Link::Single(association) => association.hang_up(),
+                Link::Managed(managed) => managed.manager.stop(now),
+            }
+        });
+    }
+}
+
+impl Control {
+    /// One round of what is to be done; whether something has happened.
+    fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
+        let now = now_ns();
+        let before = self.state();
+        let came = match &mut self.link {
+            Link::Single(association) => {
+                let came = self.sockets.receive(&mut **association, now);
+                association.timeout(now);
+                came
+            }
+            Link::Managed(managed) => {
+                let came = self.sockets.receive(&mut managed.manager, now);
+                managed.manager.timeout(now);
+                while let Some(event) = managed.manager.next_event() {
+                    managed.act(name, event, &mut self.made);
+                }
+                came
+            }
+        };
+        self.send(poller);
+        came || self.state() != before
+    }
+
+    /// What time alone may change.
+    fn state(&mut self) -> (u32, bool, bool) {
+        let number = match &self.link {
+            Link::Single(_) => 0,
+            Link::Managed(managed) => managed.manager.number(),
+        };
+        let association = self.association().ok();
+        let stands = association.is_some();
+        let failed = association.is_some_and(|a| matches!(a.drives(), DrivesState::Failed(_)));
+        (number, stands, failed)
+    }
+
+    fn send(&mut self, poller: &Poller) {
+        let now = now_ns();
+        match &mut self.link {
+            Link::Single(association) => self.sockets.send(&mut **association, poller, now),
+            Link::Managed(managed) => self.sockets.send(&mut managed.manager, poller, now),
+        }
+    }
+
+    fn wanted(&self) -> Option<ConnectionId> {
+        match &self.link {
+            Link::Single(association) => association.wants_connection().map(ConnectionId::Control),
+            Link::Managed(managed) => managed.manager.wants_connection(),
+        }
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        match &self.link {
+            Link::Single(association) => association.deadline(),
+            Link::Managed(managed) => managed.manager.deadline(),
+        }
+    }
+
+    fn connected(
+        &mut self,
+        wanted: ConnectionId,
+        made: Result<Socket, ConnectError>,
+        poller: &Poller,
+    ) {
+        let now = now_ns();
+        let socket = match made {
+            Ok(socket) => socket,
+            Err(error) => {
+                let failure = ConnectFailure(error.to_string());
+                self.connect_error = Some(error);
+                return self.connect_failed(wanted, failure, now);
+            }
+        };
+        let is_local = socket.peer().ip().is_loopback();
+        match wanted {
+            ConnectionId::Control(queue) => {
+                if let Err(error) = self.sockets.put(queue, socket, poller) {
+                    let failure = ConnectFailure(error.to_string());
+                    return self.connect_failed(wanted, failure, now);
+                }
+            }
+            ConnectionId::Stream(_) => self.made = Some(socket),
+        }
+        match (&mut self.link, wanted) {
+            (Link::Single(association), ConnectionId::Control(queue)) => {
+                association.connected(queue, is_local, now);
+            }
+            (Link::Managed(managed), _) => managed.manager.connected(wanted, is_local, now),
+            (Link::Single(_), ConnectionId::Stream(_)) => {}
+        }
+    }
+
+    fn connect_failed(&mut self, wanted: ConnectionId, failure: ConnectFailure, now: u64) {
+        match (&mut self.link, wanted) {
+            (Link::Single(association), ConnectionId::Control(queue)) => {
+                association.connect_failed(queue, failure);
+            }
+            (Link::Managed(managed), _) => managed.manager.connect_failed(wanted, failure, now),
+            (Link::Single(_), ConnectionId::Stream(_)) => {}
+        }
+    }
+
+    /// The association, if it stands; else why not.
+    fn association(&mut self) -> Result<&mut Association<Page>, CallError> {
+        match &mut self.link {
+            Link::Single(association) => match association.state() {
+                AssociationState::Lost(error) => Err(error.clone().into()),
+                _ => Ok(association),
+            },
+            Link::Managed(managed) => {
+                let why = managed.manager.absence().map(|absence| absence.why.clone());
+                match (managed.manager.association(), why) {
+                    (Some(association), _) => Ok(association),
+                    (None, Some(why)) => Err(CallError::Away(why)),
+                    (None, None) => Err(CallError::Closed),
+                }
+            }
+        }
+    }
+}
+
+impl Managed {
+    /// Tells streams and the log of what has happened.
+    fn act(&mut self, target: &TargetAddr, event: ManagerEvent, made: &mut Option<Socket>) {
+        let Owner { volume, index: server } = &self.owner;
+        let server = *server;
+        match event {
+            ManagerEvent::Lost { why } => {
+                for handle in self.handles.values() {
+                    handle.post(Mail::AssociationEnded { server });
+                }
+                if self.loss_timeout.is_zero() {
+                    tracing::warn!(
+                        %volume, %target, error = %why,
+                        "lost the target; no time is given for it to come back"
+                    );
+                } else {
+                    tracing::warn!(
+                        %volume, %target, error = %why, loss_timeout = ?self.loss_timeout,
+                        "lost the target; trying to reach it again"
+                    );
+                }
+            }
+            ManagerEvent::Back { away_ns, attempts } => tracing::info!(
+                %volume, %target, after_ms = away_ns / 1_000_000, attempts,
+                "the target is back"
+            ),
+            ManagerEvent::GivenUp { away_ns } => tracing::error!(
+                %volume, %target, away_ms = away_ns / 1_000_000,
+                "given up: the streams fail; when the target comes back they can be reopened"
+            ),
+            ManagerEvent::Refused { why, cause } => {
+                if !self.loss_timeout.is_zero() {
+                    tracing::error!(
+                        %volume, %target, %why, "the target will not have this owner back"
+                    );
+                }
+                for handle in self.handles.values() {
+                    handle.post(Mail::GiveUp { server, cause });
+                }
+            }
+            ManagerEvent::StreamConnection { stream, queue } => {
+                if let (Some(socket), Some(handle)) = (made.take(), self.handles.get(&stream)) {
+                    let queue = Box::new(queue);
+                    handle.post(Mail::Connected { server, socket, queue });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The commands of one queue that have no answer yet.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Cqe, Sqe};
+
+use super::error::AskError;
+use crate::initiator::queue_pair::{Data, Event, QueuePair, SessionError, SubmitError};
+use crate::outbox::Outbox;
+
+/// Keep Alive commands that may be out at a time. A target that has so many before it needs no
+/// more of them, and the queue's room is for others.
+const KEEP_ALIVES_MAX: usize = 3;
+
+/// Whose command it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// The association itself: a Keep Alive, sent at this time.
+    KeepAlive(u64),
+    /// The caller, with its name for the command.
+    Caller(u64),
+}
+
+#[derive(Debug)]
+struct Question {
+    /// Counts all commands of the association, so that no answer is taken for another's (T23).
+    number: u64,
+    asker: Asker,
+    /// The data that has come so far.
+    page: Vec<u8>,
+}
+
+/// A queue and the commands on it that have no answer yet.
+#[derive(Debug)]
+pub(super) struct Commands<P> {
+    pair: QueuePair<P>,
+    questions: Vec<Question>,
+    /// When a caller's command last made progress, or the first one was asked, ns.
+    progress: u64,
+}
+
+impl<P: AsRef<[u8]> + Clone> Commands<P> {
+    pub(super) fn new(pair: QueuePair<P>) -> Self {
+        Self { pair, questions: Vec::new(), progress: 0 }
+    }
+
+    pub(super) fn start(&mut self, out: &mut Outbox<P>) {
+        self.pair.start(out);
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.pair.is_ready()
+    }
+
+    pub(super) fn need(&self, buf: &[u8]) -> usize {
+        self.pair.need(buf)
+    }
+
+    /// Sends a caller's command.
+    pub(super) fn ask(
+        &mut self,
+        number: u64,
+        name: u64,
+        sqe: Sqe,
+        data: Data<'_, P>,
+        now: u64,
+        out: &mut Outbox<P>,
+    ) -> Result<(), AskError> {
+        let page = match &data {
+            Data::Read(len) => vec![0; *len as usize],
+            _ => Vec::new(),
+        };
+        self.pair.submit(sqe, number, data, out).map_err(|error| match error {
+            SubmitError::Full => AskError::Full { owed: self.questions.len() },
+            SubmitError::NotReady => AskError::NotReady,
+            error => AskError::Data(error),
+        })?;
+        if !self.questions.iter().any(Question::is_callers) {
+            self.progress = now;
+        }
+        self.questions.push(Question { number, asker: Asker::Caller(name), page });
+        Ok(())
+    }
+
+    /// Sends a Keep Alive, unless the target has enough to answer.
+    pub(super) fn keep_alive(&mut self, number: u64, now: u64, out: &mut Outbox<P>) {
+        let out_already = self.questions.iter().filter(|question| !question.is_callers()).count();
+        if out_already < KEEP_ALIVES_MAX
+            && self.pair.submit(Sqe::keep_alive(), number, Data::None, out).is_ok()
+        {
+            let asker = Asker::KeepAlive(now);
+            self.questions.push(Question { number, asker, page: Vec::new() });
+        }
+    }
+
+    /// Takes in what came; see [`QueuePair::receive`].
+    pub(super) fn receive(
+        &mut self,
+        bytes: &[u8],
+        now: u64,
+        out: &mut Outbox<P>,
+        mut on: impl FnMut(u64, Cqe, Vec<u8>),
+    ) -> Result<usize, SessionError> {
+        let Self { pair, questions, progress } = self;
+        pair.receive(bytes, out, |event| match event {
+            Event::Ready { .. } => {}
+            Event::Data { user, offset, bytes } => {
+                let Some(question) = questions.iter_mut().find(|q| q.number == user) else {
+                    return;
+                };
+                *progress = now;
+                let at = offset as usize;
+                // The queue pair lets nothing through beyond what was asked for.
+                if let Some(part) = question.page.get_mut(at..at + bytes.len()) {
+                    part.copy_from_slice(bytes);
+                }
+            }
+            Event::Done { user, cqe } => {
+                let Some(at) = questions.iter().position(|q| q.number == user) else { return };
+                let question = questions.swap_remove(at);
+                if let Asker::Caller(name) = question.asker {
+                    *progress = now;
+                    on(name, cqe, question.page);
+                }
+            }
+        })
+    }
+
+    /// Since when an answer has been owed without any progress, ns.
+    pub(super) fn owed_since(&self) -> Option<u64> {
+        let since = |question: &Question| match question.asker {
+            Asker::KeepAlive(at) => at,
+            Asker::Caller(_) => self.progress,
+        };
+        self.questions.iter().map(since).min()
+    }
+
+    /// Commands of callers without an answer.
+    pub(super) fn owed(&self) -> usize {
+        self.questions.iter().filter(|question| question.is_callers()).count()
+    }
+
+    /// Takes all Keep Alive commands for answered.
+    pub(super) fn believe_keep_alives(&mut self) {
+        self.questions.retain(Question::is_callers);
+    }
+}
+
+impl Question {
+    const fn is_callers(&self) -> bool {
+        matches!(self.asker, Asker::Caller(_))
+    }
+}

@@ -1,0 +1,108 @@
+//! Why associations end and questions are not taken.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
+
+use crate::initiator::attach;
+use crate::initiator::keep_alive::Loss;
+use crate::initiator::queue_pair::{SessionError, SubmitError};
+
+/// No connection could be made, in the words of the program that tried: they name the address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectFailure(pub String);
+
+/// How a connection ended, as the program that has the socket sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The target closed it in good order.
+    Closed,
+    /// It broke; the words of the program that has the socket.
+    Broken(String),
+}
+
+/// Why there is no association, or none any more. For the queue to the drives: why it failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssociationError {
+    /// No connection could be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectFailure),
+    /// A connection broke; the words of the program that has the socket.
+    #[error("{0}")]
+    Broken(String),
+    /// The target broke the protocol, or refused the queue.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The target cannot be brought up.
+    #[error(transparent)]
+    Attach(attach::AttachError),
+    /// The target closed the connection before the association stood, or closed the queue to its
+    /// drives.
+    #[error("the target closed the connection")]
+    Closed,
+    /// The target dropped the association.
+    #[error("{0}")]
+    Dropped(Loss),
+    /// An answer was owed for this time, ns.
+    #[error(
+        "no answer within {:?}: the target stalls, or is no NVMe/TCP target",
+        Duration::from_nanos(*.0)
+    )]
+    TimedOut(u64),
+    /// Discovery lists no subsystem or several, and none was named.
+    #[error("the target offers {} subsystems{}: say which one", .0.len(), List(.0))]
+    WhichSubsystem(Vec<String>),
+    /// This side hung up.
+    #[error("the connection was closed by this side")]
+    HungUp,
+}
+
+impl AssociationError {
+    /// Whether the refusal goes away by itself: the target has not seen the end of the queue's
+    /// last connection yet.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Session(error) if error.is_passing())
+    }
+}
+
+impl From<attach::AttachError> for AssociationError {
+    fn from(error: attach::AttachError) -> Self {
+        match error {
+            attach::AttachError::Session(error) => Self::Session(error),
+            other => Self::Attach(other),
+        }
+    }
+}
+
+/// Names in brackets, if there are any.
+struct List<'a>(&'a [String]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0.join(", ")) }
+    }
+}
+
+/// Why a command was not taken. Nothing of it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    /// The target owes as many answers as the queue has room for.
+    #[error(
+        "the target stalls: it owes {owed} answers, and is asked nothing more before they come"
+    )]
+    Full {
+        /// Commands without an answer.
+        owed: usize,
+    },
+    /// The queue is not there: the association is being set up or has ended, or the queue to the
+    /// drives is not open.
+    #[error("the queue is not open")]
+    NotReady,
+    /// The command's data does not fit the queue: the caller's mistake, or a target whose limits
+    /// are too small for it.
+    #[error(transparent)]
+    Data(SubmitError),
+}

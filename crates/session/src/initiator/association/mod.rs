@@ -1,0 +1,536 @@
+//! One target seen by one initiator: its discovery, its bring-up, and the queues beside the streams.
+//!
+//! ```text
+//! (Discovering →) Attaching → Attached → Lost
+//! ```
+//!
+//! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one, so
+//! no answer of an earlier attempt is ever taken for its own (T23). It decides which connections it
+//! wants, what is said on them and in which order, when the target is told that its host lives, and
+//! when an answer has been owed for too long. The program around it has the sockets and the clock:
+//!
+//! 1. [`timeout`](Association::timeout) when [`deadline`](Association::deadline) is due;
+//! 2. for each queue that has a connection: bytes go from [`outbox`](Association::outbox) to the
+//!    socket and from the socket to [`received`](Association::received); the end of the connection is
+//!    reported with [`closed`](Association::closed). [`ControlQueue::ALL`] is the order: the admin
+//!    queue comes first, since it tells why the others end;
+//! 3. a queue that [is not open](Association::is_open) any more: what its outbox holds is sent as far
+//!    as the connection takes it at once (it may be a last word), and the connection is closed;
+//! 4. [`wants_connection`](Association::wants_connection): it is made, which
+//!    [`connected`](Association::connected) or [`connect_failed`](Association::connect_failed)
+//!    reports.
+//!
+//! Questions are asked with [`ask`](Association::ask) under a name that the caller chooses, and
+//! [`answer`](Association::answer) gives that name back. All times are nanoseconds of one monotonic
+//! clock.
+
+mod commands;
+mod error;
+mod queues;
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::digest::Crc32c;
+use riopipe_nvme::discovery::Entry;
+use riopipe_nvme::fabrics::DISCOVERY_NQN;
+use riopipe_order::probe::{self, Plant};
+
+use self::commands::Commands;
+pub use self::error::{AskError, AssociationError, ConnectFailure, ConnectionEnd};
+use self::queues::Drives;
+pub use self::queues::{DRIVES_COMMANDS, DRIVES_QUEUE};
+use super::attach::{Attach, Controller};
+use super::discover::Discover;
+use super::keep_alive::KeepAlive;
+use super::queue_pair::{Data, IoQueue, QpConfig, QueuePair};
+use crate::outbox::Outbox;
+
+/// A connection of an association that belongs to no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ControlQueue {
+    /// To the discovery service of the same address, while no subsystem is named.
+    Discovery,
+    /// The admin queue.
+    Admin,
+    /// I/O queue [`DRIVES_QUEUE`]: labels, undo, and saving what will be undone.
+    Drives,
+}
+
+impl ControlQueue {
+    /// All, in the order in which their connections are to be looked at.
+    pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
+}
+
+/// What an association is to be.
+#[derive(Clone, Debug)]
+pub struct AssociationConfig {
+    /// The host's NQN.
+    pub host_nqn: String,
+    /// The host's identifier.
+    pub host_id: [u8; 16],
+    /// The subsystem; `None`: the only one that discovery at the same address lists.
+    pub subnqn: Option<String>,
+    /// After this time without a sign of life the target takes this host for dead (KATO),
+    /// milliseconds; 0: never.
+    pub keep_alive_ms: u32,
+    /// How often the target is told that its host lives, ns; `None`: three times as often as it has
+    /// to be.
+    pub tell_ns: Option<u64>,
+    /// CRC32C over every PDU's header.
+    pub header_digest: bool,
+    /// CRC32C over every PDU's data; `None`: unless the connection stays on this machine.
+    pub data_digest: Option<bool>,
+    /// CRC32C.
+    pub crc: Crc32c,
+    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
+    pub data_max: u32,
+    /// I/O queues asked for, the one to the drives included.
+    pub io_queues: u16,
+    /// How long discovery, the bring-up, opening the queue to the drives, or an answer may take, ns.
+    pub answer_ns: u64,
+}
+
+/// How far an association is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AssociationState<'a> {
+    /// Discovery or the bring-up is under way, or waits for its connection.
+    Attaching,
+    /// It stands: [`Association::controller`] is known, and questions may be asked.
+    Attached,
+    /// There is none, or none any more. Nothing that was asked will be answered.
+    Lost(&'a AssociationError),
+}
+
+/// How far the queue to the drives is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrivesState<'a> {
+    /// It has not been asked for, or it has been closed.
+    Closed,
+    /// It is being opened, or waits until the target has seen the end of its last connection.
+    Opening,
+    /// Questions may be asked.
+    Ready,
+    /// It could not be opened, or it has ended. Nothing that was asked there will be answered.
+    /// [`Association::open_drives`] tries anew.
+    Failed(&'a AssociationError),
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The queue that it was asked on.
+    pub queue: ControlQueue,
+    /// The caller's name for the question.
+    pub name: u64,
+    /// Its completion, whatever its status.
+    pub cqe: Cqe,
+    /// The data of a read, as long as was asked for; else empty.
+    pub page: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State<P> {
+    /// Discovery wants its connection.
+    Undiscovered,
+    /// Over by this time, ns.
+    Discovering(Box<Discover<P>>, u64),
+    /// The admin queue wants its connection.
+    Unattached,
+    /// Over by this time, ns.
+    Attaching(Box<Attach<P>>, u64),
+    Attached(Box<Commands<P>>, KeepAlive),
+    Lost(AssociationError),
+}
+
+/// One target seen by one initiator; see the [module](self). `P` is a piece of a write's data.
+#[derive(Debug)]
+pub struct Association<P> {
+    config: AssociationConfig,
+    /// What its queues have in common, from the admin connection on.
+    queues: Option<QpConfig>,
+    state: State<P>,
+    /// By [`ControlQueue`].
+    outboxes: [Outbox<P>; 3],
+    subnqn: Option<String>,
+    only_discovers: bool,
+    discovered: Option<Vec<Entry>>,
+    controller: Option<Controller>,
+    drives: Drives<P>,
+    answers: VecDeque<Answer>,
+    /// Commands asked so far, on all queues.
+    asked: u64,
+    /// How many times [`AssociationConfig::answer_ns`] an answer may be owed on the admin queue.
+    patience: u64,
+}
+
+/// How many times as long as others a [patient](Association::be_patient) association waits for an
+/// answer. It does not wait for ever: a machine whose power was cut never answers.
+pub const PATIENCE: u64 = 10;
+
+impl<P: AsRef<[u8]> + Clone> Association<P> {
+    /// An association that is to be; nothing is connected yet.
+    #[must_use]
+    pub fn new(config: AssociationConfig) -> Self {
+        let state = if config.subnqn.is_some() { State::Unattached } else { State::Undiscovered };
+        Self {
+            queues: None,
+            state,
+            outboxes: [Outbox::new(), Outbox::new(), Outbox::new()],
+            subnqn: config.subnqn.clone(),
+            only_discovers: false,
+            discovered: None,
+            controller: None,
+            drives: Drives::Closed,
+            answers: VecDeque::new(),
+            asked: 0,
+            patience: 1,
+            config,
+        }
+    }
+
+    /// Only asks discovery what there is: [`discovered`](Self::discovered) tells, and nothing is
+    /// attached to.
+    #[must_use]
+    pub fn discover(config: AssociationConfig) -> Self {
+        let config = AssociationConfig { subnqn: None, ..config };
+        Self { only_discovers: true, ..Self::new(config) }
+    }
+
+    /// From now on an answer on the admin queue may be owed for [`PATIENCE`] times as long. For a
+    /// volume that cannot replay: losing the association fails its streams for good, and a target that
+    /// hangs may come to itself. Askers have limits of their own then.
+    pub fn be_patient(&mut self) {
+        self.patience = PATIENCE;
+    }
+
+    /// What it is to be.
+    #[must_use]
+    pub const fn config(&self) -> &AssociationConfig {
+        &self.config
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub const fn state(&self) -> AssociationState<'_> {
+        match &self.state {
+            State::Attached(..) => AssociationState::Attached,
+            State::Lost(error) => AssociationState::Lost(error),
+            _ => AssociationState::Attaching,
+        }
+    }
+
+    /// Whether it stands.
+    #[must_use]
+    pub const fn is_attached(&self) -> bool {
+        matches!(self.state, State::Attached(..))
+    }
+
+    /// The controller, once attached; also after the association has been lost.
+    #[must_use]
+    pub const fn controller(&self) -> Option<&Controller> {
+        self.controller.as_ref()
+    }
+
+    /// The NQN of the subsystem that it attaches to; that of discovery until the subsystem is known.
+    #[must_use]
+    pub fn subnqn(&self) -> &str {
+        self.subnqn.as_deref().unwrap_or(DISCOVERY_NQN)
+    }
+
+    /// All that discovery has listed, once it has; `None` too if a subsystem was named.
+    #[must_use]
+    pub fn discovered(&self) -> Option<&[Entry]> {
+        self.discovered.as_deref()
+    }
+
+    /// How far the queue to the drives is.
+    #[must_use]
+    pub const fn drives(&self) -> DrivesState<'_> {
+        self.drives.state()
+    }
+
+    /// The queue that a connection is to be made for now.
+    #[must_use]
+    pub fn wants_connection(&self) -> Option<ControlQueue> {
+        match &self.state {
+            State::Undiscovered => Some(ControlQueue::Discovery),
+            State::Unattached => Some(ControlQueue::Admin),
+            State::Attached(..) if matches!(self.drives, Drives::Wanted { .. }) => {
+                Some(ControlQueue::Drives)
+            }
+            _ => None,
+        }
+    }
+
+    /// The connection that a queue [wanted](Self::wants_connection) is there. `is_local`: it does not
+    /// leave this machine.
+    pub fn connected(&mut self, queue: ControlQueue, is_local: bool, now: u64) {
+        if self.wants_connection() != Some(queue) {
+            return;
+        }
+        let out = &mut self.outboxes[queue as usize];
+        out.clear();
+        let by = now.saturating_add(self.config.answer_ns);
+        match queue {
+            ControlQueue::Discovery => {
+                let config = self.config.queue(DISCOVERY_NQN.into(), is_local);
+                let mut discover = Box::new(Discover::new(QpConfig { kato_ms: 0, ..config }));
+                discover.start(out);
+                self.state = State::Discovering(discover, by);
+            }
+            ControlQueue::Admin => {
+                let config = self.config.queue(self.subnqn().into(), is_local);
+                let mut attach = Box::new(Attach::new(config.clone(), self.config.io_queues));
+                attach.start(&mut self.outboxes[queue as usize]);
+                self.queues = Some(config);
+                self.state = State::Attaching(attach, by);
+            }
+            ControlQueue::Drives => {
+                let Some(of) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else { return };
+                let pair = QueuePair::open(of);
+                self.drives.start(pair, by, &mut self.outboxes[queue as usize]);
+            }
+        }
+    }
+
+    /// The connection that a queue [wanted](Self::wants_connection) cannot be made.
+    pub fn connect_failed(&mut self, queue: ControlQueue, failure: ConnectFailure) {
+        if self.wants_connection() != Some(queue) {
+            return;
+        }
+        match queue {
+            ControlQueue::Drives => self.drives_failed(failure.into()),
+            _ => self.lose(failure.into()),
+        }
+    }
+
+    /// Whether a queue has a use for its connection; else the program sends what the queue's
+    /// [outbox](Self::outbox) holds, as far as the connection takes it at once, and closes it.
+    #[must_use]
+    pub const fn is_open(&self, queue: ControlQueue) -> bool {
+        match (queue, &self.state) {
+            (ControlQueue::Discovery, State::Discovering(..))
+            | (ControlQueue::Admin, State::Attaching(..) | State::Attached(..)) => true,
+            (ControlQueue::Drives, State::Attached(..)) => self.drives.is_open(),
+            _ => false,
+        }
+    }
+
+    /// Bytes that the next PDU in `buf`, what a queue has received and not taken, needs.
+    #[must_use]
+    pub fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
+        match (queue, &self.state) {
+            (ControlQueue::Discovery, State::Discovering(discover, _)) => discover.need(buf),
+            (ControlQueue::Admin, State::Attaching(attach, _)) => attach.need(buf),
+            (ControlQueue::Admin, State::Attached(admin, _)) => admin.need(buf),
+            (ControlQueue::Drives, _) => self.drives.need(buf),
+            _ => 0,
+        }
+    }
+
+    /// What is to be sent on a queue's connection, in order.
+    pub fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
+        &mut self.outboxes[queue as usize]
+    }
+
+    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; says how
+    /// many bytes they were. The rest is to be offered again with more behind it.
+    pub fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        let taken = match queue {
+            ControlQueue::Discovery => self.on_discovery(bytes, now),
+            ControlQueue::Admin => self.on_admin(bytes, now),
+            ControlQueue::Drives => self.on_drives(bytes, now),
+        };
+        match (taken, queue) {
+            (Ok(used), _) => used,
+            (Err(error), ControlQueue::Drives) => {
+                self.drives_refused(error, now);
+                bytes.len()
+            }
+            (Err(error), _) => {
+                self.lose(error);
+                bytes.len()
+            }
+        }
+    }
+
+    /// A queue's connection has ended, and it was not this side that closed it.
+    pub fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        if !self.is_open(queue) {
+            return;
+        }
+        self.outboxes[queue as usize].clear();
+        let plain = |end| match end {
+            ConnectionEnd::Closed => AssociationError::Closed,
+            ConnectionEnd::Broken(why) => AssociationError::Broken(why),
+        };
+        match (queue, &self.state) {
+            (ControlQueue::Drives, _) => self.drives_failed(plain(end)),
+            (_, State::Attached(_, keep)) => {
+                let loss = keep.lost(now);
+                let told = end == ConnectionEnd::Closed || loss.ran_out();
+                self.lose(if told { AssociationError::Dropped(loss) } else { plain(end) });
+            }
+            _ => self.lose(plain(end)),
+        }
+    }
+
+    /// Time went by: tells the target that its host lives, gives up what is owed for too long, and
+    /// goes on with what rests.
+    pub fn timeout(&mut self, now: u64) {
+        let answer_ns = self.config.answer_ns;
+        let admin_ns = self.admin_ns();
+        let after = match &mut self.state {
+            State::Discovering(discover, by) => {
+                discover.tick(now, &mut self.outboxes[ControlQueue::Discovery as usize]);
+                (now >= *by).then_some(answer_ns)
+            }
+            State::Attaching(attach, by) => {
+                attach.tick(now, &mut self.outboxes[ControlQueue::Admin as usize]);
+                (now >= *by).then_some(answer_ns)
+            }
+            State::Attached(admin, keep) => {
+                if keep.is_due(now) {
+                    keep.tell(now);
+                    self.asked += 1;
+                    let out = &mut self.outboxes[ControlQueue::Admin as usize];
+                    admin.keep_alive(self.asked, now, out);
+                }
+                if probe::planted(Plant::P8BelieveKeepAlive) {
+                    admin.believe_keep_alives();
+                }
+                is_overdue(admin, admin_ns, now).then_some(admin_ns)
+            }
+            _ => None,
+        };
+        if let Some(after) = after {
+            return self.lose(AssociationError::TimedOut(after));
+        }
+        if self.drives.timeout(answer_ns, now) {
+            self.drives_failed(AssociationError::TimedOut(answer_ns));
+        }
+    }
+
+    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
+    /// happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        let own = match &self.state {
+            State::Discovering(discover, by) => {
+                Some(discover.next_deadline().map_or(*by, |at| at.min(*by)))
+            }
+            State::Attaching(attach, by) => {
+                Some(attach.next_deadline().map_or(*by, |at| at.min(*by)))
+            }
+            State::Attached(admin, keep) => {
+                let owed = admin.owed_since();
+                let owed = owed.map(|since| since.saturating_add(self.admin_ns()));
+                [keep.next(), owed].into_iter().flatten().min()
+            }
+            _ => None,
+        };
+        let drives = self.drives.deadline(self.config.answer_ns);
+        [own, drives].into_iter().flatten().min()
+    }
+
+    /// How long an answer may be owed on the admin queue, ns.
+    const fn admin_ns(&self) -> u64 {
+        self.config.answer_ns.saturating_mul(self.patience)
+    }
+
+    /// Opens the queue to the drives, unless it is open or being opened. Always the same queue: the
+    /// target takes it again only when everything that was asked on it before has come back, so that
+    /// no zeroes of an earlier attempt land late (T8). That is waited for, for `answer_ns` at most.
+    pub fn open_drives(&mut self, now: u64) {
+        if self.is_attached() && matches!(self.drives, Drives::Closed | Drives::Failed(_)) {
+            self.drives = Drives::wanted(now.saturating_add(self.config.answer_ns), self.asked);
+        }
+    }
+
+    /// Closes the queue to the drives. Nothing that was asked there will be answered.
+    pub fn close_drives(&mut self) {
+        self.outboxes[ControlQueue::Drives as usize].clear();
+        self.drives = Drives::Closed;
+        self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
+    }
+
+    /// Asks a command on a queue, under a name of the caller's choice. Many may be out at a time.
+    ///
+    /// # Errors
+    /// [`AskError`]: nothing of it was sent.
+    pub fn ask(
+        &mut self,
+        queue: ControlQueue,
+        name: u64,
+        sqe: Sqe,
+        data: Data<'_, P>,
+        now: u64,
+    ) -> Result<(), AskError> {
+        let commands = match (queue, &mut self.state, &mut self.drives) {
+            (ControlQueue::Admin, State::Attached(admin, _), _) => admin,
+            (ControlQueue::Drives, State::Attached(..), Drives::Ready(drives)) => drives,
+            _ => return Err(AskError::NotReady),
+        };
+        self.asked += 1;
+        commands.ask(self.asked, name, sqe, data, now, &mut self.outboxes[queue as usize])
+    }
+
+    /// The next answer, in order of arrival.
+    pub fn answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
+    }
+
+    /// How many questions on a queue have no answer yet.
+    #[must_use]
+    pub fn owed(&self, queue: ControlQueue) -> usize {
+        match (queue, &self.state, &self.drives) {
+            (ControlQueue::Admin, State::Attached(admin, _), _) => admin.owed(),
+            (ControlQueue::Drives, _, Drives::Ready(drives)) => drives.owed(),
+            _ => 0,
+        }
+    }
+
+    /// A fresh I/O queue with room for `depth` commands, or for as many as the controller takes;
+    /// `None` unless attached. For a stream's connection.
+    #[must_use]
+    pub fn io_queue(&self, qid: u16, depth: usize) -> Option<IoQueue> {
+        let controller = self.controller.as_ref().filter(|_| self.is_attached())?;
+        let entries = depth.saturating_add(1).min(usize::from(controller.sqsize_max.max(2)));
+        let mut config = self.queues.as_ref()?.io_queue(controller.cntlid, qid, entries as u16);
+        config.incarnation = controller.extension.map(|extension| extension.incarnation);
+        Some(IoQueue { config, in_capsule_bytes: controller.in_capsule_bytes })
+    }
+
+    /// Ends the association: what the outboxes hold may still be sent, then all its connections are
+    /// closed, and the target learns of it.
+    pub fn hang_up(&mut self) {
+        if !matches!(self.state, State::Lost(_)) {
+            self.lose(AssociationError::HungUp);
+        }
+    }
+}
+
+fn is_overdue<P: AsRef<[u8]> + Clone>(commands: &Commands<P>, answer_ns: u64, now: u64) -> bool {
+    commands.owed_since().is_some_and(|since| now.saturating_sub(since) >= answer_ns)
+}
+
+impl AssociationConfig {
+    /// An admin queue to a subsystem.
+    fn queue(&self, subnqn: String, is_local: bool) -> QpConfig {
+        let config = QpConfig::admin(self.host_nqn.clone(), self.host_id, subnqn, self.crc);
+        QpConfig {
+            kato_ms: self.keep_alive_ms,
+            header_digest: self.header_digest,
+            data_digest: self.data_digest.unwrap_or(!is_local),
+            data_max: self.data_max,
+            ..config
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

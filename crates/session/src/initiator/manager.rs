@@ -1,0 +1,472 @@
+//! One target of an open volume: its association is kept alive, and set up again when it is lost
+//! (P7).
+//!
+//! ```text
+//! Standing → Away: rest → attach → open drives → read labels → claim → Standing
+//!                   ↑________________ a failure that may pass ____|
+//!                                  → Refused: what comes back is not what was, or has another owner
+//! ```
+//!
+//! A target that comes back is looked at again before anything is sent to it: identity, log region,
+//! volatility and the labels on its drives (T19, T27). Then the volume is claimed again (T8, T25).
+//! Streams ask for connections with [`request`](AssociationManager::request), and none is made
+//! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
+//! connections of an association end with it ([`ManagerEvent::Lost`]).
+//!
+//! The program around it drives it as it drives an [`Association`], of which it has all the calls;
+//! after each of them it takes the [events](AssociationManager::next_event). All times are
+//! nanoseconds of one monotonic clock.
+
+mod cause;
+mod recognise;
+
+use alloc::collections::VecDeque;
+
+use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::Cause;
+use riopipe_order::probe::{self, Plant};
+
+pub use self::cause::AwayCause;
+use super::association::{
+    Association, AssociationState, ConnectFailure, ConnectionEnd, ControlQueue,
+};
+use super::attach::Controller;
+use super::known::KnownTarget;
+use super::queue_pair::{Data, IoQueue};
+use super::reconnect::{BackOff, ConnectRequest, ReconnectQueue};
+use crate::outbox::Outbox;
+use crate::wire::{self, Claim};
+
+/// What a manager is to do.
+#[derive(Clone, Debug)]
+pub struct ManagerConfig {
+    /// What must be found again when the target comes back.
+    pub known: KnownTarget,
+    /// How the same owner claims the volume again there; `None` where the target does not speak the
+    /// extension.
+    pub claim: Option<Claim>,
+    /// How long the streams wait for the target when it is lost, ns. It is tried again after that,
+    /// too. 0: it is not tried again at all.
+    pub loss_ns: u64,
+    /// How long attempts, and requests of streams, wait.
+    pub back_off: BackOff,
+    /// Makes the waits of different initiators differ: any number that does.
+    pub seed: u64,
+}
+
+/// A connection that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConnectionId {
+    /// Of the association.
+    Control(ControlQueue),
+    /// Of a stream.
+    Stream(StreamId),
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum ManagerEvent {
+    /// The association is lost, and with it all that belongs to it, also a connection that is being
+    /// made: every stream is told so before any later event is acted on. A target counts its
+    /// controllers anew in each of its lives, so a late Connect may get into the next association,
+    /// before anything has been looked at again there (T27).
+    Lost {
+        /// Why.
+        why: AwayCause,
+    },
+    /// A new association stands, and the volume is claimed.
+    Back {
+        /// How long the target was away, ns.
+        away_ns: u64,
+        /// How many attempts it took.
+        attempts: u32,
+    },
+    /// The target has been away for longer than the streams wait: they fail. It is still tried, and
+    /// they can be reopened when it is back.
+    GivenUp {
+        /// How long it has been away, ns.
+        away_ns: u64,
+    },
+    /// The target is lost to this owner, and is not tried again: every stream is told to give it up.
+    Refused {
+        /// Why.
+        why: AwayCause,
+        /// The same, for the streams.
+        cause: Cause,
+    },
+    /// A stream's connection is there: it gets the connection that was reported last, and this
+    /// queue to open on it.
+    StreamConnection {
+        /// The stream.
+        stream: StreamId,
+        /// The queue.
+        queue: IoQueue,
+    },
+}
+
+/// Why a target is away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absence {
+    /// Since when, ns.
+    pub since: u64,
+    /// What was met last.
+    pub why: AwayCause,
+    /// It is not tried again.
+    pub for_good: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The association stands, and the volume is claimed.
+    Standing,
+    Away(Absence, Return),
+    Refused(Absence),
+    /// The volume is closed.
+    Over,
+}
+
+/// How far the way back is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Return {
+    /// The attempt under way, or rested for.
+    attempt: u32,
+    step: Step,
+    /// The streams were told that they need not wait any longer.
+    given_up: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Nothing is done before this time.
+    Rest(u64),
+    Attach,
+    OpenDrives,
+    /// The label of the volume's drive number so much on this target is being read.
+    Label(usize),
+    Claim,
+}
+
+/// Why an attempt has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Failure {
+    /// It may work later.
+    Passing(AwayCause),
+    /// It will not.
+    Final(AwayCause, Cause),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct AssociationManager<P> {
+    config: ManagerConfig,
+    association: Association<P>,
+    /// Counts the associations.
+    number: u32,
+    state: State,
+    requests: ReconnectQueue,
+    /// The request that a connection is being made for.
+    serving: Option<ConnectRequest>,
+    events: VecDeque<ManagerEvent>,
+    chance: u64,
+}
+
+impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
+    /// Manages an association that stands, with the volume claimed and nothing asked.
+    #[must_use]
+    pub fn new(association: Association<P>, config: ManagerConfig) -> Self {
+        let mut manager = Self {
+            association,
+            number: 1,
+            state: State::Standing,
+            requests: ReconnectQueue::new(config.back_off),
+            serving: None,
+            events: VecDeque::new(),
+            chance: config.seed,
+            config,
+        };
+        manager.association.close_drives();
+        manager.set_patience();
+        manager
+    }
+
+    /// Without replay there is nothing to gain by giving up a target that hangs.
+    fn set_patience(&mut self) {
+        if self.config.loss_ns == 0 {
+            self.association.be_patient();
+        }
+    }
+
+    /// A number, other than the last.
+    fn chance(&mut self) -> u64 {
+        // Numerical Recipes' linear congruential generator; its upper half is good enough here.
+        self.chance = self
+            .chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.chance >> 32
+    }
+
+    /// The association, while it stands: for questions, and for the queue to the drives. The caller
+    /// takes the answers to its own questions. None of them comes after the association was lost; its
+    /// successor has another [number](Self::number).
+    pub fn association(&mut self) -> Option<&mut Association<P>> {
+        self.is_standing().then_some(&mut self.association)
+    }
+
+    /// Counts the associations with the target; from 1.
+    #[must_use]
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether the association stands, with the volume claimed.
+    #[must_use]
+    pub const fn is_standing(&self) -> bool {
+        matches!(self.state, State::Standing)
+    }
+
+    /// The controller as last attached; `None` before a new attempt has got so far.
+    #[must_use]
+    pub const fn controller(&self) -> Option<&Controller> {
+        self.association.controller()
+    }
+
+    /// Why the target is away, if it is.
+    #[must_use]
+    pub const fn absence(&self) -> Option<&Absence> {
+        match &self.state {
+            State::Away(absence, _) | State::Refused(absence) => Some(absence),
+            State::Standing | State::Over => None,
+        }
+    }
+
+    /// What happened, in order. To be acted on in order.
+    pub fn next_event(&mut self) -> Option<ManagerEvent> {
+        self.events.pop_front()
+    }
+
+    /// A stream wants a connection. It is made when the association stands, and after a wait if
+    /// others have been in vain. An earlier request of the stream is forgotten.
+    pub fn request(&mut self, request: ConnectRequest, now: u64) {
+        if matches!(self.state, State::Refused(_) | State::Over) {
+            return;
+        }
+        self.serving = self.serving.filter(|serving| serving.stream != request.stream);
+        let chance = self.chance();
+        self.requests.request(request, chance, now);
+    }
+
+    /// The connection that is to be made now.
+    #[must_use]
+    pub fn wants_connection(&self) -> Option<ConnectionId> {
+        if let Some(queue) = self.association.wants_connection() {
+            return Some(ConnectionId::Control(queue));
+        }
+        let serving = self.serving.filter(|_| self.is_standing())?;
+        Some(ConnectionId::Stream(serving.stream))
+    }
+
+    /// A connection that was [wanted](Self::wants_connection) is there; see
+    /// [`Association::connected`]. A stream's belongs to the [`ManagerEvent::StreamConnection`] that
+    /// follows; if none does, it is of no use any more.
+    pub fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
+        match connection {
+            ConnectionId::Control(queue) => {
+                self.association.connected(queue, is_local, now);
+                self.go_on(now);
+            }
+            ConnectionId::Stream(stream) => {
+                if self.wants_connection() == Some(connection)
+                    && let Some(request) = self.serving
+                    && let Some(queue) = self.association.io_queue(request.qid, request.depth)
+                {
+                    self.serving = None;
+                    self.events.push_back(ManagerEvent::StreamConnection { stream, queue });
+                }
+            }
+        }
+    }
+
+    /// A connection that was [wanted](Self::wants_connection) cannot be made.
+    pub fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64) {
+        match connection {
+            ConnectionId::Control(queue) => {
+                self.association.connect_failed(queue, failure);
+                self.go_on(now);
+            }
+            ConnectionId::Stream(stream) => {
+                if let Some(request) = self.serving.filter(|serving| serving.stream == stream) {
+                    self.serving = None;
+                    let chance = self.chance();
+                    self.requests.failed(request, chance, now);
+                }
+            }
+        }
+    }
+
+    /// See [`Association::is_open`].
+    #[must_use]
+    pub const fn is_open(&self, queue: ControlQueue) -> bool {
+        self.association.is_open(queue)
+    }
+
+    /// See [`Association::need`].
+    #[must_use]
+    pub fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
+        self.association.need(queue, buf)
+    }
+
+    /// See [`Association::outbox`].
+    pub fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
+        self.association.outbox(queue)
+    }
+
+    /// See [`Association::received`].
+    pub fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        let used = self.association.received(queue, bytes, now);
+        self.go_on(now);
+        used
+    }
+
+    /// See [`Association::closed`].
+    pub fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        self.association.closed(queue, end, now);
+        self.go_on(now);
+    }
+
+    /// Time went by.
+    pub fn timeout(&mut self, now: u64) {
+        self.association.timeout(now);
+        self.go_on(now);
+        if self.is_standing() && self.serving.is_none() {
+            self.serving = self.requests.next(now);
+        }
+        let State::Away(absence, back) = &mut self.state else { return };
+        let away_ns = now.saturating_sub(absence.since);
+        if away_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
+            self.events.push_back(ManagerEvent::GivenUp { away_ns });
+        }
+        if matches!(back.step, Step::Rest(until) if until <= now) {
+            back.step = Step::Attach;
+            self.association = Association::new(self.association.config().clone());
+        }
+    }
+
+    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
+    /// happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        let own = match &self.state {
+            State::Standing if self.serving.is_none() => self.requests.deadline(),
+            State::Away(absence, back) => {
+                let given_up = absence.since.saturating_add(self.config.loss_ns);
+                let rest = match back.step {
+                    Step::Rest(until) => Some(until),
+                    _ => None,
+                };
+                rest.into_iter().chain((!back.given_up).then_some(given_up)).min()
+            }
+            _ => None,
+        };
+        own.into_iter().chain(self.association.deadline()).min()
+    }
+
+    /// The volume is closed: the target learns at once that the owner is gone, and for good: it needs
+    /// no lease (T25). What the outbox of the admin queue holds is to be sent before the connection
+    /// is closed.
+    pub fn stop(&mut self, now: u64) {
+        if let Some(claim) = self.config.claim.as_ref().filter(|_| self.is_standing()) {
+            let release = wire::release_command(claim.volume, false);
+            // If it cannot be asked, the end of the connection says nearly as much.
+            let _ = self.association.ask(ControlQueue::Admin, 0, release, Data::None, now);
+        }
+        self.association.hang_up();
+        self.state = State::Over;
+        self.serving = None;
+    }
+
+    /// Does what the association's state makes possible.
+    fn go_on(&mut self, now: u64) {
+        let step = match &self.state {
+            State::Standing => {
+                if let AssociationState::Lost(error) = self.association.state() {
+                    let why = error.clone().into();
+                    self.lost(why, now);
+                }
+                return;
+            }
+            State::Away(_, Return { step: Step::Rest(_), .. })
+            | State::Refused(_)
+            | State::Over => return,
+            State::Away(_, back) => back.step,
+        };
+        match self.next_step(step, now) {
+            Ok(Some(next)) => self.set_step(next),
+            Ok(None) => self.back(now),
+            Err(Failure::Passing(why)) => self.failed(why, now),
+            Err(Failure::Final(why, cause)) => self.refuse(why, cause),
+        }
+    }
+
+    fn set_step(&mut self, next: Step) {
+        if let State::Away(_, back) = &mut self.state {
+            back.step = next;
+        }
+    }
+
+    /// The association is lost.
+    fn lost(&mut self, why: AwayCause, now: u64) {
+        self.events.push_back(ManagerEvent::Lost { why: why.clone() });
+        let absence = Absence { since: now, why: why.clone(), for_good: false };
+        let step = Step::Rest(self.rest(1, now));
+        self.state = State::Away(absence, Return { attempt: 1, step, given_up: false });
+        if self.config.loss_ns == 0 {
+            self.refuse(why, Cause::Disconnected);
+        }
+    }
+
+    /// An attempt has failed, and there will be another.
+    fn failed(&mut self, why: AwayCause, now: u64) {
+        self.association.hang_up();
+        let State::Away(absence, back) = &mut self.state else { return };
+        absence.why = why;
+        back.attempt = back.attempt.saturating_add(1);
+        let attempt = back.attempt;
+        let until = self.rest(attempt, now);
+        self.set_step(Step::Rest(until));
+    }
+
+    /// Until when an attempt rests.
+    fn rest(&mut self, attempt: u32, now: u64) -> u64 {
+        if probe::planted(Plant::P8NeverAgain) && attempt > 1 {
+            return u64::MAX;
+        }
+        let chance = self.chance();
+        now.saturating_add(self.config.back_off.after(attempt, chance))
+    }
+
+    /// The target is lost to this owner.
+    fn refuse(&mut self, why: AwayCause, cause: Cause) {
+        self.association.hang_up();
+        let State::Away(absence, _) = &self.state else { return };
+        let absence = Absence { why: why.clone(), for_good: true, ..absence.clone() };
+        self.state = State::Refused(absence);
+        self.requests = ReconnectQueue::new(self.config.back_off);
+        self.serving = None;
+        self.events.push_back(ManagerEvent::Refused { why, cause });
+    }
+
+    /// The new association stands.
+    fn back(&mut self, now: u64) {
+        self.association.close_drives();
+        self.set_patience();
+        let State::Away(absence, back) = &self.state else { return };
+        let away_ns = now.saturating_sub(absence.since);
+        self.events.push_back(ManagerEvent::Back { away_ns, attempts: back.attempt });
+        self.number = self.number.wrapping_add(1);
+        self.state = State::Standing;
+    }
+}
+
+#[cfg(test)]
+mod tests;

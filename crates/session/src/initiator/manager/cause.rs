@@ -1,0 +1,28 @@
+//! Why a target is away.
+
+use riopipe_nvme::command::Status;
+
+use crate::initiator::association::{AskError, AssociationError};
+use crate::initiator::known::Changed;
+use crate::wire::status;
+
+/// Why a target of an open volume is away, or is lost to its owner.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwayCause {
+    /// The association with it is lost, or could not be set up again.
+    #[error(transparent)]
+    Association(#[from] AssociationError),
+    /// It came back, and is not what it was (T27).
+    #[error(transparent)]
+    Changed(#[from] Changed),
+    /// It came back, and the label of one of its drives could not be read.
+    #[error("{}", status::text(*.0))]
+    Label(Status),
+    /// It came back, and refused to give the volume to its owner again.
+    #[error("{}", status::text(*.0))]
+    Claim(Status),
+    /// It came back, and could not be asked.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}

@@ -1,0 +1,113 @@
+//! The way back to a target: what is looked at and asked there, step by step.
+
+use riopipe_nvme::command::Sqe;
+use riopipe_order::engine::Cause;
+
+use super::{AssociationManager, AwayCause, Failure, Step};
+use crate::initiator::association::{
+    AskError, AssociationError, AssociationState, ControlQueue, DrivesState,
+};
+use crate::initiator::known::Changed;
+use crate::initiator::queue_pair::Data;
+use crate::label::{LABEL_LEN, Label};
+use crate::wire::{self, retry, status};
+
+impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
+    /// The step that follows; `None` behind the last.
+    pub(super) fn next_step(&mut self, step: Step, now: u64) -> Result<Option<Step>, Failure> {
+        let controller = match self.association.state() {
+            AssociationState::Attaching => return Ok(Some(step)),
+            AssociationState::Lost(error) => return Err(Failure::passing(error)),
+            AssociationState::Attached => self.association.controller(),
+        };
+        match step {
+            // A rest ends with the time, not with an event.
+            Step::Rest(_) => Ok(Some(step)),
+            Step::Attach => {
+                if let Some(controller) = controller {
+                    self.config.known.check(controller)?;
+                }
+                self.association.open_drives(now);
+                Ok(Some(Step::OpenDrives))
+            }
+            Step::OpenDrives => match self.association.drives() {
+                DrivesState::Ready => self.read_label(0, now),
+                DrivesState::Failed(error) => Err(Failure::passing(error)),
+                DrivesState::Closed | DrivesState::Opening => Ok(Some(step)),
+            },
+            Step::Label(index) => self.on_label(index, now),
+            Step::Claim => self.on_claim(),
+        }
+    }
+
+    /// Reads the label of the volume's drive number `index` here; behind the last, claims.
+    fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
+        let Some(nsid) = self.config.known.namespaces().nth(index) else { return self.claim(now) };
+        let read = Sqe::read(nsid, 0, 2);
+        let data = Data::Read(2 * LABEL_LEN as u32);
+        self.association.ask(ControlQueue::Drives, index as u64, read, data, now)?;
+        Ok(Some(Step::Label(index)))
+    }
+
+    fn on_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
+        let Some(answer) = self.association.answer() else {
+            return match self.association.drives() {
+                DrivesState::Failed(error) => Err(Failure::passing(error)),
+                _ => Ok(Some(Step::Label(index))),
+            };
+        };
+        let status = answer.cqe.status();
+        if !status.is_ok() {
+            return Err(Failure::Passing(AwayCause::Label(status)));
+        }
+        let known = &self.config.known;
+        if let Some(nsid) = known.namespaces().nth(index) {
+            let (first, second) = answer.page.split_at(LABEL_LEN);
+            let crc = self.association.config().crc;
+            known.check_label(nsid, &Label::newest([first, second], crc))?;
+        }
+        self.read_label(index + 1, now)
+    }
+
+    fn claim(&mut self, now: u64) -> Result<Option<Step>, Failure> {
+        let Some(claim) = &self.config.claim else { return Ok(None) };
+        let (command, data) = (wire::claim_command(), claim.encode());
+        self.association.ask(ControlQueue::Admin, 0, command, Data::Bytes(&data), now)?;
+        Ok(Some(Step::Claim))
+    }
+
+    fn on_claim(&mut self) -> Result<Option<Step>, Failure> {
+        let Some(answer) = self.association.answer() else { return Ok(Some(Step::Claim)) };
+        let status = answer.cqe.status();
+        if status.is_ok() {
+            return Ok(None);
+        }
+        let why = AwayCause::Claim(status);
+        if !retry::is_claim_passing(status) {
+            return Err(Failure::Final(why, Cause::Status(status.code())));
+        }
+        Err(Failure::Passing(why))
+    }
+}
+
+impl Failure {
+    fn passing(error: &AssociationError) -> Self {
+        Self::Passing(error.clone().into())
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        Self::Passing(error.into())
+    }
+}
+
+impl From<Changed> for Failure {
+    fn from(changed: Changed) -> Self {
+        let cause = match changed {
+            Changed::Overtaken(_) => Cause::Status(status::STALE_GENERATION.code()),
+            _ => Cause::Changed,
+        };
+        Self::Final(changed.into(), cause)
+    }
+}

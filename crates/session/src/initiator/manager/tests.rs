@@ -1,0 +1,308 @@
+//! A manager with a scripted target.
+
+use super::super::known::DriveOfVolume;
+use super::super::scripted_target::{
+    CONNECT_INVALID, MS, Payload, ScriptedTarget, VOLUME, carry, config, pass,
+};
+use super::*;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use riopipe_nvme::command::Status;
+use std::vec;
+
+use crate::wire::{ADMIN_CLAIM, ADMIN_RELEASE, status};
+
+const LOSS: u64 = 5_000 * MS;
+const S: u64 = 1_000 * MS;
+
+type Manager = AssociationManager<Payload>;
+
+fn manager(target: &mut ScriptedTarget, loss_ns: u64, claims: bool) -> Manager {
+    let mut association = Association::new(config());
+    carry(&mut association, target, 0);
+    let controller = association.controller().expect("attached");
+    let drives = [1, 2].map(|nsid| DriveOfVolume { nsid, index: nsid as u16, blocks: 908 });
+    let known = KnownTarget::new(VOLUME, 5, controller, drives);
+    let claim = claims.then(|| Claim {
+        volume: VOLUME,
+        generation: 5,
+        create: false,
+        give_up: false,
+        take_over: false,
+        unlogged: false,
+        resume: true,
+        streams: 1,
+        slots: 0,
+        lease_ms: 0,
+        members: Vec::new(),
+    });
+    let back_off = BackOff { first_ns: 10 * MS, max_ns: 1000 * MS };
+    AssociationManager::new(association, ManagerConfig { known, claim, loss_ns, back_off, seed: 7 })
+}
+
+fn events(manager: &mut Manager) -> Vec<&'static str> {
+    core::iter::from_fn(|| manager.next_event())
+        .map(|event| match event {
+            ManagerEvent::Lost { .. } => "lost",
+            ManagerEvent::Back { .. } => "back",
+            ManagerEvent::GivenUp { .. } => "given up",
+            ManagerEvent::Refused { .. } => "refused",
+            ManagerEvent::StreamConnection { .. } => "stream",
+        })
+        .collect()
+}
+
+/// The target's power is cut: its connections end.
+fn cut(manager: &mut Manager, target: &mut ScriptedTarget, now: u64) {
+    target.up = false;
+    target.asked.clear();
+    target.connects.clear();
+    manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
+}
+
+fn request(attempts: u32) -> ConnectRequest {
+    ConnectRequest { stream: StreamId(3), server: 0, qid: 4, depth: 8, attempts }
+}
+
+#[test]
+fn p7_a_target_that_comes_back_is_recognised_and_claimed_again() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, S);
+    assert!(manager.is_standing() && events(&mut manager).is_empty());
+    cut(&mut manager, &mut target, now);
+    assert!(manager.association().is_none() && !manager.is_open(ControlQueue::Admin));
+    pass(&mut manager, &mut target, &mut now, 2 * S);
+    assert!(manager.absence().is_some_and(|absence| {
+        absence.since == S
+            && !absence.for_good
+            && absence.why.to_string() == "nothing listens there"
+    }));
+    target.up = true;
+    pass(&mut manager, &mut target, &mut now, 4 * S);
+    assert!(manager.is_standing() && manager.absence().is_none());
+    assert_eq!(manager.number(), 2);
+    assert_eq!(target.asked, [0x02, 0x02, ADMIN_CLAIM], "both labels are read before the claim");
+    assert_eq!(events(&mut manager), ["lost", "back"]);
+    assert!(!manager.is_open(ControlQueue::Drives), "that queue is for recoveries");
+}
+
+#[test]
+fn p7_no_connection_is_handed_out_before_streams_know_of_the_new_association() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    let mut now = 0;
+    manager.request(request(0), now);
+    pass(&mut manager, &mut target, &mut now, MS);
+    assert_eq!(events(&mut manager), ["stream"]);
+    cut(&mut manager, &mut target, now);
+    manager.request(request(0), now);
+    target.up = true;
+    target.claims = vec![status::STREAM_BUSY.0];
+    pass(&mut manager, &mut target, &mut now, S);
+    assert_eq!(target.connects, [0, 1, 0, 1], "no stream's connection on the way back");
+    assert_eq!(events(&mut manager), ["lost", "back", "stream"]);
+}
+
+#[test]
+fn a_connection_that_comes_after_the_association_is_lost_is_not_used() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    manager.request(request(0), 0);
+    manager.timeout(0);
+    let wanted = manager.wants_connection();
+    assert_eq!(wanted, Some(ConnectionId::Stream(StreamId(3))));
+    cut(&mut manager, &mut target, 0);
+    manager.connected(ConnectionId::Stream(StreamId(3)), true, 0);
+    assert_eq!(events(&mut manager), ["lost"]);
+    assert_eq!(manager.wants_connection(), None);
+    target.up = true;
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, S);
+    assert_eq!(events(&mut manager), ["back", "stream"], "the request has been kept");
+}
+
+#[test]
+fn streams_wait_longer_after_each_connection_in_vain() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    for (attempts, least) in [(0, 0), (1, 7), (3, 30), (9, 750)] {
+        manager.request(request(attempts), 0);
+        let at = manager.requests.deadline().expect("a request");
+        assert!((least * MS..=1000 * MS).contains(&at), "{attempts}: {at}");
+    }
+    // One that cannot be made counts, too.
+    manager.request(request(0), 0);
+    manager.timeout(0);
+    let connection = manager.wants_connection().expect("it is due");
+    manager.connect_failed(connection, ConnectFailure("refused".into()), 0);
+    assert_eq!(manager.wants_connection(), None);
+    assert!(manager.requests.deadline().is_some_and(|at| at >= 7 * MS));
+    // A stream that was opened anew is not held up by what its last life met.
+    manager.request(request(0), 0);
+    manager.timeout(0);
+    assert_eq!(manager.wants_connection(), Some(connection));
+}
+
+#[test]
+fn p8_attempts_become_rare_and_never_end() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    cut(&mut manager, &mut target, 0);
+    let (mut now, mut attempts, mut last) = (0, 0, 0);
+    while now < 3_600 * S {
+        let at = manager.deadline().expect("it goes on");
+        assert!(at <= now + 1000 * MS, "bounded");
+        now = at;
+        manager.timeout(now);
+        if manager.wants_connection().is_some() {
+            attempts += 1;
+            last = now;
+            carry(&mut manager, &mut target, now);
+        }
+    }
+    assert!((3_600..4_900).contains(&attempts), "{attempts}");
+    assert!(last > 3_599 * S);
+    assert_eq!(events(&mut manager), ["lost", "given up"], "told once");
+    target.up = true;
+    pass(&mut manager, &mut target, &mut now, 3_602 * S);
+    assert_eq!(events(&mut manager), ["back"], "it can be reopened");
+    // The next loss begins with short waits.
+    cut(&mut manager, &mut target, now);
+    assert!(manager.deadline().is_some_and(|at| at <= now + 10 * MS));
+}
+
+#[test]
+fn streams_are_told_when_the_time_is_over_and_not_before() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    cut(&mut manager, &mut target, S);
+    let mut now = S;
+    pass(&mut manager, &mut target, &mut now, S + LOSS - 1);
+    assert_eq!(events(&mut manager), ["lost"]);
+    pass(&mut manager, &mut target, &mut now, S + LOSS);
+    let Some(ManagerEvent::GivenUp { away_ns }) = manager.next_event() else { panic!() };
+    assert_eq!(away_ns, LOSS);
+}
+
+#[test]
+fn t27_what_has_changed_is_refused_before_anything_is_asked() {
+    let cause = |manager: &mut Manager| loop {
+        match manager.next_event() {
+            Some(ManagerEvent::Refused { cause, .. }) => break cause,
+            Some(_) => {}
+            None => panic!("it is not refused"),
+        }
+    };
+    let overtaken = Cause::Status(status::STALE_GENERATION.code());
+    // The log's region; a newer owner's label; an older copy of a drive.
+    for (region, generation, asked, expected) in [
+        ([4; 16], 5, 0, Cause::Changed),
+        ([3; 16], 6, 1, overtaken),
+        ([3; 16], 4, 1, Cause::Changed),
+    ] {
+        let mut target = ScriptedTarget::new();
+        let mut manager = manager(&mut target, LOSS, true);
+        cut(&mut manager, &mut target, 0);
+        (target.up, target.region, target.generation) = (true, region, generation);
+        let mut now = 0;
+        pass(&mut manager, &mut target, &mut now, S);
+        assert_eq!(cause(&mut manager), expected);
+        assert_eq!(target.asked.len(), asked, "no claim");
+        assert!(manager.absence().is_some_and(|absence| absence.for_good));
+        assert!(!manager.is_open(ControlQueue::Admin) && manager.deadline().is_none());
+        manager.request(request(0), now);
+        assert_eq!(manager.wants_connection(), None);
+    }
+}
+
+#[test]
+fn t8_a_claim_is_asked_for_again_unless_it_is_refused_for_good() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    cut(&mut manager, &mut target, 0);
+    target.up = true;
+    target.claims = vec![status::STREAM_BUSY.0, status::LOG_FAILED.0, Status::INTERNAL.0];
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, S);
+    assert_eq!(events(&mut manager), ["lost", "back"]);
+    cut(&mut manager, &mut target, now);
+    target.up = true;
+    target.claims = vec![status::LEASE_OVER.0; 9];
+    pass(&mut manager, &mut target, &mut now, 2 * S);
+    assert_eq!(events(&mut manager), ["lost", "refused"]);
+    assert_eq!(target.claims.len(), 8, "asked once");
+    assert!(manager.absence().is_some_and(|a| a.why.to_string().contains("lease is over")));
+}
+
+#[test]
+fn what_may_pass_is_tried_again() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    cut(&mut manager, &mut target, 0);
+    (target.up, target.label_status) = (true, 0x281);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, S);
+    assert!(manager.absence().is_some_and(|absence| !absence.for_good));
+    // Its last connection's end has not been seen.
+    (target.label_status, target.refusals) = (0, vec![CONNECT_INVALID; 3]);
+    pass(&mut manager, &mut target, &mut now, 3 * S);
+    assert!(manager.is_standing());
+    // It attaches and says nothing more.
+    cut(&mut manager, &mut target, now);
+    (target.up, target.mute) = (true, Some(false));
+    pass(&mut manager, &mut target, &mut now, 6 * S);
+    assert!(!manager.is_standing());
+    target.mute = None;
+    pass(&mut manager, &mut target, &mut now, 9 * S);
+    assert!(manager.is_standing());
+}
+
+#[test]
+fn without_time_to_come_back_a_loss_is_for_good_and_silence_is_none() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, 0, true);
+    target.mute = Some(false);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, 10 * S);
+    assert!(manager.is_standing(), "it may come to itself");
+    target.mute = None;
+    while !target.withheld.is_empty() {
+        let late = target.late();
+        manager.received(ControlQueue::Admin, &late, now);
+    }
+    pass(&mut manager, &mut target, &mut now, 40 * S);
+    assert!(manager.is_standing());
+    cut(&mut manager, &mut target, now);
+    assert_eq!(events(&mut manager), ["lost", "refused"]);
+    assert_eq!(manager.deadline(), None);
+    assert!(manager.absence().is_some_and(|absence| absence.for_good));
+}
+
+#[test]
+fn p8_a_target_that_stops_answering_is_lost() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    target.mute = Some(false);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, 100 * MS + S);
+    assert_eq!(events(&mut manager), ["lost"]);
+}
+
+#[test]
+fn t25_a_volume_that_is_closed_is_given_back() {
+    let mut target = ScriptedTarget::new();
+    for claims in [true, false] {
+        let mut manager = manager(&mut target, LOSS, claims);
+        target.asked.clear();
+        manager.stop(0);
+        assert!(!manager.is_open(ControlQueue::Admin));
+        let last: Vec<u8> =
+            manager.outbox(ControlQueue::Admin).slices().flatten().copied().collect();
+        target.respond(ControlQueue::Admin, &last);
+        assert_eq!(target.asked, if claims { vec![ADMIN_RELEASE] } else { vec![] });
+        assert_eq!((manager.deadline(), manager.wants_connection()), (None, None));
+        assert!(events(&mut manager).is_empty(), "that is no loss");
+    }
+}

@@ -1,0 +1,136 @@
+//! Requests of streams for connections to one server, and how long each waits before it is served.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::StreamId;
+
+/// A stream wants a connection to one of its servers, with a queue on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// The stream.
+    pub stream: StreamId,
+    /// The server, as the volume's topology counts.
+    pub server: u16,
+    /// The queue to create.
+    pub qid: u16,
+    /// Commands that the queue has to have room for.
+    pub depth: usize,
+    /// Connections that the stream has had in vain since it was last bound there: each makes the
+    /// wait for the next one longer.
+    pub attempts: u32,
+}
+
+/// How long to wait before something is tried again: longer each time, and not quite the same for
+/// everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackOff {
+    /// After the first attempt, ns.
+    pub first_ns: u64,
+    /// At most, ns.
+    pub max_ns: u64,
+}
+
+impl Default for BackOff {
+    fn default() -> Self {
+        Self { first_ns: 10_000_000, max_ns: 1_000_000_000 }
+    }
+}
+
+impl BackOff {
+    /// How long to wait after so many attempts in vain, ns: doubled with each, and up to a quarter
+    /// less by `chance`, any number that differs from process to process.
+    #[must_use]
+    pub fn after(&self, attempts: u32, chance: u64) -> u64 {
+        let wait = self.first_ns.saturating_mul(1 << attempts.saturating_sub(1).min(20));
+        let wait = wait.min(self.max_ns);
+        wait - wait / 4 * (chance % 1024) / 1024
+    }
+}
+
+/// The requests that wait. Times are nanoseconds of one monotonic clock.
+#[derive(Debug)]
+pub struct ReconnectQueue {
+    back_off: BackOff,
+    /// With the time before which it is not served; one for each stream.
+    waiting: Vec<(u64, ConnectRequest)>,
+}
+
+impl ReconnectQueue {
+    /// No request.
+    #[must_use]
+    pub const fn new(back_off: BackOff) -> Self {
+        Self { back_off, waiting: Vec::new() }
+    }
+
+    /// How long requests wait.
+    #[must_use]
+    pub const fn back_off(&self) -> &BackOff {
+        &self.back_off
+    }
+
+    /// A stream wants a connection: at once, if it has had none in vain. An earlier request of a
+    /// stream of that id is forgotten. `chance` is as for [`BackOff::after`].
+    pub fn request(&mut self, request: ConnectRequest, chance: u64, now: u64) {
+        let wait = match request.attempts {
+            0 => 0,
+            attempts => self.back_off.after(attempts, chance),
+        };
+        self.waiting.retain(|(_, other)| other.stream != request.stream);
+        self.waiting.push((now.saturating_add(wait), request));
+    }
+
+    /// The connection for a request could not be made: it is tried again later.
+    pub fn failed(&mut self, request: ConnectRequest, chance: u64, now: u64) {
+        let attempts = request.attempts.saturating_add(1);
+        self.request(ConnectRequest { attempts, ..request }, chance, now);
+    }
+
+    /// A request that is to be served now; it is not in the queue any more.
+    pub fn next(&mut self, now: u64) -> Option<ConnectRequest> {
+        let at = self.waiting.iter().position(|(due, _)| *due <= now)?;
+        Some(self.waiting.remove(at).1)
+    }
+
+    /// When the first request is to be served.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        self.waiting.iter().map(|(due, _)| *due).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(stream: u16, attempts: u32) -> ConnectRequest {
+        ConnectRequest { stream: StreamId(stream), server: 1, qid: 2, depth: 8, attempts }
+    }
+
+    #[test]
+    fn waits_grow_and_are_bounded() {
+        let back_off = BackOff::default();
+        for attempts in 1..100 {
+            let wait = back_off.after(attempts, u64::from(attempts) * 77);
+            let bounds = back_off.first_ns * 3 / 4..=back_off.max_ns;
+            assert!(bounds.contains(&wait), "{attempts}: {wait}");
+        }
+        assert!(back_off.after(50, 1023) > 70 * back_off.first_ns);
+        assert_eq!(back_off.after(3, 0), 40_000_000);
+    }
+
+    #[test]
+    fn a_stream_is_served_at_once_unless_it_was_in_vain() {
+        let mut queue = ReconnectQueue::new(BackOff::default());
+        queue.request(request(0, 0), 0, 7);
+        queue.request(request(1, 1), 0, 7);
+        assert_eq!(queue.next(7), Some(request(0, 0)));
+        assert_eq!(queue.next(7), None);
+        assert_eq!(queue.deadline(), Some(10_000_007));
+        assert_eq!(queue.next(10_000_007), Some(request(1, 1)));
+        queue.failed(request(1, 1), 0, 0);
+        assert_eq!(queue.deadline(), Some(20_000_000), "twice as long");
+        queue.request(request(1, 0), 0, 9);
+        assert_eq!(queue.next(9), Some(request(1, 0)), "a stream has one request");
+        assert_eq!((queue.next(u64::MAX), queue.deadline()), (None, None));
+    }
+}

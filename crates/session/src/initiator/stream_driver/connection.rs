@@ -1,0 +1,138 @@
+//! A stream's connections: lost, asked for, made again.
+
+use riopipe_order::engine::{Cause, Payload};
+use riopipe_order::probe::{self, Plant};
+
+use super::{StreamDriver, StreamEvent};
+use crate::initiator::reconnect::ConnectRequest;
+use crate::initiator::stream::{LinkState, StreamQueue};
+
+/// A stream's connection to one server, beside what its session knows of it.
+#[derive(Debug)]
+pub(super) struct ServerConnection {
+    pub(super) qid: u16,
+    /// Commands that its queue has room for.
+    pub(super) depth: usize,
+    /// There is a connection, as far as the shell knows.
+    open: bool,
+    /// A connection has been asked for.
+    asked: bool,
+    /// How many connections have come to nothing.
+    attempts: u32,
+    /// When the connection was found to be lost, ns, and what had been replayed by then.
+    lost: Option<(u64, u64)>,
+}
+
+impl ServerConnection {
+    pub(super) const fn new(qid: u16, depth: usize) -> Self {
+        Self { qid, depth, open: true, asked: false, attempts: 0, lost: None }
+    }
+}
+
+impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
+    /// Whether there is a connection to a server. If not, the shell takes in nothing that still comes
+    /// from there.
+    #[inline]
+    #[must_use]
+    pub fn is_open(&self, server: u16) -> bool {
+        !self.session.is_lost(server)
+    }
+
+    /// The connection to a server has ended, or broke the protocol.
+    #[cold]
+    pub fn closed(&mut self, server: u16, now: u64) {
+        self.session.lost(server, Cause::Disconnected, now);
+        self.unsettled = true;
+    }
+
+    /// A connection that was [asked for](StreamEvent::Connect) is there, and a queue on it that has
+    /// not been started. Returns false if the stream does not want it any more: then the shell
+    /// closes it.
+    #[cold]
+    pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
+        let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
+        let asked = core::mem::take(&mut connection.asked);
+        if !asked || self.session.link(server) != LinkState::Down {
+            return false;
+        }
+        connection.attempts += 1;
+        connection.open = true;
+        self.session.rejoin(server, queue, now);
+        self.unsettled = true;
+        self.unsent = true;
+        true
+    }
+
+    /// The association that a server's connections belong to is over. A connection that does not
+    /// know it yet is of no use any more: the machine at its other end may have lost its power while
+    /// nothing was under way, and one that is just being made may get into the next association
+    /// (T27). Reads of other streams wait until this one is bound again (P9).
+    #[cold]
+    pub fn association_ended(&mut self, server: u16, now: u64) {
+        let is_late = self.session.link(server) == LinkState::Joining;
+        if self.is_open(server) && !(is_late && probe::planted(Plant::T27LateConnect)) {
+            self.closed(server, now);
+        }
+    }
+
+    /// A server will not come back: the stream fails (P6).
+    #[cold]
+    pub fn give_up(&mut self, server: u16, cause: Cause) {
+        self.session.give_up(server, cause);
+        self.unsettled = true;
+    }
+
+    /// Looks after connections that are not simply up: has those closed that are over, asks for
+    /// new ones, and notices those that are back. At the end of each round.
+    #[inline]
+    pub fn settle(&mut self, now: u64) {
+        if self.unsettled {
+            self.mend(now);
+        }
+    }
+
+    #[cold]
+    fn mend(&mut self, now: u64) {
+        self.unsettled = false;
+        let has_failed = self.session.engine().failure().is_some();
+        let replayed = self.session.engine().replayed();
+        for (server, connection) in (0..).zip(&mut self.servers) {
+            let state = self.session.link(server);
+            match state {
+                LinkState::Down | LinkState::Dead => {
+                    connection.lost.get_or_insert((now, replayed));
+                    if core::mem::take(&mut connection.open) {
+                        self.events.push_back(StreamEvent::Over { server });
+                    }
+                }
+                LinkState::Joining | LinkState::Replaying => {}
+                LinkState::Up => {
+                    connection.attempts = 0;
+                    if let Some((since, before)) = connection.lost.take() {
+                        self.events.push_back(StreamEvent::Back {
+                            server,
+                            away_ns: now.saturating_sub(since),
+                            replayed: replayed - before,
+                        });
+                    }
+                }
+            }
+            // A stream that has failed has nothing left to mend.
+            self.unsettled |= !matches!(state, LinkState::Up | LinkState::Dead) && !has_failed;
+        }
+        let Self { session, servers, events, .. } = self;
+        for server in session.wants_rejoin() {
+            let connection = &mut servers[usize::from(server)];
+            if core::mem::replace(&mut connection.asked, true) {
+                continue;
+            }
+            events.push_back(StreamEvent::Connect(ConnectRequest {
+                stream: session.config().stream,
+                server,
+                qid: connection.qid,
+                depth: connection.depth,
+                attempts: connection.attempts,
+            }));
+        }
+    }
+}

@@ -1,0 +1,647 @@
+//! Making a volume: check everything first, then make room in the logs, then label the drives.
+//!
+//! ```text
+//! attaching → labels → (forgetting old volumes) → making room → counting slots
+//!           → labels again → writing labels → giving back → over
+//! ```
+//!
+//! It is driven as a [`VolumeOpening`](super::opening::VolumeOpening) is, and has no deadline of its
+//! own. When it fails after room has been made, the targets are told to forget the volume.
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Cqe;
+use riopipe_nvme::digest::Crc32c;
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::engine::EngineKind;
+use riopipe_order::topology::{
+    MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
+};
+
+use super::calls::{Associations, Targets};
+use super::error::{CallFailure, Nonsense, VolumeCreateError, VolumeOptionsError};
+use super::labels;
+use super::members::{MemberPlace, members_on, namespaces};
+use crate::engine_choice::{Choice, Lacking, choose_for_new};
+use crate::initiator::association::ControlQueue;
+use crate::initiator::attach::{Controller, Namespace};
+use crate::initiator::queue_pair::Data;
+use crate::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
+use crate::label_work::{self, LabelIo};
+use crate::wire::{
+    BLOCK_BYTES, Claim, STATUS_LEN, STREAMS_MAX, VolumeStatus, claim_command, release_command,
+    status, status_command,
+};
+
+/// The generation with which a volume is made.
+const FIRST_GENERATION: u32 = 1;
+/// Members on one target at most.
+const MEMBERS_ON_TARGET_MAX: usize = 16;
+/// Blocks of a stripe unit at most.
+const UNIT_BLOCKS_MAX: u32 = 1 << 20;
+
+/// How a volume is to be made.
+#[derive(Clone, Debug)]
+pub struct VolumeCreationConfig {
+    /// Its name.
+    pub name: String,
+    /// Its id: random, so that no two volumes have the same.
+    pub volume: VolumeId,
+    /// Where its members are, in its order.
+    pub places: Vec<MemberPlace>,
+    /// How many targets it has.
+    pub targets: usize,
+    /// Blocks of a stripe unit.
+    pub unit_blocks: u32,
+    /// Streams.
+    pub streams: u16,
+    /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
+    pub engine: Option<EngineKind>,
+    /// Log slots per stream and target; 0: what fits.
+    pub slots: u32,
+    /// Whether drives forget the volume that they belong to, with all its data.
+    pub force: bool,
+    /// CRC32C, for the labels.
+    pub crc32c: Crc32c,
+}
+
+/// What a target was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    /// A member's label.
+    Label(usize),
+    /// What it knows of the volume that a member belongs to.
+    OldStatus(usize),
+    /// To forget a volume; it does not matter what it says.
+    Forget,
+    /// Room in its log.
+    Claim,
+    /// What it has made.
+    Status,
+    /// A step of writing a label.
+    Write,
+    /// To take the volume back.
+    Release,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Attaching,
+    /// The labels are read, to see whether the drives belong to a volume.
+    Labels,
+    /// The targets of drives that belong to one are asked whether it has an owner.
+    OldStatuses,
+    /// The targets forget the volumes that the drives belonged to.
+    ForgettingOld,
+    /// The targets make room in their logs, one after the other, from this one on.
+    MakingRoom(usize),
+    CountingSlots,
+    /// The labels are read again: between reading them and making room, another volume may have
+    /// been made of the same drives; since then nobody else writes there.
+    LabelsAgain,
+    WritingLabels,
+    Releasing,
+    /// It has failed, and the targets forget what was made.
+    Failing,
+    Over,
+}
+
+/// The drives, once their targets have told of them.
+#[derive(Debug)]
+struct Drives {
+    controllers: Vec<Controller>,
+    namespaces: Vec<Namespace>,
+    /// Of each member, whether its label is being read or has been.
+    asked: Vec<bool>,
+    /// Of each member whose label has been read, the volume that it belongs to, with its name.
+    labels: Vec<Option<Option<(VolumeId, String)>>>,
+}
+
+/// Making a volume; see the [module](self).
+#[derive(Debug)]
+pub struct VolumeCreation {
+    config: VolumeCreationConfig,
+    targets: Targets<Question>,
+    step: Step,
+    drives: Option<Drives>,
+    label: Option<Label>,
+    /// Volumes that the drives belonged to, and that are forgotten.
+    forgotten: Vec<VolumeId>,
+    /// What is still to be written, and whether a step of it is under way.
+    writes: VecDeque<LabelIo>,
+    writing: bool,
+    /// Whether room may have been made somewhere.
+    made_room: bool,
+    fallback: Option<Lacking>,
+    error: Option<VolumeCreateError>,
+    result: Option<Result<Label, VolumeCreateError>>,
+}
+
+impl VolumeCreationConfig {
+    /// What can be told before any target is asked.
+    fn check(&self) -> Result<(), VolumeCreateError> {
+        let (name, places) = (&self.name, &self.places);
+        if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
+            return Err(VolumeCreateError::Name);
+        }
+        if places.is_empty() || places.len() > MEMBERS_MAX {
+            return Err(VolumeOptionsError::Members.into());
+        }
+        let on = |target| places.iter().filter(|place| place.target == target).count();
+        if places.iter().any(|place| on(place.target) > MEMBERS_ON_TARGET_MAX) {
+            return Err(VolumeOptionsError::MembersOnTarget.into());
+        }
+        if !(1..=STREAMS_MAX).contains(&self.streams) {
+            return Err(VolumeOptionsError::Streams.into());
+        }
+        if !(1..=UNIT_BLOCKS_MAX).contains(&self.unit_blocks) {
+            return Err(VolumeOptionsError::UnitBlocks.into());
+        }
+        Ok(())
+    }
+
+    /// Whether the namespaces are of a kind that a volume can use, and all different.
+    fn check_drives(&self, namespaces: &[Namespace]) -> Result<(), VolumeCreateError> {
+        let needed = DATA_START + u64::from(self.unit_blocks);
+        for (member, (place, namespace)) in self.places.iter().zip(namespaces).enumerate() {
+            let before = self.places.iter().zip(namespaces).take(member);
+            for (earlier, other) in before {
+                if earlier == place {
+                    return Err(VolumeCreateError::Twice { member });
+                }
+                if namespace.nguid != [0; 16] && other.nguid == namespace.nguid {
+                    return Err(VolumeCreateError::SameNguid { member });
+                }
+            }
+            if namespace.block_size != BLOCK_BYTES as u32 || namespace.metadata != 0 {
+                let size = namespace.block_size;
+                return Err(VolumeCreateError::BlockSize { member, size });
+            }
+            if namespace.blocks < needed {
+                let blocks = namespace.blocks;
+                return Err(VolumeCreateError::TooSmall { member, blocks, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// The label of member 0. `drives` have been checked.
+    fn label(&self, drives: &Drives, engine: EngineKind) -> Result<Label, TopologyError> {
+        let unit = u64::from(self.unit_blocks);
+        let units = |n: &Namespace| (n.blocks - DATA_START) / unit * unit;
+        let blocks = drives.namespaces.iter().map(units).min().unwrap_or(0);
+        let member = |(place, namespace): (&MemberPlace, &Namespace)| {
+            let extension = drives.controllers[place.target].extension;
+            let region = extension.filter(|_| engine.capabilities().keeps_log);
+            MemberId { nguid: namespace.nguid, region: region.map_or([0; 16], |e| e.region) }
+        };
+        // The same check that opening will make.
+        let members = self.places.iter().map(|place| MemberLayout {
+            server: place.target as u16,
+            start: DATA_START,
+            blocks,
+            request_blocks_max: 1,
+            volatile: false,
+        });
+        let servers = alloc::vec![ServerLayout { slots: 0 }; drives.controllers.len()];
+        Topology::new(members.collect(), servers, self.unit_blocks)?;
+        Ok(Label {
+            volume: self.volume,
+            name: self.name.clone(),
+            block_size: BLOCK_BYTES as u32,
+            unit_blocks: self.unit_blocks,
+            data_blocks: blocks,
+            streams: self.streams,
+            engine,
+            index: 0,
+            generation: FIRST_GENERATION,
+            sequence: 1,
+            members: self.places.iter().zip(&drives.namespaces).map(member).collect(),
+        })
+    }
+
+    /// The claim that makes room in a target's log.
+    fn claim(&self, target: usize, keeps_log: bool) -> Claim {
+        Claim {
+            volume: self.volume,
+            generation: FIRST_GENERATION,
+            create: true,
+            give_up: false,
+            take_over: false,
+            unlogged: !keeps_log,
+            resume: false,
+            streams: self.streams,
+            slots: self.slots,
+            lease_ms: 0,
+            members: members_on(&self.places, target),
+        }
+    }
+}
+
+impl VolumeCreation {
+    /// Begins.
+    ///
+    /// # Errors
+    /// The options make no volume; nothing is asked of any target.
+    pub fn new(config: VolumeCreationConfig) -> Result<Self, VolumeCreateError> {
+        config.check()?;
+        Ok(Self {
+            targets: Targets::new(config.targets),
+            step: Step::Attaching,
+            drives: None,
+            label: None,
+            forgotten: Vec::new(),
+            writes: VecDeque::new(),
+            writing: false,
+            made_room: false,
+            fallback: None,
+            error: None,
+            result: None,
+            config,
+        })
+    }
+
+    /// Why the volume is made for engine `sync` although nobody asked for that, if so, once (T17).
+    pub fn take_fallback(&mut self) -> Option<Lacking> {
+        self.fallback.take()
+    }
+
+    /// How it has ended, once: with the label of member 0.
+    pub fn take_result(&mut self) -> Option<Result<Label, VolumeCreateError>> {
+        self.result.take()
+    }
+
+    /// Goes on with what has come.
+    pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
+        if let Err(error) = self.go_on(now, a) {
+            self.fail(error, now, a);
+        }
+        if self.step == Step::Failing {
+            while self.targets.answer(a).is_some() {}
+            self.targets.forget_lost(a);
+            if !self.targets.is_owed() {
+                self.targets.hang_up(a);
+                self.step = Step::Over;
+                self.result = self.error.take().map(Err);
+            }
+        }
+    }
+
+    fn go_on(&mut self, now: u64, a: &mut impl Associations) -> Result<(), VolumeCreateError> {
+        if matches!(self.step, Step::Failing | Step::Over) {
+            return Ok(());
+        }
+        if self.step != Step::Attaching
+            && let Some((target, error)) = self.targets.lost(a)
+        {
+            return Err(self.call_failed(target, error.into()));
+        }
+        if let Some((target, error)) = self.targets.drives_failed(a) {
+            return Err(match self.step {
+                Step::Labels => VolumeCreateError::Attach(alloc::vec![(target, error)]),
+                _ => self.call_failed(target, error.into()),
+            });
+        }
+        while let Some((target, question, cqe, page)) = self.targets.answer(a) {
+            self.take(target, question, cqe, &page)?;
+        }
+        while self.step(now, a)? {}
+        Ok(())
+    }
+
+    /// An answer has come.
+    fn take(
+        &mut self,
+        target: usize,
+        question: Question,
+        cqe: Cqe,
+        page: &[u8],
+    ) -> Result<(), VolumeCreateError> {
+        let said = cqe.status();
+        match question {
+            Question::Forget => return Ok(()),
+            Question::Claim if said.is(status::LOG_TOO_SMALL) => {
+                let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
+                return Err(VolumeCreateError::LogTooSmall { target, need, free });
+            }
+            _ if !said.is_ok() => return Err(self.call_failed(target, CallFailure::Status(said))),
+            Question::Label(member) => {
+                let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
+                if let Some(drives) = &mut self.drives {
+                    drives.labels[member] =
+                        Some(label.ok().map(|label| (label.volume, label.name)));
+                }
+            }
+            Question::OldStatus(member) => {
+                let status = self.decoded(target, page)?;
+                if status.owned {
+                    let volume = self.old_name(member);
+                    return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
+                }
+            }
+            Question::Status => {
+                // Room for more than the flushes that it must always have room for.
+                let (have, on) = (self.decoded(target, page)?.slots, &self.config.places);
+                let need = 2 * members_on(on, target).len() as u32 + 2;
+                if have < need {
+                    return Err(VolumeCreateError::TooFewSlots { target, have, need });
+                }
+            }
+            Question::Write => {
+                self.writing = false;
+                self.writes.pop_front();
+            }
+            Question::Claim | Question::Release => {}
+        }
+        Ok(())
+    }
+
+    /// Does what can be done now; whether there may be more.
+    fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
+        match self.step {
+            Step::Attaching => return self.attach(now, a),
+            Step::Labels => {
+                if !self.read_labels(now, a)? {
+                    return Ok(false);
+                }
+                self.ask_for_owners(now, a)?;
+                self.step = Step::OldStatuses;
+            }
+            Step::OldStatuses if !self.targets.is_owed() => {
+                for volume in self.forgotten.clone() {
+                    self.forget(volume, now, a);
+                }
+                self.step = Step::ForgettingOld;
+            }
+            Step::ForgettingOld if !self.targets.is_owed() => self.step = Step::MakingRoom(0),
+            Step::MakingRoom(target) if !self.targets.is_owed() => {
+                let next = self.speaking().find(|at| *at >= target);
+                self.step = match next {
+                    Some(target) => {
+                        self.make_room(target, now, a)?;
+                        Step::MakingRoom(target + 1)
+                    }
+                    None => {
+                        self.count_slots(now, a)?;
+                        Step::CountingSlots
+                    }
+                };
+            }
+            Step::CountingSlots if !self.targets.is_owed() => {
+                if let Some(drives) = &mut self.drives {
+                    drives.asked.fill(false);
+                    drives.labels.fill(None);
+                }
+                self.step = Step::LabelsAgain;
+            }
+            Step::LabelsAgain => {
+                if !self.read_labels(now, a)? {
+                    return Ok(false);
+                }
+                self.check_still_free()?;
+                self.step = Step::WritingLabels;
+            }
+            Step::WritingLabels => {
+                if !self.write_labels(now, a)? {
+                    return Ok(false);
+                }
+                for target in self.speaking().collect::<Vec<_>>() {
+                    let release = release_command(self.config.volume, false);
+                    let to = (target, ControlQueue::Admin);
+                    let asked =
+                        self.targets.ask(a, to, release, Data::None, Question::Release, now);
+                    asked.map_err(|source| call(target, RELEASING, source))?;
+                }
+                self.step = Step::Releasing;
+            }
+            Step::Releasing if !self.targets.is_owed() => {
+                self.targets.hang_up(a);
+                self.step = Step::Over;
+                self.result = self.label.take().map(Ok);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn attach(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
+        let Some(attached) = self.targets.attached(a) else { return Ok(false) };
+        let controllers = attached.map_err(VolumeCreateError::Attach)?;
+        let namespaces = namespaces(&self.config.places, &controllers)
+            .map_err(|member| VolumeCreateError::NoNamespace { member })?;
+        self.config.check_drives(&namespaces)?;
+        let extensions = controllers.iter().map(|controller| controller.extension);
+        let Choice { engine, fallback } =
+            choose_for_new(self.config.engine, extensions).map_err(|lacking| {
+                // Only what the caller insists on can be refused.
+                let engine = self.config.engine.unwrap_or(EngineKind::PREFERRED);
+                VolumeCreateError::Engine { engine, lacking }
+            })?;
+        self.fallback = fallback;
+        let members = namespaces.len();
+        let (asked, labels) = (alloc::vec![false; members], alloc::vec![None; members]);
+        let drives = Drives { controllers, namespaces, asked, labels };
+        self.label = Some(self.config.label(&drives, engine)?);
+        self.drives = Some(drives);
+        self.targets.open_drives(a, now);
+        self.step = Step::Labels;
+        Ok(true)
+    }
+
+    /// Reads the labels of all members; whether all have been read.
+    fn read_labels(
+        &mut self,
+        now: u64,
+        a: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let Some(drives) = &mut self.drives else { return Ok(false) };
+        for (member, place) in self.config.places.iter().enumerate() {
+            if drives.asked[member] || !self.targets.is_ready(a, place.target) {
+                continue;
+            }
+            let io = LabelIo::Read { member };
+            labels::ask(
+                &mut self.targets,
+                a,
+                &self.config.places,
+                io,
+                Question::Label(member),
+                now,
+            )
+            .map_err(|(target, source)| call(target, labels::READING, source))?;
+            drives.asked[member] = true;
+        }
+        Ok(drives.labels.iter().all(Option::is_some))
+    }
+
+    /// Refuses drives that belong to a volume; or, if that is to be given up, asks whether it has an
+    /// owner.
+    fn ask_for_owners(
+        &mut self,
+        now: u64,
+        a: &mut impl Associations,
+    ) -> Result<(), VolumeCreateError> {
+        for member in 0..self.config.places.len() {
+            let Some((old, name)) = self.old(member).cloned() else { continue };
+            if !self.config.force {
+                return Err(VolumeCreateError::InUse { member, volume: name });
+            }
+            let target = self.config.places[member].target;
+            if self.speaks(target) {
+                let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
+                let asked = self.targets.ask(
+                    a,
+                    to,
+                    status_command(old),
+                    data,
+                    Question::OldStatus(member),
+                    now,
+                );
+                asked.map_err(|source| call(target, ASKING_OLD, source))?;
+            }
+            self.forgotten.push(old);
+        }
+        self.forgotten.sort();
+        self.forgotten.dedup();
+        Ok(())
+    }
+
+    /// Whether the volume's engine has entries in the targets' logs.
+    fn keeps_log(&self) -> bool {
+        self.label.as_ref().is_some_and(|label| label.engine.capabilities().keeps_log)
+    }
+
+    fn make_room(
+        &mut self,
+        target: usize,
+        now: u64,
+        a: &mut impl Associations,
+    ) -> Result<(), VolumeCreateError> {
+        let claim = self.config.claim(target, self.keeps_log()).encode();
+        self.made_room = true;
+        let (to, data) = ((target, ControlQueue::Admin), Data::Bytes(&claim));
+        let asked = self.targets.ask(a, to, claim_command(), data, Question::Claim, now);
+        asked.map_err(|source| call(target, MAKING_ROOM, source))
+    }
+
+    fn count_slots(
+        &mut self,
+        now: u64,
+        a: &mut impl Associations,
+    ) -> Result<(), VolumeCreateError> {
+        if !self.keeps_log() {
+            return Ok(());
+        }
+        for target in 0..self.targets.len() {
+            let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
+            let sqe = status_command(self.config.volume);
+            let asked = self.targets.ask(a, to, sqe, data, Question::Status, now);
+            asked.map_err(|source| call(target, ASKING, source))?;
+        }
+        Ok(())
+    }
+
+    /// Nobody has made another volume of the drives meanwhile; then it lists what is to be written.
+    fn check_still_free(&mut self) -> Result<(), VolumeCreateError> {
+        let Some(label) = &self.label else { return Ok(()) };
+        for member in 0..self.config.places.len() {
+            if let Some((old, name)) = self.old(member)
+                && !self.forgotten.contains(old)
+            {
+                return Err(VolumeCreateError::InUse { member, volume: name.clone() });
+            }
+            let copies = [1, 2].map(|sequence| {
+                let copy = Label { index: member as u16, sequence, ..label.clone() };
+                (Label::block_of(sequence), copy.encode(self.config.crc32c))
+            });
+            self.writes.extend(labels::first_labels(member, copies));
+        }
+        Ok(())
+    }
+
+    /// Writes both copies of every label, one step after the other; whether that is done.
+    fn write_labels(
+        &mut self,
+        now: u64,
+        a: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let Some(io) = self.writes.front() else { return Ok(true) };
+        let target = self.config.places[labels::member_of(io)].target;
+        let failed = |source| call(target, labels::WRITING, source);
+        if !self.writing && self.targets.is_ready(a, target) {
+            let (io, places) = (io.clone(), &self.config.places);
+            labels::ask(&mut self.targets, a, places, io, Question::Write, now)
+                .map_err(|(_, source)| failed(source))?;
+            self.writing = true;
+        }
+        Ok(false)
+    }
+
+    /// Makes the targets forget a volume; those that never knew it say so, which is as good.
+    fn forget(&mut self, volume: VolumeId, now: u64, a: &mut impl Associations) {
+        for target in self.speaking().collect::<Vec<_>>() {
+            let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
+            // One that can't be asked is lost, which the next question notices.
+            let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
+        }
+    }
+
+    /// It has failed: what was made is to be forgotten.
+    fn fail(&mut self, error: VolumeCreateError, now: u64, a: &mut impl Associations) {
+        self.targets.forget();
+        let labelled = matches!(self.step, Step::Releasing);
+        if self.made_room && !labelled {
+            self.forget(self.config.volume, now, a);
+        }
+        self.error = Some(error);
+        self.step = Step::Failing;
+    }
+
+    fn decoded(&self, target: usize, page: &[u8]) -> Result<VolumeStatus, VolumeCreateError> {
+        let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
+        VolumeStatus::decode(page).ok_or_else(|| self.call_failed(target, nonsense))
+    }
+
+    /// What a lost or failing target means at this step.
+    fn call_failed(&self, target: usize, source: CallFailure) -> VolumeCreateError {
+        let doing = match self.step {
+            Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
+            Step::OldStatuses | Step::ForgettingOld => ASKING_OLD,
+            Step::MakingRoom(_) => MAKING_ROOM,
+            Step::CountingSlots => ASKING,
+            Step::WritingLabels => labels::WRITING,
+            Step::Releasing | Step::Failing | Step::Over => RELEASING,
+        };
+        call(target, doing, source)
+    }
+
+    /// Targets that speak the extension.
+    fn speaking(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.targets.len()).filter(|target| self.speaks(*target))
+    }
+
+    fn speaks(&self, target: usize) -> bool {
+        let controller = self.drives.as_ref().and_then(|drives| drives.controllers.get(target));
+        controller.is_some_and(|controller| controller.extension.is_some())
+    }
+
+    /// The volume that a member's label tells of, and its name.
+    fn old(&self, member: usize) -> Option<&(VolumeId, String)> {
+        self.drives.as_ref()?.labels.get(member)?.as_ref()?.as_ref()
+    }
+
+    fn old_name(&self, member: usize) -> String {
+        self.old(member).map(|(_, name)| name.clone()).unwrap_or_default()
+    }
+}
+
+const ASKING: &str = "asking for the volume's state";
+const ASKING_OLD: &str = "asking for the old volume's state";
+const MAKING_ROOM: &str = "making room in its log";
+const RELEASING: &str = "giving the volume back";
+
+fn call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {
+    VolumeCreateError::Call { target, doing, source }
+}

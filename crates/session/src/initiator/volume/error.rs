@@ -1,0 +1,261 @@
+//! Why a volume can't be opened or made. `server` and `target` count the volume's targets, `member`
+//! its members; the program that knows their addresses puts those in.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::engine::EngineKind;
+use riopipe_order::topology::TopologyError;
+
+use super::members::MembersError;
+use super::recovery::RecoveryError;
+use crate::engine_choice::{Hindrance, Lacking};
+use crate::initiator::association::{AskError, AssociationError};
+use crate::initiator::opening::OpeningError;
+use crate::label::AssembleError;
+
+/// What makes no sense in a target's answer (T18).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Nonsense {
+    /// The status of a volume.
+    #[error("a volume status that can't be read")]
+    VolumeStatus,
+    /// A PDU that announces more bytes than were asked for.
+    #[error("a PDU larger than anything that was asked for")]
+    LargePdu,
+}
+
+/// What makes no volume in the options for a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeOptionsError {
+    /// How many members.
+    #[error("a volume has 1 to 120 members")]
+    Members,
+    /// How many members on one target.
+    #[error("a volume has at most 16 members on one target")]
+    MembersOnTarget,
+    /// How many streams.
+    #[error("a volume has 1 to 1024 streams")]
+    Streams,
+    /// How many blocks a stripe unit has.
+    #[error("a stripe unit has 1 to 1048576 blocks")]
+    UnitBlocks,
+}
+
+/// Why a command got no good answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallFailure {
+    /// The association is lost, or its queue to the drives has failed.
+    #[error(transparent)]
+    Association(#[from] AssociationError),
+    /// The target answered with an error.
+    #[error("{0}")]
+    Status(Status),
+    /// No answer in time.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The target owes as many answers as the queue has room for.
+    #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
+    Behind(usize),
+    /// The command was not taken.
+    #[error(transparent)]
+    Ask(AskError),
+    /// The target's answer makes no sense (T18).
+    #[error("the target's answer makes no sense: {0}")]
+    Nonsense(Nonsense),
+}
+
+impl CallFailure {
+    pub(super) fn of(error: AskError) -> Self {
+        match error {
+            AskError::Full { owed } => Self::Behind(owed),
+            AskError::NotReady | AskError::Data(_) => Self::Ask(error),
+        }
+    }
+}
+
+/// Why a volume could not be opened or looked at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeOpenError {
+    /// Targets that can't be attached to, each with the reason.
+    #[error("{} of the volume's targets can't be used", .0.len())]
+    Attach(Vec<(usize, AssociationError)>),
+    /// A member's target has no such namespace.
+    #[error("member {member}: the target has no such namespace")]
+    NoNamespace {
+        /// The member.
+        member: usize,
+    },
+    /// A target refused or failed.
+    #[error("target {server}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        server: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallFailure,
+    },
+    /// The drives don't make the volume.
+    #[error(transparent)]
+    Members(#[from] MembersError),
+    /// The engine that the caller insists on can't run (T17).
+    #[error("engine {engine} can't run on the volume")]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// Why not.
+        hindrance: Hindrance,
+    },
+    /// The labels describe no volume.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// What the targets say of the volume does not allow it.
+    #[error(transparent)]
+    Opening(#[from] OpeningError),
+    /// What was about to be zeroed could not be read, to be kept. Nothing was zeroed.
+    #[error("target {server}: reading what is about to be zeroed failed: {source}")]
+    Save {
+        /// The target.
+        server: usize,
+        /// What went wrong.
+        source: CallFailure,
+    },
+    /// The program could not keep what was about to be zeroed. Nothing was zeroed.
+    #[error("what was about to be zeroed could not be kept; nothing was zeroed")]
+    NotSaved,
+}
+
+impl From<AssembleError> for VolumeOpenError {
+    fn from(error: AssembleError) -> Self {
+        Self::Members(error.into())
+    }
+}
+
+impl From<RecoveryError> for VolumeOpenError {
+    fn from(error: RecoveryError) -> Self {
+        match error {
+            RecoveryError::Opening(error) => Self::Opening(error),
+            RecoveryError::TimedOut { server, doing } => {
+                Self::Call { server, doing, source: CallFailure::TimedOut }
+            }
+            RecoveryError::PutOff { server, doing, status } => {
+                Self::Call { server, doing, source: CallFailure::Status(status) }
+            }
+        }
+    }
+}
+
+/// Why a volume could not be made. What was begun has been taken back as far as the targets allow.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeCreateError {
+    /// A bad name.
+    #[error("a volume's name has 1 to 64 bytes without control characters")]
+    Name,
+    /// Options that make no volume.
+    #[error(transparent)]
+    Options(#[from] VolumeOptionsError),
+    /// Targets that can't be attached to, each with the reason.
+    #[error("{} of the volume's targets can't be used", .0.len())]
+    Attach(Vec<(usize, AssociationError)>),
+    /// A member's target has no such namespace.
+    #[error("member {member}: the target has no such namespace")]
+    NoNamespace {
+        /// The member.
+        member: usize,
+    },
+    /// The same namespace twice.
+    #[error("member {member} is given twice")]
+    Twice {
+        /// The second of the two.
+        member: usize,
+    },
+    /// Two drives that can't be told apart.
+    #[error("member {member} has the same NGUID as a member before it")]
+    SameNguid {
+        /// The second of the two.
+        member: usize,
+    },
+    /// Blocks of another size, or with metadata.
+    #[error("member {member} has blocks of {size} bytes")]
+    BlockSize {
+        /// The member.
+        member: usize,
+        /// Its block size, bytes.
+        size: u32,
+    },
+    /// Too small.
+    #[error("member {member} has {blocks} blocks and needs at least {needed}")]
+    TooSmall {
+        /// The member.
+        member: usize,
+        /// Blocks it has.
+        blocks: u64,
+        /// Blocks it needs.
+        needed: u64,
+    },
+    /// It belongs to a volume already.
+    #[error("member {member} belongs to volume \"{volume}\" already")]
+    InUse {
+        /// The member.
+        member: usize,
+        /// The volume's name.
+        volume: String,
+    },
+    /// The volume that it belongs to has an owner that is there.
+    #[error("volume \"{volume}\", which member {member} belongs to, is owned by {owner}")]
+    Owned {
+        /// The member.
+        member: usize,
+        /// Its volume's name.
+        volume: String,
+        /// The owner's host NQN.
+        owner: String,
+    },
+    /// The engine that the caller insists on can't run on a target (T17).
+    #[error("engine {engine} can't run on target {}", .lacking.target)]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// The target, and what it lacks.
+        lacking: Lacking,
+    },
+    /// The target's log has no room.
+    #[error(
+        "the log region of target {target} is too small: {need} bytes are needed, {free} are free"
+    )]
+    LogTooSmall {
+        /// The target.
+        target: usize,
+        /// Bytes needed.
+        need: u32,
+        /// Bytes free.
+        free: u32,
+    },
+    /// Too few slots to make progress.
+    #[error("{have} log slots per stream on target {target} are too few: at least {need}")]
+    TooFewSlots {
+        /// The target.
+        target: usize,
+        /// Slots there would be.
+        have: u32,
+        /// Slots needed.
+        need: u32,
+    },
+    /// The members make no volume.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// A target refused or failed.
+    #[error("target {target}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        target: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallFailure,
+    },
+}

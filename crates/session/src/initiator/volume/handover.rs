@@ -1,0 +1,82 @@
+//! Whether the caller keeps its duties of T11 and T15, checked over all streams of a volume.
+
+use alloc::collections::BTreeMap;
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::handover::{Breach, Ledger};
+
+/// Which stream wrote each block last, and how far each stream is released.
+#[derive(Debug, Default)]
+pub struct HandoverLedger {
+    ledger: Ledger,
+    released: BTreeMap<StreamId, Seq>,
+}
+
+impl HandoverLedger {
+    /// Checks a group before it is submitted: of each write the first volume block, the blocks, and
+    /// whether the caller calls them fresh.
+    ///
+    /// # Errors
+    /// The first [`Breach`] found.
+    pub fn check(
+        &self,
+        stream: StreamId,
+        writes: impl Iterator<Item = (u64, u32, bool)>,
+    ) -> Result<(), Breach> {
+        for (lba, blocks, fresh) in writes {
+            self.ledger.check(stream, lba, blocks, fresh, |of| self.mark(of))?;
+        }
+        Ok(())
+    }
+
+    /// Notes a group that was submitted as `seq`.
+    pub fn note(&mut self, stream: StreamId, writes: impl Iterator<Item = (u64, u32)>, seq: Seq) {
+        for (lba, blocks) in writes {
+            self.ledger.note(stream, lba, blocks, seq);
+        }
+    }
+
+    /// A stream is released up to there.
+    pub fn released(&mut self, stream: StreamId, released: Seq) {
+        if self.released.insert(stream, released) != Some(released) {
+            self.ledger.prune(stream, released);
+        }
+    }
+
+    /// A stream has been recovered: what it wrote beyond `last` is gone, and will be neither undone
+    /// nor sent again.
+    pub fn restarted(&mut self, stream: StreamId, last: Seq) {
+        self.released.insert(stream, last);
+        self.ledger.prune(stream, Seq(u64::MAX));
+    }
+
+    /// Which stream has written a volume block and not released it, if one has.
+    #[must_use]
+    pub fn holder(&self, block: u64) -> Option<StreamId> {
+        let (stream, seq) = self.ledger.writer(block)?;
+        (seq > self.mark(stream)).then_some(stream)
+    }
+
+    fn mark(&self, stream: StreamId) -> Seq {
+        self.released.get(&stream).copied().unwrap_or(Seq::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t15_what_recovery_dropped_keeps_nobody_waiting() {
+        let mut ledger = HandoverLedger::default();
+        ledger.note(StreamId(0), [(5, 1)].into_iter(), Seq(3));
+        let check =
+            |ledger: &HandoverLedger| ledger.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok();
+        ledger.released(StreamId(0), Seq(2));
+        assert!(!check(&ledger));
+        assert_eq!(ledger.holder(5), Some(StreamId(0)));
+        ledger.restarted(StreamId(0), Seq(2));
+        assert!(check(&ledger));
+        assert_eq!(ledger.holder(5), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! Commands that read and write the labels of a volume's drives.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Sqe;
+
+use super::calls::{Associations, Targets};
+use super::error::CallFailure;
+use super::members::MemberPlace;
+use crate::initiator::association::ControlQueue;
+use crate::initiator::queue_pair::Data;
+use crate::label::{DATA_START, LABEL_LEN};
+use crate::label_work::LabelIo;
+
+/// Asks the drive of a label's step, whose target's queue to the drives is ready.
+pub(super) fn ask<A: Associations, Q>(
+    targets: &mut Targets<Q>,
+    a: &mut A,
+    places: &[MemberPlace],
+    io: LabelIo,
+    what: Q,
+    now: u64,
+) -> Result<(), (usize, CallFailure)> {
+    let place = places[member_of(&io)];
+    let to = (place.target, ControlQueue::Drives);
+    let asked = match io {
+        LabelIo::Read { .. } => {
+            let (sqe, data) = (Sqe::read(place.nsid, 0, 2), Data::Read(2 * LABEL_LEN as u32));
+            targets.ask(a, to, sqe, data, what, now)
+        }
+        LabelIo::Flush { .. } => targets.ask(a, to, Sqe::flush(place.nsid), Data::None, what, now),
+        LabelIo::Write { lba, block, .. } => {
+            let data = [A::Piece::from(block)];
+            targets.ask(a, to, Sqe::write(place.nsid, lba, 1), Data::Write(&data), what, now)
+        }
+    };
+    asked.map_err(|source| (place.target, source))
+}
+
+/// The member that a step is about.
+pub(super) const fn member_of(io: &LabelIo) -> usize {
+    match io {
+        LabelIo::Read { member } | LabelIo::Flush { member } | LabelIo::Write { member, .. } => {
+            *member
+        }
+    }
+}
+
+/// What is being done, for error messages.
+pub(super) const fn doing(io: &LabelIo) -> &'static str {
+    match io {
+        LabelIo::Read { .. } => READING,
+        LabelIo::Flush { .. } | LabelIo::Write { .. } => WRITING,
+    }
+}
+
+pub(super) const READING: &str = "reading the label";
+pub(super) const WRITING: &str = "writing the label";
+
+/// The steps that give a drive its first label: the data area's first block is blanked, so that
+/// what an earlier volume kept there is not taken for the new one's; then each copy of the label is
+/// written and made durable.
+pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [LabelIo; 6] {
+    let flush = || LabelIo::Flush { member };
+    let blank = LabelIo::Write { member, lba: DATA_START, block: alloc::vec![0; LABEL_LEN] };
+    let [first, second] = copies.map(|(lba, block)| LabelIo::Write { member, lba, block });
+    [blank, flush(), first, flush(), second, flush()]
+}

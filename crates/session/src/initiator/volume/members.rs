@@ -1,0 +1,299 @@
+//! The drives of a volume: found on their targets, checked against their labels, and what follows
+//! from them for everything else.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Member;
+use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::topology::{
+    MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
+};
+
+use crate::claim::{is_behind, lease_ms};
+use crate::initiator::attach::{Controller, Namespace};
+use crate::initiator::known::{DriveOfVolume, KnownTarget};
+use crate::initiator::opening::{OpeningConfig, OpeningMember, OpeningServer};
+use crate::label::{AssembleError, DATA_START, Found, Label, log_due};
+use crate::label_work;
+use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
+
+/// How a volume's blocks are laid out on its drives, beside what the labels say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// First block of the data area on every drive.
+    pub start: u64,
+    /// Blocks of one request at most, whatever the target would take.
+    pub request_blocks_max: u32,
+}
+
+impl Default for Layout {
+    /// [`DATA_START`], and 128 KiB: beyond that nothing is gained, and a smaller unit shares the
+    /// connection better.
+    fn default() -> Self {
+        Self { start: DATA_START, request_blocks_max: 32 }
+    }
+}
+
+/// Where a member of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberPlace {
+    /// Its target, counted from 0 as the volume's targets are.
+    pub target: usize,
+    /// Its namespace there.
+    pub nsid: u32,
+}
+
+/// For how long an owner may be away (T25).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTimes {
+    /// How long an owner waits for a lost target, ms; 0: a loss is a failure at once.
+    pub loss_ms: u64,
+    /// The Keep Alive timeout of its associations, ms.
+    pub keep_alive_ms: u32,
+    /// How long it waits for an answer, ms.
+    pub timeout_ms: u64,
+}
+
+impl LeaseTimes {
+    /// The lease that an owner with this engine asks for, ms. After a target has noticed a loss,
+    /// the owner has noticed it at the latest when its next Keep Alive, which goes out each third of
+    /// the timeout, is not answered in time.
+    #[must_use]
+    pub fn lease_ms(&self, engine: EngineKind) -> u32 {
+        let noticed = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
+        let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(self.keep_alive_ms);
+        lease_ms(engine, self.loss_ms, noticed)
+    }
+}
+
+/// Why drives don't make a volume that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MembersError {
+    /// The labels don't make the volume.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// A drive has fewer blocks than its label tells of.
+    #[error("member {member} has {blocks} blocks, fewer than the {needed} its label tells of")]
+    Shrunk {
+        /// The member.
+        member: usize,
+        /// Blocks that there are.
+        blocks: u64,
+        /// Blocks that there were.
+        needed: u64,
+    },
+}
+
+/// The members of a volume, in its order, with the controllers of their targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
+    /// The targets' controllers, as they were when the volume was opened.
+    pub controllers: Vec<Controller>,
+    /// Where each member is.
+    pub places: Vec<MemberPlace>,
+    /// The members' namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// Their labels.
+    pub labels: Vec<Label>,
+    /// What the labels have in common.
+    pub head: Label,
+    /// How the blocks are laid out.
+    pub layout: Layout,
+}
+
+impl Members {
+    /// Judges the labels that were found; `name` is the volume that is wanted, if one is, and
+    /// `accept_lost_log` says that a log that is not the one that is due will do (T19, T20).
+    ///
+    /// # Errors
+    /// [`MembersError`]: the first thing that is wrong.
+    pub fn judge(
+        name: Option<&str>,
+        controllers: Vec<Controller>,
+        places: &[MemberPlace],
+        namespaces: Vec<Namespace>,
+        found: Vec<Found>,
+        accept_lost_log: bool,
+        layout: Layout,
+    ) -> Result<Self, MembersError> {
+        let head = label_work::judge(name, &found, accept_lost_log)?;
+        let labels: Vec<Label> = found.into_iter().filter_map(|f| f.label.ok()).collect();
+        for (member, (namespace, label)) in namespaces.iter().zip(&labels).enumerate() {
+            let (blocks, needed) = (namespace.blocks, layout.needed(label));
+            if blocks < needed {
+                return Err(MembersError::Shrunk { member, blocks, needed });
+            }
+        }
+        Ok(Self { controllers, places: places.to_vec(), namespaces, labels, head, layout })
+    }
+
+    /// The largest generation on any label (T24).
+    #[must_use]
+    pub fn label_generation(&self) -> u32 {
+        label_work::generation(&self.labels)
+    }
+
+    /// Whether the labels say that a log is due on a target.
+    #[must_use]
+    pub fn is_logged(&self, target: usize) -> bool {
+        let labels = self.places.iter().zip(&self.labels);
+        labels
+            .filter(|(place, _)| place.target == target)
+            .any(|(_, label)| log_due(label).is_some())
+    }
+
+    /// The members on a target, with their numbers.
+    #[must_use]
+    pub fn on(&self, target: usize) -> Vec<MemberNamespace> {
+        members_on(&self.places, target)
+    }
+
+    /// The volume as recovery sees it.
+    #[must_use]
+    pub fn opening_config(&self) -> OpeningConfig {
+        let servers = self.controllers.iter().enumerate().map(|(at, controller)| {
+            let member = |place: MemberNamespace| OpeningMember {
+                place,
+                start: self.layout.start,
+                blocks: self.labels[usize::from(place.member.0)].data_blocks,
+                volatile: controller.vwc,
+            };
+            OpeningServer {
+                present: true,
+                speaks: controller.extension.is_some(),
+                logged: self.is_logged(at),
+                transfer_bytes_max: controller.mdts_bytes as usize,
+                members: self.on(at).into_iter().map(member).collect(),
+            }
+        });
+        OpeningConfig { volume: self.head.volume, servers: servers.collect() }
+    }
+
+    /// How the members lie on the targets, whose logs have room as `statuses` tells.
+    ///
+    /// # Errors
+    /// The labels describe no volume.
+    pub fn topology(&self, statuses: &[(usize, VolumeStatus)]) -> Result<Topology, TopologyError> {
+        let slots = |target| statuses.iter().find(|(at, _)| *at == target).map(|(_, s)| s.slots);
+        self.laid_out(|target| slots(target).unwrap_or(0))
+    }
+
+    /// Where the volume's blocks lie, which does not depend on the room in the logs.
+    ///
+    /// # Errors
+    /// The labels describe no volume.
+    pub fn block_map(&self) -> Result<Topology, TopologyError> {
+        self.laid_out(|_| 1)
+    }
+
+    fn laid_out(&self, slots: impl Fn(usize) -> u32) -> Result<Topology, TopologyError> {
+        let servers = (0..self.controllers.len()).map(|at| ServerLayout { slots: slots(at) });
+        let members = self.places.iter().zip(&self.labels).map(|(place, label)| {
+            let controller = &self.controllers[place.target];
+            MemberLayout {
+                server: place.target as u16,
+                start: self.layout.start,
+                blocks: label.data_blocks,
+                request_blocks_max: (controller.mdts_bytes / BLOCK_BYTES as u32)
+                    .clamp(1, self.layout.request_blocks_max.max(1)),
+                volatile: controller.vwc,
+            }
+        });
+        Topology::new(members.collect(), servers.collect(), self.head.unit_blocks)
+    }
+
+    /// How an owner that has the volume takes it again from a target that it has lost (P7); `None`
+    /// where the target does not speak the extension.
+    #[must_use]
+    pub fn resume_claim(&self, target: usize, generation: u32, lease_ms: u32) -> Option<Claim> {
+        self.controllers[target].extension.map(|_| Claim {
+            volume: self.head.volume,
+            generation,
+            create: false,
+            give_up: false,
+            take_over: false,
+            unlogged: !self.is_logged(target),
+            resume: true,
+            streams: self.head.streams,
+            slots: 0,
+            lease_ms,
+            members: self.on(target),
+        })
+    }
+
+    /// What has to be found again on a target that was lost (T19, T27).
+    #[must_use]
+    pub fn known_target(&self, target: usize, generation: u32) -> KnownTarget {
+        let drives = self.on(target).into_iter().map(|place| {
+            let label = &self.labels[usize::from(place.member.0)];
+            DriveOfVolume {
+                nsid: place.nsid,
+                index: label.index,
+                blocks: self.layout.needed(label),
+            }
+        });
+        KnownTarget::new(self.head.volume, generation, &self.controllers[target], drives)
+    }
+
+    /// Whether what a target's log knows of the volume is lost, or older than the labels (T19, T24).
+    #[must_use]
+    pub fn is_log_lost(&self, target: usize, status: &VolumeStatus) -> bool {
+        let behind = self.is_logged(target) && is_behind(status, self.label_generation());
+        status.log_lost || behind
+    }
+}
+
+/// The members on a target, with their numbers.
+pub(super) fn members_on(places: &[MemberPlace], target: usize) -> Vec<MemberNamespace> {
+    let places = places.iter().enumerate().filter(|(_, place)| place.target == target);
+    let numbered = |(at, place): (usize, &MemberPlace)| MemberNamespace {
+        member: Member(at as u8),
+        nsid: place.nsid,
+    };
+    places.map(numbered).collect()
+}
+
+/// The namespace of each member.
+///
+/// # Errors
+/// The first member whose target has no such namespace.
+pub(super) fn namespaces(
+    places: &[MemberPlace],
+    controllers: &[Controller],
+) -> Result<Vec<Namespace>, usize> {
+    let find = |(member, place): (usize, &MemberPlace)| {
+        let namespaces = &controllers[place.target].namespaces;
+        namespaces.iter().find(|n| n.nsid == place.nsid).cloned().ok_or(member)
+    };
+    places.iter().enumerate().map(find).collect()
+}
+
+/// The log region of a target: `None` if it has no log.
+pub(super) fn region_of(controller: &Controller) -> Option<[u8; 16]> {
+    let extension = controller.extension.filter(|e| e.log_kind.is_some());
+    extension.map(|extension| extension.region)
+}
+
+impl Layout {
+    /// Blocks that a volume needs on the drive with this label, from the first one on.
+    fn needed(&self, label: &Label) -> u64 {
+        self.start.saturating_add(label.data_blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t25_a_lease_covers_the_time_until_the_owner_has_noticed_the_loss() {
+        let times = LeaseTimes { loss_ms: 30_000, keep_alive_ms: 15_000, timeout_ms: 10_000 };
+        assert_eq!(times.lease_ms(EngineKind::Rio), 45_000, "5 s and 10 s");
+        let patient = LeaseTimes { timeout_ms: 60_000, ..times };
+        assert_eq!(patient.lease_ms(EngineKind::Rio), 95_000);
+        let hasty = LeaseTimes { timeout_ms: 10, ..times };
+        assert_eq!(hasty.lease_ms(EngineKind::Rio), 45_000, "never below the Keep Alive timeout");
+        assert_eq!(LeaseTimes { loss_ms: 0, ..times }.lease_ms(EngineKind::Rio), 0);
+    }
+}

@@ -1,0 +1,23 @@
+//! A volume as its owner has it: opened, recovered, used by streams, made.
+//!
+//! - [`opening`]: from the addresses of its members to an open volume; [`creation`] makes one;
+//! - [`recovery`]: the times of one attempt to recover something; [`streams`]: such an attempt over
+//!   the targets of an open volume, and giving the volume back;
+//! - [`state`]: which streams are open, over which queues, and from where each goes on;
+//! - [`handover`]: whether the caller keeps its duties between streams (T11, T15);
+//! - [`members`], [`ranges`]: what follows from the drives and their labels.
+
+mod calls;
+pub mod creation;
+pub mod error;
+pub mod handover;
+mod labels;
+pub mod members;
+pub mod opening;
+pub mod ranges;
+pub mod recovery;
+pub mod saving;
+pub mod state;
+pub mod streams;
+
+pub use calls::Associations;

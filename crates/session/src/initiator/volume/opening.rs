@@ -1,0 +1,374 @@
+//! Opening a volume: attach to all its targets, find its drives, judge their labels, take the volume
+//! on all targets, recover what a crash has left, and mark the labels as the new owner's.
+//!
+//! ```text
+//! attaching → labels → (statuses, if it is only looked at)
+//!                    → taking and recovering, with its pauses:
+//!                        claimed: the labels are rewritten
+//!                        decided: what will be zeroed is kept, if that is wanted
+//!                    → over
+//! ```
+//!
+//! The program has the targets' associations, new ones when it begins: it makes their connections,
+//! carries their bytes, and looks after their deadlines. It calls
+//! [`advance`](VolumeOpening::advance) when something has come from a target or
+//! [`deadline`](VolumeOpening::deadline) is due, and carries what that leaves in the outboxes; it
+//! keeps what is to be kept ([`save_step`](VolumeOpening::save_step)), and takes the
+//! [`result`](VolumeOpening::take_result).
+//!
+//! A volume that is owned is asked for again for as long as the caller wants to wait (T25), each time
+//! over new associations. When an attempt fails after the volume may have been taken, it is given back.
+
+mod steps;
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_nvme::digest::Crc32c;
+use riopipe_order::engine::EngineKind;
+use riopipe_order::topology::Topology;
+
+use super::calls::{Associations, Targets};
+use super::error::VolumeOpenError;
+use super::members::{Layout, LeaseTimes, MemberPlace, Members};
+use super::recovery::{RecoveryDriver, StepTimes};
+use super::saving::{SaveStep, Saving};
+use crate::engine_choice::Hindrance;
+use crate::initiator::attach::{Controller, Namespace};
+use crate::initiator::known::KnownTarget;
+use crate::initiator::opening::{Call, Opening, OpeningConfig, Outcome, Progress, Ticket};
+use crate::label::Found;
+use crate::label_work::Relabel;
+use crate::wire::{Claim, VolumeStatus};
+
+/// What a volume is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To look at it: nothing is changed, and an owner may be there.
+    Look,
+    /// To tell what recovery would do: nothing is changed.
+    DryRun,
+    /// To take it, and to recover every stream that needs it.
+    Take,
+}
+
+/// How a volume is to be opened.
+#[derive(Clone, Debug)]
+pub struct VolumeOpeningConfig {
+    /// Its name; `None`: any.
+    pub name: Option<String>,
+    /// Where its members are, in its order.
+    pub places: Vec<MemberPlace>,
+    /// How many targets it has.
+    pub targets: usize,
+    /// What for.
+    pub purpose: Purpose,
+    /// The engine that the caller insists on; `None`: what the volume was made for.
+    pub engine: Option<EngineKind>,
+    /// Whether an owner that is there, or may still come back, is fenced (T8, T25).
+    pub take_over: bool,
+    /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
+    pub accept_lost_log: bool,
+    /// How long to wait for an owner that may still come back (T25).
+    pub wait: Patience,
+    /// For how long the new owner may be away.
+    pub lease: LeaseTimes,
+    /// Whether the program keeps what will be zeroed.
+    pub save_undone: bool,
+    /// How long a target may owe an answer to recovery, or put its commands off, ns.
+    pub timeout_ns: u64,
+    /// The number of the attempt (T23).
+    pub attempt: u32,
+    /// How the volume's blocks are laid out on its drives.
+    pub layout: Layout,
+    /// CRC32C, for the labels.
+    pub crc32c: Crc32c,
+}
+
+/// How long to wait for a volume that is owned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// In all, ns; 0: it is refused at once.
+    pub for_ns: u64,
+    /// How often it is asked for again, ns.
+    pub ask_ns: u64,
+    /// How often the caller is told that it waits, ns.
+    pub tell_ns: u64,
+}
+
+impl Patience {
+    /// Waits for so long, asks each half second, and tells each 5 seconds.
+    #[must_use]
+    pub const fn of(for_ns: u64) -> Self {
+        Self { for_ns, ask_ns: 500_000_000, tell_ns: 5_000_000_000 }
+    }
+}
+
+/// What the program is told of an opening on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpeningEvent {
+    /// How far recovery is.
+    Progress(Progress),
+    /// A command of recovery goes to a target.
+    Sent {
+        /// The target.
+        server: usize,
+        /// The command.
+        call: Call,
+    },
+    /// The volume is this owner's on all targets, with this generation; its labels are next.
+    Claimed {
+        /// The owner's generation.
+        generation: u32,
+    },
+    /// The attempt has failed: what may have been claimed with this generation is given back.
+    GivesBack {
+        /// The generation.
+        generation: u32,
+    },
+    /// The volume is owned, and is asked for again.
+    Owned {
+        /// Which target says so.
+        server: usize,
+        /// The owner's host NQN.
+        owner: String,
+        /// What is left of its lease, ms; 0 if the owner is there.
+        lease_left_ms: u32,
+        /// How long the volume is still waited for, ns.
+        give_up_ns: u64,
+    },
+}
+
+/// A volume that has been taken and recovered, or looked at.
+#[derive(Debug)]
+pub struct OpenedVolume {
+    /// The volume's drives and labels.
+    pub members: Members,
+    /// The engine that runs.
+    pub engine: EngineKind,
+    /// Why it is not the one that the volume was made for, if so (T17).
+    pub fallback: Option<Hindrance>,
+    /// The owner's generation; 0 if the volume was only looked at.
+    pub generation: u32,
+    /// What the targets that speak the extension say of the volume, by target.
+    pub statuses: Vec<(usize, VolumeStatus)>,
+    /// How the members lie on the targets.
+    pub topology: Topology,
+    /// What was found and done.
+    pub outcome: Outcome,
+    /// How long that took.
+    pub steps: StepTimes,
+    /// The lease that the owner has asked for, ms.
+    pub lease_ms: u32,
+}
+
+impl OpenedVolume {
+    /// The volume as the recovery of its streams sees it.
+    #[must_use]
+    pub fn opening_config(&self) -> OpeningConfig {
+        self.members.opening_config()
+    }
+
+    /// How the owner takes the volume again from a target that it has lost (P7).
+    #[must_use]
+    pub fn resume_claim(&self, target: usize) -> Option<Claim> {
+        self.members.resume_claim(target, self.generation, self.lease_ms)
+    }
+
+    /// What has to be found again on a target that was lost (T27).
+    #[must_use]
+    pub fn known_target(&self, target: usize) -> KnownTarget {
+        self.members.known_target(target, self.generation)
+    }
+}
+
+/// What a target was asked for.
+#[derive(Clone, Copy, Debug)]
+enum Question {
+    /// A member's label.
+    Label(usize),
+    /// What it knows of the volume.
+    Status,
+    /// A command of recovery.
+    Recovery(Ticket),
+    /// A step of rewriting the labels.
+    Relabel,
+    /// Blocks that are to be kept, from this byte of the whole on.
+    Saved(usize),
+    /// To take the volume back.
+    Release,
+}
+
+#[derive(Debug)]
+enum Step {
+    Attaching,
+    Labels(Labels),
+    /// Each target is asked what it knows of the volume.
+    Looking {
+        statuses: Vec<(usize, VolumeStatus)>,
+    },
+    Recovering,
+    /// The labels are rewritten; whether a step is under way.
+    Relabeling {
+        work: Relabel,
+        asked: bool,
+    },
+    /// What will be zeroed is kept, since this time, ns.
+    Saving {
+        saving: Saving,
+        state: SaveState,
+        since: u64,
+    },
+    /// The volume is given back.
+    Releasing(VolumeOpenError),
+    /// It is asked for again at this time, ns.
+    Waiting {
+        until: u64,
+    },
+    Over,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum SaveState {
+    /// The next step is to be found.
+    Next,
+    /// Blocks are being read.
+    Reading,
+    /// The program has to do this.
+    Due(SaveStep),
+    /// It does it.
+    Doing,
+}
+
+/// The labels, while they are read.
+#[derive(Debug)]
+struct Labels {
+    controllers: Vec<Controller>,
+    namespaces: Vec<Namespace>,
+    /// Of each member, whether its drive has been asked.
+    asked: Vec<bool>,
+    found: Vec<Option<Found>>,
+}
+
+/// Opening a volume; see the [module](self).
+#[derive(Debug)]
+pub struct VolumeOpening {
+    config: VolumeOpeningConfig,
+    targets: Targets<Question>,
+    step: Step,
+    members: Option<Members>,
+    engine: EngineKind,
+    fallback: Option<Hindrance>,
+    /// Where the volume's blocks lie.
+    map: Option<Topology>,
+    driver: Option<RecoveryDriver>,
+    /// How long the driver does not know of: connecting, and keeping in a dry run, ns.
+    steps: StepTimes,
+    /// When it began, and when this attempt did, ns.
+    began: u64,
+    attempt_began: u64,
+    /// When the caller was last told that it waits, ns.
+    told: Option<u64>,
+    /// What was last told of recovery.
+    progress: Option<Progress>,
+    /// It is to go on at once, by a clock that is read anew.
+    at_once: bool,
+    /// The clock has been read since the prefixes were decided.
+    decided: bool,
+    events: VecDeque<OpeningEvent>,
+    result: Option<Result<OpenedVolume, VolumeOpenError>>,
+}
+
+impl VolumeOpening {
+    /// Begins.
+    #[must_use]
+    pub fn new(config: VolumeOpeningConfig, now: u64) -> Self {
+        Self {
+            targets: Targets::new(config.targets),
+            step: Step::Attaching,
+            members: None,
+            engine: EngineKind::None,
+            fallback: None,
+            map: None,
+            driver: None,
+            steps: StepTimes::default(),
+            began: now,
+            attempt_began: now,
+            told: None,
+            progress: None,
+            at_once: false,
+            decided: false,
+            events: VecDeque::new(),
+            result: None,
+            config,
+        }
+    }
+
+    /// When [`advance`](Self::advance) is due at the latest, ns, if nothing comes before.
+    #[must_use]
+    pub fn deadline(&self, now: u64) -> Option<u64> {
+        if self.at_once {
+            return Some(now);
+        }
+        match (&self.step, &self.driver) {
+            (Step::Waiting { until }, _) => Some(*until),
+            (Step::Recovering, Some(driver)) => driver.deadline(now),
+            _ => None,
+        }
+    }
+
+    /// Goes on with what has come, and with what is due.
+    pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
+        self.at_once = false;
+        if let Err(error) = self.go_on(now, a) {
+            self.fail(error, now, a);
+        }
+        if matches!(self.step, Step::Releasing(_)) {
+            self.released(now, a);
+        }
+    }
+
+    /// What has happened.
+    pub fn event(&mut self) -> Option<OpeningEvent> {
+        self.events.pop_front()
+    }
+
+    /// What the program has to do to keep what will be zeroed. It reports the step's end with
+    /// [`saved`](Self::saved).
+    pub fn save_step(&mut self) -> Option<SaveStep> {
+        let Step::Saving { state, .. } = &mut self.step else { return None };
+        if !matches!(state, SaveState::Due(_)) {
+            return None;
+        }
+        match core::mem::replace(state, SaveState::Doing) {
+            SaveState::Due(step) => Some(step),
+            _ => None,
+        }
+    }
+
+    /// The program has done a step of keeping what will be zeroed, or could not.
+    pub fn saved(&mut self, done: bool, now: u64, a: &mut impl Associations) {
+        if let Step::Saving { state, .. } = &mut self.step
+            && *state == SaveState::Doing
+        {
+            *state = SaveState::Next;
+            if !done {
+                self.fail(VolumeOpenError::NotSaved, now, a);
+            }
+        }
+        self.advance(now, a);
+    }
+
+    /// How it has ended, once. The associations of a volume that was taken go on; those of one that
+    /// was looked at, or could not be opened, have been hung up.
+    pub fn take_result(&mut self) -> Option<Result<OpenedVolume, VolumeOpenError>> {
+        self.result.take()
+    }
+
+    /// What recovery has learnt so far, while it runs.
+    #[must_use]
+    pub fn recovery(&self) -> Option<&Opening> {
+        self.driver.as_ref().map(RecoveryDriver::opening)
+    }
+}

@@ -1,0 +1,106 @@
+//! Blocks of drives, told as blocks of the volume.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::recovery::{DriveExtent, InPlace};
+use riopipe_order::topology::Topology;
+
+use crate::initiator::opening::StreamOutcome;
+
+/// Blocks of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockRange {
+    /// The first one.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u64,
+}
+
+/// A write that may or may not be there: an in-place update, or one in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InPlaceRange {
+    /// Its group; of merged groups the first.
+    pub seq: Seq,
+    /// Where.
+    pub range: BlockRange,
+}
+
+/// The volume blocks of some extents of drives: sorted, neighbours joined.
+#[must_use]
+pub fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockRange> {
+    let unit = u64::from(topology.unit_blocks());
+    let mut ranges = Vec::new();
+    for extent in extents {
+        let start = topology.member(extent.member).start;
+        let (mut lba, end) = (extent.lba, extent.lba + extent.blocks);
+        while lba < end {
+            // Within a stripe unit a drive's neighbours are the volume's.
+            let blocks = (unit - (lba - start) % unit).min(end - lba);
+            // What lies outside the volume was refused before (T19).
+            if let Some(first) = topology.volume_block(extent.member, lba) {
+                ranges.push(BlockRange { lba: first, blocks });
+            }
+            lba += blocks;
+        }
+    }
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let joins = next.lba <= last.lba + last.blocks;
+        if joins {
+            last.blocks = last.blocks.max(next.lba + next.blocks - last.lba);
+        }
+        joins
+    });
+    ranges
+}
+
+/// The volume blocks of some listed writes, in the lists' order.
+#[must_use]
+pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRange> {
+    let of = |update: &InPlace| {
+        let (seq, ranges) = (update.seq, volume_ranges(topology, &[update.extent]));
+        ranges.into_iter().map(move |range| InPlaceRange { seq, range })
+    };
+    updates.iter().flat_map(of).collect()
+}
+
+/// What a stream's owner has to look at before the stream starts again: in-place updates beyond the
+/// prefix, and what is in doubt; empty if nothing waits to be acknowledged (T9, T26).
+#[must_use]
+pub fn to_acknowledge(topology: &Topology, found: &StreamOutcome) -> Option<Vec<InPlaceRange>> {
+    found.pending.then(|| {
+        let mut all = listed_ranges(topology, &found.plan.in_place);
+        all.extend(listed_ranges(topology, &found.plan.in_doubt));
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use riopipe_order::attribute::Member;
+    use riopipe_order::topology::{MemberInfo, ServerInfo};
+
+    fn striped() -> Topology {
+        let member = MemberInfo {
+            server: 0,
+            start: 256,
+            blocks: 64,
+            request_blocks_max: 32,
+            volatile: false,
+        };
+        Topology::new(vec![member, member], vec![ServerInfo { slots: 8 }], 4).unwrap()
+    }
+
+    #[test]
+    fn extents_of_drives_are_told_in_volume_blocks() {
+        let at = |member, lba, blocks| DriveExtent { member: Member(member), lba, blocks };
+        // Blocks 2–5 of drive 0 are the volume's 2, 3 and 8, 9; 0–3 of drive 1 its 4–7.
+        let ranges = volume_ranges(&striped(), &[at(0, 258, 4), at(1, 256, 4)]);
+        assert_eq!(ranges, [BlockRange { lba: 2, blocks: 8 }]);
+        let ranges = volume_ranges(&striped(), &[at(0, 258, 4)]);
+        assert_eq!(ranges, [BlockRange { lba: 2, blocks: 2 }, BlockRange { lba: 8, blocks: 2 }]);
+    }
+}

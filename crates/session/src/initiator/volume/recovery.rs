@@ -1,0 +1,283 @@
+//! One attempt to recover a volume or some of its streams: which command goes to which target when,
+//! and when the attempt is given up.
+//!
+//! [`Opening`] knows which commands are due. [`RecoveryDriver`] adds the times: a command that a
+//! target has put off is sent again after a rest; a target that puts commands off for too long, or
+//! owes an answer for too long, ends the attempt. An attempt that has ended can be begun anew with
+//! the next number: the answers to its commands may still come, and the next attempt drops them
+//! (T23).
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+
+use crate::initiator::association::ControlQueue;
+use crate::initiator::opening::{Call, Opening, OpeningError, Phase, Progress, Ticket};
+use crate::initiator::queue_pair::Data;
+
+/// How long a target rests at first after it has put a command off, ns.
+const REST_NS: u64 = 500_000;
+/// The longest such rest, ns.
+const REST_NS_MAX: u64 = 20_000_000;
+/// A rest is doubled at most so often.
+const REST_DOUBLED_MAX: u32 = 6;
+
+/// Why an attempt has ended. `server` counts the volume's targets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecoveryError {
+    /// What the targets say does not allow it.
+    #[error(transparent)]
+    Opening(#[from] OpeningError),
+    /// A target owes an answer for too long.
+    #[error("{doing}: the target has not answered in time")]
+    TimedOut {
+        /// The target.
+        server: usize,
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// A target has put commands off for too long.
+    #[error("{doing}: the target puts it off: {status}")]
+    PutOff {
+        /// The target.
+        server: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// What it said last.
+        status: Status,
+    },
+}
+
+/// How long each step of a recovery took, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Connecting to all targets and reading the labels.
+    pub connect: u64,
+    /// Taking the volume on all targets, which waits for what a former owner had under way.
+    pub claim: u64,
+    /// Reading all lists.
+    pub list: u64,
+    /// Merging them into one order per stream, and deciding.
+    pub decide: u64,
+    /// Reading and keeping what is about to be zeroed.
+    pub save: u64,
+    /// Zeroing fresh blocks beyond the prefixes.
+    pub undo: u64,
+    /// Flushing the drives.
+    pub flush: u64,
+    /// Recording the prefixes, and shortening the logs.
+    pub settle: u64,
+}
+
+impl StepTimes {
+    fn of(&mut self, phase: Phase) -> &mut u64 {
+        match phase {
+            Phase::Ask | Phase::Claim | Phase::AskAgain | Phase::Claimed => &mut self.claim,
+            Phase::List => &mut self.list,
+            // What was decided is only looked at, and kept.
+            Phase::Decided => &mut self.save,
+            Phase::Undo => &mut self.undo,
+            Phase::Flush => &mut self.flush,
+            Phase::Settle | Phase::Over => &mut self.settle,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct TargetState {
+    /// When the target last answered, or was first asked after it had nothing to do, ns.
+    progress: u64,
+    /// Nothing is sent before this time, because a command was put off, ns.
+    rests_until: u64,
+    /// Since when it has put commands off without doing any, ns.
+    put_off_since: Option<u64>,
+}
+
+/// One attempt on its way; see the [module](self).
+#[derive(Debug)]
+pub struct RecoveryDriver {
+    opening: Opening,
+    attempt: u32,
+    timeout_ns: u64,
+    targets: Vec<TargetState>,
+    steps: StepTimes,
+    /// Since when the time is spent on the present step, ns.
+    since: u64,
+    /// The prefixes have been decided; how long that took is not counted yet.
+    deciding: bool,
+}
+
+impl RecoveryDriver {
+    /// Begins. `attempt` is the number that `opening` was made with; a target may owe an answer, or
+    /// put commands off, for `timeout_ns` nanoseconds.
+    #[must_use]
+    pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
+        let targets = alloc::vec![TargetState::default(); opening.servers()];
+        let steps = StepTimes::default();
+        Self { opening, attempt, timeout_ns, targets, steps, since: now, deciding: false }
+    }
+
+    /// The next command for a target, if one may be sent now. The caller sends it and reports its
+    /// answer with [`done`](Self::done).
+    pub fn next(&mut self, server: usize, now: u64) -> Option<(Ticket, Call)> {
+        let state = self.targets.get_mut(server)?;
+        if now < state.rests_until {
+            return None;
+        }
+        let idle = self.opening.out(server) == 0;
+        let next = self.opening.next(server)?;
+        if idle {
+            state.progress = now;
+        }
+        Some(next)
+    }
+
+    /// A command has ended; `answer` has the data that came back. The answer to a command of an
+    /// earlier attempt is dropped (T23).
+    ///
+    /// # Errors
+    /// [`RecoveryError`]: the attempt has ended.
+    pub fn done(
+        &mut self,
+        server: usize,
+        ticket: Ticket,
+        answer: Result<&[u8], Status>,
+        now: u64,
+    ) -> Result<(), RecoveryError> {
+        let before = self.opening.phase();
+        let Some(state) = self.targets.get_mut(server) else { return Ok(()) };
+        // Whatever it answers, it is there.
+        state.progress = now;
+        self.opening.done(ticket, answer)?;
+        if ticket.attempt == self.attempt {
+            match self.opening.put_off(server) {
+                Some(put_off) => {
+                    let since = *state.put_off_since.get_or_insert(now);
+                    if now.saturating_sub(since) > self.timeout_ns {
+                        let (doing, status) = (before.doing(), put_off.status);
+                        return Err(RecoveryError::PutOff { server, doing, status });
+                    }
+                    let rest = REST_NS << put_off.attempts.min(REST_DOUBLED_MAX);
+                    state.rests_until = now.saturating_add(rest.min(REST_NS_MAX));
+                }
+                None => state.put_off_since = None,
+            }
+        }
+        if self.opening.phase() != before {
+            self.ends(before, now);
+            // The last list's arrival is followed by the decision, which takes time of its own.
+            self.deciding = before == Phase::List;
+        }
+        Ok(())
+    }
+
+    /// Time goes by.
+    ///
+    /// # Errors
+    /// A target owes an answer for too long: the attempt has ended.
+    pub fn timeout(&mut self, now: u64) -> Result<(), RecoveryError> {
+        for (server, state) in self.targets.iter().enumerate() {
+            if self.opening.out(server) > 0 && now.saturating_sub(state.progress) > self.timeout_ns
+            {
+                let doing = self.opening.phase().doing();
+                return Err(RecoveryError::TimedOut { server, doing });
+            }
+        }
+        Ok(())
+    }
+
+    /// When something is due at the latest: a command that was put off is sent again
+    /// ([`next`](Self::next)), or an answer is owed for too long ([`timeout`](Self::timeout)), ns.
+    #[must_use]
+    pub fn deadline(&self, now: u64) -> Option<u64> {
+        let of = |(server, state): (usize, &TargetState)| {
+            let rest = (state.rests_until > now).then_some(state.rests_until);
+            let owed = (self.opening.out(server) > 0)
+                .then(|| state.progress.saturating_add(self.timeout_ns).saturating_add(1));
+            rest.into_iter().chain(owed).min()
+        };
+        self.targets.iter().enumerate().filter_map(of).min()
+    }
+
+    /// Goes on after a pause; what was done in it has taken its own time.
+    ///
+    /// # Errors
+    /// [`RecoveryError`]: the attempt has ended.
+    pub fn go_on(&mut self, now: u64) -> Result<(), RecoveryError> {
+        self.decided(now);
+        let phase = self.opening.phase();
+        self.opening.go_on()?;
+        self.ends(phase, now);
+        Ok(())
+    }
+
+    /// Whether the present step writes to drives: its commands go over the I/O queue.
+    #[must_use]
+    pub fn needs_drives(&self) -> bool {
+        matches!(self.opening.phase(), Phase::Undo | Phase::Flush)
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.opening.phase()
+    }
+
+    /// How much of the phase is done.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.opening.progress()
+    }
+
+    /// What it has learnt so far.
+    #[must_use]
+    pub fn opening(&self) -> &Opening {
+        &self.opening
+    }
+
+    /// How long the steps took so far.
+    #[must_use]
+    pub fn steps(&self) -> StepTimes {
+        self.steps
+    }
+
+    /// It is over: what was learnt, and how long it took.
+    #[must_use]
+    pub fn finish(self) -> (Opening, StepTimes) {
+        (self.opening, self.steps)
+    }
+
+    /// The prefixes have been decided, which reads no clock; `now` is the time after that. In the
+    /// pause that follows, [`go_on`](Self::go_on) says the same if this has not been called.
+    pub fn decided(&mut self, now: u64) {
+        if core::mem::take(&mut self.deciding) {
+            self.steps.decide += now.saturating_sub(self.since);
+            self.since = now;
+        }
+    }
+
+    /// Counts the time since the last step under `phase`.
+    fn ends(&mut self, phase: Phase, now: u64) {
+        *self.steps.of(phase) += now.saturating_sub(self.since);
+        self.since = now;
+    }
+}
+
+/// A command as it is asked over an association.
+#[must_use]
+pub fn question<P>(call: &Call) -> (ControlQueue, Sqe, Data<'_, P>) {
+    match call {
+        Call::Admin { sqe, send, receive } => {
+            let data = match (send.is_empty(), *receive) {
+                (false, _) => Data::Bytes(send),
+                (true, 0) => Data::None,
+                (true, len) => Data::Read(len as u32),
+            };
+            (ControlQueue::Admin, *sqe, data)
+        }
+        Call::Io { sqe } => (ControlQueue::Drives, *sqe, Data::None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! What the streams of an open volume have in common: which of them are open, over which queues,
+//! from where they go on, and what keeps one from being opened.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::{Seq, StreamId};
+
+use super::ranges::InPlaceRange;
+use crate::initiator::association::DRIVES_QUEUE;
+
+/// Why a stream can't be opened now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// The volume has no such stream.
+    #[error("the volume has {streams} streams, numbered from 0")]
+    NoSuchStream {
+        /// Streams of the volume.
+        streams: u16,
+    },
+    /// It is open already.
+    #[error("the stream is open already")]
+    Open,
+    /// In-place updates beyond its prefix have not been acknowledged (T9).
+    #[error("{updates} in-place updates of the stream have not been acknowledged")]
+    Pending {
+        /// How many.
+        updates: usize,
+    },
+    /// A target grants no queue more.
+    #[error("a target grants no more than {queues} I/O queues")]
+    NoQueue {
+        /// The target, as the volume counts them.
+        server: usize,
+        /// Queues that it grants.
+        queues: u16,
+    },
+}
+
+/// The id of the first reader: beyond those of all streams that a volume may have.
+const READER_FIRST: u16 = 1 << 15;
+
+/// A stream that is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Its queue on every target.
+    pub qids: Vec<u16>,
+    /// The group after which it goes on.
+    pub start: Seq,
+    /// Its last life ended without a close, and its logs have to be recovered before it starts.
+    pub unrecovered: bool,
+}
+
+/// The streams of an open volume; see the [module](self).
+#[derive(Debug)]
+pub struct VolumeState {
+    /// Whether the streams leave something in ordering logs, so that one that ends without a close
+    /// has to be recovered.
+    logged: bool,
+    /// The group after which each stream goes on.
+    marks: Vec<Seq>,
+    /// Queues that each target grants.
+    granted: Vec<u16>,
+    /// Of these, those that no stream uses.
+    free: Vec<BTreeSet<u16>>,
+    /// Open streams, with their queue on each target.
+    open: BTreeMap<StreamId, Vec<u16>>,
+    /// Readers of the volume, with their queue on each target.
+    readers: BTreeMap<StreamId, Vec<u16>>,
+    /// Streams that ended without a close. Their last writes may still be on their way, so the
+    /// next life of the stream takes the same queues: a target grants a queue again only once
+    /// everything of its last connection has come back from the drives (T8).
+    ended: BTreeMap<StreamId, Vec<u16>>,
+    /// Streams that ended without a close, and have not been recovered since.
+    unrecovered: BTreeSet<StreamId>,
+    /// In-place updates that have not been acknowledged (T9).
+    pending: BTreeMap<StreamId, Vec<InPlaceRange>>,
+    /// The last attempt to recover something (T23).
+    attempt: u32,
+}
+
+impl VolumeState {
+    /// A volume that has been opened by the attempt with this number: it has `streams` streams, the
+    /// targets grant so many I/O queues each, and no stream is open. `logged`: its engine leaves
+    /// something in ordering logs.
+    #[must_use]
+    pub fn new(streams: u16, granted: Vec<u16>, logged: bool, attempt: u32) -> Self {
+        let queues = |granted: &u16| (DRIVES_QUEUE + 1..=*granted).collect();
+        Self {
+            logged,
+            marks: alloc::vec![Seq::ZERO; usize::from(streams)],
+            free: granted.iter().map(queues).collect(),
+            granted,
+            open: BTreeMap::new(),
+            readers: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            unrecovered: BTreeSet::new(),
+            pending: BTreeMap::new(),
+            attempt,
+        }
+    }
+
+    /// Takes a stream, and a queue on each target for it.
+    ///
+    /// # Errors
+    /// [`ReserveError`]: nothing was taken.
+    pub fn reserve(&mut self, stream: StreamId) -> Result<Reserved, ReserveError> {
+        let Some(start) = self.marks.get(usize::from(stream.0)).copied() else {
+            return Err(ReserveError::NoSuchStream { streams: self.marks.len() as u16 });
+        };
+        if self.open.contains_key(&stream) {
+            return Err(ReserveError::Open);
+        }
+        if let Some(updates) = self.pending.get(&stream) {
+            return Err(ReserveError::Pending { updates: updates.len() });
+        }
+        let unrecovered = self.logged && self.unrecovered.contains(&stream);
+        let qids = self.queues_for(stream)?;
+        self.open.insert(stream, qids.clone());
+        Ok(Reserved { qids, start, unrecovered })
+    }
+
+    fn queues_for(&mut self, stream: StreamId) -> Result<Vec<u16>, ReserveError> {
+        if let Some(qids) = self.ended.remove(&stream) {
+            return Ok(qids);
+        }
+        let Some(server) = self.free.iter().position(BTreeSet::is_empty) else {
+            return Ok(self.free.iter_mut().filter_map(BTreeSet::pop_first).collect());
+        };
+        // Another stream's last queues will do: they are granted once that one's writes are over.
+        match self.ended.pop_first() {
+            Some((_, qids)) => Ok(qids),
+            None => Err(ReserveError::NoQueue { server, queues: self.granted[server] }),
+        }
+    }
+
+    /// A stream has been closed cleanly: all its groups up to `released` are durable everywhere,
+    /// and its logs know that.
+    pub fn closed(&mut self, stream: StreamId, released: Seq) {
+        self.set_mark(stream, released);
+        self.unrecovered.remove(&stream);
+        if let Some(qids) = self.open.remove(&stream) {
+            for (free, qid) in self.free.iter_mut().zip(qids) {
+                free.insert(qid);
+            }
+        }
+    }
+
+    /// A stream has ended without a close: what it had under way may still be.
+    pub fn dropped(&mut self, stream: StreamId) {
+        if let Some(qids) = self.open.remove(&stream) {
+            self.ended.insert(stream, qids);
+            self.unrecovered.insert(stream);
+        }
+    }
+
+    /// A stream has been recovered: it goes on after group `last`, once the in-place updates that
+    /// `pending` lists have been acknowledged, if there are any (T9).
+    pub fn recovered(&mut self, stream: StreamId, last: Seq, pending: Option<Vec<InPlaceRange>>) {
+        self.set_mark(stream, last);
+        self.unrecovered.remove(&stream);
+        match pending {
+            Some(list) => self.pending.insert(stream, list),
+            None => self.pending.remove(&stream),
+        };
+    }
+
+    /// The in-place updates of a stream have been acknowledged.
+    pub fn acknowledged(&mut self, stream: StreamId) {
+        self.pending.remove(&stream);
+    }
+
+    /// The in-place updates of a stream that wait to be acknowledged, if it has such a list.
+    #[must_use]
+    pub fn pending(&self, stream: StreamId) -> Option<&[InPlaceRange]> {
+        self.pending.get(&stream).map(Vec::as_slice)
+    }
+
+    /// The streams that have such a list.
+    pub fn pending_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.pending.keys().copied()
+    }
+
+    /// The group after which a stream goes on.
+    #[must_use]
+    pub fn mark(&self, stream: StreamId) -> Seq {
+        self.marks.get(usize::from(stream.0)).copied().unwrap_or(Seq::ZERO)
+    }
+
+    /// Takes a queue on each target to read the volume with, beside its streams. They go by an id
+    /// that no stream has.
+    ///
+    /// # Errors
+    /// [`ReserveError::NoQueue`]: nothing was taken.
+    pub fn reserve_reader(&mut self) -> Result<(StreamId, Vec<u16>), ReserveError> {
+        let taken = self.readers.keys().zip(READER_FIRST..).take_while(|(id, at)| id.0 == *at);
+        let id = StreamId(READER_FIRST + taken.count() as u16);
+        let qids = self.queues_for(id)?;
+        self.readers.insert(id, qids.clone());
+        Ok((id, qids))
+    }
+
+    /// A reader's connections are closed.
+    pub fn reader_closed(&mut self, reader: StreamId) {
+        if let Some(qids) = self.readers.remove(&reader) {
+            for (free, qid) in self.free.iter_mut().zip(qids) {
+                free.insert(qid);
+            }
+        }
+    }
+
+    /// How many streams are open.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Whether the streams leave something in ordering logs.
+    #[must_use]
+    pub const fn is_logged(&self) -> bool {
+        self.logged
+    }
+
+    /// The number of the next attempt to recover something. An answer to an earlier attempt that
+    /// comes late is not this one's (T23).
+    pub fn next_attempt(&mut self) -> u32 {
+        self.attempt = self.attempt.wrapping_add(1);
+        self.attempt
+    }
+
+    fn set_mark(&mut self, stream: StreamId, mark: Seq) {
+        if let Some(of) = self.marks.get_mut(usize::from(stream.0)) {
+            *of = mark;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ranges::BlockRange;
+    use super::*;
+    use alloc::vec;
+
+    fn state() -> VolumeState {
+        VolumeState::new(8, vec![3, 3], true, 0)
+    }
+
+    #[test]
+    fn t8_a_stream_that_ended_badly_gets_its_own_queues_again() {
+        let mut state = state();
+        assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [2, 2]);
+        state.dropped(StreamId(0));
+        let other = state.reserve(StreamId(1)).unwrap();
+        assert_eq!((other.qids, other.unrecovered), (vec![3, 3], false));
+        let again = state.reserve(StreamId(0)).unwrap();
+        assert_eq!((again.qids, again.unrecovered), (vec![2, 2], true));
+        let none = ReserveError::NoQueue { server: 0, queues: 3 };
+        assert_eq!(state.reserve(StreamId(2)), Err(none));
+    }
+
+    #[test]
+    fn when_queues_run_out_those_of_dead_streams_are_taken() {
+        let mut state = state();
+        assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2, 2]);
+        state.dropped(StreamId(7));
+        assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
+        assert_eq!(state.reserve(StreamId(5)).unwrap().qids, [2, 2]);
+    }
+
+    #[test]
+    fn a_stream_that_was_closed_frees_its_queues_and_goes_on_from_its_mark() {
+        let mut state = state();
+        state.reserve(StreamId(4)).unwrap();
+        assert_eq!(state.reserve(StreamId(4)), Err(ReserveError::Open));
+        assert_eq!(state.reserve(StreamId(8)), Err(ReserveError::NoSuchStream { streams: 8 }));
+        state.closed(StreamId(4), Seq(9));
+        assert_eq!(state.open_streams(), 0);
+        let again = state.reserve(StreamId(4)).unwrap();
+        assert_eq!((again.qids, again.start, again.unrecovered), (vec![2, 2], Seq(9), false));
+    }
+
+    #[test]
+    fn t9_a_stream_with_in_place_updates_waits_for_them_to_be_acknowledged() {
+        let mut state = state();
+        let range = BlockRange { lba: 5, blocks: 1 };
+        state.recovered(StreamId(1), Seq(3), Some(vec![InPlaceRange { seq: Seq(4), range }]));
+        assert_eq!(state.reserve(StreamId(1)), Err(ReserveError::Pending { updates: 1 }));
+        assert_eq!(state.pending_streams().collect::<Vec<_>>(), [StreamId(1)]);
+        state.acknowledged(StreamId(1));
+        assert_eq!(state.reserve(StreamId(1)).unwrap().start, Seq(3));
+    }
+
+    #[test]
+    fn readers_have_queues_and_ids_of_their_own() {
+        let mut state = state();
+        let (first, qids) = state.reserve_reader().unwrap();
+        assert_eq!(qids, [2, 2]);
+        assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
+        let none = ReserveError::NoQueue { server: 0, queues: 3 };
+        assert_eq!(state.reserve_reader(), Err(none));
+        state.closed(StreamId(0), Seq(1));
+        let (second, qids) = state.reserve_reader().unwrap();
+        assert_eq!((second.0, qids), (first.0 + 1, vec![3, 3]));
+        state.reader_closed(first);
+        assert_eq!(state.reserve_reader().unwrap(), (first, vec![2, 2]));
+        assert_eq!(state.open_streams(), 0);
+    }
+
+    #[test]
+    fn t23_every_attempt_has_a_number_of_its_own() {
+        let mut state = state();
+        assert_eq!((state.next_attempt(), state.next_attempt()), (1, 2));
+    }
+}

@@ -1,0 +1,306 @@
+//! What the owner of an open volume asks its targets beside its streams: to recover streams, to drop
+//! lists of in-place updates, to take the volume back.
+//!
+//! The targets' associations belong to their [`AssociationManager`]s. The program lends them to
+//! [`advance`](StreamsRecovery::advance) when something has come from a target or a deadline is due,
+//! and carries what that leaves in the outboxes.
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::VolumeId;
+
+use super::error::CallFailure;
+use super::recovery::{RecoveryDriver, RecoveryError, StepTimes, question};
+use crate::initiator::association::{Answer, Association, ControlQueue, DrivesState};
+use crate::initiator::manager::AssociationManager;
+use crate::initiator::opening::{Call, Opening, OpeningError, Outcome, Phase, Ticket};
+use crate::initiator::queue_pair::Data;
+use crate::wire::release_command;
+
+/// Why an open volume's targets could not do what was asked. `server` counts them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamsRecoveryError {
+    /// A target is away, or was away meanwhile; its manager knows why.
+    #[error("target {server} is away")]
+    Away {
+        /// The target.
+        server: usize,
+    },
+    /// A target refused or failed.
+    #[error("target {server}: {doing} failed: {source}")]
+    Call {
+        /// The target.
+        server: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: CallFailure,
+    },
+    /// What the targets say does not allow it.
+    #[error(transparent)]
+    Opening(#[from] OpeningError),
+}
+
+impl From<RecoveryError> for StreamsRecoveryError {
+    fn from(error: RecoveryError) -> Self {
+        match error {
+            RecoveryError::Opening(error) => Self::Opening(error),
+            RecoveryError::TimedOut { server, doing } => {
+                Self::Call { server, doing, source: CallFailure::TimedOut }
+            }
+            RecoveryError::PutOff { server, doing, status } => {
+                Self::Call { server, doing, source: CallFailure::Status(status) }
+            }
+        }
+    }
+}
+
+/// An association as it was when something was begun over it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    /// Its [number](AssociationManager::number); `None` before the manager has been seen.
+    number: Option<u32>,
+}
+
+impl Begun {
+    /// The association, if it stands and is the same still; and whether it is seen for the first
+    /// time. What was asked over an earlier one is never answered.
+    fn association<'a, P: AsRef<[u8]> + Clone>(
+        &mut self,
+        manager: &'a mut AssociationManager<P>,
+    ) -> Option<(&'a mut Association<P>, bool)> {
+        let now = manager.number();
+        let first = self.number.is_none();
+        let same = *self.number.get_or_insert(now) == now;
+        manager.association().filter(|_| same).map(|association| (association, first))
+    }
+}
+
+/// Recovering some streams of an open volume, or acknowledging their lists; see the [module](self).
+#[derive(Debug)]
+pub struct StreamsRecovery {
+    driver: RecoveryDriver,
+    begun: Vec<Begun>,
+    /// Commands that went to targets, for the program that wants to know.
+    sent: Vec<(usize, Call)>,
+}
+
+impl StreamsRecovery {
+    /// Begins; `attempt` is the number that `opening` was made with, other than that of every
+    /// attempt before it (T23). A target may owe an answer for `timeout_ns` nanoseconds.
+    #[must_use]
+    pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
+        let begun = alloc::vec![Begun::default(); opening.servers()];
+        let driver = RecoveryDriver::new(opening, attempt, timeout_ns, now);
+        Self { driver, begun, sent: Vec::new() }
+    }
+
+    /// Goes on: takes in what has come from the targets, asks them what is due, and ends a pause.
+    /// `with` calls what it is given with the manager of a target.
+    ///
+    /// # Errors
+    /// [`StreamsRecoveryError`]: the attempt has ended, and another may be begun.
+    pub fn advance<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        now: u64,
+        mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
+    ) -> Result<(), StreamsRecoveryError> {
+        if self.driver.phase().is_pause() {
+            self.driver.go_on(now)?;
+        }
+        loop {
+            let before = self.driver.phase();
+            for server in 0..self.begun.len() {
+                let mut worked = Ok(());
+                with(server, &mut |manager| worked = self.work(server, manager, now));
+                worked?;
+            }
+            self.driver.timeout(now)?;
+            let phase = self.driver.phase();
+            // After deciding the clock is read anew, so that its time is not the next step's.
+            if phase == before || phase.is_pause() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn work<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        server: usize,
+        manager: &mut AssociationManager<P>,
+        now: u64,
+    ) -> Result<(), StreamsRecoveryError> {
+        let Some((association, first)) = self.begun[server].association(manager) else {
+            return Err(StreamsRecoveryError::Away { server });
+        };
+        if first {
+            // What an earlier attempt is zeroing has come back before the target takes the queue
+            // again (T8).
+            association.close_drives();
+        }
+        while let Some(Answer { name, cqe, page, .. }) = association.answer() {
+            let status = cqe.status();
+            let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
+            // It may be of an attempt before this one: the driver knows its own (T23).
+            self.driver.done(server, Ticket::from_bits(name), answer, now)?;
+        }
+        let doing = self.driver.phase().doing();
+        let failed = |source| StreamsRecoveryError::Call { server, doing, source };
+        if self.driver.needs_drives() {
+            match association.drives() {
+                DrivesState::Ready => {}
+                DrivesState::Failed(error) => return Err(failed(error.clone().into())),
+                DrivesState::Opening => return Ok(()),
+                DrivesState::Closed => {
+                    association.open_drives(now);
+                    return Ok(());
+                }
+            }
+        }
+        while let Some((ticket, call)) = self.driver.next(server, now) {
+            let (queue, sqe, data) = question(&call);
+            association
+                .ask(queue, ticket.to_bits(), sqe, data, now)
+                .map_err(|error| failed(CallFailure::of(error)))?;
+            self.sent.push((server, call));
+        }
+        Ok(())
+    }
+
+    /// When [`advance`](Self::advance) is due at the latest, ns.
+    #[must_use]
+    pub fn deadline(&self, now: u64) -> Option<u64> {
+        if self.driver.phase().is_pause() { Some(now) } else { self.driver.deadline(now) }
+    }
+
+    /// Whether it is done.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.driver.phase() == Phase::Over
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn driver(&self) -> &RecoveryDriver {
+        &self.driver
+    }
+
+    /// The commands that have gone to targets since the last call.
+    pub fn take_sent(&mut self) -> Vec<(usize, Call)> {
+        core::mem::take(&mut self.sent)
+    }
+
+    /// It is over or has been given up: a target's queue to the drives is free again.
+    pub fn leave<P: AsRef<[u8]> + Clone>(manager: &mut AssociationManager<P>) {
+        if let Some(association) = manager.association() {
+            association.close_drives();
+        }
+    }
+
+    /// It is over: what was found and done, and how long that took.
+    #[must_use]
+    pub fn finish(self) -> (Outcome, StepTimes) {
+        let (opening, steps) = self.driver.finish();
+        (opening.into_outcome(), steps)
+    }
+}
+
+/// The name of the question that gives a volume back: no ticket of an attempt is the same.
+const RELEASE: u64 = u64::MAX;
+const RELEASING: &str = "giving the volume back";
+
+/// Giving an open volume back to its targets; see the [module](self).
+#[derive(Debug)]
+pub struct VolumeRelease {
+    volume: VolumeId,
+    begun: Vec<Begun>,
+    /// Of each target, whether it still has to answer.
+    owed: Vec<bool>,
+    refused: Option<(usize, Status)>,
+    /// Targets that have the volume back, for the program that wants to know.
+    given: Vec<usize>,
+}
+
+impl VolumeRelease {
+    /// Begins. `speaks` says of each target whether it speaks the extension: no other is asked.
+    #[must_use]
+    pub fn new(volume: VolumeId, speaks: Vec<bool>) -> Self {
+        let begun = alloc::vec![Begun::default(); speaks.len()];
+        Self { volume, begun, owed: speaks, refused: None, given: Vec::new() }
+    }
+
+    /// Goes on: asks the targets, and takes in what they have answered. `with` calls what it is
+    /// given with the manager of a target. Whether every target has answered.
+    ///
+    /// # Errors
+    /// A target is away, can't be asked, or does not take the volume back; those that have answered
+    /// otherwise have it.
+    pub fn advance<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        now: u64,
+        mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
+    ) -> Result<bool, StreamsRecoveryError> {
+        for server in 0..self.begun.len() {
+            let mut worked = Ok(());
+            with(server, &mut |manager| worked = self.work(server, manager, now));
+            worked?;
+        }
+        if self.owed.contains(&true) {
+            return Ok(false);
+        }
+        match self.refused {
+            None => Ok(true),
+            Some((server, status)) => {
+                let source = CallFailure::Status(status);
+                Err(StreamsRecoveryError::Call { server, doing: RELEASING, source })
+            }
+        }
+    }
+
+    /// A target that has not answered.
+    #[must_use]
+    pub fn owed(&self) -> Option<usize> {
+        self.owed.iter().position(|owed| *owed)
+    }
+
+    /// The targets that have the volume back since the last call.
+    pub fn take_given(&mut self) -> Vec<usize> {
+        core::mem::take(&mut self.given)
+    }
+
+    fn work<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        server: usize,
+        manager: &mut AssociationManager<P>,
+        now: u64,
+    ) -> Result<(), StreamsRecoveryError> {
+        if !self.owed[server] {
+            return Ok(());
+        }
+        let Some((association, first)) = self.begun[server].association(manager) else {
+            return Err(StreamsRecoveryError::Away { server });
+        };
+        if first {
+            let release = release_command(self.volume, false);
+            association.ask(ControlQueue::Admin, RELEASE, release, Data::None, now).map_err(
+                |error| {
+                    let source = CallFailure::of(error);
+                    StreamsRecoveryError::Call { server, doing: RELEASING, source }
+                },
+            )?;
+        }
+        while let Some(Answer { name, cqe, .. }) = association.answer() {
+            if name == RELEASE {
+                self.owed[server] = false;
+                let status = cqe.status();
+                if status.is_ok() {
+                    self.given.push(server);
+                } else if self.refused.is_none() {
+                    self.refused = Some((server, status));
+                }
+            }
+        }
+        Ok(())
+    }
+}

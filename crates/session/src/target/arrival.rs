@@ -1,0 +1,186 @@
+//! Ordered requests come in: each is checked, passes the gate, and is in the log before anything
+//! else is done with it.
+
+use core::mem;
+use core::ops::Range;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Attribute, Kind, Member};
+use riopipe_order::gate::{Step, Ticket};
+use riopipe_order::probe::{self, Rare};
+
+use super::commands::{Command, Data, Stage};
+use super::conn::Closed;
+use super::context::{Context, in_capsule, overtaken};
+use super::env::TargetEnv;
+use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::ordered::OrderedQueue;
+use crate::outbox::Outbox;
+use crate::wire;
+
+impl<E: TargetEnv> OrderedQueue<E> {
+    /// A Write, Write Zeroes or Flush with an ordering attribute, with its in-capsule data at `data`
+    /// in `buf`.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn arrived(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let cid = sqe.cid();
+        if let Some(cause) = self.gate.poisoned() {
+            cx.respond(cid, Self::refusal(cx, cause), 0, out);
+            return Ok(());
+        }
+        let (attribute, ns, inline) = match self.check(cx, sqe, &buf[data.clone()], digest_ok) {
+            Ok(checked) => checked,
+            Err(status) => {
+                self.stop(cx, Member(0), sqe.dword(3));
+                cx.trouble("an ordered request made no sense; its stream is stopped", env);
+                cx.respond(cid, status, 0, out);
+                return Ok(());
+            }
+        };
+        let index = cx.next_index()?;
+        let stage = if inline { Stage::Gate } else { Stage::Budget };
+        cx.commands.take(sqe, stage, ns);
+        let command = &mut cx.commands[index];
+        command.ordered = true;
+        let entry = &mut command.entry;
+        entry.data = if inline { Data::Ready } else { Data::Awaited };
+        entry.may_write = false;
+        entry.attribute = attribute;
+        // The gate knows drives by their place in this volume on this server, the log by the
+        // volume's own number.
+        let member = Member(self.drive_of[ns]);
+        let at_gate = Attribute { member, ..attribute };
+        let from = self.steps.len();
+        let ticket = Ticket(u32::from(index));
+        let arrived = self.gate.arrive(&mut cx.commands, ticket, &at_gate, &mut self.steps);
+        if arrived.is_err() {
+            self.stop(cx, member, attribute.ordinal);
+            cx.trouble(
+                "an ordered request came twice or too far ahead; its stream is stopped",
+                env,
+            );
+            cx.answer(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
+            return Ok(());
+        }
+        if self.tracer.is_due() {
+            let is_write = attribute.kind == Kind::Write;
+            self.tracer.arrived(index, is_write, &self.steps[from..], env.instant());
+        }
+        self.append(&mut cx.commands, from);
+        if !inline {
+            if cx.may_hold(index, attribute.blocks * BLOCK_SIZE, out) {
+                self.start(cx, index, env, out);
+            }
+        } else if !data.is_empty() {
+            cx.commands[index].inline = (data.start as u32, data.end as u32);
+            self.inline.push(index);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check(
+        &mut self,
+        cx: &Context<E>,
+        sqe: &Sqe,
+        data: &[u8],
+        digest_ok: bool,
+    ) -> Result<(Attribute, usize, bool), Status> {
+        if !digest_ok {
+            return Err(Status::TRANSIENT_TRANSPORT);
+        }
+        let (attribute, released) =
+            wire::attribute(sqe, self.near).map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        // Durability is asked for by the FLUSH flag; FUA would be silently weaker.
+        if sqe.fua() || sqe.fuse() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        let ns = match attribute.kind {
+            Kind::Flush => match cx.namespaces.find(sqe.nsid()) {
+                Some((ns, _)) => ns,
+                None => return Err(Status::INVALID_NAMESPACE.with_dnr()),
+            },
+            Kind::Write | Kind::Discard => cx.extent(sqe)?,
+        };
+        self.drive(ns, attribute.member).ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        let inline = match attribute.kind {
+            Kind::Write => {
+                let want = attribute.blocks * BLOCK_SIZE;
+                if want > TRANSFER_BYTES_MAX {
+                    return Err(Status::INVALID_FIELD.with_dnr());
+                }
+                in_capsule(sqe, want, data)?
+            }
+            Kind::Discard | Kind::Flush if data.is_empty() => true,
+            Kind::Discard | Kind::Flush => return Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+        };
+        if attribute.seq_end() > self.near {
+            if attribute.seq_end().0 >> 32 != self.near.0 >> 32 {
+                probe::hit(Rare::SeqWrap);
+            }
+            self.near = attribute.seq_end();
+        }
+        self.log.release(released);
+        Ok((attribute, ns, inline))
+    }
+
+    /// A request may hold its data, which is asked for.
+    pub(super) fn start(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        if !cx.ask(index, env, out) {
+            // No R2T has been sent: the gate sees that the request fails in its turn.
+            let command = &mut cx.commands[index];
+            command.verdict = Some(Status::INTERNAL);
+            command.stage = Stage::Gate;
+            self.data_ready(command, index);
+        }
+    }
+
+    /// The data of a request is all there, or will never be.
+    pub(super) fn data_ready(&mut self, command: &mut Command<E::Buf>, index: u16) {
+        let bad = command.verdict.is_some();
+        command.entry.data = if bad { Data::Bad } else { Data::Ready };
+        if mem::take(&mut command.entry.may_write) {
+            self.steps.push(Step::Write(Ticket(u32::from(index))));
+        }
+    }
+}
+
+impl<E: TargetEnv> Context<E> {
+    /// The stream is given back. The requests that it still waits for the data of are refused: when
+    /// that has come, this connection may carry another stream, whose gate knows nothing of them
+    /// (T8). What is in doubt has no gate to go back to.
+    pub(super) fn refuse_unfinished(&mut self) {
+        for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.ordered) {
+            match command.stage {
+                Stage::Budget | Stage::Receiving if !command.refused => {
+                    command.refused = true;
+                    command.verdict = Some(overtaken());
+                }
+                Stage::InDoubt => command.refused = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// Answers a request that was refused before its data had come.
+    pub(super) fn answer_refused(&mut self, index: u16, out: &mut Outbox<E::Buf>) {
+        let status = self.commands[index].verdict.unwrap_or_else(overtaken);
+        self.answer(index, status, 0, out);
+    }
+}

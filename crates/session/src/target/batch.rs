@@ -1,0 +1,307 @@
+//! What an ordered queue does in batches: what arrives in one receive, or comes back from the drives
+//! in one poll.
+//!
+//! The discipline of a batch: append all attributes, **one** fence, submit the writes; set all
+//! persist words, **one** fence, send the responses (paper §4.3.2 steps 5 to 7; T7).
+
+use core::mem;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{Flags, Kind};
+use riopipe_order::block_device::{self, BlockDevice, IoError, Submitted};
+use riopipe_order::gate::{Cause, Step, Ticket};
+use riopipe_order::probe::{self, Plant, Rare};
+
+use super::commands::{Command, Data, Stage};
+use super::context::Context;
+use super::env::{OpId, TargetEnv, status_of};
+use super::ordered::OrderedQueue;
+use super::plain::zero;
+use crate::outbox::Outbox;
+
+impl<E: TargetEnv> OrderedQueue<E> {
+    /// Ends a batch: does what the gate wants done, in order, and answers what is complete.
+    /// `buf` is the receive buffer of the batch.
+    pub(super) fn settle(
+        &mut self,
+        cx: &mut Context<E>,
+        buf: &[u8],
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        self.see_flush_failures(cx);
+        env.ordered(self.tracer.news());
+        let persisted = self.carry_out(cx, buf, env);
+        if self.tracer.is_under_way() {
+            self.tracer.completing(&self.done, env.instant());
+        }
+        let shared = persisted > 1;
+        if shared {
+            probe::hit(Rare::FenceShared);
+        }
+        let due = persisted > 0
+            && !probe::planted(Plant::T7AnswerBeforeFence)
+            && !(shared && probe::planted(Plant::T7BatchBeforeFence));
+        if due && self.log.fence().is_err() {
+            probe::hit(Rare::LogFailed);
+            self.gate.fence_failed(&mut cx.commands, &mut self.done);
+            cx.trouble("the ordering log failed; its stream is stopped", env);
+        }
+        if self.tracer.is_complete() {
+            self.tracer.persisted(env.instant());
+        }
+        if !self.told_stopped
+            && let Some(cause) = self.gate.poisoned()
+        {
+            self.told_stopped = true;
+            if !matches!(cause, Cause::Closed) {
+                env.stopped(cause);
+            }
+        }
+        for step in self.done.drain(..) {
+            match step {
+                Step::Complete { ticket, .. } => {
+                    cx.answer_here(ticket.0 as u16, Status::SUCCESS, 0, out);
+                }
+                Step::Refuse { ticket, why } => Self::refuse(cx, ticket.0 as u16, why, out),
+                Step::Append(_) | Step::Write(_) | Step::Flush(_) => {}
+            }
+        }
+        self.keep_inline(cx, buf, env);
+    }
+
+    /// Does what the gate wants done until it wants nothing more. Returns how many persist words
+    /// were set.
+    #[inline(always)]
+    fn carry_out(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) -> u32 {
+        let mut persisted = 0u32;
+        // Entries that were appended and wait are fenced with the batch they came in.
+        while self.appended || !self.steps.is_empty() {
+            let due = mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
+            if due && self.log.fence().is_err() {
+                probe::hit(Rare::LogFailed);
+                self.gate.fence_failed(&mut cx.commands, &mut self.steps);
+                cx.trouble("the ordering log failed; its stream is stopped", env);
+            }
+            if self.tracer.is_logging() {
+                self.tracer.logged(&self.steps, env.instant());
+            }
+            let mut doing = mem::take(&mut self.doing);
+            mem::swap(&mut doing, &mut self.steps);
+            for &step in &doing {
+                match step {
+                    Step::Append(_) => debug_assert!(false, "carried out when it came"),
+                    Step::Write(ticket) => {
+                        self.submit(cx, ticket.0 as u16, buf, env);
+                        // Nearly always it is written when the call returns, and nothing waited
+                        // for it: what is alone and complete needs no other round.
+                        if let [step @ Step::Complete { .. }] = self.steps[..] {
+                            self.steps.clear();
+                            persisted += u32::from(self.complete(&cx.commands, step));
+                        }
+                    }
+                    Step::Flush(ticket) => self.submit_flush(cx, ticket.0 as u16, env),
+                    Step::Complete { .. } | Step::Refuse { .. } => {
+                        persisted += u32::from(self.complete(&cx.commands, step));
+                    }
+                }
+            }
+            doing.clear();
+            self.doing = doing;
+        }
+        persisted
+    }
+
+    /// Answers a refused request, or, if its data is still to come, as soon as it has.
+    fn refuse(cx: &mut Context<E>, index: u16, why: Cause, out: &mut Outbox<E::Buf>) {
+        let status = Self::refusal(cx, why);
+        let Some(command) = cx.commands.used(index) else {
+            return;
+        };
+        let status = *command.verdict.get_or_insert(status);
+        match command.stage {
+            Stage::Receiving => command.refused = true,
+            Stage::Budget => {
+                cx.waiting.retain(|waiting| *waiting != index);
+                cx.answer(index, status, 0, out);
+            }
+            _ => cx.answer(index, status, 0, out),
+        }
+    }
+
+    /// Data that the gate still holds leaves the receive buffer.
+    fn keep_inline(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) {
+        let mut lost = false;
+        for index in self.inline.drain(..) {
+            let command = &mut cx.commands[index];
+            let (start, end) = mem::take(&mut command.inline);
+            if command.stage != Stage::Gate || end == 0 {
+                continue;
+            }
+            let bytes = &buf[start as usize..end as usize];
+            match env.alloc(bytes.len()) {
+                Some(mut copy) => {
+                    copy.as_mut().copy_from_slice(bytes);
+                    command.buf = Some(copy);
+                }
+                None => {
+                    command.verdict = Some(Status::INTERNAL);
+                    command.entry.data = Data::Bad;
+                    lost = true;
+                }
+            }
+        }
+        if lost {
+            cx.trouble("no memory for a held write; it will fail and stop its stream", env);
+        }
+    }
+
+    /// The gate lets a write or discard go.
+    #[inline]
+    fn submit(&mut self, cx: &mut Context<E>, index: u16, buf: &[u8], env: &mut E) {
+        let command = &mut cx.commands[index];
+        let attribute = command.entry.attribute;
+        if command.entry.data == Data::Awaited {
+            command.entry.may_write = true;
+            if self.tracer.is(index) {
+                self.tracer.held(env.instant());
+            }
+            return;
+        }
+        let hopeless =
+            cx.is_fenced || matches!(self.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
+        if command.entry.data == Data::Bad || hopeless {
+            // Nothing goes to the drives after the stream has changed hands (T8), or without its
+            // attribute in the log.
+            return self.written(cx, index, false);
+        }
+        let (ns, op) = (usize::from(command.ns), OpId::new(cx.key, index));
+        let (start, end) = mem::take(&mut command.inline);
+        command.stage = Stage::Device;
+        let is_traced = self.tracer.is(index);
+        if is_traced {
+            self.tracer.submitted(env.instant());
+        }
+        let submitted = match attribute.kind {
+            Kind::Write if end > 0 => {
+                let bytes = &buf[start as usize..end as usize];
+                let data = block_device::Data::Borrowed(bytes);
+                env.device(ns).write(op.0, attribute.lba, data)
+            }
+            Kind::Write => match command.buf.take() {
+                Some(data) => {
+                    let data = block_device::Data::Owned(data);
+                    env.device(ns).write(op.0, attribute.lba, data)
+                }
+                None => {
+                    debug_assert!(false, "a write without data");
+                    command.stage = Stage::Gate;
+                    command.verdict = Some(Status::INTERNAL);
+                    return self.written(cx, index, false);
+                }
+            },
+            Kind::Discard => {
+                let deallocate = command.sqe.deac();
+                zero(env.device(ns), op, attribute.lba, attribute.blocks.into(), deallocate)
+            }
+            Kind::Flush => {
+                debug_assert!(false, "the gate writes nothing for a flush entry");
+                Submitted::Done(Ok(None))
+            }
+        };
+        if let Submitted::Done(result) = submitted {
+            if is_traced {
+                self.landed(&cx.commands[index], env.instant());
+            }
+            self.submitted(cx, index, result, env);
+        }
+    }
+
+    fn submit_flush(&mut self, cx: &mut Context<E>, index: u16, env: &mut E) {
+        cx.commands[index].stage = Stage::DeviceFlush;
+        let is_traced = self.tracer.is(index);
+        if is_traced {
+            self.tracer.submitted(env.instant());
+        }
+        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
+            if is_traced {
+                self.landed(&cx.commands[index], env.instant());
+            }
+            self.submitted(cx, index, result, env);
+        }
+    }
+
+    /// A device operation has come back.
+    pub(super) fn device_result(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+    ) {
+        if self.tracer.is(index) {
+            self.landed(&cx.commands[index], env.instant());
+        }
+        self.submitted(cx, index, result, env);
+    }
+
+    /// The traced write is back from the drive, or its FLUSH is.
+    #[cold]
+    fn landed(&mut self, command: &Command<E::Buf>, now: u64) {
+        let was_flush = command.stage == Stage::DeviceFlush;
+        self.tracer.landed(command.entry.attribute.flags.has(Flags::FLUSH) && !was_flush, now);
+    }
+
+    #[inline(always)]
+    fn submitted(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+    ) {
+        let command = &mut cx.commands[index];
+        let was_flush = command.stage == Stage::DeviceFlush;
+        command.stage = Stage::Gate;
+        let ok = match result {
+            Ok(_) => true,
+            Err(error) => {
+                command.verdict = Some(status_of(&error, false));
+                false
+            }
+        };
+        if was_flush {
+            self.flush_ended(cx, index, ok, env);
+        } else {
+            if !ok {
+                probe::hit(Rare::WriteFailed);
+            }
+            self.written(cx, index, ok);
+        }
+    }
+
+    #[inline(always)]
+    fn written(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
+        let ticket = Ticket(u32::from(index));
+        self.gate.written(&mut cx.commands, ticket, ok, &mut self.steps);
+    }
+
+    #[inline(never)]
+    fn flush_ended(&mut self, cx: &mut Context<E>, index: u16, ok: bool, env: &mut E) {
+        if cx.flush_ended(index, ok, env) {
+            return;
+        }
+        if !ok {
+            probe::hit(Rare::FlushFailed);
+            self.own_flush_failed(usize::from(cx.commands[index].ns));
+        }
+        self.flush_judged(cx, index, ok);
+    }
+
+    /// Tells the gate how a FLUSH ended, after whether another connection's has failed (T22).
+    pub(super) fn flush_judged(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
+        self.see_flush_failures(cx);
+        let ticket = Ticket(u32::from(index));
+        self.gate.flushed(&mut cx.commands, ticket, ok, &mut self.steps);
+    }
+}

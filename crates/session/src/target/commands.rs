@@ -1,0 +1,278 @@
+//! The commands of one queue that are under way: one table of fixed size, found by index.
+//!
+//! The index is the operation's at the drives ([`OpId`](super::env::OpId)), the tag of an R2T, and
+//! the gate's ticket.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
+use riopipe_order::entry::Position;
+use riopipe_order::gate::{self, Node};
+
+use super::flushes::{Doubt, Ticket};
+
+/// How far a command has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No command.
+    Free,
+    /// Waiting until the connection may hold its buffer.
+    Budget,
+    /// Its R2T is out; data comes in.
+    Receiving,
+    /// An ordered entry with its data at hand, waiting for the gate.
+    Gate,
+    /// A device operation is under way.
+    Device,
+    /// A FLUSH that belongs to the command (FUA, ordered flush) is under way.
+    DeviceFlush,
+    /// Its FLUSH has succeeded, but others that were under way meanwhile may have failed (T29).
+    InDoubt,
+    /// A claim or release that waits for other connections.
+    Fence,
+}
+
+/// One command.
+#[derive(Debug)]
+pub(super) struct Command<B> {
+    pub(super) sqe: Sqe,
+    pub(super) stage: Stage,
+    /// Index of the namespace.
+    pub(super) ns: u16,
+    /// The command's data: an R2T transfer, or a copy of what the gate holds.
+    pub(super) buf: Option<B>,
+    /// Bytes of `buf` that count against the connection's budget.
+    pub(super) charged: usize,
+    /// Data received, and data wanted.
+    pub(super) got: u32,
+    pub(super) want: u32,
+    /// What it will be answered with, if that is decided already.
+    pub(super) verdict: Option<Status>,
+    /// An ordered request that the gate refused while its data was under way: answered once
+    /// that has come.
+    pub(super) refused: bool,
+    /// A fence waits for its device operation.
+    pub(super) fenced: bool,
+    /// Dataset Management: the range under way.
+    pub(super) step: u16,
+    /// Carries an ordering attribute.
+    pub(super) ordered: bool,
+    /// Of a FLUSH: how many of the drive's had failed when the first write that it covers was
+    /// submitted (T22).
+    pub(super) since: Option<u64>,
+    /// Its FLUSH, from submission until it has come back.
+    pub(super) flush: Option<Ticket>,
+    /// Of a FLUSH that is in doubt: until when. Without meaning otherwise.
+    pub(super) doubt: Option<Doubt>,
+    /// In-capsule data of an ordered write in the receive buffer; only within one `receive`.
+    pub(super) inline: (u32, u32),
+    /// Of an ordered request: its entry. Without meaning otherwise.
+    pub(super) entry: Entry,
+}
+
+/// What a command with an ordering attribute is to its stream's gate and log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) attribute: Attribute,
+    /// The gate's part.
+    node: Node,
+    /// Where the log has it, once it is appended.
+    pub(super) position: Position,
+    pub(super) data: Data,
+    /// The gate lets it go, but its data is not there yet.
+    pub(super) may_write: bool,
+}
+
+/// Where the data of an ordered request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Data {
+    /// Asked for by R2T.
+    Awaited,
+    /// In the command or the receive buffer, or none needed.
+    Ready,
+    /// Damaged on the way.
+    Bad,
+}
+
+impl Entry {
+    const BLANK: Self = Self {
+        attribute: Attribute {
+            seq: Seq::ZERO,
+            span: 1,
+            num: 1,
+            index: 0,
+            ordinal: 0,
+            member: Member(0),
+            kind: Kind::Flush,
+            flags: Flags(0),
+            lba: 0,
+            blocks: 0,
+            tag: 0,
+        },
+        node: Node::FREE,
+        position: Position(0),
+        data: Data::Ready,
+        may_write: false,
+    };
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Commands<B> {
+    list: Vec<Command<B>>,
+    free: Vec<u16>,
+    /// One bit for each command identifier in use.
+    cids: Box<[u64; 1024]>,
+}
+
+impl<B> Commands<B> {
+    /// A table for `entries` commands.
+    pub(super) fn new(entries: u16) -> Self {
+        let cids = alloc::vec![0u64; 1024].into_boxed_slice().try_into();
+        Self {
+            list: (0..entries).map(|_| Command::empty()).collect(),
+            free: (0..entries).rev().collect(),
+            cids: cids.unwrap_or_else(|_| unreachable!("the slice has 1024 words")),
+        }
+    }
+
+    /// Whether a command with this identifier is under way.
+    #[inline]
+    pub(super) fn has_cid(&self, cid: u16) -> bool {
+        self.cids[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
+    }
+
+    /// The index that [`Commands::take`] would give.
+    #[inline]
+    pub(super) fn next(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+
+    /// Puts a command into the table; `None` if the host overran its queue.
+    #[inline]
+    pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Option<u16> {
+        let index = self.free.pop()?;
+        let command = &mut self.list[usize::from(index)];
+        command.sqe = *sqe;
+        command.stage = stage;
+        command.ns = ns as u16;
+        let cid = sqe.cid();
+        self.cids[usize::from(cid >> 6)] |= 1 << (cid & 63);
+        Some(index)
+    }
+
+    /// Forgets a command; returns its buffer, and the bytes to give back to the budget.
+    #[inline]
+    pub(super) fn release(&mut self, index: u16) -> (Option<B>, usize) {
+        let command = &mut self.list[usize::from(index)];
+        let cid = command.sqe.cid();
+        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+        command.stage = Stage::Free;
+        command.got = 0;
+        command.want = 0;
+        command.verdict = None;
+        command.refused = false;
+        command.fenced = false;
+        command.step = 0;
+        command.ordered = false;
+        command.since = None;
+        command.inline = (0, 0);
+        self.free.push(index);
+        (command.buf.take(), core::mem::take(&mut command.charged))
+    }
+
+    /// The command with this index, if there is one.
+    pub(super) fn used(&mut self, index: u16) -> Option<&mut Command<B>> {
+        self.list.get_mut(usize::from(index)).filter(|command| command.stage != Stage::Free)
+    }
+
+    /// All commands.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Command<B>)> {
+        self.list
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, command)| command.stage != Stage::Free)
+            .map(|(index, command)| (index as u16, command))
+    }
+
+    /// Whether any command is like this.
+    pub(super) fn any(&self, test: impl Fn(&Command<B>) -> bool) -> bool {
+        self.list.iter().any(|command| command.stage != Stage::Free && test(command))
+    }
+
+    /// The indices of the commands that are like this.
+    pub(super) fn indices(&self, test: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
+        let used = self.list.iter().enumerate().filter(|(_, command)| command.stage != Stage::Free);
+        used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
+    }
+
+    /// Takes every entry from the gate that had it: another gate is about to begin.
+    pub(super) fn leave_gate(&mut self) {
+        for command in &mut self.list {
+            command.entry.node = Node::FREE;
+        }
+    }
+
+    /// Commands under way.
+    pub(super) fn in_use(&self) -> usize {
+        self.list.len() - self.free.len()
+    }
+}
+
+impl<B> gate::Table for Commands<B> {
+    #[inline(always)]
+    fn node(&self, ticket: gate::Ticket) -> &Node {
+        &self.list[ticket.0 as usize].entry.node
+    }
+
+    #[inline(always)]
+    fn node_mut(&mut self, ticket: gate::Ticket) -> &mut Node {
+        &mut self.list[ticket.0 as usize].entry.node
+    }
+}
+
+impl<B> core::ops::Index<u16> for Commands<B> {
+    type Output = Command<B>;
+    #[inline]
+    fn index(&self, index: u16) -> &Command<B> {
+        &self.list[usize::from(index)]
+    }
+}
+
+impl<B> core::ops::IndexMut<u16> for Commands<B> {
+    #[inline]
+    fn index_mut(&mut self, index: u16) -> &mut Command<B> {
+        &mut self.list[usize::from(index)]
+    }
+}
+
+impl<B> Command<B> {
+    fn empty() -> Self {
+        Self {
+            sqe: Sqe::default(),
+            stage: Stage::Free,
+            ns: 0,
+            buf: None,
+            charged: 0,
+            got: 0,
+            want: 0,
+            verdict: None,
+            refused: false,
+            fenced: false,
+            step: 0,
+            ordered: false,
+            since: None,
+            flush: None,
+            doubt: None,
+            inline: (0, 0),
+            entry: Entry::BLANK,
+        }
+    }
+
+    /// Whether a device operation is under way.
+    pub(super) fn on_device(&self) -> bool {
+        matches!(self.stage, Stage::Device | Stage::DeviceFlush)
+    }
+}

@@ -1,0 +1,256 @@
+//! What the parts of a connection have in common: what Connect made of it, the table of its
+//! commands, and their answers.
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::sync::atomic::AtomicU64;
+
+use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
+use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
+use riopipe_order::probe::{self, Rare};
+
+use super::budget::Loan;
+use super::commands::Commands;
+use super::conn::Closed;
+use super::env::{Event, TargetEnv};
+use super::namespace::Namespaces;
+use super::shared::{ConnId, Shared};
+use super::standing::Standing;
+use super::writers::Noted;
+use crate::outbox::Outbox;
+use crate::wire;
+
+/// What Connect made of a connection.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) cntlid: u16,
+    pub(super) assoc: u64,
+    pub(super) qid: u16,
+    pub(super) hostnqn: String,
+    /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
+    pub(super) no_sq_flow: bool,
+    pub(super) entries: u16,
+    pub(super) heard: Arc<AtomicU64>,
+    pub(super) standing: Arc<Standing>,
+}
+
+/// The context in which each part of a connection works.
+pub(super) struct Context<E: TargetEnv> {
+    pub(super) id: ConnId,
+    pub(super) key: u64,
+    pub(super) tx: Tx,
+    pub(super) queue: Option<Queue>,
+    pub(super) sqhd: u16,
+    pub(super) commands: Commands<E::Buf>,
+    pub(super) namespaces: Arc<Namespaces>,
+    /// Commands that wait until the connection may hold their buffers, in order.
+    pub(super) waiting: VecDeque<u16>,
+    /// Bytes of buffers held by commands.
+    pub(super) held: usize,
+    /// What it has borrowed for that, and for what waits to be sent (T28).
+    pub(super) loan: Loan,
+    /// Where a claim asks it whether it has writes under way (T8).
+    pub(super) noted: Noted,
+    /// A new owner has fenced the stream that it carries, or that it carried last (T8).
+    pub(super) is_fenced: bool,
+    /// Nothing new is begun, and nobody is left to answer.
+    pub(super) closing: bool,
+}
+
+impl<E: TargetEnv> Context<E> {
+    pub(super) fn new(id: ConnId, key: u64, tx: Tx) -> Self {
+        Self {
+            id,
+            key,
+            tx,
+            queue: None,
+            sqhd: 0,
+            commands: Commands::new(0),
+            namespaces: Arc::default(),
+            waiting: VecDeque::new(),
+            held: 0,
+            loan: Loan::default(),
+            noted: Noted::default(),
+            is_fenced: false,
+            closing: false,
+        }
+    }
+
+    /// The host's association with the subsystem; 0 before Connect.
+    #[inline]
+    pub(super) fn assoc(&self) -> u64 {
+        self.queue.as_ref().map_or(0, |queue| queue.assoc)
+    }
+
+    /// Sends a response capsule.
+    #[inline(never)]
+    pub(super) fn respond(
+        &mut self,
+        cid: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        self.respond_here(cid, status, result, out);
+    }
+
+    /// [`respond`](Self::respond), for the hot path.
+    #[inline(always)]
+    pub(super) fn respond_here(
+        &mut self,
+        cid: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let qid = self.queue.as_ref().map_or(0, |q| q.qid);
+        let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
+        out.push_response(&self.tx, &cqe);
+    }
+
+    /// Answers a command and takes it off the table.
+    #[inline(never)]
+    pub(super) fn answer(
+        &mut self,
+        index: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        self.answer_here(index, status, result, out);
+    }
+
+    /// [`answer`](Self::answer), for the hot path.
+    #[inline(always)]
+    pub(super) fn answer_here(
+        &mut self,
+        index: u16,
+        status: Status,
+        result: u64,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let cid = self.commands[index].sqe.cid();
+        self.forget(index);
+        if !self.closing {
+            self.respond_here(cid, status, result, out);
+        }
+    }
+
+    /// Takes a command off the table.
+    #[inline(always)]
+    pub(super) fn forget(&mut self, index: u16) {
+        let (_, charged) = self.commands.release(index);
+        self.held -= charged;
+    }
+
+    /// Sends a page of data and completes the command. The host's buffer must have room for it.
+    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<E::Buf>) {
+        let cid = sqe.cid();
+        let status = match sqe.sgl() {
+            Ok(Sgl::Transport { len }) if len as usize >= page.len() => Status::SUCCESS,
+            Ok(Sgl::Transport { .. }) => Status::SGL_LENGTH_INVALID.with_dnr(),
+            Ok(Sgl::InCapsule { .. }) => Status::SGL_TYPE_INVALID.with_dnr(),
+            Err(error) => error.status(),
+        };
+        if status.is_ok() && !page.is_empty() {
+            let header = DataHdr {
+                cccid: cid,
+                ttag: 0,
+                datao: 0,
+                datal: page.len() as u32,
+                last: true,
+                success: false,
+            };
+            let tx = &self.tx;
+            out.push_bytes(|v| {
+                tx.c2h_data(&header, v);
+                v.extend_from_slice(page);
+                tx.data_digest([page], v);
+            });
+        }
+        self.respond(cid, status, 0, out);
+    }
+
+    /// The index that the next command gets.
+    #[inline]
+    pub(super) fn next_index(&self) -> Result<u16, Closed> {
+        self.commands.next().ok_or_else(|| {
+            PduError::sequence("more commands outstanding than the submission queue has entries")
+                .into()
+        })
+    }
+
+    /// Finds the namespace of a block command and checks its blocks: the namespace's index.
+    #[inline]
+    pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
+        let (index, ns) =
+            self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        match sqe.slba().checked_add(u64::from(sqe.nlb())) {
+            Some(end) if end <= ns.config.blocks => Ok(index),
+            _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
+        }
+    }
+
+    /// Writes into the log book what is wrong.
+    pub(super) fn trouble(&self, why: &str, env: &mut E) {
+        if let Some(queue) = &self.queue {
+            env.log(Event::Trouble {
+                hostnqn: &queue.hostnqn,
+                cntlid: queue.cntlid,
+                qid: queue.qid,
+                why,
+            });
+        }
+    }
+
+    /// The same of a request that was refused.
+    pub(super) fn trouble_with(&self, what: &str, status: Status, env: &mut E) {
+        let meaning = wire::status::meaning(status).map_or_else(
+            || alloc::format!("{what}: {status}"),
+            |meaning| alloc::format!("{what}: {meaning}"),
+        );
+        self.trouble(&meaning, env);
+    }
+}
+
+/// Checks where a command's `want` bytes of data are: in the capsule (`true`) or to be asked for.
+#[inline]
+pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
+    match sqe.sgl() {
+        Ok(Sgl::InCapsule { offset, len }) => {
+            if offset != 0 {
+                Err(Status::SGL_OFFSET_INVALID.with_dnr())
+            } else if len != want || data.len() != want as usize {
+                Err(Status::SGL_LENGTH_INVALID.with_dnr())
+            } else {
+                Ok(true)
+            }
+        }
+        Ok(Sgl::Transport { len }) if len == want && data.is_empty() => Ok(false),
+        Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+        Err(error) => Err(error.status()),
+    }
+}
+
+/// What an owner is told that has been overtaken (T8).
+#[cold]
+pub(super) fn overtaken() -> Status {
+    probe::hit(Rare::FencedOwner);
+    wire::status::STALE_GENERATION.with_dnr()
+}
+
+/// Runs `f` on what all connections share, and wakes those it left notices for.
+pub(super) fn shared<E: TargetEnv, T>(
+    env: &mut E,
+    f: impl FnOnce(&mut Shared<E::Region>) -> T,
+) -> T {
+    let (result, wake) = env.with_shared(|s| {
+        let result = f(s);
+        (result, s.take_wake())
+    });
+    for conn in wake {
+        env.notify(conn);
+    }
+    result
+}

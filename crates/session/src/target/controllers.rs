@@ -1,0 +1,256 @@
+//! Controllers and their queues: associations begin, get queues, and end.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::AtomicU64;
+
+use riopipe_order::region::Region;
+
+use super::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
+use super::notices::Notice;
+use super::shared::{ConnEntry, ConnId, Shared};
+use super::standing::Standing;
+
+/// One controller: an association of a host with the subsystem.
+#[derive(Debug)]
+pub struct Controller {
+    /// Unique for the life of the target, where controller ids are used again.
+    pub assoc: u64,
+    /// The host's name.
+    pub hostnqn: String,
+    /// The host's id.
+    pub hostid: [u8; 16],
+    /// A discovery controller has no I/O queues.
+    pub discovery: bool,
+    /// Enabled by CC.EN.
+    pub enabled: bool,
+    /// The admin queue's connection is gone: the association ends once all queues are drained.
+    pub dying: bool,
+    /// The admin queue's connection.
+    pub admin: ConnId,
+    /// When any of its queues last heard from the host, nanoseconds.
+    pub heard: Arc<AtomicU64>,
+    /// Whether its queues may write as any plain host's.
+    pub standing: Arc<Standing>,
+    /// Connected I/O queues.
+    pub queues: BTreeMap<u16, ConnId>,
+}
+
+/// The association that a new connection belongs to, and what all of its connections share.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) cntlid: u16,
+    pub(super) assoc: u64,
+    pub(super) heard: Arc<AtomicU64>,
+    pub(super) standing: Arc<Standing>,
+}
+
+/// Why a queue cannot be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// Too many controllers.
+    #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
+    Full,
+    /// Too many I/O queues, for what their commands may bring in capsules.
+    #[error(
+        "no memory for what another queue of this size may bring in its capsules: ask for fewer or \
+         shorter queues, or raise `memory_mib` in the target's configuration"
+    )]
+    Memory,
+    /// No such controller.
+    #[error("no controller with this id")]
+    NoController,
+    /// The controller belongs to another host.
+    #[error("the controller belongs to another host")]
+    OtherHost,
+    /// CC.EN is not set.
+    #[error("the controller is not enabled")]
+    NotEnabled,
+    /// A discovery controller has no I/O queues.
+    #[error("a discovery controller has no I/O queues")]
+    Discovery,
+    /// The queue id is beyond what was granted.
+    #[error("the queue id is 0 or beyond the number of queues granted")]
+    QueueId,
+    /// The queue is connected already.
+    #[error("the queue is connected already")]
+    Taken,
+}
+
+impl<R: Region> Shared<R> {
+    /// Live controllers by id.
+    pub fn controllers(&self) -> impl Iterator<Item = (u16, &Controller)> {
+        self.controllers.iter().map(|(id, c)| (*id, c))
+    }
+
+    /// The controller with this id.
+    #[must_use]
+    pub fn controller(&self, cntlid: u16) -> Option<&Controller> {
+        self.controllers.get(&cntlid)
+    }
+
+    pub(super) fn controller_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
+        self.controllers.get_mut(&cntlid)
+    }
+
+    /// A new controller with `conn` as its admin queue; returns its id and association.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`].
+    pub(super) fn attach_admin(
+        &mut self,
+        conn: ConnId,
+        hostnqn: &str,
+        hostid: [u8; 16],
+        discovery: bool,
+        now: u64,
+    ) -> Result<Attached, AttachError> {
+        if self.controllers.len() >= CONTROLLERS_MAX {
+            return Err(AttachError::Full);
+        }
+        // Ids FFF0h and up are reserved; a fresh id each time tells a late I/O connect of a dead
+        // association from one of its successor.
+        while self.controllers.contains_key(&self.next_cntlid) {
+            self.next_cntlid = next_id(self.next_cntlid);
+        }
+        let cntlid = self.next_cntlid;
+        self.next_cntlid = next_id(cntlid);
+        let assoc = self.next_assoc;
+        self.next_assoc += 1;
+        let heard = Arc::new(AtomicU64::new(now));
+        let standing = Arc::<Standing>::default();
+        self.controllers.insert(
+            cntlid,
+            Controller {
+                assoc,
+                hostnqn: hostnqn.into(),
+                hostid,
+                discovery,
+                enabled: false,
+                dying: false,
+                admin: conn,
+                heard: Arc::clone(&heard),
+                standing: Arc::clone(&standing),
+                queues: BTreeMap::new(),
+            },
+        );
+        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
+        Ok(Attached { cntlid, assoc, heard, standing })
+    }
+
+    /// Adds an I/O queue to a controller; returns the association.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub(super) fn attach_io(
+        &mut self,
+        conn: ConnId,
+        cntlid: u16,
+        (qid, entries): (u16, u16),
+        hostnqn: &str,
+        hostid: [u8; 16],
+    ) -> Result<Attached, AttachError> {
+        let io_queues = self.identity.io_queues;
+        let controller = self
+            .controllers
+            .get_mut(&cntlid)
+            .filter(|c| !c.dying)
+            .ok_or(AttachError::NoController)?;
+        if controller.hostnqn != hostnqn || controller.hostid != hostid {
+            return Err(AttachError::OtherHost);
+        }
+        if controller.discovery {
+            return Err(AttachError::Discovery);
+        }
+        if !controller.enabled {
+            return Err(AttachError::NotEnabled);
+        }
+        if qid == 0 || qid > io_queues {
+            return Err(AttachError::QueueId);
+        }
+        if let Some(&old) = controller.queues.get(&qid) {
+            // The host has given that connection up, or it would not ask: once its operations
+            // have come back, the place is free (P7, T8).
+            self.leave(old, Notice::Close("its host has connected the queue anew"));
+            return Err(AttachError::Taken);
+        }
+        let capsules = usize::from(entries) * IN_CAPSULE_BYTES as usize;
+        let max = self.budget.max().saturating_mul(CAPSULES_TO_MEMORY);
+        if self.capsules.saturating_add(capsules) > max {
+            return Err(AttachError::Memory);
+        }
+        self.capsules += capsules;
+        controller.queues.insert(qid, conn);
+        let result = Attached {
+            cntlid,
+            assoc: controller.assoc,
+            heard: Arc::clone(&controller.heard),
+            standing: Arc::clone(&controller.standing),
+        };
+        self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
+        Ok(result)
+    }
+
+    /// A connection will do nothing more. If it was an admin queue, its association ends with it,
+    /// and the lease of what it owns begins to run.
+    pub(super) fn detach_begin(&mut self, conn: ConnId, now: u64) {
+        let Some(entry) = self.conns.get(&conn) else {
+            return;
+        };
+        if entry.qid != 0 {
+            return;
+        }
+        let cntlid = entry.cntlid;
+        self.end_queues(cntlid);
+        if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
+            self.volumes.lose(assoc, &self.namespaces, now);
+        }
+    }
+
+    /// Ends an association's I/O queues, and lets it have no more.
+    pub(super) fn end_queues(&mut self, cntlid: u16) {
+        if let Some(controller) = self.controllers.get_mut(&cntlid) {
+            controller.dying = true;
+            // A queue that has not written yet is asked by no claim. Should it be late with its
+            // notice, it is no plain host either when the volume is given back (T8).
+            controller.standing.end();
+            let queues: Vec<ConnId> = controller.queues.values().copied().collect();
+            for queue in queues {
+                self.leave(queue, Notice::Close("its association has ended"));
+            }
+        }
+    }
+
+    /// A connection has been drained: none of its device operations is left.
+    pub(super) fn detach(&mut self, conn: ConnId) {
+        let Some(entry) = self.conns.remove(&conn) else {
+            return;
+        };
+        for id in self.fences_of(conn) {
+            self.acknowledge(id, conn);
+        }
+        self.fences.retain(|_, fence| fence.claimant != conn);
+        self.writers.gone(conn);
+        self.capsules -= entry.capsules;
+        self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
+        let cntlid = entry.cntlid;
+        let Some(controller) = self.controllers.get_mut(&cntlid) else {
+            return;
+        };
+        if entry.qid != 0 {
+            controller.queues.remove(&entry.qid);
+        }
+        let admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
+        if admin_gone && controller.queues.is_empty() {
+            let assoc = controller.assoc;
+            self.controllers.remove(&cntlid);
+            self.volumes.drained(assoc, &self.namespaces);
+        }
+    }
+}
+
+const fn next_id(cntlid: u16) -> u16 {
+    if cntlid >= 0xffef { 1 } else { cntlid + 1 }
+}

@@ -1,0 +1,123 @@
+//! What a core has its shell do.
+
+use alloc::boxed::Box;
+
+use riopipe_order::probe::{self, Rare};
+
+use super::super::env::TargetEnv;
+use super::connection::{Connection, Interest, Transport};
+use super::{ConnKey, TargetCore};
+
+/// What a core has its shell do.
+pub enum Action<E: TargetEnv, T> {
+    /// Accept connections from now on, or no more until told again.
+    Listen(bool),
+    /// Send what [`outgoing`](TargetCore::outgoing) has, until it has nothing more, or the socket
+    /// takes nothing more ([`blocked`](TargetCore::blocked)), or it fails
+    /// ([`closed`](TargetCore::closed)).
+    Send(ConnKey),
+    /// The connection's last words are out: tell the peer that nothing more comes.
+    FinishSending(ConnKey),
+    /// Watch the connection's socket for this from now on; it was not watched before if
+    /// `is_new`.
+    Watch {
+        /// The connection.
+        key: ConnKey,
+        /// What for.
+        interest: Interest,
+        /// Whether it is new to this core.
+        is_new: bool,
+    },
+    /// Watch the connection's socket no more, and send it to another core, as
+    /// [`Message::Adopt`](super::Message::Adopt).
+    HandOver {
+        /// The other core.
+        core: usize,
+        /// The connection.
+        connection: Box<Connection<E, T>>,
+    },
+    /// Send [`Message::WindsUp`](super::Message::WindsUp) with this core's index to all others.
+    WindUp,
+    /// The connection is over: its socket is to be closed.
+    Drop(Box<Connection<E, T>>),
+}
+
+impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
+    /// The next thing to do in this round; `None` when all is done. Ends the batch of device
+    /// operations that were handed in.
+    ///
+    /// Each action is to be carried out before the next is asked for.
+    pub fn next_action(&mut self, env: &mut E) -> Option<Action<E, T>> {
+        self.settle_batch(env);
+        let listens = self.listens();
+        if core::mem::replace(&mut self.accept.listens, listens) != listens {
+            return Some(Action::Listen(listens));
+        }
+        while let Some(&at) = self.touched.get(self.seen) {
+            // Asked about the same connection again until nothing is to be done for it.
+            if let Some(action) = self.see_to(at, env.now()) {
+                return Some(action);
+            }
+            self.seen += 1;
+            if let Some(connection) = self.get(at) {
+                connection.is_touched = false;
+            }
+        }
+        self.touched.clear();
+        self.seen = 0;
+        self.stopping.tells_now(self.config.index).then_some(Action::WindUp)
+    }
+
+    /// What is to be done for a connection that something was done to.
+    fn see_to(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
+        let key = ConnKey(at);
+        let cut_off = self.stopping.cut_off(now);
+        let connection = self.get(at)?;
+        if connection.may_send() {
+            return Some(Action::Send(key));
+        }
+        if connection.finishes_now() {
+            return Some(Action::FinishSending(key));
+        }
+        if connection.is_over(now, cut_off) {
+            let connection = self.take_out(at)?;
+            if let Some(core) = connection.counted_by {
+                self.config.queues.remove(core);
+            }
+            return Some(Action::Drop(connection));
+        }
+        if let Some(core) = self.count_queue(at)
+            && core != self.config.index
+        {
+            probe::hit(Rare::HandedOver);
+            return self.take_out(at).map(|connection| Action::HandOver { core, connection });
+        }
+        let connection = self.get(at)?;
+        let interest = connection.interest();
+        if connection.watched != Some(interest) {
+            let is_new = connection.watched.replace(interest).is_none();
+            return Some(Action::Watch { key, interest, is_new });
+        }
+        None
+    }
+
+    /// Chooses a core for a connection that has just become an I/O queue.
+    fn count_queue(&mut self, at: u32) -> Option<usize> {
+        let Self { connections, config, stopping, .. } = self;
+        let connection = connections.get_mut(at as usize)?.as_deref_mut()?;
+        if connection.counted_by.is_some() || connection.session.qid().is_none_or(|qid| qid == 0) {
+            return None;
+        }
+        // Device operations carry the connection's key, and a core that winds up has promised to
+        // give nothing away.
+        let stays = stopping.is_told() || connection.is_ending() || !connection.is_quiet();
+        let core = if stays {
+            config.queues.add(config.index);
+            config.index
+        } else {
+            config.queues.choose()
+        };
+        connection.counted_by = Some(core);
+        Some(core)
+    }
+}

@@ -1,0 +1,161 @@
+//! A core's queue to a drive, of bounded depth: what comes on top waits its turn.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
+
+use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
+use riopipe_order::probe::{self, Rare};
+
+/// A device that is given at most so many operations at once. What is submitted on top waits in
+/// order, and nothing overtakes what waits.
+#[derive(Debug)]
+pub struct BoundedDevice<D: BlockDevice + ?Sized> {
+    depth: usize,
+    /// Makes a buffer of bytes that are the caller's again.
+    copy: fn(&[u8]) -> D::Buf,
+    /// Submitted while the device had as many as it is given.
+    waiting: VecDeque<Waiting<D::Buf>>,
+    device: Box<D>,
+}
+
+#[derive(Debug)]
+struct Waiting<B> {
+    op: u64,
+    lba: u64,
+    what: What<B>,
+}
+
+#[derive(Debug)]
+enum What<B> {
+    Write(B),
+    Read(u64),
+    Flush,
+    WriteZeroes(u64),
+    Deallocate(u64),
+}
+
+impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
+    /// A device that is given at most `depth` operations at once; `copy` makes a buffer of borrowed
+    /// bytes that have to wait.
+    #[must_use]
+    pub const fn new(device: Box<D>, depth: usize, copy: fn(&[u8]) -> D::Buf) -> Self {
+        Self { depth, copy, waiting: VecDeque::new(), device }
+    }
+
+    /// Forgets what waits: the process that asked for it has died.
+    pub fn forget_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// The device, if it may be given one more operation.
+    #[inline]
+    fn room(&mut self) -> Option<&mut D> {
+        let is_free = self.waiting.is_empty() && self.device.in_flight() < self.depth;
+        is_free.then_some(&mut *self.device)
+    }
+
+    #[cold]
+    fn wait(&mut self, op: u64, lba: u64, what: What<D::Buf>) -> Submitted<D::Buf> {
+        probe::hit(Rare::DriveFull);
+        self.waiting.push_back(Waiting { op, lba, what });
+        Submitted::Pending
+    }
+
+    /// Submits what has waited for room. What ends within the call is added to `done`.
+    #[cold]
+    fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
+        while self.device.in_flight() < self.depth {
+            let Some(Waiting { op, lba, what }) = self.waiting.pop_front() else { return };
+            let submitted = match what {
+                What::Write(data) => self.device.write(op, lba, Data::Owned(data)),
+                What::Read(blocks) => self.device.read(op, lba, blocks),
+                What::Flush => self.device.flush(op),
+                What::WriteZeroes(blocks) => self.device.write_zeroes(op, lba, blocks),
+                What::Deallocate(blocks) => self.device.deallocate(op, lba, blocks),
+            };
+            if let Submitted::Done(result) = submitted {
+                done.push(Done { op, result });
+            }
+        }
+    }
+}
+
+impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
+    type Buf = D::Buf;
+
+    #[inline]
+    fn write(&mut self, op: u64, lba: u64, data: Data<'_, D::Buf>) -> Submitted<D::Buf> {
+        if let Some(device) = self.room() {
+            return device.write(op, lba, data);
+        }
+        let data = match data {
+            Data::Borrowed(bytes) => (self.copy)(bytes),
+            Data::Owned(buf) => buf,
+        };
+        self.wait(op, lba, What::Write(data))
+    }
+
+    #[inline]
+    fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
+        match self.room() {
+            Some(device) => device.read(op, lba, blocks),
+            None => self.wait(op, lba, What::Read(blocks)),
+        }
+    }
+
+    fn flush(&mut self, op: u64) -> Submitted<D::Buf> {
+        match self.room() {
+            Some(device) => device.flush(op),
+            None => self.wait(op, 0, What::Flush),
+        }
+    }
+
+    fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
+        match self.room() {
+            Some(device) => device.write_zeroes(op, lba, blocks),
+            None => self.wait(op, lba, What::WriteZeroes(blocks)),
+        }
+    }
+
+    fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
+        match self.room() {
+            Some(device) => device.deallocate(op, lba, blocks),
+            None => self.wait(op, lba, What::Deallocate(blocks)),
+        }
+    }
+
+    fn kick(&mut self, now: u64) {
+        self.device.kick(now);
+    }
+
+    fn poll(&mut self, now: u64, done: &mut Vec<Done<D::Buf>>) {
+        self.device.poll(now, done);
+        if !self.waiting.is_empty() {
+            self.submit_waiting(done);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.device.next_deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.device.in_flight() + self.waiting.len()
+    }
+}
+
+impl<D: BlockDevice + ?Sized> Deref for BoundedDevice<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        &self.device
+    }
+}
+
+impl<D: BlockDevice + ?Sized> DerefMut for BoundedDevice<D> {
+    fn deref_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+}

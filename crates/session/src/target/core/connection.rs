@@ -1,0 +1,286 @@
+//! One connection of a core: its session, what it has to send, and how far its end is.
+
+use alloc::string::{String, ToString};
+
+use riopipe_order::block_device::IoError;
+
+use super::super::conn::{LocalAddress, TargetConn};
+use super::super::env::{OpId, TargetEnv};
+use super::super::shared::ConnId;
+use super::places::Place;
+use crate::outbox::Outbox;
+
+/// How long a connection that is being closed may take to deliver its last words, ns.
+const LINGER_NS: u64 = 1_000_000_000;
+
+/// What the shell keeps of a connection: its socket, and the bytes that have come in and were not
+/// consumed. It goes with the connection from core to core.
+pub trait Transport {
+    /// The bytes that have come in and were not consumed.
+    fn input(&self) -> &[u8];
+    /// Drops the first `bytes` bytes of [`input`](Self::input).
+    fn consume(&mut self, bytes: usize);
+    /// Makes room for a PDU of `bytes` bytes in all, of which [`input`](Self::input) is the start.
+    ///
+    /// # Errors
+    /// Why it can't be held: the connection is closed, with these words.
+    fn reserve(&mut self, bytes: usize) -> Result<(), String>;
+}
+
+/// What a socket is to be watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Whether something can be received.
+    Read,
+    /// Whether something can be sent.
+    Write,
+    /// Both.
+    Both,
+}
+
+/// A connection with the shell's part of it. Cores give it to one another as a whole.
+pub struct Connection<E: TargetEnv, T> {
+    pub(super) session: TargetConn<E>,
+    pub(super) output: Outbox<E::Buf>,
+    transport: T,
+    /// The socket takes nothing more just now, although something is left to send.
+    is_blocked: bool,
+    /// What its socket is watched for; `None` if it is not watched yet.
+    pub(super) watched: Option<Interest>,
+    /// Since it is being closed: until when its last words may take.
+    ending: Option<u64>,
+    /// The socket has nothing more to give or to take.
+    is_dead: bool,
+    /// The shell has been told that nothing more is sent.
+    has_finished: bool,
+    /// The core that counts it as an I/O queue.
+    pub(super) counted_by: Option<usize>,
+    /// Some of its device operations have come back, and are not settled.
+    pub(super) in_batch: bool,
+    /// It is on its core's list of what was touched.
+    pub(super) is_touched: bool,
+    /// Wherever it goes, it counts as one of all connections until it is dropped (T28).
+    _place: Place,
+}
+
+impl<E: TargetEnv, T: Transport> Connection<E, T> {
+    pub(super) fn new(
+        place: Place,
+        transport: T,
+        local: Option<LocalAddress>,
+        crc: riopipe_nvme::Crc32c,
+        now: u64,
+    ) -> Self {
+        Self {
+            session: TargetConn::new(place.id(), 0, crc, now).came_by(local),
+            output: Outbox::new(),
+            transport,
+            is_blocked: false,
+            watched: None,
+            ending: None,
+            is_dead: false,
+            has_finished: false,
+            counted_by: None,
+            in_batch: false,
+            is_touched: false,
+            _place: place,
+        }
+    }
+
+    /// Its id: unique for the life of the target.
+    #[must_use]
+    pub const fn id(&self) -> ConnId {
+        self.session.id()
+    }
+
+    /// The shell's part of it.
+    #[must_use]
+    pub const fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    pub(super) const fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
+    /// Whether it takes what comes in, or only drops it, or leaves it in the socket.
+    pub(super) fn receives(&self) -> Receives {
+        match self.ending {
+            Some(_) => Receives::Dropped,
+            None if self.session.wants_input(&self.output) => Receives::Wanted,
+            None => Receives::Left,
+        }
+    }
+
+    /// Hands what has come in to the session.
+    pub(super) fn receive(&mut self, env: &mut E) {
+        if self.ending.is_some() {
+            return;
+        }
+        match self.session.receive(self.transport.input(), env, &mut self.output) {
+            Ok(consumed) => {
+                self.transport.consume(consumed);
+                let need = self.session.need(self.transport.input());
+                if let Err(why) = self.transport.reserve(need) {
+                    // The session refuses longer PDUs on sight; this is the second bolt on that
+                    // door.
+                    self.end(&why, env);
+                }
+            }
+            Err(closed) => self.end(&closed.to_string(), env),
+        }
+    }
+
+    /// What is to be sent now, with the shell's part of the connection.
+    pub(super) fn sends(&mut self) -> Option<(&mut T, &Outbox<E::Buf>)> {
+        let sends = !self.output.is_empty() && !self.is_dead && !self.in_batch;
+        sends.then_some((&mut self.transport, &self.output))
+    }
+
+    /// Whether the shell is to send: there is something, and the socket may take it.
+    pub(super) fn may_send(&self) -> bool {
+        !self.output.is_empty() && !self.is_dead && !self.is_blocked
+    }
+
+    /// The socket has taken so much.
+    pub(super) fn sent(&mut self, bytes: usize, env: &mut E) {
+        self.is_blocked = false;
+        let was_stuck = !self.session.wants_input(&self.output);
+        self.output.consume(bytes);
+        self.session.sent(env, &mut self.output);
+        if was_stuck && self.session.wants_input(&self.output) {
+            self.receive(env);
+        }
+    }
+
+    /// The socket takes nothing more for now.
+    pub(super) fn blocked(&mut self, now: u64) {
+        self.is_blocked = true;
+        self.session.unsent(now);
+    }
+
+    /// A device operation has come back.
+    pub(super) fn device_done(
+        &mut self,
+        op: OpId,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+    ) {
+        self.session.device_done(op, result, env, &mut self.output);
+    }
+
+    /// The device operations that came back together are all handed in.
+    pub(super) fn settled(&mut self, env: &mut E) {
+        self.in_batch = false;
+        self.session.settled(env, &mut self.output);
+    }
+
+    /// Something was left for it.
+    pub(super) fn noticed(&mut self, env: &mut E) {
+        if let Err(closed) = self.session.noticed(env, &mut self.output) {
+            self.end(&closed.to_string(), env);
+        }
+    }
+
+    /// Looks at its clocks; says whether something came of it.
+    pub(super) fn tick(&mut self, env: &mut E) -> bool {
+        match self.session.tick(env, &mut self.output) {
+            Ok(()) => self.is_over(env.now(), None),
+            Err(closed) => {
+                self.end(&closed.to_string(), env);
+                true
+            }
+        }
+    }
+
+    /// Begins the end: nothing more is taken in, last words still go out.
+    pub(super) fn end(&mut self, why: &str, env: &mut E) {
+        if self.ending.is_none() {
+            self.ending = Some(env.now() + LINGER_NS);
+            self.session.closing(why, env);
+        }
+    }
+
+    /// The socket has nothing more to give or to take.
+    pub(super) fn dead(&mut self, why: &str, env: &mut E) {
+        self.is_dead = true;
+        self.is_blocked = false;
+        self.output.clear();
+        self.end(why, env);
+    }
+
+    /// Whether its last words are out, and the shell is to be told so: once.
+    pub(super) fn finishes_now(&mut self) -> bool {
+        let finishes = self.ending.is_some() && self.output.is_empty() && !self.is_dead;
+        finishes && !core::mem::replace(&mut self.has_finished, true)
+    }
+
+    /// Whether it may be dropped. `cut_off`: the target stops, and its time is over or not.
+    pub(super) fn is_over(&self, now: u64, cut_off: Option<bool>) -> bool {
+        let Some(linger) = self.ending else {
+            return false;
+        };
+        // The socket lives on until the peer has read the last words: closing it over unread
+        // input would reset the connection and take them back. A host that doesn't read doesn't
+        // keep the target from stopping.
+        let last_words_are_out = match cut_off {
+            None => self.is_dead || now >= linger,
+            Some(cut_off) => cut_off || self.output.is_empty(),
+        };
+        self.session.is_drained() && last_words_are_out
+    }
+
+    /// When it wants to be looked at again. What comes back from a drive makes its core look by
+    /// itself.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        match self.ending {
+            Some(linger) => Some(linger).filter(|_| self.session.is_drained()),
+            None => self.session.next_deadline(),
+        }
+    }
+
+    /// Whether it is being closed.
+    pub(super) const fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Whether nothing of it is under way: no command at a drive, no answer unsent.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.output.is_empty() && self.session.is_quiet()
+    }
+
+    /// What its socket is to be watched for.
+    pub(super) fn interest(&self) -> Interest {
+        interest(self.receives() != Receives::Left, self.is_blocked)
+    }
+}
+
+/// What becomes of what a connection is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receives {
+    Wanted,
+    Dropped,
+    Left,
+}
+
+/// What a socket is watched for. One of which nothing is received just now, since too much waits to
+/// be sent, is not watched for that: what has come in would wake the core without end (T28).
+const fn interest(receives: bool, blocked: bool) -> Interest {
+    match (receives, blocked) {
+        (_, false) => Interest::Read,
+        (true, true) => Interest::Both,
+        (false, true) => Interest::Write,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t28_a_peer_that_takes_no_answers_is_not_listened_to() {
+        assert_eq!(interest(true, false), Interest::Read);
+        assert_eq!(interest(true, true), Interest::Both);
+        assert_eq!(interest(false, true), Interest::Write);
+    }
+}

@@ -1,0 +1,102 @@
+//! A core that stops in good order: it takes nothing new, lets what is under way finish for a
+//! while, ends its connections, and has come to rest when no connection can reach it any more.
+
+use alloc::vec::Vec;
+
+use super::super::env::TargetEnv;
+use super::TargetCore;
+use super::connection::Transport;
+
+/// How far a core is with stopping.
+#[derive(Debug)]
+pub(super) struct Stopping {
+    /// Told to stop: everything that is still there then is cut off.
+    cut_off_at: Option<u64>,
+    /// The other cores have been told.
+    has_told: bool,
+    /// By core: it gives no connection away any more. Messages from one core to another keep their
+    /// order: none that it gave away before is still on its way here.
+    winding_up: Vec<bool>,
+}
+
+impl Stopping {
+    pub(super) fn new(cores: usize) -> Self {
+        Self { cut_off_at: None, has_told: false, winding_up: alloc::vec![false; cores] }
+    }
+
+    /// Whether the core has been told to stop.
+    pub(super) const fn is_told(&self) -> bool {
+        self.cut_off_at.is_some()
+    }
+
+    /// If the core stops: whether its time is over.
+    pub(super) fn cut_off(&self, now: u64) -> Option<bool> {
+        self.cut_off_at.map(|at| at <= now)
+    }
+
+    /// When its time will be over.
+    pub(super) fn deadline(&self, now: u64) -> Option<u64> {
+        self.cut_off_at.filter(|at| *at > now)
+    }
+
+    /// A core gives no connection away any more.
+    pub(super) fn winds_up(&mut self, core: usize) {
+        if let Some(winding_up) = self.winding_up.get_mut(core) {
+            *winding_up = true;
+        }
+    }
+
+    /// Whether the other cores are to be told now: once.
+    pub(super) fn tells_now(&mut self, index: usize) -> bool {
+        let tells = self.is_told() && !core::mem::replace(&mut self.has_told, true);
+        if tells {
+            self.winds_up(index);
+        }
+        tells
+    }
+
+    /// Whether all cores wind up.
+    fn is_everywhere(&self) -> bool {
+        self.winding_up.iter().all(|winds_up| *winds_up)
+    }
+}
+
+impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
+    /// The target stops in good order: commands under way finish within the grace, connections
+    /// end. Calling it again changes nothing.
+    pub fn stop(&mut self, env: &mut E) {
+        if !self.stopping.is_told() {
+            self.stopping.cut_off_at = Some(env.now().saturating_add(self.config.grace_ns));
+            self.accept.paused_until = None;
+            self.wind_up(env);
+        }
+    }
+
+    /// Whether it has been told to stop.
+    #[must_use]
+    pub const fn is_stopping(&self) -> bool {
+        self.stopping.is_told()
+    }
+
+    /// Whether it has stopped: no connection is left, and none can come from another core.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.stopping.is_told()
+            && self.stopping.is_everywhere()
+            && self.connections.iter().all(Option::is_none)
+    }
+
+    /// Ends the connections of which nothing is under way, or all if the time is over.
+    pub(super) fn wind_up(&mut self, env: &mut E) {
+        let cut_off = self.stopping.cut_off(env.now()) == Some(true);
+        for at in 0..self.connections.len() as u32 {
+            let Some(connection) = self.get(at) else { continue };
+            if !connection.is_ending() && (cut_off || connection.is_quiet()) {
+                connection.end("the target stops", env);
+            }
+            if connection.is_ending() {
+                self.touch(at);
+            }
+        }
+    }
+}

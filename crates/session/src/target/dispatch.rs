@@ -1,0 +1,282 @@
+//! From what comes in to the part of the connection that carries it out.
+
+use core::ops::Range;
+
+use riopipe_nvme::command::{Sqe, Status, admin, opcode};
+use riopipe_nvme::pdu::{DataHdr, Parsed, Pdu, PduError};
+use riopipe_order::block_device::IoError;
+use riopipe_order::probe::{self, Plant};
+
+use super::commands::Stage;
+use super::conn::{Closed, TargetConn};
+use super::context::overtaken;
+use super::env::TargetEnv;
+use crate::outbox::Outbox;
+use crate::wire;
+
+impl<E: TargetEnv> TargetConn<E> {
+    /// One PDU at `at` in `buf`.
+    #[inline(never)]
+    pub(super) fn pdu(
+        &mut self,
+        parsed: &Parsed,
+        buf: &[u8],
+        at: usize,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let data = at + parsed.data.start..at + parsed.data.end;
+        match &parsed.pdu {
+            Pdu::CapsuleCmd { sqe } => {
+                self.capsule(sqe, buf, data, parsed.data_digest_ok, env, out)
+            }
+            Pdu::H2cData(header) => {
+                self.h2c_data(header, &buf[data], parsed.data_digest_ok, env, out)
+            }
+            Pdu::IcReq(request) => self.initialize(request, env, out),
+            Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
+            // `Rx` lets nothing else through to a controller.
+            _ => Err(PduError::sequence("a PDU that only a host may get").into()),
+        }
+    }
+
+    /// One command, with its in-capsule data at `data` in `buf`.
+    #[inline]
+    pub(super) fn capsule(
+        &mut self,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let cx = &mut self.cx;
+        let Some(queue) = &cx.queue else {
+            return self.before_connect(sqe, &buf[data], digest_ok, env, out);
+        };
+        cx.sqhd += 1;
+        if cx.sqhd >= queue.entries {
+            cx.sqhd = 0;
+        }
+        if cx.commands.has_cid(sqe.cid()) {
+            cx.respond(sqe.cid(), Status::COMMAND_ID_CONFLICT.with_dnr(), 0, out);
+            return Ok(());
+        }
+        if queue.qid == 0 {
+            self.admin_command(sqe, &buf[data], digest_ok, env, out)
+        } else {
+            self.io_command(sqe, buf, data, digest_ok, env, out)
+        }
+    }
+
+    /// A command on the admin queue, with its in-capsule data.
+    fn admin_command(
+        &mut self,
+        sqe: &Sqe,
+        data: &[u8],
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        if !digest_ok {
+            self.cx.respond(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, out);
+            return Ok(());
+        }
+        if sqe.opcode() == admin::FABRICS {
+            return self.fabrics(sqe, env, out);
+        }
+        match &mut self.admin {
+            Some(admin) => admin.command(&mut self.cx, sqe, data, env, out),
+            None => {
+                self.cx.respond(sqe.cid(), Status::INTERNAL, 0, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// A command on an I/O queue, with its in-capsule data at `data` in `buf`.
+    #[inline]
+    fn io_command(
+        &mut self,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let code = sqe.opcode();
+        // Of the dword that says "ordered", other opcodes know nothing.
+        if wire::is_ordered(sqe)
+            && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
+        {
+            return match &mut self.ordered {
+                Some(queue) => queue.arrived(&mut self.cx, sqe, buf, data, digest_ok, env, out),
+                None => self.ordered_unbound(sqe, buf, data, digest_ok, env, out),
+            };
+        }
+        let Self { cx, plain, .. } = self;
+        let cid = sqe.cid();
+        if !digest_ok {
+            cx.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+            return Ok(());
+        }
+        if sqe.fuse() != 0 {
+            cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return Ok(());
+        }
+        match code {
+            opcode::WRITE => plain.write(cx, sqe, &buf[data], env, out),
+            opcode::READ => plain.read(cx, sqe, env, out),
+            opcode::FLUSH => plain.flush(cx, sqe, env, out),
+            opcode::WRITE_ZEROES => plain.write_zeroes(cx, sqe, env, out),
+            opcode::DATASET_MANAGEMENT => plain.dataset(cx, sqe, &buf[data], env, out),
+            wire::IO_BIND => {
+                self.bind(sqe, env, out);
+                Ok(())
+            }
+            wire::IO_MARK | wire::IO_LIST => {
+                self.of_stream(sqe, out);
+                Ok(())
+            }
+            admin::FABRICS => self.fabrics(sqe, env, out),
+            _ => {
+                cx.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// A command that only a queue with a stream can carry out.
+    fn of_stream(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+        match &mut self.ordered {
+            Some(queue) if sqe.opcode() == wire::IO_MARK => queue.mark(&mut self.cx, sqe, out),
+            Some(queue) => queue.list(&mut self.cx, sqe, out),
+            None => self.cx.respond(sqe.cid(), self.unbound(), 0, out),
+        }
+    }
+
+    /// An ordered request on a queue without a stream (T17): its fields mean nothing there, and a
+    /// host that sets them must not believe they do.
+    #[cold]
+    fn ordered_unbound(
+        &mut self,
+        sqe: &Sqe,
+        buf: &[u8],
+        data: Range<usize>,
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        if self.cx.is_fenced && probe::planted(Plant::T8StaleOwner) {
+            let plain = wire::without_attribute(sqe);
+            return self.io_command(&plain, buf, data, digest_ok, env, out);
+        }
+        self.cx.respond(sqe.cid(), self.unbound(), 0, out);
+        Ok(())
+    }
+
+    /// What a host is told that relies on a stream which the queue does not carry.
+    fn unbound(&self) -> Status {
+        if self.cx.is_fenced { overtaken() } else { wire::status::NOT_BOUND.with_dnr() }
+    }
+
+    /// A piece of the data that an R2T asked for.
+    fn h2c_data(
+        &mut self,
+        header: &DataHdr,
+        data: &[u8],
+        digest_ok: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        if let Some(index) = self.cx.data_came(header, data, digest_ok)? {
+            self.gathered(index, env, out);
+        }
+        Ok(())
+    }
+
+    /// All data of a command has come in by R2T.
+    fn gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
+        let Self { cx, plain, ordered, admin, .. } = self;
+        let command = &mut cx.commands[index];
+        if !command.ordered {
+            return match admin {
+                Some(admin) => admin.gathered(cx, index, env, out),
+                None => plain.gathered(cx, index, env, out),
+            };
+        }
+        command.stage = Stage::Gate;
+        match ordered {
+            _ if command.refused => cx.answer_refused(index, out),
+            Some(queue) => queue.data_ready(command, index),
+            None => {
+                debug_assert!(false, "a stream was given back and its request not refused");
+                cx.answer(index, overtaken(), 0, out);
+            }
+        }
+    }
+
+    /// Starts commands that waited for the budget, in order.
+    pub(super) fn pump(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+        let Self { cx, plain, ordered, admin, .. } = self;
+        cx.loan.shrink(cx.held + out.len_bytes());
+        while let Some(index) = cx.next_to_start(out) {
+            let command = &cx.commands[index];
+            match ordered {
+                // Its stream was given back while it waited; no R2T has been sent.
+                _ if command.refused => cx.answer_refused(index, out),
+                Some(queue) if command.ordered => {
+                    queue.start(cx, index, env, out);
+                    // A request that gets no memory ends at the gate: nobody else may come along
+                    // to see to that (P8).
+                    if cx.commands[index].stage == Stage::Gate {
+                        queue.settle(cx, &[], env, out);
+                    }
+                }
+                _ if admin.is_some() => cx.ask_or_fail(index, env, out),
+                _ => plain.start(cx, index, env, out),
+            }
+        }
+    }
+
+    /// The device operation of a command has ended.
+    pub(super) fn device_result(
+        &mut self,
+        index: u16,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let Self { cx, plain, ordered, .. } = self;
+        if !cx.commands[index].ordered {
+            return plain.device_result(cx, index, result, env, out);
+        }
+        match ordered {
+            Some(queue) => queue.device_result(cx, index, result, env),
+            None => {
+                debug_assert!(
+                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8GhostReplay),
+                    "a stream was given back with operations under way (T8)"
+                );
+                cx.answer(index, overtaken(), 0, out);
+            }
+        }
+    }
+
+    /// FLUSHes of other connections have been accounted for: some of this one's may be believed now
+    /// (T29).
+    pub(super) fn doubts_over(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+        let Self { cx, plain, ordered, .. } = self;
+        for index in cx.out_of_doubt(env) {
+            let command = &cx.commands[index];
+            match ordered {
+                _ if !command.ordered => plain.flush_believed(cx, index, out),
+                Some(queue) if !command.refused => queue.flush_judged(cx, index, true),
+                _ => cx.answer(index, overtaken(), 0, out),
+            }
+        }
+        self.settled(env, out);
+    }
+}

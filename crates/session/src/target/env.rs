@@ -1,0 +1,166 @@
+//! What a connection needs from outside: devices, time, what all connections share, a log book.
+
+use alloc::string::String;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::block_device::{self, BlockDevice, IoError};
+use riopipe_order::gate::Cause;
+use riopipe_order::region::Region;
+
+use super::shared::{ConnId, Shared};
+use crate::stages::Spent;
+
+/// Names a device operation of a connection; the environment keeps it and hands it back. The upper
+/// 48 bits are the `key` that the connection was given, so that it is found again; the lower 16 are
+/// the connection's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u64);
+
+impl OpId {
+    /// Bits that belong to the connection.
+    pub const SLOT_BITS: u32 = 16;
+
+    /// The key of the connection.
+    #[must_use]
+    #[inline]
+    pub const fn key(self) -> u64 {
+        self.0 >> Self::SLOT_BITS
+    }
+
+    #[inline]
+    pub(super) const fn new(key: u64, slot: u16) -> Self {
+        Self(key << Self::SLOT_BITS | slot as u64)
+    }
+
+    #[inline]
+    pub(super) const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+/// What a command completes with whose device operation failed.
+#[must_use]
+#[cold]
+pub fn status_of(error: &IoError, is_read: bool) -> Status {
+    match error.cause() {
+        block_device::Cause::OutOfRange { .. } => Status::LBA_OUT_OF_RANGE.with_dnr(),
+        block_device::Cause::NoSpace(_) => Status::CAPACITY_EXCEEDED.with_dnr(),
+        block_device::Cause::Vanished(_) => Status::INTERNAL.with_dnr(),
+        block_device::Cause::PowerLost => Status::POWER_LOSS,
+        block_device::Cause::BadLength { .. }
+        | block_device::Cause::QueueFull { .. }
+        | block_device::Cause::Failed(_) => match is_read {
+            true => Status::UNRECOVERED_READ,
+            false => Status::WRITE_FAULT,
+        },
+    }
+}
+
+/// What a [`TargetConn`](super::TargetConn) finds around it: drives, a clock, the state that all
+/// connections share, a log book. The same code runs over real drives and clocks and under a
+/// simulator.
+///
+/// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
+pub trait TargetEnv {
+    /// A device buffer: what a read brings, and where an R2T transfer is gathered.
+    type Buf: AsRef<[u8]> + AsMut<[u8]>;
+    /// A drive.
+    type Device: BlockDevice<Buf = Self::Buf>;
+    /// Where ordering-log partitions live.
+    type Region: Region;
+
+    /// The time in nanoseconds, from any origin, never going back.
+    fn now(&self) -> u64;
+    /// A buffer of exactly `len` bytes with any contents; `None` if there is no memory.
+    fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
+    /// The drive of a namespace. Operations are named by [`OpId`], as numbers; what ends later is
+    /// handed to [`TargetConn::device_done`](super::TargetConn::device_done).
+    fn device(&mut self, ns: usize) -> &mut Self::Device;
+    /// What all connections share, locked: never on the hot path.
+    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
+    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on whichever core
+    /// it is: every core is sent a [`Message::Notice`](super::Message::Notice). The connection may
+    /// be gone by then.
+    fn notify(&mut self, conn: ConnId);
+    /// Writes an event into the log book.
+    fn log(&mut self, event: Event<'_>);
+    /// The time as [`now`](Self::now) has it, but looked at just now; only traced writes ask.
+    fn instant(&self) -> u64 {
+        self.now()
+    }
+    /// Looks whether the ordering log's store is still there. From when it is gone, every fence
+    /// fails. A [`TargetCore`](super::TargetCore) asks for it ten times a second while there is
+    /// work, before it takes anything in.
+    fn watch_log(&mut self) {}
+    /// So many ordered requests have come in one batch.
+    fn ordered(&mut self, _requests: u64) {}
+    /// A traced write has been answered: where its time went.
+    fn traced(&mut self, _spent: &Spent) {}
+    /// An ordered stream has failed (P6).
+    fn stopped(&mut self, _why: Cause) {}
+}
+
+/// What is worth a line in the log book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A queue has been connected.
+    Connected {
+        /// The host.
+        hostnqn: &'a str,
+        /// The subsystem.
+        subnqn: &'a str,
+        /// The controller.
+        cntlid: u16,
+        /// 0 for the admin queue.
+        qid: u16,
+    },
+    /// A Fabrics Connect was refused.
+    Refused {
+        /// Who asked.
+        hostnqn: &'a str,
+        /// For which subsystem.
+        subnqn: &'a str,
+        /// Which queue.
+        qid: u16,
+        /// Why.
+        why: &'a str,
+        /// What was answered.
+        status: Status,
+    },
+    /// A connection ends.
+    Closed {
+        /// The host; empty before Connect.
+        hostnqn: &'a str,
+        /// The controller; `None` before Connect.
+        cntlid: Option<u16>,
+        /// The queue.
+        qid: u16,
+        /// Why.
+        why: &'a str,
+    },
+    /// A volume has a new owner.
+    Claimed {
+        /// The owner.
+        hostnqn: &'a str,
+        /// Its controller.
+        cntlid: u16,
+        /// The volume and its generation.
+        what: &'a String,
+    },
+    /// All places for connections are taken: no more are accepted until one is free (T28).
+    Full {
+        /// How many connections are open.
+        connections: usize,
+    },
+    /// A claim, bind, mark or release was refused, or a stream was poisoned.
+    Trouble {
+        /// The host.
+        hostnqn: &'a str,
+        /// Its controller.
+        cntlid: u16,
+        /// The queue.
+        qid: u16,
+        /// What happened.
+        why: &'a str,
+    },
+}

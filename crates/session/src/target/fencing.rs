@@ -1,0 +1,158 @@
+//! A stream comes and goes: bind, and the fence that makes a change of owner safe (T8).
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::{Member, VolumeId};
+use riopipe_order::entry::PartitionId;
+use riopipe_order::probe::{self, Plant, Rare};
+
+use super::binding::{Binding, live_entries};
+use super::conn::TargetConn;
+use super::context::shared;
+use super::env::TargetEnv;
+use super::limits::SEQ_MAX;
+use super::ordered::OrderedQueue;
+use crate::outbox::Outbox;
+use crate::wire;
+
+/// What other connections have asked this one to drain.
+#[derive(Debug, Default)]
+pub(super) struct Fences {
+    /// Device operations that were under way at the last question and have not come back.
+    left: usize,
+    /// The fences to acknowledge once they have.
+    asked: Vec<u64>,
+}
+
+impl Fences {
+    /// A device operation that a fence waited for has come back.
+    pub(super) const fn one_back(&mut self) {
+        self.left -= 1;
+    }
+}
+
+impl<E: TargetEnv> TargetConn<E> {
+    /// Bind: this queue carries a stream from now on.
+    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
+        let Self { cx, ordered, .. } = self;
+        let cid = sqe.cid();
+        let Some(queue) = &cx.queue else {
+            return;
+        };
+        if ordered.is_some() {
+            return cx.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
+        }
+        let (resume, stream) = wire::bind_of(sqe);
+        if sqe.dword(10) & 0x7fff_0000 != 0 {
+            return cx.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
+        }
+        let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
+        if released.0 > SEQ_MAX {
+            return cx.respond(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
+        }
+        let id = PartitionId { volume: wire::volume_of(sqe), stream };
+        let (conn, assoc, entries) = (cx.id, queue.assoc, queue.entries);
+        let binding = Binding { resume, generation, released };
+        match shared(env, |s| s.bind(conn, assoc, id, binding)) {
+            Err((status, result)) => {
+                cx.trouble_with("bind refused", status, env);
+                cx.respond(cid, status, result, out);
+            }
+            Ok(bound) => {
+                let slots = bound.log.slots();
+                let members: Vec<(usize, Member)> = bound
+                    .members
+                    .iter()
+                    .filter_map(|m| cx.namespaces.find(m.nsid).map(|(ns, _)| (ns, m.member)))
+                    .collect();
+                cx.is_fenced = false;
+                cx.commands.leave_gate();
+                *ordered = Some(Box::new(OrderedQueue::new(
+                    id.volume,
+                    bound.log,
+                    &members,
+                    &cx.namespaces,
+                    released,
+                    entries,
+                )));
+                let result = u64::from(slots) | u64::from(bound.incarnation) << 32;
+                cx.respond(cid, Status::SUCCESS, result, out);
+            }
+        }
+    }
+
+    /// Another connection asks: give up the stream of `volume`, and say so once every device
+    /// operation that is under way now has come back.
+    pub(super) fn fence(
+        &mut self,
+        id: u64,
+        volume: VolumeId,
+        claimed: bool,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let Self { cx, ordered, fences, .. } = self;
+        if let Some(ordered) = ordered
+            && ordered.volume == volume
+            && !cx.is_fenced
+        {
+            ordered.shut(cx);
+            ordered.settle(cx, &[], env, out);
+            cx.trouble("a new owner has taken the volume, or it was released", env);
+        }
+        let before = fences.left;
+        for (_, command) in cx.commands.iter_mut() {
+            if command.on_device() && !command.fenced {
+                command.fenced = true;
+                fences.left += 1;
+            }
+        }
+        if claimed && fences.left > before {
+            probe::hit(Rare::FenceWaited);
+        }
+        fences.asked.push(id);
+        let early = claimed && probe::planted(Plant::T8ClaimNoWait);
+        if early && self.carries_fenced() {
+            self.give_back_stream(env);
+        }
+        self.fences_passed(env);
+    }
+
+    /// Acknowledges fences once nothing is left that they wait for.
+    pub(super) fn fences_passed(&mut self, env: &mut E) {
+        if self.fences.left > 0 || self.fences.asked.is_empty() {
+            return;
+        }
+        if self.carries_fenced() {
+            self.give_back_stream(env);
+        }
+        let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
+        shared(env, |s| {
+            for id in fences {
+                s.acknowledge(id, conn);
+            }
+        });
+    }
+
+    fn carries_fenced(&self) -> bool {
+        self.ordered.is_some() && self.cx.is_fenced
+    }
+
+    /// Takes the stream's log home: nothing of it is at the drives any more.
+    pub(super) fn give_back_stream(&mut self, env: &mut E) {
+        let Some(ordered) = self.ordered.take() else {
+            return;
+        };
+        self.cx.refuse_unfinished();
+        let mut log = ordered.log;
+        // Persist words of operations that came back last. If this fails, they are not durable,
+        // which recovery takes for "not done": safe.
+        let _ = log.fence();
+        // Outside of the lock: others bind meanwhile.
+        let entries = live_entries(&log);
+        let conn = self.cx.id;
+        shared(env, |s| s.volumes.give_back(conn, log, entries));
+    }
+}

@@ -1,0 +1,75 @@
+//! From the place of an ordering log to the volumes in it.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use riopipe_order::log_region::LogRegion;
+use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
+use riopipe_order::region::{Crc32c, Region};
+
+use super::claims::{Split, Volumes};
+
+/// What was found where the log should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A log, with or without volumes.
+    Log {
+        /// Whether there are any.
+        has_volumes: bool,
+    },
+    /// Nothing: the log was made.
+    Nothing,
+    /// A log that was given up, and made anew.
+    GivenUp,
+    /// A log that can't be trusted: its volumes are refused, and it is left as it is.
+    Lost,
+}
+
+/// A log that has been opened.
+pub struct Opened<R> {
+    /// The volumes in it.
+    pub volumes: Volumes<R>,
+    /// What was found.
+    pub found: Found,
+    /// What is wrong with volumes that are refused.
+    pub problems: Vec<String>,
+}
+
+impl<R: Region> Volumes<R> {
+    /// Opens the log at a place, or makes one there. `header` is the place's first
+    /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES), `split` hands out the rest. With
+    /// `accept_lost`, a log that can't be trusted is given up; a new one is called `new_uuid`.
+    ///
+    /// # Errors
+    /// What is there is refused, or failed; it is unchanged if refused (T19).
+    pub fn open(
+        header: R,
+        split: Split<R>,
+        place: Place,
+        accept_lost: bool,
+        new_uuid: [u8; 16],
+        crc: Crc32c,
+    ) -> Result<Opened<R>, Refused> {
+        let Place { len, kind, boot } = place;
+        let make = |header| LogRegion::create(header, len, new_uuid, boot, kind, crc);
+        let (region, found, given_up) = match decide(&header, place, accept_lost, crc)? {
+            Decision::Open => {
+                let region = LogRegion::open(header, len, boot, crc)?;
+                let has_volumes = !region.header().volumes.is_empty();
+                (region, Found::Log { has_volumes }, None)
+            }
+            Decision::Create => (make(header)?, Found::Nothing, None),
+            Decision::GiveUp(given_up) => (make(header)?, Found::GivenUp, given_up),
+            Decision::Lost(header) => {
+                let volumes = Self::with_lost_log(header, crc);
+                return Ok(Opened { volumes, found: Found::Lost, problems: Vec::new() });
+            }
+        };
+        let (volumes, problems) = Self::with_log(region, split, crc);
+        let volumes = match given_up {
+            Some(header) => volumes.after_loss(header),
+            None => volumes,
+        };
+        Ok(Opened { volumes, found, problems })
+    }
+}

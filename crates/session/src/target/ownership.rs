@@ -1,0 +1,196 @@
+//! A host takes a volume and gives it back: claim, status and release, on the admin queue (T8).
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::VolumeId;
+
+use super::admin::Admin;
+use super::claims::{Owner, Refusal};
+use super::commands::Stage;
+use super::conn::Closed;
+use super::context::{Context, shared};
+use super::env::{Event, TargetEnv};
+use crate::outbox::Outbox;
+use crate::wire::{self, Claim};
+
+/// A command that waits until other connections have drained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    /// The fence.
+    fence: u64,
+    /// The command.
+    index: u16,
+    /// What to do then.
+    then: Then,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    /// The volume has changed hands.
+    Claimed {
+        /// The volume.
+        volume: VolumeId,
+        /// Which of its claims.
+        claim: u64,
+    },
+    /// Give the volume back; forget it if so asked.
+    Release {
+        /// The volume.
+        volume: VolumeId,
+        /// Whether its log goes, too.
+        forget: bool,
+    },
+}
+
+impl Admin {
+    /// Claim, with its data at hand.
+    pub(super) fn claim<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        data: &[u8],
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let Some(claim) = Claim::decode(data) else {
+            return cx.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+        };
+        let Some(queue) = &cx.queue else {
+            return;
+        };
+        let (conn, now) = (cx.id, env.now());
+        let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
+        let granted = shared(env, |s| {
+            let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
+            let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
+            let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
+            let number = s.claim(&claim, who, now)?;
+            // From here on the guard keeps plain writers out, and old bindings are refused. What
+            // of either is under way must come back before the owner may read a list or write
+            // anything: a ghost must not land over newer data (T8, T21).
+            Ok((s.raise_fence(conn, claim.volume, None), number))
+        });
+        match granted {
+            Err((status, result)) => {
+                cx.trouble_with("claim refused", status, env);
+                cx.answer(index, status, result, out);
+            }
+            Ok((fence, number)) => {
+                let what =
+                    alloc::format!("volume {} generation {}", claim.volume, claim.generation);
+                env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
+                if claim.give_up {
+                    cx.trouble(
+                        "what the ordering log knew of the volume was given up by its new owner \
+                         (accept_lost_log): what could not be read is begun anew, and nothing is \
+                         undone",
+                        env,
+                    );
+                }
+                let then = Then::Claimed { volume: claim.volume, claim: number };
+                self.wait_for(cx, fence, index, then, env, out);
+            }
+        }
+    }
+
+    /// Status: what the target knows of a volume.
+    pub(super) fn volume_status<E: TargetEnv>(
+        cx: &Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+    ) -> alloc::vec::Vec<u8> {
+        let (volume, now) = (wire::volume_of(sqe), env.now());
+        env.with_shared(|s| s.volumes.status(volume, cx.assoc(), now)).encode()
+    }
+
+    /// Release: gives a volume back.
+    pub(super) fn release<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let volume = wire::volume_of(sqe);
+        let forget = sqe.dword(10) & 1 != 0;
+        let (conn, assoc) = (cx.id, cx.assoc());
+        let index = cx.next_index()?;
+        cx.commands.take(sqe, Stage::Fence, 0);
+        let fence = shared(env, |s| {
+            s.volumes.may_release(volume, assoc, forget)?;
+            // Its own streams must have come home first.
+            Ok::<_, Refusal>(s.raise_fence(conn, volume, Some(assoc)))
+        });
+        match fence {
+            Err((status, result)) => cx.answer(index, status, result, out),
+            Ok(fence) => {
+                self.wait_for(cx, fence, index, Then::Release { volume, forget }, env, out);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        fence: Option<u64>,
+        index: u16,
+        then: Then,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        match fence {
+            Some(fence) => {
+                cx.commands[index].stage = Stage::Fence;
+                self.waiting.push(Waiting { fence, index, then });
+            }
+            None => finish(cx, index, then, env, out),
+        }
+    }
+
+    /// Everything that one of this connection's fences waited for has come back.
+    pub(super) fn fence_over<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        fence: u64,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        if let Some(at) = self.waiting.iter().position(|w| w.fence == fence) {
+            let Waiting { index, then, .. } = self.waiting.swap_remove(at);
+            if !cx.closing {
+                finish(cx, index, then, env, out);
+            }
+        }
+    }
+
+    /// The volumes that the host was giving back.
+    pub(super) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
+        self.waiting.iter().filter_map(|waiting| match waiting.then {
+            Then::Release { volume, .. } => Some(volume),
+            Then::Claimed { .. } => None,
+        })
+    }
+}
+
+fn finish<E: TargetEnv>(
+    cx: &mut Context<E>,
+    index: u16,
+    then: Then,
+    env: &mut E,
+    out: &mut Outbox<E::Buf>,
+) {
+    let outcome = match then {
+        Then::Claimed { volume, claim } => {
+            env.with_shared(|s| s.volumes.enter(volume, claim));
+            Ok(())
+        }
+        Then::Release { volume, forget } => {
+            let assoc = cx.assoc();
+            shared(env, |s| s.release(volume, assoc, forget))
+        }
+    };
+    match outcome {
+        Ok(()) => cx.answer(index, Status::SUCCESS, 0, out),
+        Err((status, result)) => cx.answer(index, status, result, out),
+    }
+}

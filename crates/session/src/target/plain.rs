@@ -1,0 +1,395 @@
+//! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
+
+use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
+use riopipe_nvme::pdu::DataHdr;
+use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
+use riopipe_order::probe::{self, Plant};
+
+use super::commands::Stage;
+use super::conn::Closed;
+use super::context::{Context, in_capsule, overtaken};
+use super::env::{OpId, TargetEnv, status_of};
+use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use crate::outbox::Outbox;
+
+/// The part of a connection that carries out plain commands.
+#[derive(Debug, Default)]
+pub(super) struct PlainIo {
+    /// By namespace: how many of its FLUSHes had failed when this connection's first plain write
+    /// that no FLUSH of its own has covered was submitted (T22).
+    unflushed_since: alloc::vec::Vec<Option<u64>>,
+}
+
+impl PlainIo {
+    #[inline]
+    fn check_write<E: TargetEnv>(
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        data: &[u8],
+        env: &mut E,
+    ) -> Result<(usize, u32, bool), Status> {
+        let ns = cx.extent(sqe)?;
+        cx.guard(ns, env)?;
+        // No directives but Rio's own are supported.
+        if sqe.dword(12) >> 20 & 0xf != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        let want = sqe.nlb() * BLOCK_SIZE;
+        if want > TRANSFER_BYTES_MAX {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok((ns, want, in_capsule(sqe, want, data)?))
+    }
+
+    /// Write, with its in-capsule data.
+    #[inline]
+    pub(super) fn write<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        data: &[u8],
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let (ns, want, inline) = match Self::check_write(cx, sqe, data, env) {
+            Ok(checked) => checked,
+            Err(status) => {
+                cx.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        if !inline {
+            return cx.ask_for_data(sqe, ns, want, env, out);
+        }
+        let index = cx.next_index()?;
+        self.note_write(cx, ns);
+        let op = OpId::new(cx.key, index);
+        match env.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
+            Submitted::Done(Ok(_)) if !must_flush(cx, sqe, ns) => {
+                cx.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
+            }
+            Submitted::Done(result) => {
+                cx.commands.take(sqe, Stage::Device, ns);
+                self.device_result(cx, index, result, env, out);
+            }
+            Submitted::Pending => {
+                cx.commands.take(sqe, Stage::Device, ns);
+            }
+        }
+        Ok(())
+    }
+
+    /// All data that was asked for has come in.
+    pub(super) fn gathered<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let command = &cx.commands[index];
+        if let Some(status) = command.verdict {
+            return cx.answer(index, status, 0, out);
+        }
+        match command.sqe.opcode() {
+            opcode::WRITE => self.write_gathered(cx, index, env, out),
+            _ => self.dataset_gathered(cx, index, env, out),
+        }
+    }
+
+    fn write_gathered<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let command = &cx.commands[index];
+        let (ns, lba) = (usize::from(command.ns), command.sqe.slba());
+        // The volume may have found an owner while the data was under way (T21).
+        if let Err(status) = cx.guard(ns, env) {
+            return cx.answer(index, status, 0, out);
+        }
+        let command = &mut cx.commands[index];
+        let Some(buf) = command.buf.take() else {
+            debug_assert!(false, "gathered data without a buffer");
+            return cx.answer(index, Status::INTERNAL, 0, out);
+        };
+        command.stage = Stage::Device;
+        self.note_write(cx, ns);
+        let op = OpId::new(cx.key, index);
+        if let Submitted::Done(result) = env.device(ns).write(op.0, lba, Data::Owned(buf)) {
+            self.device_result(cx, index, result, env, out);
+        }
+    }
+
+    /// Read.
+    #[inline]
+    pub(super) fn read<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let want = sqe.nlb() * BLOCK_SIZE;
+        let checked = cx.extent(sqe).and_then(|ns| match sqe.sgl() {
+            _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
+            Ok(Sgl::Transport { len }) if len == want => Ok(ns),
+            Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+            Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
+            Err(error) => Err(error.status()),
+        });
+        let ns = match checked {
+            Ok(ns) => ns,
+            Err(status) => {
+                cx.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        let index = cx.next_index()?;
+        cx.commands.take(sqe, Stage::Budget, ns);
+        if cx.may_hold(index, want, out) {
+            self.start(cx, index, env, out);
+        }
+        Ok(())
+    }
+
+    /// A command may hold its buffer: a read begins, and of others the data is asked for.
+    pub(super) fn start<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let ns = usize::from(cx.commands[index].ns);
+        let is_fenced = cx.is_fenced || cx.reads_overtaken(ns);
+        let command = &mut cx.commands[index];
+        if command.sqe.opcode() != opcode::READ {
+            return cx.ask_or_fail(index, env, out);
+        }
+        // It would find undone what its stream has completed, and nobody has told it yet (T8, P9).
+        if is_fenced && !probe::planted(Plant::T8FencedReads) {
+            return cx.answer(index, overtaken(), 0, out);
+        }
+        command.stage = Stage::Device;
+        let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
+        let op = OpId::new(cx.key, index);
+        if let Submitted::Done(result) = env.device(ns).read(op.0, lba, blocks.into()) {
+            self.device_result(cx, index, result, env, out);
+        }
+    }
+
+    /// Flush.
+    pub(super) fn flush<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let Some((ns, _)) = cx.namespaces.find(sqe.nsid()) else {
+            cx.respond(sqe.cid(), Status::INVALID_NAMESPACE.with_dnr(), 0, out);
+            return Ok(());
+        };
+        let index = cx.next_index()?;
+        cx.commands.take(sqe, Stage::Device, ns);
+        cx.commands[index].since = self.covered_since(cx, ns);
+        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
+            self.device_result(cx, index, result, env, out);
+        }
+        Ok(())
+    }
+
+    /// A plain write goes to the drive: a FLUSH of this connection will be asked for it.
+    #[inline(always)]
+    pub(super) fn note_write<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) {
+        let namespace = cx.namespaces.at(ns);
+        if !namespace.config.volatile {
+            return;
+        }
+        let failures = namespace.state.flush_failures();
+        if self.unflushed_since.len() <= ns {
+            self.unflushed_since.resize(ns + 1, None);
+        }
+        self.unflushed_since[ns].get_or_insert(failures);
+    }
+
+    /// What a FLUSH that is submitted now answers for: since when its connection has writes there
+    /// that no FLUSH has covered, or else since now. Writes under way are not covered (M2).
+    fn covered_since<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) -> Option<u64> {
+        let namespace = cx.namespaces.at(ns);
+        if !namespace.config.volatile {
+            return None;
+        }
+        let now = namespace.state.flush_failures();
+        let Some(Some(since)) = self.unflushed_since.get(ns).copied() else { return Some(now) };
+        let writing = cx.commands.any(|command| {
+            usize::from(command.ns) == ns
+                && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
+                && !command.ordered
+                && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
+        });
+        if !writing {
+            self.unflushed_since[ns] = None;
+        }
+        Some(since)
+    }
+
+    /// Whether the drive has lost, by a FLUSH that failed for whomever, what a FLUSH that it now
+    /// calls good was to cover. It is told once, as Linux tells `fsync`; a host that writes again
+    /// and flushes again has it (T22).
+    fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
+        let command = &cx.commands[index];
+        let Some(since) = command.since else {
+            return false;
+        };
+        let ns = usize::from(command.ns);
+        let failures = cx.namespaces.at(ns).state.flush_failures();
+        let lost = failures != since && !probe::planted(Plant::T22PlainFlush);
+        if lost && let Some(unflushed_since) = self.unflushed_since.get_mut(ns) {
+            // What is written from now on is a new affair.
+            *unflushed_since = Some(failures);
+        }
+        lost
+    }
+
+    /// Write Zeroes.
+    pub(super) fn write_zeroes<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let checked = cx.extent(sqe).and_then(|ns| cx.guard(ns, env).map(|()| ns));
+        let ns = match checked {
+            Ok(ns) => ns,
+            Err(status) => {
+                cx.respond(sqe.cid(), status, 0, out);
+                return Ok(());
+            }
+        };
+        let index = cx.next_index()?;
+        cx.commands.take(sqe, Stage::Device, ns);
+        let op = OpId::new(cx.key, index);
+        let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
+        self.note_write(cx, ns);
+        if let Submitted::Done(result) = zero(env.device(ns), op, lba, blocks, sqe.deac()) {
+            self.device_result(cx, index, result, env, out);
+        }
+        Ok(())
+    }
+
+    /// The device operation of a plain command has ended.
+    pub(super) fn device_result<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        result: Result<Option<E::Buf>, IoError>,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let command = &cx.commands[index];
+        let (ns, stage, code) = (usize::from(command.ns), command.stage, command.sqe.opcode());
+        let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
+        if flushed {
+            if cx.flush_ended(index, result.is_ok(), env) {
+                return;
+            }
+            if result.is_ok() {
+                return self.flush_believed(cx, index, out);
+            }
+        }
+        let status = match result {
+            Err(error) => status_of(&error, code == opcode::READ),
+            Ok(buf) => match (code, buf) {
+                _ if cx.closing => Status::SUCCESS,
+                (opcode::READ, Some(buf)) => return send_read(cx, index, buf, out),
+                (opcode::READ, None) => {
+                    debug_assert!(false, "a read without a buffer");
+                    Status::INTERNAL
+                }
+                (opcode::DATASET_MANAGEMENT, _) => return self.next_range(cx, index, env, out),
+                _ if must_flush(cx, &cx.commands[index].sqe, ns) => {
+                    return self.start_flush(cx, index, ns, env, out);
+                }
+                _ => Status::SUCCESS,
+            },
+        };
+        cx.answer(index, status, 0, out);
+    }
+
+    fn start_flush<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        ns: usize,
+        env: &mut E,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        cx.commands[index].stage = Stage::DeviceFlush;
+        // Its own write is among them; others keep their own FLUSH.
+        cx.commands[index].since = self.unflushed_since.get(ns).copied().flatten();
+        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
+            self.device_result(cx, index, result, env, out);
+        }
+    }
+
+    /// A FLUSH (or one for FUA) has succeeded, and all others are accounted for: it is good, unless
+    /// one that failed has lost what it covers.
+    pub(super) fn flush_believed<E: TargetEnv>(
+        &mut self,
+        cx: &mut Context<E>,
+        index: u16,
+        out: &mut Outbox<E::Buf>,
+    ) {
+        let status = if self.has_lost(cx, index) { Status::WRITE_FAULT } else { Status::SUCCESS };
+        cx.answer(index, status, 0, out);
+    }
+}
+
+/// FUA on a drive with a volatile cache: the write is followed by a FLUSH.
+#[inline]
+fn must_flush<E: TargetEnv>(cx: &Context<E>, sqe: &Sqe, ns: usize) -> bool {
+    sqe.fua() && cx.namespaces.at(ns).config.volatile
+}
+
+fn send_read<E: TargetEnv>(cx: &mut Context<E>, index: u16, buf: E::Buf, out: &mut Outbox<E::Buf>) {
+    let command = &cx.commands[index];
+    let (cid, want) = (command.sqe.cid(), command.want);
+    debug_assert_eq!(buf.as_ref().len(), want as usize, "a read of another length");
+    cx.forget(index);
+    // SUCCESS stands for a response capsule, but carries no SQHD (TCP §3.3.2.2).
+    let success = cx.queue.as_ref().is_some_and(|q| q.no_sq_flow);
+    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: want, last: true, success };
+    let tx = &cx.tx;
+    out.push_bytes(|v| tx.c2h_data(&header, v));
+    if tx.data_digest {
+        let mut digest = alloc::vec::Vec::with_capacity(4);
+        tx.data_digest([buf.as_ref()], &mut digest);
+        out.push_payload(buf);
+        out.push_bytes(|v| v.extend_from_slice(&digest));
+    } else {
+        out.push_payload(buf);
+    }
+    if !success {
+        cx.respond(cid, Status::SUCCESS, 0, out);
+    }
+}
+
+/// Makes blocks read as zeroes; with `deallocate` their space may be given up.
+#[inline]
+pub(super) fn zero<D: BlockDevice>(
+    device: &mut D,
+    op: OpId,
+    lba: u64,
+    blocks: u64,
+    deallocate: bool,
+) -> Submitted<D::Buf> {
+    match deallocate {
+        true => device.deallocate(op.0, lba, blocks),
+        false => device.write_zeroes(op.0, lba, blocks),
+    }
+}

@@ -1,0 +1,193 @@
+//! How a volume comes free: its owner gives it back or is lost for longer than its lease, or the
+//! target stops (T8, T25).
+
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::log_region::VolumeState;
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::region::{Region, RegionError};
+
+use super::claims::{Refusal, Volumes};
+use super::namespace::Namespaces;
+use super::tenure::Tenure;
+use super::volume::{Log, Partition, Volume};
+use crate::wire;
+
+impl<R: Region> Volumes<R> {
+    /// Whether `assoc` may give the volume back: it owns it. A volume whose log is lost can't be
+    /// claimed; nobody owns it, and anybody may have it forgotten (T19).
+    pub(super) fn may_release(
+        &self,
+        volume: VolumeId,
+        assoc: u64,
+        forget: bool,
+    ) -> Result<(), Refusal> {
+        let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
+        let anyone = forget && probe::planted(Plant::T18AnyoneForgets);
+        if v.is_owned_by(assoc) || forget && v.lost || anyone {
+            Ok(())
+        } else {
+            Err((wire::status::NOT_OWNER.with_dnr(), 0))
+        }
+    }
+
+    /// Gives a volume back, once its streams are; with `forget`, drops it and its log.
+    pub(super) fn release(
+        &mut self,
+        volume: VolumeId,
+        forget: bool,
+        namespaces: &Namespaces,
+    ) -> Result<(), Refusal> {
+        let Some(at) = self.list.iter().position(|v| v.id == volume) else {
+            return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
+        };
+        self.listing = None;
+        self.list[at].tenure = Tenure::Vacant;
+        let result = if forget { self.forget(at) } else { self.close(at) };
+        self.reguard(namespaces);
+        result
+    }
+
+    fn forget(&mut self, at: usize) -> Result<(), Refusal> {
+        let id = self.list[at].id;
+        if let Log::Live { region, .. } = &mut self.log
+            && region.volume(id).is_some()
+        {
+            region.remove_volume(id).map_err(|_| (wire::status::LOG_FAILED, 0))?;
+        }
+        if let Log::Lost(header) = &mut self.log {
+            header.volumes.retain(|record| record.id != id);
+        }
+        self.former.retain(|record| record.id != id);
+        self.list.remove(at);
+        Ok(())
+    }
+
+    /// Notes a volume as closed if nothing of it needs recovery or is to be acknowledged.
+    fn close(&mut self, at: usize) -> Result<(), Refusal> {
+        let volume = &mut self.list[at];
+        if volume.partitions.is_empty() {
+            // Nothing about it outlives its owner but its generation.
+            return Ok(());
+        }
+        let failed = |_| (wire::status::LOG_FAILED, 0);
+        let mut clean = !volume.lost;
+        for partition in &mut volume.partitions {
+            match partition {
+                Partition::Home { log, entries: 0 } => {
+                    let released = log.released();
+                    log.release_now(released).map_err(failed)?;
+                }
+                _ => clean = false,
+            }
+        }
+        if clean && let Log::Live { region, .. } = &mut self.log {
+            region
+                .set_state(volume.id, VolumeState::Closed)
+                .map_err(|_| (wire::status::LOG_FAILED, 0))?;
+        }
+        Ok(())
+    }
+
+    /// The owner was about to give the volume back when it was lost: it will not come back.
+    pub(super) fn waive(&mut self, volume: VolumeId, assoc: u64) {
+        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
+        {
+            volume.lease_ms = 0;
+        }
+    }
+
+    /// An association is lost: the leases of its volumes begin to run (T25).
+    pub(super) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
+        let mut any = false;
+        for volume in &mut self.list {
+            any |= volume.tenure.lose(assoc, volume.lease_ms, now);
+        }
+        if any {
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Everything of a lost association has come back.
+    pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+        let mut any = false;
+        for volume in &mut self.list {
+            any |= volume.tenure.drained(assoc);
+        }
+        if any {
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Gives free what somebody has a use for, as far as its lease has run out and nothing of it
+    /// needs recovery: noted as closed, and plain writers are welcome.
+    pub(super) fn free(
+        &mut self,
+        wanted: impl Fn(&Volume<R>) -> bool,
+        namespaces: &Namespaces,
+        now: u64,
+    ) {
+        let mut any = false;
+        for at in 0..self.list.len() {
+            let volume = &self.list[at];
+            if !wanted(volume) || volume.free_from().is_none_or(|from| now < from) {
+                continue;
+            }
+            // A log that fails here stays marked as owned, and guarded.
+            if self.close(at).is_ok() {
+                probe::hit(Rare::LeaseOver);
+                self.list[at].tenure = Tenure::Vacant;
+                any = true;
+            }
+        }
+        if any {
+            self.listing = None;
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Somebody wants to write a namespace that is guarded for a lease.
+    pub(super) fn free_namespace(&mut self, nsid: u32, namespaces: &Namespaces, now: u64) {
+        self.free(|volume| volume.has(nsid), namespaces, now);
+    }
+
+    /// The target stops in good order: whatever may be given free is.
+    pub(super) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
+        self.free(|_| true, namespaces, now);
+    }
+
+    /// Sets every namespace's guard from the volumes it belongs to (T21).
+    pub(super) fn reguard(&self, namespaces: &Namespaces) {
+        for namespace in namespaces.iter() {
+            let nsid = namespace.config.nsid;
+            let mut guarded = self.list.iter().filter(|v| v.has(nsid) && v.is_guarded());
+            match guarded.next() {
+                Some(volume)
+                    if probe::planted(Plant::T25GuardWithConnection)
+                        && volume.free_from().is_some() =>
+                {
+                    namespace.state.open_to_all();
+                }
+                None => namespace.state.open_to_all(),
+                Some(volume) => {
+                    let owner = volume.tenure.owner().map(|owner| owner.assoc);
+                    namespace.state.guard_for(owner, volume.free_from());
+                }
+            }
+        }
+    }
+
+    /// Ends service in good order: `write_back` writes all of the log back, and then its header
+    /// says so (T24). No connection is left, and nothing is done with the volumes any more.
+    ///
+    /// # Errors
+    /// The log could not be written back: it is good for this boot only.
+    pub fn end_service(
+        &mut self,
+        write_back: impl FnOnce() -> Result<(), RegionError>,
+    ) -> Result<(), RegionError> {
+        match &mut self.log {
+            Log::None | Log::Lost(_) => Ok(()),
+            Log::Live { region, .. } => region.close(write_back),
+        }
+    }
+}

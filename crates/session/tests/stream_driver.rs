@@ -1,0 +1,650 @@
+//! What a stream's driver decides between its owner's calls, its connections and the clock: the
+//! targets are scripts.
+
+mod stream_rig;
+
+use peer::target::{Command, Script};
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::{Cause, EngineKind};
+use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::initiator::reconnect::ConnectRequest;
+use riopipe_session::initiator::stream::{LinkState, ReadExtent};
+use riopipe_session::initiator::stream_driver::{
+    Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
+    StreamShared, StreamSpec, StreamStart, Until,
+};
+use riopipe_testkit::peer;
+use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
+use stream_rig::{shared, status, write};
+
+const FLUSH_NS: u64 = 1000 * MS;
+const START_NS: u64 = 10_000 * MS;
+const FLUSH: u8 = 0x00;
+const READ: u8 = 0x02;
+
+fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
+    let (flush_failures, replay_board) = shared(shape);
+    let spec = StreamSpec {
+        config: shape.config(3, 1),
+        topology: shape.topology(),
+        kept_bytes_max: 1 << 20,
+        merge: shape.merge,
+        qids: (0..shape.servers()).map(|server| 5 + server).collect(),
+        reads_only: false,
+    };
+    StreamStart::new(spec, StreamShared { flush_failures, replay_board }, START_NS, now)
+}
+
+/// Connects the start to every server.
+fn connect(start: &mut StreamStart<Piece>, shape: &Shape, now: u64) {
+    connect_from(0, start, shape, now);
+}
+
+/// The same, where `first` was away last.
+fn connect_from(first: u16, start: &mut StreamStart<Piece>, shape: &Shape, now: u64) {
+    let others = (0..shape.servers()).filter(|server| *server != first);
+    for server in std::iter::once(first).chain(others) {
+        let StartStep::Connect(request) = start.step(now) else { panic!("server {server}") };
+        assert_eq!((request.server, request.qid, request.attempts), (server, 5 + server, 0));
+        start.connected(server, new_queue(shape), now);
+    }
+}
+
+/// Carries everything both ways until nothing moves.
+fn carry(driver: &mut StreamDriver<Piece>, scripts: &mut [Script], read: &mut Vec<u8>, now: u64) {
+    loop {
+        driver.pump(now);
+        let mut moved = false;
+        for (server, script) in (0..).zip(scripts.iter_mut()) {
+            let bytes = all(driver.outbox(server));
+            script.take(&bytes);
+            let input = std::mem::take(&mut script.output);
+            moved |= !bytes.is_empty() || !input.is_empty();
+            if driver.is_open(server) {
+                let sink = &mut |at: usize, bytes: &[u8]| {
+                    read.resize(read.len().max(at + bytes.len()), 0);
+                    read[at..at + bytes.len()].copy_from_slice(bytes);
+                };
+                driver.received(server, now, &input, sink).unwrap();
+            }
+        }
+        if !moved {
+            return;
+        }
+    }
+}
+
+/// A stream that is bound everywhere, its targets, and a clock.
+struct Rig {
+    shape: Shape,
+    driver: StreamDriver<Piece>,
+    scripts: Vec<Script>,
+    now: u64,
+    read: Vec<u8>,
+}
+
+impl Rig {
+    fn new(shape: Shape) -> Self {
+        let now = 1 << 40;
+        let mut start = start(&shape, now);
+        connect(&mut start, &shape, now);
+        let mut scripts: Vec<_> = (0..shape.servers()).map(|_| Script::default()).collect();
+        carry(start.driver().unwrap(), &mut scripts, &mut vec![], now);
+        for script in &mut scripts {
+            for bind in std::mem::take(&mut script.commands) {
+                assert_eq!((bind.opcode(), bind.dword(10)), (BIND, 3));
+                script.answer(&bind, 0, u64::from(shape.slots) | 1 << 32);
+            }
+        }
+        carry(start.driver().unwrap(), &mut scripts, &mut vec![], now);
+        assert_eq!(start.step(now), StartStep::Ready);
+        let driver = start.into_driver().unwrap();
+        let mut rig = Self { shape, driver, scripts, now, read: vec![] };
+        assert_eq!(rig.events(), []);
+        rig
+    }
+
+    fn carry(&mut self) {
+        carry(&mut self.driver, &mut self.scripts, &mut self.read, self.now);
+    }
+
+    fn events(&mut self) -> Vec<StreamEvent> {
+        self.driver.pump(self.now);
+        self.driver.settle(self.now);
+        std::iter::from_fn(|| self.driver.next_event()).collect()
+    }
+
+    fn take(&mut self, server: usize) -> Vec<Command> {
+        self.carry();
+        std::mem::take(&mut self.scripts[server].commands)
+    }
+
+    fn take_one(&mut self, server: usize, opcode: u8) -> Command {
+        let commands = self.take(server);
+        assert_eq!(commands.len(), 1, "one command, not {commands:x?}");
+        assert_eq!(commands[0].opcode(), opcode, "{commands:x?}");
+        commands.into_iter().next().unwrap()
+    }
+
+    fn answer(&mut self, server: usize, command: &Command) {
+        self.scripts[server].answer(command, 0, 0);
+        self.carry();
+    }
+
+    fn submit(&mut self, lba: u64) -> Seq {
+        self.driver.admit(&mut [write(lba, lba)], 0, false).unwrap()
+    }
+
+    /// Submits a group and has it completed.
+    fn write(&mut self, lba: u64) -> Command {
+        self.submit(lba);
+        let command = self.take_one(0, 1);
+        self.answer(0, &command);
+        self.driver.marks().unwrap();
+        command
+    }
+
+    fn look_after(&mut self) -> Option<u64> {
+        self.carry();
+        self.driver.marks().unwrap();
+        self.driver.look_after(false, FLUSH_NS, self.now)
+    }
+}
+
+fn request(server: u16, attempts: u32) -> ConnectRequest {
+    let stream = riopipe_order::attribute::StreamId(3);
+    ConnectRequest { stream, server, qid: 5 + server, depth: 24, attempts }
+}
+
+fn refused(status: Status) -> Option<SessionError> {
+    Some(SessionError::Refused { qid: 5, subnqn: "nqn".into(), status, result: 0 })
+}
+
+#[test]
+fn t8_a_start_waits_until_the_last_connection_has_come_to_its_end() {
+    let shape = Shape::of(2, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    assert_eq!(start.step(0), StartStep::Drive);
+    assert!(start.driver().is_some());
+    start.failed(1, refused(Status::CONNECT_BUSY), 7);
+    assert!(start.driver().is_none());
+    assert_eq!(start.step(8), StartStep::Rest(7 + 5 * MS));
+    assert_eq!(start.deadline(8), 7 + 5 * MS);
+    connect_from(1, &mut start, &shape, 7 + 5 * MS);
+    assert_eq!(start.step(7 + 5 * MS), StartStep::Drive, "on new connections");
+    // When the time is over the reason is told.
+    start.failed(1, refused(Status::CONNECT_BUSY), START_NS);
+    let error = refused(Status::CONNECT_BUSY);
+    let ended = StartStep::Failed(StartError::Ended { server: 1, error });
+    assert_eq!(start.step(START_NS), ended);
+    assert!(start.into_driver().is_none());
+}
+
+#[test]
+fn a_start_over_an_association_that_has_ended_is_tried_again() {
+    let shape = Shape::of(2, false);
+    let mut start = start(&shape, 0);
+    start.association_ended(0, 0);
+    let StartStep::Connect(first) = start.step(0) else { panic!("nothing has begun there") };
+    assert_eq!(first.server, 0);
+    start.connected(0, new_queue(&shape), 0);
+    start.association_ended(1, 0);
+    let StartStep::Connect(second) = start.step(0) else { panic!("nothing has begun there") };
+    assert_eq!(second.server, 1);
+    start.association_ended(0, 3);
+    assert_eq!(start.step(3), StartStep::Rest(3 + 5 * MS));
+    connect(&mut start, &shape, 3 + 5 * MS);
+    assert_eq!(start.step(3 + 5 * MS), StartStep::Drive);
+    start.association_ended(1, 9 * MS);
+    assert_eq!(start.step(9 * MS), StartStep::Rest(14 * MS));
+    connect_from(1, &mut start, &shape, 14 * MS);
+    start.association_ended(1, START_NS);
+    let ended = StartError::Ended { server: 1, error: None };
+    assert_eq!(start.step(START_NS), StartStep::Failed(ended));
+}
+
+#[test]
+fn a_start_fails_when_a_connection_is_refused_for_good() {
+    let shape = Shape::of(1, false);
+    for error in [refused(Status::CONNECT_INVALID_HOST), Some(SessionError::Closed)] {
+        let mut start = start(&shape, 0);
+        connect(&mut start, &shape, 0);
+        start.failed(0, error.clone(), 1);
+        assert_eq!(start.step(1), StartStep::Failed(StartError::Ended { server: 0, error }));
+    }
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    start.give_up(0);
+    let ended = StartError::Ended { server: 0, error: None };
+    assert_eq!(start.step(1), StartStep::Failed(ended));
+}
+
+#[test]
+fn a_start_waits_for_a_target_that_is_away_and_begins_with_it() {
+    let shape = Shape::of(3, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    // It has hung up without a word, as a target does that dies.
+    start.failed(2, None, 1);
+    assert_eq!(start.deadline(1), 1, "the connections are to be closed at once");
+    // However late it is asked, that comes first.
+    assert_eq!(start.step(9 * MS), StartStep::Rest(1 + 5 * MS));
+    let StartStep::Connect(request) = start.step(9 * MS) else { panic!("it is time") };
+    assert_eq!(request.server, 2);
+    start.put_off(2, 9 * MS);
+    assert_eq!(start.step(9 * MS), StartStep::Rest(14 * MS));
+    connect_from(2, &mut start, &shape, 14 * MS);
+    assert_eq!(start.step(14 * MS), StartStep::Drive);
+    start.failed(2, None, START_NS);
+    let ended = StartError::Ended { server: 2, error: None };
+    assert_eq!(start.step(START_NS), StartStep::Failed(ended));
+}
+
+#[test]
+fn t27_what_was_met_on_an_association_that_has_ended_says_nothing_of_the_next() {
+    let shape = Shape::of(2, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    // The controller that it names is not there any more.
+    start.failed(1, refused(Status::CONNECT_INVALID_HOST), 1);
+    start.association_ended(1, 2);
+    assert_eq!(start.step(2), StartStep::Rest(2 + 5 * MS));
+    connect_from(1, &mut start, &shape, 2 + 5 * MS);
+    start.failed(1, refused(Status::CONNECT_INVALID_HOST), 6 * MS);
+    start.association_ended(0, 6 * MS);
+    let error = refused(Status::CONNECT_INVALID_HOST);
+    let ended = StartError::Ended { server: 1, error };
+    assert_eq!(start.step(6 * MS), StartStep::Failed(ended), "it was met on another");
+}
+
+#[test]
+fn t27_a_stream_is_not_handed_out_over_an_association_that_has_ended() {
+    let shape = Shape::of(1, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    let mut scripts = vec![Script::default()];
+    carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+    let bind = scripts[0].commands.remove(0);
+    scripts[0].answer(&bind, 0, u64::from(shape.slots) | 1 << 32);
+    carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+    // It is bound, by the target's next life.
+    start.association_ended(0, 7);
+    assert_eq!(start.step(7), StartStep::Rest(7 + 5 * MS));
+    assert!(start.into_driver().is_none());
+}
+
+#[test]
+fn a_start_is_given_up_when_its_time_is_over_or_a_target_owes_an_answer() {
+    let shape = Shape::of(2, false);
+    let mut started = start(&shape, 5);
+    let StartStep::Connect(_) = started.step(5) else { panic!() };
+    let late = |server, after_ns| StartStep::Failed(StartError::TimedOut { server, after_ns });
+    let mut one = start(&shape, 5);
+    connect(&mut one, &shape, 5);
+    assert_eq!(one.deadline(5), 5 + TIMEOUT);
+    assert_eq!(one.step(4 + TIMEOUT), StartStep::Drive);
+    assert_eq!(one.step(5 + TIMEOUT), late(0, TIMEOUT));
+    // A target that is busy all the time answers, and that is all.
+    let mut scripts = vec![Script::default(), Script::default()];
+    let mut busy = start(&shape, 5);
+    connect(&mut busy, &shape, 5);
+    let mut now = 5;
+    while now < START_NS {
+        carry(busy.driver().unwrap(), &mut scripts, &mut vec![], now);
+        for script in &mut scripts {
+            for bind in std::mem::take(&mut script.commands) {
+                script.answer(&bind, status::STREAM_BUSY, 0);
+            }
+        }
+        carry(busy.driver().unwrap(), &mut scripts, &mut vec![], now);
+        assert_eq!(busy.step(now), StartStep::Drive);
+        now = busy.deadline(now);
+    }
+    assert_eq!(busy.step(now), late(0, START_NS));
+}
+
+#[test]
+fn a_target_that_does_not_bind_the_stream_says_why() {
+    let shape = Shape::of(1, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    let mut scripts = vec![Script::default()];
+    carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+    let bind = scripts[0].commands.remove(0);
+    scripts[0].answer(&bind, status::UNRECOVERED, 0);
+    carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+    let StartStep::Failed(StartError::Refused(refused)) = start.step(0) else { panic!() };
+    assert_eq!((refused.server, refused.status.code()), (0, status::UNRECOVERED));
+}
+
+#[test]
+fn a_smaller_queue_than_asked_for_bounds_what_is_in_flight() {
+    let shape = Shape { depth: 2, ..Shape::of(1, false) };
+    let mut start = start(&Shape { depth: 16, ..shape.clone() }, 0);
+    connect(&mut start, &shape, 0);
+    assert_eq!(start.driver().unwrap().config().queue_depth, 2);
+}
+
+#[test]
+fn p7_a_lost_connection_is_closed_and_asked_for_once() {
+    let mut rig = Rig::new(Shape::of(2, false));
+    let sent = rig.write(0);
+    rig.driver.closed(0, rig.now);
+    assert!(!rig.driver.is_open(0) && rig.driver.is_open(1));
+    let over = StreamEvent::Over { server: 0 };
+    assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 0))]);
+    assert_eq!(rig.events(), [], "once");
+    rig.now += 3 * MS;
+    assert!(!rig.driver.connected(1, new_queue(&rig.shape), rig.now), "that one is there");
+    assert!(rig.driver.connected(0, new_queue(&rig.shape), rig.now));
+    assert!(!rig.driver.connected(0, new_queue(&rig.shape), rig.now), "one is enough");
+    // It comes to nothing: the next request waits longer.
+    rig.driver.closed(0, rig.now);
+    assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 1))]);
+    rig.scripts[0] = Script::default();
+    assert!(rig.driver.connected(0, new_queue(&rig.shape), rig.now));
+    let bind = rig.take_one(0, BIND);
+    rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
+    let list = rig.take_one(0, LIST);
+    let page = peer::target::Page {
+        volume: stream_rig::VOLUME.0,
+        stream: 3,
+        more: false,
+        settled: false,
+        released: 0,
+        next: 0,
+        entries: log(&[(sent, true)]),
+    };
+    rig.scripts[0].answer_data(&list, page.encode());
+    rig.carry();
+    rig.carry();
+    assert_eq!(rig.driver.link(0), LinkState::Up);
+    let back = StreamEvent::Back { server: 0, away_ns: 3 * MS, replayed: 0 };
+    assert_eq!(rig.events(), [back]);
+    // From now on it counts anew.
+    rig.driver.association_ended(0, rig.now);
+    assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 0))]);
+    rig.driver.association_ended(0, rig.now);
+    assert_eq!(rig.events(), [], "there is no connection of it");
+}
+
+#[test]
+fn p6_a_server_that_is_given_up_fails_the_stream_and_the_failure_stays_the_same() {
+    let mut rig = Rig::new(Shape::of(2, false));
+    rig.write(0);
+    rig.driver.closed(1, rig.now);
+    assert_eq!(rig.events().len(), 2);
+    rig.now += LOSS;
+    assert_eq!(rig.events(), [], "a stream that has failed asks for nothing");
+    let failure = rig.driver.marks().unwrap_err();
+    assert_eq!((failure.seq, failure.cause), (Seq(2), Cause::Disconnected));
+    rig.driver.give_up(0, Cause::Changed);
+    assert_eq!(rig.events(), [StreamEvent::Over { server: 0 }]);
+    assert_eq!(rig.driver.marks(), Err(failure));
+    assert_eq!(rig.driver.delivered().complete, Seq(1));
+    assert_eq!(rig.driver.look_after(true, FLUSH_NS, rig.now), None);
+    assert_eq!(rig.driver.deadline(rig.now), None);
+}
+
+#[test]
+fn a_target_that_owes_an_answer_is_lost_when_its_time_is_over() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(0);
+    rig.take_one(0, 1);
+    assert_eq!(rig.driver.deadline(rig.now), Some(rig.now + TIMEOUT));
+    rig.now += TIMEOUT - 1;
+    rig.driver.timeout(rig.now);
+    assert_eq!(rig.events(), []);
+    rig.now += 1;
+    rig.driver.timeout(rig.now);
+    assert_eq!(rig.events().len(), 2, "closed, and asked for again");
+}
+
+#[test]
+fn a_wait_is_for_what_was_submitted_and_asks_for_what_it_needs() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.write(0);
+    let seq = Seq(2);
+    for until in [Until::Complete(seq), Until::Durable(seq)] {
+        let last = Seq(1);
+        assert_eq!(rig.driver.begin_wait(until), Err(NotSubmitted { seq, last }));
+    }
+    assert_eq!(rig.driver.begin_wait(Until::Complete(Seq(1))), Ok(()));
+    assert!(rig.driver.reached(Until::Complete(Seq(1))) && !rig.driver.wants_pump());
+    assert!(rig.driver.reached(Until::Idle) && !rig.driver.reached(Until::Durable(Seq(1))));
+    assert_eq!(rig.driver.begin_wait(Until::Durable(Seq(1))), Ok(()));
+    assert!(rig.driver.wants_pump());
+    assert_eq!(rig.driver.sleeps_until(rig.now), rig.now, "a round is due at once");
+    let flush = rig.take_one(0, FLUSH);
+    assert!(!rig.driver.reached(Until::Idle) && !rig.driver.reached(Until::Room));
+    rig.answer(0, &flush);
+    rig.driver.marks().unwrap();
+    assert!(rig.driver.reached(Until::Durable(Seq(1))) && rig.driver.reached(Until::Room));
+    rig.driver.reclaim();
+    assert!(rig.driver.reached(Until::Room), "nothing is under way");
+}
+
+#[test]
+fn several_extents_are_asked_for_at_once_and_put_in_the_callers_order() {
+    let mut rig = Rig::new(Shape::of(2, false));
+    let extents = [9, 0, 4].map(|lba| ReadExtent { lba, blocks: 1 });
+    rig.driver.begin_read(&extents, None);
+    assert_eq!(rig.driver.read_step(rig.now), None);
+    rig.carry();
+    let mut asked = Vec::new();
+    for (server, script) in rig.scripts.iter_mut().enumerate() {
+        asked.extend(script.commands.drain(..).map(|command| (server, command)));
+    }
+    assert_eq!(asked.len(), 3, "all are out before any is answered");
+    for (n, (server, command)) in asked.into_iter().enumerate().rev() {
+        assert_eq!(command.opcode(), READ);
+        rig.scripts[server].answer_data(&command, block(n as u64));
+    }
+    rig.carry();
+    assert_eq!(rig.driver.read_step(rig.now), Some(Ok(())));
+    let mut found: Vec<_> = rig.read.chunks(block(0).len()).map(<[u8]>::to_vec).collect();
+    found.sort();
+    let mut all = [0, 1, 2].map(block);
+    all.sort();
+    assert_eq!(found, all);
+}
+
+#[test]
+fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    let (now, extent) = (rig.now, ReadExtent { lba: 4, blocks: 1 });
+    rig.driver.begin_read(&[extent], Some(now + 5 * MS));
+    assert_eq!(rig.driver.read_step(now), None);
+    let late = rig.take_one(0, READ);
+    assert_eq!(rig.driver.read_step(now + 5 * MS - 1), None);
+    assert!(rig.driver.sleeps_until(now) <= now + 5 * MS);
+    assert_eq!(rig.driver.read_step(now + 5 * MS), Some(Err(ReadFailure::Deadline)));
+    assert!(rig.driver.owes_reads(), "nobody replays to the target meanwhile");
+    // The next read has another number.
+    rig.driver.begin_read(&[extent], Some(now + 9 * MS));
+    assert_eq!(rig.driver.read_step(now), None);
+    let own = rig.take_one(0, READ);
+    rig.scripts[0].answer_data(&late, block(7));
+    rig.carry();
+    assert!(rig.read.is_empty(), "the late answer is nobody's");
+    assert_eq!(rig.driver.read_step(now), None);
+    rig.scripts[0].answer_data(&own, block(8));
+    rig.carry();
+    // What has come in time is no failure, however late it is looked at.
+    assert_eq!(rig.driver.read_step(now + 99 * MS), Some(Ok(())));
+    assert_eq!((rig.read.clone(), rig.driver.owes_reads()), (block(8), false));
+}
+
+#[test]
+fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
+    let shape = Shape::of(1, false);
+    let mut now = 1 << 40;
+    let (flush_failures, replay_board) = shared(&shape);
+    let mut config = shape.config(1 << 15, 1);
+    (config.engine, config.start) = (EngineKind::None, Seq::ZERO);
+    let spec = StreamSpec {
+        config,
+        topology: shape.topology(),
+        kept_bytes_max: 1 << 20,
+        merge: false,
+        qids: vec![5],
+        reads_only: true,
+    };
+    let shared = StreamShared { flush_failures, replay_board };
+    let mut start = StreamStart::new(spec, shared, START_NS, now);
+    connect(&mut start, &shape, now);
+    let (mut scripts, mut read) = (vec![Script::default()], vec![]);
+    carry(start.driver().unwrap(), &mut scripts, &mut read, now);
+    assert_eq!(start.step(now), StartStep::Ready);
+    let mut driver = start.into_driver().unwrap();
+    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None);
+    assert_eq!(driver.read_step(now), None);
+    carry(&mut driver, &mut scripts, &mut read, now);
+    assert_eq!(scripts[0].commands.remove(0).opcode(), READ, "and no Bind before");
+    for _ in 0..2 {
+        // As often as it may be, within the loss time-out each.
+        now += LOSS - 1;
+        driver.closed(0, now);
+        driver.settle(now);
+        assert_eq!(driver.next_event(), Some(StreamEvent::Over { server: 0 }));
+        assert!(matches!(driver.next_event(), Some(StreamEvent::Connect(_))));
+        assert_eq!(driver.read_step(now), None);
+        assert!(driver.marks().is_ok());
+        assert!(driver.connected(0, new_queue(&shape), now));
+        scripts[0] = Script::default();
+        carry(&mut driver, &mut scripts, &mut read, now);
+        driver.settle(now);
+        while driver.next_event().is_some() {}
+        carry(&mut driver, &mut scripts, &mut read, now);
+    }
+    let again = scripts[0].commands.remove(0);
+    assert_eq!(again.opcode(), READ);
+    scripts[0].answer_data(&again, block(3));
+    carry(&mut driver, &mut scripts, &mut read, now);
+    assert_eq!((driver.read_step(now), read), (Some(Ok(())), block(3)));
+}
+
+#[test]
+fn p9_a_read_waits_for_its_own_writes_and_for_nothing_else() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(4);
+    rig.driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None);
+    assert_eq!(rig.driver.read_step(0), None);
+    assert!(rig.driver.read_waits());
+    let sent = rig.take_one(0, 1);
+    assert_eq!(rig.driver.read_step(0), None);
+    rig.answer(0, &sent);
+    assert!(!rig.driver.read_waits(), "it can go on, though nothing will come");
+    assert_eq!(rig.driver.read_step(0), None);
+    assert!(rig.driver.wants_pump() && rig.driver.read_waits());
+    let read = rig.take_one(0, READ);
+    rig.scripts[0].answer_data(&read, block(9));
+    rig.carry();
+    assert!(!rig.driver.read_waits());
+    assert_eq!(rig.driver.read_step(0), Some(Ok(())));
+    assert_eq!(rig.read, block(9));
+}
+
+#[test]
+fn t1_a_close_makes_durable_and_tells_the_mark() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.write(0);
+    rig.driver.begin_close();
+    assert_eq!(rig.driver.close_step(), Ok(None));
+    let flush = rig.take_one(0, FLUSH);
+    rig.answer(0, &flush);
+    let last = rig.driver.marks().unwrap().durable;
+    assert_eq!(rig.driver.close_step(), Ok(None));
+    assert!(rig.driver.wants_pump(), "the mark is to be told");
+    let mark = rig.take_one(0, MARK);
+    assert_eq!(mark.mark(), last.0);
+    assert_eq!(rig.driver.close_step(), Ok(None));
+    rig.answer(0, &mark);
+    assert_eq!(rig.driver.close_step(), Ok(Some(Closed { last, released: last })));
+    assert_eq!(rig.driver.close_step(), Ok(None), "said once");
+}
+
+#[test]
+fn t1_a_stream_that_its_owner_has_left_is_flushed() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.write(0);
+    let begun = rig.now;
+    assert_eq!(rig.look_after(), Some(begun + FLUSH_NS));
+    rig.now += FLUSH_NS / 2;
+    // The owner is back for a moment: the time begins anew.
+    rig.write(1);
+    let left = rig.now;
+    assert_eq!(rig.look_after(), Some(left + FLUSH_NS));
+    rig.now = left + FLUSH_NS - 1;
+    assert_eq!(rig.look_after(), Some(left + FLUSH_NS));
+    assert_eq!(rig.take(0), []);
+    rig.now = left + FLUSH_NS;
+    assert_eq!(rig.look_after(), Some(rig.now), "a round is due at once");
+    let flush = rig.take_one(0, FLUSH);
+    assert!(rig.look_after().is_some_and(|next| next == rig.now + TIMEOUT), "it is under way");
+    rig.answer(0, &flush);
+    let marks = rig.driver.marks().unwrap();
+    assert!(marks.durable >= Seq(2), "{marks:?}");
+    assert_eq!(rig.take_one(0, MARK).mark(), marks.durable.0, "and the log may forget it");
+}
+
+/// What was asked for while another flush had the reserve is put in when that one is delivered: by a
+/// look at the marks, after everything was sent.
+#[test]
+fn t1_a_flush_that_the_engine_puts_in_is_sent_at_once() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.write(0);
+    rig.driver.begin_wait(Until::Durable(Seq(1))).unwrap();
+    let first = rig.take_one(0, FLUSH);
+    rig.write(1);
+    let last = rig.driver.last();
+    rig.driver.begin_wait(Until::Durable(last)).unwrap();
+    assert_eq!(rig.take(0), [], "one at a time");
+    rig.answer(0, &first);
+    assert!(!rig.driver.wants_pump());
+    rig.driver.marks().unwrap();
+    assert!(rig.driver.wants_pump());
+    assert_eq!(rig.driver.look_after(false, FLUSH_NS, rig.now), Some(rig.now));
+    let second = rig.take_one(0, FLUSH);
+    rig.answer(0, &second);
+    assert!(rig.driver.marks().unwrap().durable >= last);
+}
+
+#[test]
+fn a_stream_without_a_log_or_with_nothing_undurable_is_not_flushed() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.write(0);
+    let mark = rig.take(0);
+    assert_eq!(mark.len(), 1, "the mark: with protection what is complete is durable");
+    rig.answer(0, &mark[0]);
+    assert_eq!(rig.look_after(), None);
+
+    let shape = Shape { engine: EngineKind::None, ..Shape::of(1, true) };
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    let mut scripts = vec![Script::default()];
+    carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+    assert_eq!(start.step(0), StartStep::Ready);
+    let mut driver = start.into_driver().unwrap();
+    driver.admit(&mut [write(0, 1)], 0, false).unwrap();
+    carry(&mut driver, &mut scripts, &mut vec![], 0);
+    let sent = scripts[0].commands.remove(0);
+    scripts[0].answer(&sent, 0, 0);
+    carry(&mut driver, &mut scripts, &mut vec![], 0);
+    assert_eq!(driver.marks().unwrap().complete, Seq(1));
+    assert_eq!(driver.look_after(false, FLUSH_NS, 0), None);
+}
+
+#[test]
+fn many_groups_are_sent_without_being_asked_to() {
+    let mut rig = Rig::new(Shape { slots: 256, ..Shape::of(1, false) });
+    for lba in 0..64 {
+        assert!(!rig.driver.should_send(), "{lba} groups");
+        rig.submit(lba % 32);
+    }
+    assert!(rig.driver.should_send());
+    rig.driver.pump(rig.now);
+    assert!(!rig.driver.should_send());
+}

@@ -1,0 +1,514 @@
+//! What a target's core decides between sockets and drives: batches, connections that move from
+//! core to core, who is listened to, when clocks are looked at, the end.
+
+mod world;
+
+use riopipe_testkit::peer;
+use std::collections::{BTreeMap, VecDeque};
+
+use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::block_device::{BlockDevice, Data, Submitted};
+use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
+use riopipe_session::target::{
+    Action, BoundedDevice, ConnKey, CoreConfig, Input, Message, Places, QueueCounts, TargetCore,
+    Transport,
+};
+use riopipe_session::wire;
+use world::{
+    Drive, Pending, SUBNQN, TestHost, VOLUME, World, attribute, block, crc, ordered, riopipe_bytes,
+};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+/// Clocks, the log's store and full places are looked at so often.
+const LOOK: u64 = 100 * MS;
+const GRACE: u64 = 3 * SECOND;
+
+/// A core's part of a connection: its number in the test, and what has come in.
+struct Wire(usize, Vec<u8>);
+
+impl Transport for Wire {
+    fn input(&self) -> &[u8] {
+        &self.1
+    }
+    fn consume(&mut self, bytes: usize) {
+        self.1.drain(..bytes);
+    }
+    fn reserve(&mut self, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Cores over the same drives, and the scripted hosts at the other ends of their connections.
+struct Target {
+    world: World,
+    cores: Vec<TargetCore<TestHost, Wire>>,
+    mail: Vec<VecDeque<Message<TestHost, Wire>>>,
+    /// Connections: the core that has each, and its key there.
+    places: BTreeMap<usize, (usize, ConnKey)>,
+    answers: BTreeMap<usize, Vec<u8>>,
+    /// What was done besides sending, by connection.
+    did: Vec<(&'static str, usize)>,
+    /// Sockets take what is sent.
+    takes: bool,
+}
+
+fn target(cores: usize, places: usize) -> Target {
+    let (places, queues) = (Places::new(places), QueueCounts::new(cores));
+    let core = |index| {
+        TargetCore::new(CoreConfig {
+            index,
+            listens: index == 0,
+            grace_ns: GRACE,
+            crc,
+            places: places.clone(),
+            queues: queues.clone(),
+        })
+    };
+    let mut target = Target {
+        world: World::new(&[false]),
+        cores: (0..cores).map(core).collect(),
+        mail: (0..cores).map(|_| VecDeque::new()).collect(),
+        places: BTreeMap::new(),
+        answers: BTreeMap::new(),
+        did: Vec::new(),
+        takes: true,
+    };
+    target.round();
+    assert_eq!(target.did(), [("listen", 1)]);
+    target
+}
+
+impl Target {
+    fn env(&mut self) -> &mut TestHost {
+        &mut self.world.host
+    }
+
+    /// What was done since the last call.
+    fn did(&mut self) -> Vec<(&'static str, usize)> {
+        std::mem::take(&mut self.did)
+    }
+
+    /// A round of each core, without its mail.
+    fn round(&mut self) {
+        for core in 0..self.cores.len() {
+            self.cores[core].timeout(&mut self.world.host);
+            self.act(core);
+        }
+    }
+
+    fn act(&mut self, at: usize) {
+        while let Some(action) = self.cores[at].next_action(&mut self.world.host) {
+            let core = &mut self.cores[at];
+            match action {
+                Action::Listen(on) => self.did.push(("listen", on.into())),
+                Action::Send(key) => {
+                    while let Some((wire, output)) = core.outgoing(key) {
+                        if !self.takes {
+                            core.blocked(key, &mut self.world.host);
+                            break;
+                        }
+                        let answers = self.answers.entry(wire.0).or_default();
+                        output.slices().for_each(|slice| answers.extend_from_slice(slice));
+                        let sent = output.len_bytes();
+                        core.sent(key, sent, &mut self.world.host);
+                    }
+                }
+                Action::FinishSending(key) => {
+                    self.did.push(("finish", core.transport(key).unwrap().0));
+                }
+                Action::Watch { key, is_new, .. } => {
+                    let number = core.transport(key).unwrap().0;
+                    self.places.insert(number, (at, key));
+                    self.did.push((if is_new { "watch" } else { "change" }, number));
+                }
+                Action::HandOver { core, connection } => {
+                    self.did.push(("hand over", connection.transport().0));
+                    self.mail[core].push_back(Message::Adopt(connection));
+                }
+                Action::WindUp => {
+                    self.did.push(("wind up", at));
+                    for (to, message) in Message::winding_up(at, self.mail.len()) {
+                        self.mail[to].push_back(message);
+                    }
+                }
+                Action::Drop(connection) => {
+                    self.places.remove(&connection.transport().0);
+                    self.did.push(("drop", connection.transport().0));
+                }
+            }
+        }
+        while let Some(conn) = self.world.host.notices.pop_front() {
+            for (to, message) in Message::notices(conn, self.mail.len()) {
+                self.mail[to].push_back(message);
+            }
+        }
+    }
+
+    /// A core reads its mail.
+    fn read_mail(&mut self, core: usize) {
+        while let Some(message) = self.mail[core].pop_front() {
+            self.cores[core].message(message, &mut self.world.host);
+            self.act(core);
+        }
+    }
+
+    fn accept(&mut self, number: usize) {
+        let place = self.cores[0].place(&mut self.world.host).expect("a free place");
+        self.cores[0].accepted(place, Wire(number, Vec::new()), None, &mut self.world.host);
+        self.act(0);
+    }
+
+    fn receive(&mut self, number: usize, bytes: &[u8]) {
+        let (core, key) = self.places[&number];
+        let Input::Wanted(wire) = self.cores[core].input(key) else { panic!("nothing is wanted") };
+        wire.1.extend_from_slice(bytes);
+        self.cores[core].received(key, &mut self.world.host);
+        self.act(core);
+    }
+
+    fn hang_up(&mut self, number: usize) {
+        let (core, key) = self.places[&number];
+        self.cores[core].closed(key, "the host closed the connection", &mut self.world.host);
+        self.act(core);
+    }
+
+    fn next(&mut self, number: usize) -> Option<peer::Received> {
+        peer::parse(self.answers.entry(number).or_default(), Digests::default(), 0)
+    }
+
+    fn send(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) {
+        self.receive(number, &peer::capsule(Digests::default(), &sqe.0, data));
+    }
+
+    fn call(&mut self, number: usize, sqe: peer::Sqe, data: &[u8]) -> Completion {
+        self.send(number, sqe, data);
+        self.next(number).expect("an answer").completion()
+    }
+
+    fn open(&mut self, number: usize) {
+        self.accept(number);
+        self.receive(number, &peer::icreq(Digests::default(), 0));
+        assert_eq!(self.next(number).expect("an ICResp").kind, 0x01);
+    }
+
+    fn connect(&mut self, number: usize, qid: u16, cntlid: u16) -> Completion {
+        let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+        self.call(number, peer::connect(0, qid, 31, 0), &data)
+    }
+
+    /// An enabled controller: its id.
+    fn admin(&mut self, number: usize) -> u16 {
+        self.open(number);
+        let connected = self.connect(number, 0, 0xffff);
+        assert_eq!(connected.status, 0);
+        assert_eq!(self.call(number, peer::property_set(1, 0x14, CC_ENABLE), &[]).status, 0);
+        connected.result as u16
+    }
+
+    fn queue(&mut self, number: usize, qid: u16, cntlid: u16) {
+        self.open(number);
+        assert_eq!(self.connect(number, qid, cntlid).status, 0);
+    }
+
+    /// What the drive keeps: the names of the operations.
+    fn pending(&mut self) -> Vec<Pending> {
+        std::mem::take(&mut self.world.host.drives[0].pending)
+    }
+
+    fn done(&mut self, core: usize, pending: &Pending) {
+        self.cores[core].device_done(pending.op, Ok(None), &mut self.world.host);
+    }
+
+    fn deadline(&self, core: usize) -> Option<u64> {
+        let now = self.world.host.now;
+        self.cores[core].deadline(now).map(|at| at - now)
+    }
+
+    /// How many lines of the log book have this in them.
+    fn logged(&self, what: &str) -> usize {
+        self.world.host.log.iter().filter(|line| line.contains(what)).count()
+    }
+}
+
+#[test]
+fn t7_nothing_of_a_batch_is_sent_before_its_one_fence() {
+    let mut t = target(1, 9);
+    let cntlid = t.admin(1);
+    let claim = t.world.first_claim();
+    let sqe = riopipe_bytes(&wire::claim_command()).cid(50).inline(4096);
+    assert_eq!(t.call(1, sqe, &claim.encode()).status, 0);
+    t.queue(2, 1, cntlid);
+    let bind = wire::bind_command(VOLUME, StreamId(0), 1, Seq(0));
+    assert_eq!(t.call(2, riopipe_bytes(&bind).cid(60), &[]).status, 0);
+    t.env().drives[0].holds = true;
+    for seq in 1..=3 {
+        t.send(2, ordered(seq as u16, &attribute(seq, seq), 0), &block(seq as u8));
+    }
+    let (at, _) = t.world.partition(0);
+    let fences = t.world.host.parts.fences(at);
+    let (pending, key) = (t.pending(), t.places[&2].1);
+    assert_eq!(pending.len(), 3);
+    for pending in &pending {
+        t.done(0, pending);
+        assert!(t.cores[0].outgoing(key).is_none(), "the batch is not over");
+        assert_eq!(t.world.host.parts.fences(at), fences);
+    }
+    t.act(0);
+    assert_eq!(t.world.host.parts.fences(at), fences + 1, "one for all");
+    for _ in 0..3 {
+        assert_eq!(t.next(2).expect("an answer").completion().status, 0);
+    }
+}
+
+#[test]
+fn a_queue_is_given_to_the_core_with_the_fewest_once_its_answer_is_out() {
+    let mut t = target(2, 9);
+    let cntlid = t.admin(1);
+    t.did();
+    t.queue(2, 1, cntlid);
+    assert_eq!(t.did(), [("watch", 2)], "the first stays");
+    t.takes = false;
+    t.open_and_connect_unread(3, cntlid);
+    assert_eq!(t.did(), [("watch", 3), ("change", 3)], "its answer is still to be sent");
+    assert_eq!(t.places[&3].0, 0);
+    t.takes = true;
+    // It stays for good, and is counted where it is: two are here, and the next two are not.
+    for (number, qid) in [(4, 3), (5, 4)] {
+        t.queue(number, qid, cntlid);
+        assert_eq!(t.did(), [("watch", number), ("hand over", number)]);
+        t.read_mail(1);
+        assert_eq!(t.did(), [("watch", number)]);
+        assert_eq!(t.places[&number].0, 1);
+        assert_eq!(t.call(number, peer::write(1, 1, 0, 1), &block(1)).status, 0);
+    }
+    // One that ends makes room.
+    t.hang_up(4);
+    assert_eq!(t.did(), [("drop", 4)]);
+    t.queue(6, 5, cntlid);
+    assert_eq!(t.did(), [("watch", 6), ("hand over", 6)]);
+}
+
+impl Target {
+    /// Connects an I/O queue whose host takes no answers.
+    fn open_and_connect_unread(&mut self, number: usize, cntlid: u16) {
+        self.accept(number);
+        self.receive(number, &peer::icreq(Digests::default(), 0));
+        let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+        let connect = peer::connect(0, 2, 31, 0);
+        self.receive(number, &peer::capsule(Digests::default(), &connect.0, &data));
+    }
+}
+
+#[test]
+fn t8_a_notice_that_passes_a_connection_on_its_way_is_heard_when_it_arrives() {
+    let mut t = target(2, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    t.queue(3, 2, cntlid);
+    let Some(adopted) = t.mail[1].pop_front() else { panic!("it is on its way") };
+    // Its association ends; both cores are told, and none has it.
+    t.hang_up(1);
+    (0..2).for_each(|core| t.read_mail(core));
+    assert_eq!(t.logged("Closed"), 2);
+    t.did();
+    t.mail[1].push_back(adopted);
+    t.read_mail(1);
+    assert_eq!(t.logged("Closed"), 3, "it hears that its association has ended");
+    assert_eq!(t.did(), [("finish", 3), ("watch", 3)]);
+}
+
+#[test]
+fn last_words_go_out_and_the_peer_has_a_while_to_read_them() {
+    for reads in [true, false] {
+        let mut t = target(1, 9);
+        t.accept(1);
+        t.did();
+        t.receive(1, &[0x80; 300]);
+        assert_eq!(t.next(1).expect("last words").kind, 0x03);
+        assert_eq!(t.did(), [("finish", 1)]);
+        let key = t.places[&1].1;
+        assert!(matches!(t.cores[0].input(key), Input::Dropped(_)));
+        if reads {
+            t.hang_up(1);
+        } else {
+            assert_eq!(t.deadline(0), Some(SECOND));
+            t.env().now += SECOND - 1;
+            t.round();
+            assert_eq!(t.did(), []);
+            t.env().now += LOOK;
+            t.round();
+        }
+        assert_eq!(t.did(), [("drop", 1)]);
+        assert_eq!(t.deadline(0), None);
+    }
+}
+
+#[test]
+fn a_connection_that_waits_for_a_drive_wakes_nobody() {
+    let mut t = target(1, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    t.env().drives[0].holds = true;
+    t.send(2, peer::write(1, 1, 0, 1), &block(1));
+    t.did();
+    t.hang_up(2);
+    t.env().now += 10 * SECOND;
+    t.round();
+    assert_eq!((t.did(), t.deadline(0)), (vec![], None), "its operation is under way");
+    let pending = t.pending();
+    t.done(0, &pending[0]);
+    t.act(0);
+    assert_eq!(t.did(), [("drop", 2)]);
+}
+
+#[test]
+fn clocks_and_log_are_looked_at_ten_times_a_second_at_most() {
+    let mut t = target(1, 9);
+    t.accept(1);
+    assert_eq!(t.deadline(0), Some(STALL_NS));
+    assert_eq!(t.world.host.watched, 1);
+    t.env().now += STALL_NS - LOOK / 2;
+    t.round();
+    assert_eq!(t.world.host.watched, 2);
+    t.did();
+    // A shell that woke up earlier would spin: nothing is looked at before.
+    assert_eq!(t.deadline(0), Some(LOOK));
+    t.env().now += LOOK - 1;
+    t.round();
+    assert_eq!((t.did(), t.world.host.watched), (vec![], 2));
+    t.env().now += 1;
+    t.round();
+    assert_eq!((t.did(), t.world.host.watched), (vec![("finish", 1)], 3));
+}
+
+#[test]
+fn t28_a_peer_that_takes_no_answers_is_waited_for_so_long_and_not_listened_to() {
+    let mut t = target(1, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    t.did();
+    t.takes = false;
+    t.send(2, peer::read(1, 1, 0, 1), &[]);
+    assert_eq!(t.did(), [("change", 2)]);
+    // Nobody else is there to wake the core.
+    assert_eq!(t.deadline(0), Some(DATA_STALL_NS));
+    t.env().now += DATA_STALL_NS;
+    t.round();
+    assert_eq!(t.logged("the host does not take what it is sent"), 1);
+}
+
+#[test]
+fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
+    let mut t = target(2, 2);
+    t.accept(1);
+    t.accept(2);
+    t.did();
+    for _ in 0..2 {
+        assert!(t.cores[0].place(&mut t.world.host).is_none());
+        t.act(0);
+        assert_eq!(t.did(), [("listen", 0)]);
+        assert!(t.cores[0].place(&mut t.world.host).is_none());
+        assert_eq!(t.deadline(0), Some(LOOK));
+        t.env().now += LOOK;
+        t.round();
+        assert_eq!(t.did(), [("listen", 1)]);
+    }
+    assert_eq!(t.logged("Full"), 1, "said once");
+    t.hang_up(1);
+    t.accept(3);
+    assert!(t.cores[1].place(&mut t.world.host).is_none(), "it does not listen");
+}
+
+#[test]
+fn a_core_that_stops_lets_finish_what_is_under_way_and_then_cuts_off() {
+    for in_time in [true, false] {
+        let mut t = target(1, 9);
+        let cntlid = t.admin(1);
+        t.queue(2, 1, cntlid);
+        t.env().drives[0].holds = true;
+        t.send(2, peer::write(1, 1, 0, 1), &block(1));
+        t.did();
+        t.cores[0].stop(&mut t.world.host);
+        t.act(0);
+        assert_eq!(t.did(), [("listen", 0), ("finish", 1), ("drop", 1), ("wind up", 0)]);
+        assert!(t.cores[0].place(&mut t.world.host).is_none());
+        assert!(!t.cores[0].is_at_rest());
+        assert_eq!(t.deadline(0), Some(GRACE));
+        let pending = t.pending();
+        if !in_time {
+            t.env().now += GRACE;
+            t.round();
+            assert_eq!(t.did(), [("finish", 2)], "its operation is still under way");
+            assert_eq!(t.deadline(0), None);
+        }
+        t.done(0, &pending[0]);
+        t.act(0);
+        t.round();
+        assert_eq!(t.did().last(), Some(&("drop", 2)));
+        assert_eq!(t.next(2).is_some(), in_time, "an answer");
+        assert!(t.cores[0].is_at_rest());
+    }
+}
+
+#[test]
+fn a_core_that_stops_waits_for_what_is_on_its_way_and_gives_nothing_away() {
+    let mut t = target(2, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    t.queue(3, 2, cntlid);
+    t.open(4);
+    // The second core stops first, while a connection is on its way to it.
+    t.did();
+    t.cores[1].stop(&mut t.world.host);
+    t.act(1);
+    assert_eq!(t.did(), [("wind up", 1)]);
+    assert!(!t.cores[1].is_at_rest());
+    t.cores[0].stop(&mut t.world.host);
+    t.act(0);
+    assert!(!t.did().contains(&("hand over", 4)));
+    t.read_mail(0);
+    assert!(t.cores[0].is_at_rest());
+    t.read_mail(1);
+    t.round();
+    assert!(t.did().ends_with(&[("drop", 3)]));
+    assert!(t.cores[1].is_at_rest());
+}
+
+#[test]
+fn a_drive_is_given_so_many_operations_at_once_and_the_rest_in_order() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 2, <[u8]>::to_vec);
+    bounded.holds = true;
+    let bytes = [block(0), block(1), block(2)];
+    for (op, bytes) in (0..).zip(&bytes) {
+        let submitted = bounded.write(op, op, Data::Borrowed(bytes));
+        assert!(matches!(submitted, Submitted::Pending));
+    }
+    // What comes later overtakes nothing, also once there is room.
+    assert!(matches!(bounded.flush(3), Submitted::Pending));
+    assert_eq!((bounded.pending.len(), bounded.in_flight()), (2, 4));
+    let mut done = Vec::new();
+    bounded.poll(0, &mut done);
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1]);
+    let waited: Vec<_> = bounded.pending.iter().map(|pending| pending.op.0).collect();
+    assert_eq!(waited, [2, 3]);
+    bounded.poll(0, &mut done);
+    assert_eq!(bounded.in_flight(), 0);
+    assert_eq!(bounded.block(2), block(2), "the bytes were kept");
+    // What ends within the call ends with the poll.
+    assert!(matches!(bounded.read(4, 2, 1), Submitted::Pending));
+    assert!(matches!(bounded.read(5, 2, 1), Submitted::Pending));
+    assert!(matches!(bounded.read(6, 2, 1), Submitted::Pending));
+    bounded.holds = false;
+    done.clear();
+    bounded.poll(0, &mut done);
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [4, 5, 6]);
+    // The process that asks dies.
+    bounded.holds = true;
+    for op in 7..10 {
+        assert!(matches!(bounded.flush(op), Submitted::Pending));
+    }
+    bounded.forget_waiting();
+    assert_eq!(bounded.in_flight(), 2);
+}

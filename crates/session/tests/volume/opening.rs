@@ -1,0 +1,310 @@
+//! Opening a volume.
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::EngineKind;
+use riopipe_session::claim::ClaimError;
+use riopipe_session::engine_choice::Hindrance;
+use riopipe_session::initiator::association::{AssociationError, ControlQueue};
+use riopipe_session::initiator::opening::{OpeningError, Phase};
+use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
+use riopipe_session::initiator::volume::error::VolumeOpenError;
+use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
+use riopipe_session::initiator::volume::opening::{
+    OpeningEvent, Patience, Purpose, VolumeOpeningConfig,
+};
+use riopipe_session::initiator::volume::ranges::BlockRange;
+use riopipe_session::initiator::volume::saving::{SaveStep, UndoneExtent};
+use riopipe_session::label::{AssembleError, DATA_START};
+
+use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, rival};
+use crate::world::{VOLUME, What, World, attribute, block, ordered};
+
+/// An owner writes groups 1 and 3 of stream 0 to blocks 0 and 2 of the first drive, and dies.
+fn crash_with_a_gap(cluster: &mut Cluster) {
+    let mut opened = cluster.open(opening(cluster.worlds.len())).opened();
+    let world = &mut cluster.worlds[0];
+    let cntlid = opened.associations[0].controller().expect("attached").cntlid;
+    let io = world.io(cntlid, 2);
+    assert_eq!(world.bind(io, 0, opened.volume.generation, 0).status, 0);
+    for (ordinal, seq) in [(1, 1), (2, 3)] {
+        let mut write = attribute(seq, DATA_START + seq - 1);
+        write.ordinal = ordinal;
+        let sqe = ordered(seq as u16, &write, 0);
+        assert_eq!(world.call(io, sqe, &block(seq as u8)).status, 0);
+    }
+    world.hang_up(io);
+    cluster.cut(&mut opened.wires);
+}
+
+fn phases(events: &[OpeningEvent]) -> Vec<Phase> {
+    let of = |event: &OpeningEvent| match event {
+        OpeningEvent::Progress(progress) => Some(progress.phase),
+        _ => None,
+    };
+    let mut phases: Vec<Phase> = events.iter().filter_map(of).collect();
+    phases.dedup();
+    phases
+}
+
+/// The volume's owners, as the targets have them.
+fn owned(cluster: &Cluster) -> Vec<bool> {
+    let owner = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
+    cluster.worlds.iter().map(owner).collect()
+}
+
+#[test]
+fn a_volume_is_taken_on_all_targets_and_its_labels_say_so() {
+    let mut cluster = Cluster::with_volume(2);
+    let run = cluster.open(opening(2));
+    assert!(run.events.contains(&OpeningEvent::Claimed { generation: 2 }));
+    assert_eq!(phases(&run.events).last(), Some(&Phase::Over));
+    let Opened { volume: opened, associations, .. } = run.opened();
+    assert_eq!((opened.generation, opened.engine, opened.fallback), (2, EngineKind::Rio, None));
+    assert!(opened.members.labels.iter().all(|label| label.generation == 2));
+    assert!(!opened.outcome.needed && opened.topology.members().len() == 2);
+    assert_eq!(owned(&cluster), [true, true]);
+    for (target, association) in associations.iter().enumerate() {
+        let claim = opened.resume_claim(target).expect("it speaks the extension");
+        assert!(claim.resume && !claim.unlogged && claim.generation == 2);
+        let controller = association.controller().expect("attached");
+        assert_eq!(opened.known_target(target).check(controller), Ok(()));
+        assert!(association.is_attached(), "kept alive for its manager");
+    }
+}
+
+#[test]
+fn looking_at_a_volume_changes_nothing_and_needs_no_name() {
+    let mut cluster = Cluster::with_volume(2);
+    let _owner = cluster.open(opening(2)).opened();
+    let look = VolumeOpeningConfig { purpose: Purpose::Look, name: None, ..opening(2) };
+    let Opened { volume: seen, associations, .. } = cluster.open(rival(look)).opened();
+    assert_eq!((seen.generation, seen.members.label_generation()), (0, 2));
+    assert!(seen.statuses.iter().all(|(_, status)| status.owned && !status.own));
+    assert_eq!(seen.statuses.len(), 2);
+    assert!(seen.topology.blocks() > 0);
+    assert!(!associations[0].is_attached(), "nothing is left of it");
+}
+
+#[test]
+fn t1_what_lies_beyond_the_prefix_is_zeroed_before_the_volume_is_open() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), block(3)[0]);
+    let opened = cluster.open(opening(2)).opened().volume;
+    let plan = &opened.outcome.streams[0].plan;
+    assert_eq!((plan.stream, plan.k, plan.found), (StreamId(0), Seq(1), 2));
+    assert_eq!(cluster.byte(0, 0, DATA_START), block(1)[0]);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), 0);
+}
+
+#[test]
+fn a_dry_run_tells_what_would_be_done_and_does_nothing() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    let dry = VolumeOpeningConfig { purpose: Purpose::DryRun, save_undone: true, ..opening(2) };
+    let run = cluster.open(dry);
+    let range = BlockRange { lba: 2, blocks: 1 };
+    let extent = UndoneExtent { stream: StreamId(0), range };
+    assert_eq!(run.saved[0], SaveStep::Begin { volume: VOLUME, extents: vec![extent] });
+    assert_eq!(run.saved[1..], [SaveStep::Blocks(block(3)), SaveStep::Finish]);
+    let seen = run.opened().volume;
+    assert_eq!(seen.outcome.streams[0].plan.undone_blocks(), 1);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), block(3)[0]);
+    assert_eq!(owned(&cluster), [false, false]);
+    assert!(cluster.open(opening(2)).opened().volume.generation == 3, "no generation was used");
+}
+
+#[test]
+fn what_is_zeroed_is_kept_before_if_that_is_wanted() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    let run = cluster.open(VolumeOpeningConfig { save_undone: true, ..opening(2) });
+    assert_eq!(run.saved.len(), 3);
+    assert_eq!(run.saved[1], SaveStep::Blocks(block(3)));
+    run.opened();
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), 0);
+}
+
+#[test]
+fn what_cannot_be_kept_is_not_zeroed_and_the_volume_is_given_back() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    let config = VolumeOpeningConfig { save_undone: true, ..opening(2) };
+    // The disk is full.
+    let run = cluster.open_with(config, &mut |_, _, _| false);
+    assert_eq!(run.saved.len(), 2, "nothing is asked for after the failure");
+    assert_eq!(run.error(), VolumeOpenError::NotSaved);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), block(3)[0]);
+    assert_eq!(owned(&cluster), [false, false]);
+    assert_eq!(cluster.open(opening(2)).opened().volume.outcome.streams[0].plan.k, Seq(1));
+}
+
+#[test]
+fn t8_a_volume_with_a_living_owner_is_refused_at_once() {
+    let mut cluster = Cluster::with_volume(2);
+    let _owner = cluster.open(opening(2)).opened();
+    let error = cluster.open(rival(opening(2))).error();
+    let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned { owner, .. })) = error
+    else {
+        panic!("{error}");
+    };
+    assert!(owner.contains("uuid"), "{owner}");
+    assert_eq!(owned(&cluster), [true, true], "what another has is not given back");
+}
+
+#[test]
+fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
+    let mut cluster = Cluster::with_volume(2);
+    let mut owner = cluster.open(opening(2)).opened();
+    let patient = rival(VolumeOpeningConfig { wait: Patience::of(60 * S), ..opening(2) });
+    let began = cluster.now;
+    let mut told = 0;
+    let run = cluster.open_with(patient, &mut |cluster, _, event| {
+        if matches!(event, OpeningEvent::Owned { .. }) {
+            told += 1;
+        }
+        if told == 3 {
+            cluster.cut(&mut owner.wires);
+        }
+        true
+    });
+    let waited = cluster.now - began;
+    assert!((10 * S..12 * S).contains(&waited), "told each 5 s, then asked within 0.5 s: {waited}");
+    assert_eq!(run.opened().volume.generation, 3);
+}
+
+#[test]
+fn t25_the_wait_for_an_owner_ends() {
+    let mut cluster = Cluster::with_volume(2);
+    let Opened { mut associations, mut wires, .. } = cluster.open(opening(2)).opened();
+    let patient = rival(VolumeOpeningConfig { wait: Patience::of(2 * S), ..opening(2) });
+    let began = cluster.now;
+    // The owner lives meanwhile.
+    let run = cluster.open_with(patient, &mut |cluster, _, _| {
+        for (target, association) in associations.iter_mut().enumerate() {
+            association.timeout(cluster.now);
+            cluster.carry(target, association, &mut wires);
+        }
+        true
+    });
+    assert!(run.events.iter().any(|event| matches!(event, OpeningEvent::Owned { .. })));
+    assert!(matches!(run.error(), VolumeOpenError::Opening(OpeningError::Claim(_))));
+    assert_eq!(cluster.now - began, 2 * S);
+}
+
+#[test]
+fn t20_every_target_that_cannot_be_reached_is_told_and_nothing_is_taken() {
+    let mut cluster = Cluster::with_volume(3);
+    cluster.down = vec![true, false, true];
+    let VolumeOpenError::Attach(failures) = cluster.open(opening(3)).error() else { panic!() };
+    let targets: Vec<usize> = failures.iter().map(|(target, _)| *target).collect();
+    assert_eq!(targets, [0, 2]);
+    assert!(failures.iter().all(|(_, e)| matches!(e, AssociationError::Connect(_))));
+    assert_eq!(owned(&cluster), [false; 3]);
+}
+
+#[test]
+fn a_target_that_falls_silent_ends_the_attempt_and_the_others_have_the_volume_back() {
+    let mut cluster = Cluster::with_volume(2);
+    let began = cluster.now;
+    let run = cluster.open_with(opening(2), &mut |cluster, _, event| {
+        if matches!(event, OpeningEvent::Claimed { .. }) {
+            cluster.mute = Some(1);
+        }
+        true
+    });
+    assert!(run.events.contains(&OpeningEvent::GivesBack { generation: 2 }));
+    let error = run.error();
+    let VolumeOpenError::Call { server: 1, .. } = error else { panic!("{error}") };
+    assert!(cluster.now - began <= 2 * TIMEOUT, "{}", cluster.now - began);
+    cluster.mute = None;
+    assert_eq!(owned(&cluster), [false, false]);
+    assert_eq!(cluster.open(opening(2)).opened().volume.generation, 3);
+}
+
+#[test]
+fn p8_a_queue_to_the_drives_that_ends_ends_the_attempt() {
+    // While the labels are read again, and while what will be zeroed is kept.
+    for save_undone in [false, true] {
+        let mut cluster = Cluster::with_volume(2);
+        crash_with_a_gap(&mut cluster);
+        let began = cluster.now;
+        let config = VolumeOpeningConfig { save_undone, ..opening(2) };
+        let run = cluster.open_with(config, &mut |cluster, wires, event| {
+            let now = match event {
+                OpeningEvent::Claimed { .. } => !save_undone,
+                OpeningEvent::Progress(progress) => save_undone && progress.phase == Phase::Decided,
+                _ => false,
+            };
+            if now {
+                cluster.cut_one(0, ControlQueue::Drives, wires);
+            }
+            true
+        });
+        let error = run.error();
+        let right = matches!(
+            error,
+            VolumeOpenError::Call { server: 0, .. } | VolumeOpenError::Save { server: 0, .. }
+        );
+        assert!(right, "{error}");
+        assert_eq!(cluster.now, began, "at once");
+        assert_eq!(owned(&cluster), [false, false]);
+    }
+}
+
+#[test]
+fn drives_that_are_not_the_volume_are_refused_by_name() {
+    let mut cluster = Cluster::with_volume(2);
+    let assemble = |error| match error {
+        VolumeOpenError::Members(MembersError::Assemble(error)) => error,
+        error => panic!("{error}"),
+    };
+    let config = VolumeOpeningConfig { name: Some("data".into()), ..opening(2) };
+    let error = assemble(cluster.open(config).error());
+    assert!(matches!(error, AssembleError::OtherName { .. }), "{error}");
+    let reversed = places(2).into_iter().rev().collect();
+    let error =
+        assemble(cluster.open(VolumeOpeningConfig { places: reversed, ..opening(2) }).error());
+    assert!(matches!(error, AssembleError::Order { .. }), "{error}");
+    let error =
+        assemble(cluster.open(VolumeOpeningConfig { places: places(1), ..opening(2) }).error());
+    assert!(matches!(error, AssembleError::Count { needed: 2, given: 1 }), "{error}");
+    let missing = vec![MemberPlace { target: 0, nsid: 1 }, MemberPlace { target: 1, nsid: 9 }];
+    let error = cluster.open(VolumeOpeningConfig { places: missing, ..opening(2) }).error();
+    assert_eq!(error, VolumeOpenError::NoNamespace { member: 1 });
+}
+
+#[test]
+fn t17_an_engine_that_the_volume_was_not_made_for_is_refused() {
+    let mut cluster = Cluster::new(1);
+    let sync = EngineKind::Sync;
+    cluster.create(VolumeCreationConfig { engine: Some(sync), ..creating(1) }).unwrap();
+    let config = VolumeOpeningConfig { engine: Some(EngineKind::Rio), ..opening(1) };
+    let hindrance = Hindrance::MadeFor(sync);
+    let error = VolumeOpenError::Engine { engine: EngineKind::Rio, hindrance };
+    assert_eq!(cluster.open(config).error(), error);
+    let opened = cluster.open(opening(1)).opened().volume;
+    assert_eq!((opened.engine, opened.lease_ms), (sync, 0));
+    assert!(opened.resume_claim(0).is_some_and(|claim| claim.unlogged));
+}
+
+#[test]
+fn t24_labels_are_durable_on_all_drives_before_the_logs_are_read() {
+    let mut cluster = Cluster::with_volume(2);
+    let mut listed_with = Vec::new();
+    cluster
+        .open_with(opening(2), &mut |cluster, _, event| {
+            if let OpeningEvent::Progress(progress) = event
+                && progress.phase == Phase::List
+            {
+                let written = |w: &World, drive: usize| {
+                    let history = &w.host.drives[drive].history;
+                    history.iter().rev().take(2).any(|(_, what)| *what == What::Flush)
+                };
+                listed_with.push(written(&cluster.worlds[0], 0) && written(&cluster.worlds[1], 1));
+            }
+            true
+        })
+        .opened();
+    assert!(!listed_with.is_empty() && listed_with.iter().all(|done| *done), "{listed_with:?}");
+}

@@ -1,0 +1,187 @@
+//! Recovering streams of an open volume, acknowledging, and giving the volume back.
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
+use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig};
+use riopipe_session::initiator::opening::{Mode, Opening, OpeningConfig, OpeningError, Outcome};
+use riopipe_session::initiator::reconnect::BackOff;
+use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
+use riopipe_session::initiator::volume::streams::{
+    StreamsRecovery, StreamsRecoveryError, VolumeRelease,
+};
+use riopipe_session::label::DATA_START;
+
+use crate::cluster::{Cluster, Opened, S, TIMEOUT, Wires, opening, rival};
+use crate::world::{Drive, VOLUME, World, attribute, block, ordered};
+
+type Manager = AssociationManager<Vec<u8>>;
+
+/// An open volume and its owner.
+struct Owner {
+    cluster: Cluster,
+    wires: Wires,
+    managers: Vec<Manager>,
+    config: OpeningConfig,
+    generation: u32,
+    attempt: u32,
+}
+
+impl Owner {
+    fn new(targets: usize, loss_ns: u64) -> Self {
+        let mut cluster = Cluster::with_volume(targets);
+        let Opened { volume: opened, associations, wires } =
+            cluster.open(opening(targets)).opened();
+        let managers = associations.into_iter().enumerate().map(|(target, association)| {
+            let known = opened.known_target(target);
+            let claim = opened.resume_claim(target);
+            let back_off = BackOff::default();
+            let config = ManagerConfig { known, claim, loss_ns, back_off, seed: 7 };
+            AssociationManager::new(association, config)
+        });
+        let managers = managers.collect();
+        let (config, generation) = (opened.opening_config(), opened.generation);
+        let mut owner = Self { cluster, wires, managers, config, generation, attempt: 0 };
+        // The queues to the drives end.
+        owner.carry();
+        owner
+    }
+
+    fn carry(&mut self) -> bool {
+        let mut moved = false;
+        for (target, manager) in self.managers.iter_mut().enumerate() {
+            moved |= self.cluster.carry(target, manager, &mut self.wires);
+        }
+        moved
+    }
+
+    /// Writes groups 1 and 3 of stream 0 to the first drive, and leaves the stream.
+    fn leave_a_gap(&mut self) {
+        let cntlid = self.managers[0].controller().expect("attached").cntlid;
+        let world = &mut self.cluster.worlds[0];
+        let io = world.io(cntlid, 2);
+        assert_eq!(world.bind(io, 0, self.generation, 0).status, 0);
+        for (ordinal, seq) in [(1, 1), (2, 3)] {
+            let mut write = attribute(seq, DATA_START + seq - 1);
+            write.ordinal = ordinal;
+            let sqe = ordered(seq as u16, &write, 0);
+            assert_eq!(world.call(io, sqe, &block(seq as u8)).status, 0);
+        }
+        world.hang_up(io);
+    }
+
+    fn begin(&mut self) -> StreamsRecovery {
+        self.attempt += 1;
+        let mode = Mode::Reopen { generation: self.generation, streams: vec![StreamId(0)] };
+        let opening = Opening::new(self.config.clone(), mode, self.attempt).expect("all are there");
+        StreamsRecovery::new(opening, self.attempt, TIMEOUT, self.cluster.now)
+    }
+
+    /// Goes on until it ends.
+    fn run(&mut self, mut recovery: StreamsRecovery) -> Result<Outcome, StreamsRecoveryError> {
+        loop {
+            let (now, managers) = (self.cluster.now, &mut self.managers);
+            recovery.advance(now, |server, work| work(&mut managers[server]))?;
+            if recovery.is_over() {
+                self.managers.iter_mut().for_each(StreamsRecovery::leave);
+                self.carry();
+                return Ok(recovery.finish().0);
+            }
+            if !self.carry() {
+                let managers = self.managers.iter().filter_map(Manager::deadline);
+                let due = managers.chain(recovery.deadline(self.cluster.now)).min();
+                self.cluster.go_to(due.expect("something is to come"));
+                let now = self.cluster.now;
+                self.managers.iter_mut().for_each(|manager| manager.timeout(now));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_of_an_open_volume_is_recovered() {
+    let mut owner = Owner::new(2, 0);
+    owner.leave_a_gap();
+    let recovery = owner.begin();
+    let outcome = owner.run(recovery).expect("it is recovered");
+    assert_eq!((outcome.streams[0].plan.k, outcome.counts.undone_blocks), (Seq(1), 1));
+    assert_eq!(owner.cluster.byte(0, 0, DATA_START + 2), 0);
+    assert!(owner.managers.iter().all(|manager| !manager.is_open(ControlQueue::Drives)));
+    // Again: there is nothing to do, and no drive is asked.
+    let recovery = owner.begin();
+    let outcome = owner.run(recovery).expect("it is recovered again");
+    assert_eq!((outcome.streams[0].plan.k, outcome.counts.undos), (Seq(1), 0));
+}
+
+#[test]
+fn t8_zeroes_of_an_attempt_that_was_given_up_come_before_those_of_the_next() {
+    let mut owner = Owner::new(1, 0);
+    owner.leave_a_gap();
+    fn drive(owner: &mut Owner) -> &mut Drive {
+        &mut owner.cluster.worlds[0].host.drives[0]
+    }
+    drive(&mut owner).holds = true;
+    let mut first = owner.begin();
+    while drive(&mut owner).pending.is_empty() {
+        let (now, managers) = (owner.cluster.now, &mut owner.managers);
+        first.advance(now, |server, work| work(&mut managers[server])).unwrap();
+        owner.carry();
+    }
+    drop(first);
+    let mut second = owner.begin();
+    for _ in 0..20 {
+        let now = owner.cluster.now + S / 1000;
+        owner.cluster.go_to(now);
+        let managers = &mut owner.managers;
+        second.advance(now, |server, work| work(&mut managers[server])).unwrap();
+        owner.managers.iter_mut().for_each(|manager| manager.timeout(now));
+        while owner.carry() {}
+    }
+    assert_eq!(drive(&mut owner).pending.len(), 1, "nothing more is asked of the drive");
+    drive(&mut owner).holds = false;
+    owner.cluster.worlds[0].complete_all(0);
+    let outcome = owner.run(second).expect("now it goes on");
+    assert_eq!(outcome.counts.undone_blocks, 1);
+}
+
+#[test]
+fn a_target_that_goes_away_ends_the_attempt() {
+    let mut owner = Owner::new(2, 60 * S);
+    owner.leave_a_gap();
+    let recovery = owner.begin();
+    owner.cluster.down[1] = true;
+    let mut wires = std::mem::take(&mut owner.wires);
+    owner.cluster.cut(&mut wires);
+    let now = owner.cluster.now;
+    for manager in &mut owner.managers {
+        manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
+    }
+    let error = owner.run(recovery).unwrap_err();
+    assert_eq!(error, StreamsRecoveryError::Away { server: 0 });
+}
+
+#[test]
+fn t8_whoever_was_overtaken_recovers_nothing() {
+    let mut owner = Owner::new(1, 0);
+    owner.leave_a_gap();
+    let taking = rival(VolumeOpeningConfig { take_over: true, ..opening(1) });
+    let _new = owner.cluster.open(taking).opened();
+    let recovery = owner.begin();
+    let error = owner.run(recovery).unwrap_err();
+    let taken = matches!(error, StreamsRecoveryError::Opening(OpeningError::TakenOver { .. }));
+    assert!(taken, "{error}");
+}
+
+#[test]
+fn a_volume_is_given_back_on_all_targets() {
+    let mut owner = Owner::new(2, 0);
+    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
+    for _ in 0..3 {
+        let (now, managers) = (owner.cluster.now, &mut owner.managers);
+        if release.advance(now, |server, work| work(&mut managers[server])).unwrap() {
+            break;
+        }
+        owner.carry();
+    }
+    let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
+    assert!(!owner.cluster.worlds.iter().any(owned));
+}

@@ -1,0 +1,428 @@
+//! What an application does with a stream: the steps of the scenario, as calls of the library.
+//!
+//! Its thread is either in a call that waits, and then drives the stream; or it thinks, pauses, or
+//! has nothing left to do, and then only the background driver drives the stream.
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_session::initiator::stream::ReadExtent;
+use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+
+use super::ledger::stage;
+use super::stream::Stream;
+use crate::block::{self, BLOCK};
+use crate::core::{Core, Ev, US};
+use crate::network::ClientEnd;
+use crate::oracle::{Drives, Promise, Read, Recovered, Submitted};
+use crate::payload::Payload;
+use crate::scenario::{Op, Place, WriteOp};
+
+/// After a call that was refused for lack of room, ns: so that nothing goes round for ever at one
+/// moment.
+const AGAIN_NS: u64 = US;
+/// Of 100 submissions, how many are followed by a poll at once. The others wait for the next call,
+/// or for the background driver.
+const POLLED: u64 = 75;
+/// Of 100 waits, how many are given up after a while.
+const IMPATIENT: u64 = 10;
+
+/// What the owner of a stream is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// No call.
+    None,
+    /// It waits; after `deadline` no longer.
+    Wait { until: Until, deadline: Option<u64> },
+    /// It reads.
+    Read,
+    /// It closes the stream.
+    Close,
+}
+
+/// The read under way.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    due: Read,
+    /// The blocks of the extent that is read first: the last ones.
+    first: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Reading {
+    /// What was read, in the order of the blocks.
+    fn found(&self) -> Vec<block::Content> {
+        let mut found = block::names(&self.bytes);
+        found.rotate_left(self.first);
+        found
+    }
+}
+
+/// What a step comes to.
+enum Done {
+    /// It is over.
+    Yes,
+    /// It waits.
+    Waits(Call),
+    /// It is to be done again after a wait.
+    Again(Call),
+}
+
+/// The process that the application is, beside the stream.
+pub(super) struct Process<'a, 'd> {
+    /// Its process.
+    pub(super) end: ClientEnd,
+    pub(super) ledger: &'a mut HandoverLedger,
+    pub(super) drives: &'a Drives<'d>,
+}
+
+impl Stream {
+    /// Whether it has steps left, or waits for something that it has begun.
+    #[must_use]
+    pub(super) fn has_work(&self, core: &Core) -> bool {
+        if self.reads_only {
+            return self.is_in_call();
+        }
+        let (steps, begun) = &core.steps[usize::from(self.id)];
+        *begun < steps.len() || self.acting || self.is_in_call() && self.call != Call::Close
+    }
+
+    /// Whether everything that was submitted is durable, as its owner was told.
+    #[must_use]
+    pub(super) fn is_durable(&self, core: &Core) -> bool {
+        if self.reads_only {
+            return true;
+        }
+        let (_, durable, last) = core.oracle.progress(self.era, self.id);
+        durable >= last
+    }
+
+    /// It is bound everywhere: its owner begins. If it had a life before, the oracle is told from
+    /// where it goes on.
+    pub(super) fn begins(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        if self.anew {
+            let (stream, last) = (self.id, self.start);
+            probe::hit(Rare::Reopened);
+            process.ledger.restarted(StreamId(stream), last);
+            let found = Recovered { stream, last, ..Recovered::default() };
+            core.oracle.reopened((self.era, self.made_at), &found, process.drives);
+        }
+        self.plan(process.end, 0, core);
+    }
+
+    /// Plans the next step, if there is one.
+    fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
+        if self.reads_only {
+            return;
+        }
+        let (steps, begun) = &core.steps[usize::from(self.id)];
+        if *begun < steps.len() && !self.acting && !self.closing && !self.failed {
+            self.acting = true;
+            let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
+            let ev = Ev::Act { client: end.client, life: end.life, stream: self.id };
+            core.after(pause_ns + think, ev);
+        }
+    }
+
+    /// Does the next step. Whether the background driver has to be woken.
+    pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+        self.acting = false;
+        // It may be the turn of the stream that this one has come after; nobody has this one before
+        // it is bound everywhere.
+        if self.is_in_call() || self.closing {
+            return false;
+        }
+        let index = usize::from(self.id);
+        let Some(driver) = self.driver() else { return false };
+        let last = driver.last();
+        let (steps, begun) = &core.steps[index];
+        let Some(step) = steps.get(*begun) else { return false };
+        let op = core.scenario.steps[*step].op.clone();
+        if let Op::Pause(us) = op {
+            core.steps[index].1 += 1;
+            self.acting = true;
+            let ev =
+                Ev::Act { client: process.end.client, life: process.end.life, stream: self.id };
+            core.after(u64::from(us) * US, ev);
+            return false;
+        }
+        let wake = driver.owner_calls();
+        let done = match op {
+            Op::Group { writes, durable } => self.group(&writes, durable, process, core),
+            Op::WaitComplete => self.wait(Until::Complete(last), core),
+            Op::WaitDurable => self.wait(Until::Durable(last), core),
+            // Another thread of the process reads them, beside its streams.
+            Op::Read(block, blocks) if core.now / US % 4 == 1 => {
+                self.looks = Some((block, blocks));
+                Done::Yes
+            }
+            Op::Read(block, blocks) => self.read(block, blocks, core),
+            Op::Pause(_) => Done::Yes,
+            Op::Restart => {
+                let id = self.id;
+                core.trace(|| format!("stream {id}: left, to be opened anew"));
+                core.oracle.left(self.era, id);
+                self.failed = true;
+                self.is_dropped(core);
+                Done::Yes
+            }
+        };
+        match done {
+            Done::Yes => core.steps[index].1 += 1,
+            Done::Waits(call) => {
+                core.steps[index].1 += 1;
+                self.call = call;
+            }
+            Done::Again(call) => self.call = call,
+        }
+        if self.is_in_call() {
+            self.go_on(process, core);
+        } else {
+            self.plan(process.end, 0, core);
+        }
+        wake
+    }
+
+    /// Goes on with the call that its owner is in.
+    pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        while self.is_in_call() {
+            let worked = self.round(core);
+            if !self.look_at_marks(process.ledger, process.drives, core) {
+                return;
+            }
+            if self.is_answered(core) {
+                let pause = if self.call_was_for_room() { AGAIN_NS } else { 0 };
+                self.call = Call::None;
+                self.falls_asleep(core.now);
+                if !self.closed {
+                    self.plan(process.end, pause, core);
+                }
+                return;
+            }
+            let eager = self.driver().is_some_and(|driver| driver.wants_pump());
+            if !worked && !eager {
+                return self.falls_asleep(core.now);
+            }
+        }
+    }
+
+    fn call_was_for_room(&self) -> bool {
+        matches!(self.call, Call::Wait { until: Until::Room, .. })
+    }
+
+    /// Whether the call that its owner is in returns, after a look at the marks.
+    fn is_answered(&mut self, core: &mut Core) -> bool {
+        let call = self.call;
+        let Some(driver) = self.driver() else { return true };
+        match call {
+            Call::None => true,
+            Call::Wait { until, deadline } => {
+                let reached = driver.reached(until);
+                let given_up = deadline.is_some_and(|deadline| core.now >= deadline);
+                if reached || given_up {
+                    driver.reclaim();
+                }
+                reached || given_up
+            }
+            Call::Read => match driver.read_step(core.now) {
+                None => false,
+                Some(result) => {
+                    if result.is_ok() {
+                        core.oracle.read_ends(&self.reading.due, &self.reading.found());
+                    }
+                    true
+                }
+            },
+            Call::Close => match driver.close_step() {
+                Ok(None) => false,
+                Ok(Some(_)) => {
+                    self.closed = true;
+                    self.is_dropped(core);
+                    true
+                }
+                Err(refused) => {
+                    let id = self.id;
+                    core.trace(|| format!("stream {id}: its mark was refused: {refused:?}"));
+                    self.refused = Some((refused.server, refused.status));
+                    self.failed = true;
+                    true
+                }
+            },
+        }
+    }
+
+    fn wait(&mut self, until: Until, core: &mut Core) -> Done {
+        let impatient = core.rng.percent(IMPATIENT);
+        let deadline = impatient.then(|| core.now + core.rng.below(2_000) * US);
+        match self.driver().map(|driver| driver.begin_wait(until)) {
+            Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
+            // What was submitted last was submitted.
+            Some(Err(_)) | None => Done::Yes,
+        }
+    }
+
+    fn group(
+        &mut self,
+        wishes: &[WriteOp],
+        durable: bool,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> Done {
+        let id = self.id;
+        let mut parts: Vec<(u32, u32, Place)> = Vec::new();
+        for wish in wishes {
+            stage(process.ledger, core.map.len(), id, wish, &mut parts);
+        }
+        if parts.is_empty() && !durable {
+            return Done::Yes;
+        }
+        let mut writes = Vec::with_capacity(parts.len());
+        let mut submitted = Vec::new();
+        for (first, blocks, place) in &parts {
+            let numbers: Vec<u64> = (0..*blocks).map(|_| core.oracle.next_number()).collect();
+            let list = (*first..).zip(&numbers);
+            submitted.extend(list.map(|(block, number)| Submitted {
+                block,
+                number: *number,
+                place: *place,
+            }));
+            let op = match place {
+                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, self.payload(&numbers)),
+                Place::InPlace => EngineOp::Write(EnginePlace::InPlace, self.payload(&numbers)),
+                Place::Extend => EngineOp::Write(EnginePlace::Extend, self.payload(&numbers)),
+                Place::Discard => EngineOp::Discard,
+            };
+            writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
+        }
+        let checked = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
+        if let Err(breach) = process.ledger.check(StreamId(id), checked)
+            && !probe::planted(Plant::T15HandOverEarly)
+        {
+            let what = format!("a group that keeps its caller's duties is refused: {breach}");
+            core.oracle.broken(Promise::P8, what);
+        }
+        let tag = core.tags + 1;
+        let Some(driver) = self.driver() else { return Done::Yes };
+        match driver.admit(&mut writes, tag, durable) {
+            Ok(seq) => {
+                let full = driver.should_send();
+                core.tags = tag;
+                let written = parts.iter().map(|(first, blocks, _)| ((*first).into(), *blocks));
+                process.ledger.note(StreamId(id), written, seq);
+                self.was_submitted(seq, &submitted, durable, core);
+                if full || core.rng.percent(POLLED) {
+                    self.round(core);
+                    self.look_at_marks(process.ledger, process.drives, core);
+                    if let Some(driver) = self.driver() {
+                        driver.reclaim();
+                    }
+                }
+                Done::Yes
+            }
+            Err(Refusal::Full(_)) => Done::Again(Call::Wait { until: Until::Room, deadline: None }),
+            Err(Refusal::Poisoned(failure)) => {
+                self.has_failed_with(failure, core);
+                Done::Again(Call::None)
+            }
+            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Yes,
+        }
+    }
+
+    fn was_submitted(&self, seq: Seq, submitted: &[Submitted], durable: bool, core: &mut Core) {
+        let id = self.id;
+        core.trace(|| {
+            let blocks: Vec<String> = submitted
+                .iter()
+                .map(|w| format!("{}:#{} {:?}", w.block, w.number, w.place))
+                .collect();
+            let durable = if durable { ", durable" } else { "" };
+            format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
+        });
+        let of = (self.era, self.id, core.now);
+        core.oracle.submitted(of, seq, core.tags, submitted);
+    }
+
+    fn payload(&self, numbers: &[u64]) -> Payload {
+        Payload::new(numbers, &self.held)
+    }
+
+    /// A thread of the process reads the volume, if no other does at the moment.
+    pub(super) fn look(
+        &mut self,
+        block: u32,
+        blocks: u32,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) {
+        if self.is_in_call() || self.is_to_be_replaced() || self.driver().is_none() {
+            return;
+        }
+        if let Done::Waits(call) = self.read(block, blocks, core) {
+            self.call = call;
+            self.go_on(process, core);
+        }
+    }
+
+    fn read(&mut self, block: u32, blocks: u32, core: &mut Core) -> Done {
+        let blocks = blocks.min((core.map.len() as u32).saturating_sub(block));
+        if blocks == 0 {
+            return Done::Yes;
+        }
+        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
+        // Several extents in one call, not in the order of the blocks.
+        let first = blocks / 2;
+        let split = block + (blocks - first);
+        let extents = [
+            ReadExtent { lba: u64::from(split), blocks: first },
+            ReadExtent { lba: u64::from(block), blocks: blocks - first },
+        ];
+        let bytes = vec![0; blocks as usize * BLOCK];
+        self.reading = Reading { due, first: first as usize, bytes };
+        let now = core.now;
+        // Some calls have a deadline, before which a target may not answer.
+        let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
+        let Some(driver) = self.driver() else { return Done::Yes };
+        driver.begin_read(&extents[usize::from(first == 0)..], deadline);
+        // Its own writes may all be complete: then it starts at once.
+        match driver.read_step(now) {
+            Some(_) => Done::Yes,
+            None => Done::Waits(Call::Read),
+        }
+    }
+
+    /// Ends in good order: everything becomes durable, and the logs learn that. Whether the
+    /// background driver has to be woken.
+    pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+        self.closing = true;
+        if self.is_in_call() {
+            return false;
+        }
+        let Some(driver) = self.driver() else { return false };
+        let wake = driver.owner_calls();
+        driver.begin_close();
+        self.call = Call::Close;
+        self.go_on(process, core);
+        wake
+    }
+
+    /// The background driver's turn; when the next one is due though nothing may come.
+    pub(super) fn tend(
+        &mut self,
+        flush_ns: u64,
+        ledger: &mut HandoverLedger,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) -> Option<u64> {
+        let mut worked = true;
+        for _ in 0..riopipe_session::initiator::stream_driver::ROUNDS_MAX {
+            worked = worked && self.round(core);
+        }
+        if !self.look_at_marks(ledger, drives, core) {
+            return None;
+        }
+        let now = core.now;
+        self.driver()
+            .and_then(|driver: &mut StreamDriver<Payload>| driver.look_after(worked, flush_ns, now))
+    }
+}

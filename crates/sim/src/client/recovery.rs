@@ -1,0 +1,151 @@
+//! What the owner of the open volume asks its targets beside its streams: it reopens a stream,
+//! acknowledges in-place lists, and gives the volume back.
+
+use riopipe_order::attribute::StreamId;
+use riopipe_order::probe::{self, Rare};
+use riopipe_session::initiator::opening::{Mode, Opening};
+use riopipe_session::initiator::volume::ranges::to_acknowledge;
+use riopipe_session::initiator::volume::streams::{
+    StreamsRecovery, StreamsRecoveryError, VolumeRelease,
+};
+
+use super::opening::{found, note_sent};
+use super::server::{ANSWER_NS, Server};
+use super::{Client, Recovery, RecoveryGoal, State};
+use crate::core::{Core, Ev, MS, US};
+use crate::oracle::Drives;
+
+/// How long until a recovery that has failed is begun again, ns.
+const RETRY_NS: u64 = 2 * MS;
+/// Calls of a recovery without time going by, after which something is wrong with its deadline.
+const ROUNDS_MAX: usize = 1000;
+
+impl Client {
+    /// Begins to recover streams, or to acknowledge their lists.
+    pub(super) fn begin_recovery(&mut self, goal: RecoveryGoal, core: &mut Core) {
+        let Some(volume) = &mut self.volume else { return };
+        let generation = volume.generation;
+        let mode = match &goal {
+            RecoveryGoal::Reopen(stream) => {
+                Mode::Reopen { generation, streams: vec![StreamId(*stream)] }
+            }
+            RecoveryGoal::Acknowledge(streams) => {
+                Mode::Acknowledge { generation, streams: streams.clone() }
+            }
+        };
+        let attempt = volume.state.next_attempt();
+        let Ok(opening) = Opening::new(volume.config.clone(), mode, attempt) else { return };
+        if matches!(goal, RecoveryGoal::Reopen(_)) {
+            core.recoveries = (core.recoveries.0 + 1, core.events);
+        }
+        // An owner that is in a hurry begins anew; the connections stay (T23).
+        let patience = u64::from(core.scenario.client.patience_us) * US;
+        let timeout = if patience == 0 { ANSWER_NS } else { patience };
+        let machine = StreamsRecovery::new(opening, attempt, timeout, core.now);
+        self.recovery = Some(Recovery { machine, goal, asked_at: core.now });
+    }
+
+    /// Goes on with it.
+    pub(super) fn go_on_recovering(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let (end, index) = (self.end(), self.index);
+        for _ in 0..ROUNDS_MAX {
+            let Self { recovery, servers, .. } = self;
+            let Some(Recovery { machine, .. }) = recovery else { return };
+            let advanced = machine.advance(core.now, |at, work| {
+                if let Some(manager) = servers[at].manager() {
+                    work(manager);
+                }
+            });
+            for (server, call) in machine.take_sent() {
+                note_sent(index, server, &call, core);
+            }
+            let (over, due) = (machine.is_over(), machine.deadline(core.now));
+            if advanced.is_err() || over {
+                servers.iter_mut().filter_map(Server::manager).for_each(StreamsRecovery::leave);
+            }
+            servers.iter_mut().for_each(|server| server.carry(end, core));
+            if let Err(error) = advanced {
+                self.recovery = None;
+                return self.recovery_failed(&error, core);
+            }
+            if over {
+                return self.recovered(drives, core);
+            }
+            let Some(due) = due else { return };
+            if due > core.now {
+                if self.opening_wakes_at <= core.now || due < self.opening_wakes_at {
+                    self.opening_wakes_at = due;
+                    core.at(due, Ev::WakeClient { client: index, life: self.life, server: 0 });
+                }
+                return;
+            }
+        }
+        debug_assert!(false, "the recovery's deadline does not move");
+    }
+
+    fn recovery_failed(&mut self, error: &StreamsRecoveryError, core: &mut Core) {
+        core.trace(|| format!("initiator: the attempt to recover has ended: {error}"));
+        // From any point the same prefix is found: begun again once all targets are there.
+        self.retry_at = core.now + RETRY_NS;
+        if let StreamsRecoveryError::Opening(error) = error {
+            self.fenced |= Self::is_fenced_by(error);
+            self.refused = Some(self.why_refused(error));
+        }
+    }
+
+    fn recovered(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let Some(Recovery { machine, goal, asked_at }) = self.recovery.take() else { return };
+        let Some(volume) = &mut self.volume else { return };
+        let (outcome, _) = machine.finish();
+        match goal {
+            RecoveryGoal::Reopen(stream) => {
+                let all = found(&outcome, core);
+                core.trace(|| format!("initiator: reopened: {all:?}"));
+                probe::hit(Rare::Reopened);
+                if let (Some(told), Some(found)) = (all.first(), outcome.streams.first()) {
+                    core.oracle.reopened((volume.era, asked_at), told, drives);
+                    let (id, last) = (found.plan.stream, found.plan.k);
+                    volume.ledger.restarted(id, last);
+                    volume.state.recovered(id, last, to_acknowledge(&volume.topology, found));
+                }
+                self.streams[usize::from(stream)] = None;
+                self.background.remove(StreamId(stream));
+            }
+            RecoveryGoal::Acknowledge(streams) => {
+                streams.into_iter().for_each(|stream| volume.state.acknowledged(stream));
+            }
+        }
+        self.run(drives, core);
+    }
+
+    /// Begins to give the volume back.
+    pub(super) fn begin_release(&mut self, core: &mut Core) {
+        core.oracle.gives_back();
+        let speaks = self.volume.as_ref().map_or_else(Vec::new, |volume| volume.speaks.clone());
+        self.state = State::Releasing(VolumeRelease::new(core.id, speaks));
+    }
+
+    /// Goes on with it.
+    pub(super) fn go_on_releasing(&mut self, core: &mut Core) {
+        let end = self.end();
+        let Self { state, servers, .. } = self;
+        let State::Releasing(release) = state else { return };
+        let advanced = release.advance(core.now, |at, work| {
+            if let Some(manager) = servers[at].manager() {
+                work(manager);
+            }
+        });
+        for server in release.take_given() {
+            core.oracle.given_back(server);
+        }
+        servers.iter_mut().for_each(|server| server.carry(end, core));
+        match advanced {
+            Ok(false) => {}
+            Ok(true) => (self.released, self.state) = (true, State::Over),
+            Err(error) => {
+                core.trace(|| format!("initiator: the volume is not given back: {error}"));
+                self.state = State::Over;
+            }
+        }
+    }
+}

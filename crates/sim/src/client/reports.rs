@@ -1,0 +1,125 @@
+//! Reports of a stream to the oracle: its marks, its failure, how long it waits for a target, and
+//! how much it holds.
+
+use std::sync::atomic::Ordering;
+
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::{Cause, Failure};
+use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::wire::status;
+
+use super::application::Call;
+use super::stream::Stream;
+use crate::core::{Core, MS};
+use crate::oracle::{Drives, Poison, Poisoned, Promise};
+
+/// What may lie between the moment in which a target has been away for too long and the one in
+/// which a thread in a call has noticed, ns.
+const NOTICED_NS: u64 = 2 * MS;
+
+impl Stream {
+    /// Reads the marks, as the thread that drives the stream does after each round; false if the
+    /// stream has failed.
+    pub(super) fn look_at_marks(
+        &mut self,
+        ledger: &mut HandoverLedger,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) -> bool {
+        let (era, id) = (self.era, self.id);
+        let Some(driver) = self.driver() else { return false };
+        let polled = driver.marks();
+        if self.reads_only {
+            if let Err(failure) = polled {
+                core.trace(|| format!("the reader has failed: {failure:?}"));
+                self.failed = true;
+                self.call = Call::None;
+            }
+            return polled.is_ok();
+        }
+        let Some(driver) = self.driver() else { return false };
+        let (marks, released) = (driver.delivered(), driver.released());
+        core.oracle.marks(era, id, marks.complete, marks.durable, drives);
+        ledger.released(StreamId(id), released);
+        self.check_memory(core);
+        match polled {
+            Ok(_) => {
+                self.check_patience(core);
+                true
+            }
+            Err(failure) => {
+                self.has_failed_with(failure, core);
+                false
+            }
+        }
+    }
+
+    /// The driver says that the stream has failed.
+    pub(super) fn has_failed_with(&mut self, failure: Failure, core: &mut Core) {
+        self.failed = true;
+        self.call = Call::None;
+        let Some(machine) = self.machine_of(failure.member) else { return };
+        let (id, why) = (self.id, format!("{failure:?}"));
+        core.trace(|| format!("stream {id}: failed: {why}"));
+        let is = |code: u16, of: Status| code == of.code();
+        let cause = match failure.cause {
+            Cause::Disconnected | Cause::TimedOut => Poison::Lost,
+            Cause::Status(code)
+                if is(code, status::STREAM_BUSY)
+                    || is(code, status::NOT_OWNER)
+                    || is(code, status::NOT_BOUND) =>
+            {
+                Poison::Lost
+            }
+            Cause::Status(code)
+                if is(code, status::STALE_GENERATION) || is(code, status::LEASE_OVER) =>
+            {
+                Poison::Fenced
+            }
+            // Plain writes are for the owner alone (T21).
+            Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
+            _ => Poison::Failed,
+        };
+        self.guarded = failure.cause == Cause::Status(status::GUARDED.code());
+        self.fenced = cause == Poison::Fenced && !self.guarded;
+        let waited = core.now.saturating_sub(self.carried[machine]);
+        let away = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
+        if away && core.is_logged() && waited < self.loss_ns(core) {
+            let what = format!(
+                "stream {id} gave target {machine} up after {waited} ns, before its loss time \
+                 was over: {why}"
+            );
+            core.oracle.broken(Promise::P7, what);
+        }
+        core.oracle.poisoned(self.era, id, &Poisoned { machine, cause, why }, core.now);
+    }
+
+    fn loss_ns(&self, core: &Core) -> u64 {
+        u64::from(core.scenario.client.loss_ms) * MS
+    }
+
+    /// P8: a target that stays away is given up in time by an owner that waits for it.
+    fn check_patience(&self, core: &mut Core) {
+        let loss_ns = self.loss_ns(core);
+        let waits = self.is_in_call() && core.is_logged();
+        let latest = |carried: &u64| carried.saturating_add(loss_ns).saturating_add(NOTICED_NS);
+        if waits && self.carried.iter().any(|carried| core.now > latest(carried)) {
+            let what = format!(
+                "stream {} waits for a target that has been away for longer than its loss time",
+                self.id
+            );
+            core.oracle.broken(Promise::P8, what);
+        }
+    }
+
+    /// T14: the memory for replays is bounded.
+    fn check_memory(&self, core: &mut Core) {
+        let held = self.held.load(Ordering::Relaxed);
+        if held > self.kept_max {
+            let (id, max) = (self.id, self.kept_max);
+            let what = format!("stream {id} holds {held} bytes for replay; its bound is {max}");
+            core.oracle.broken(Promise::P8, what);
+        }
+    }
+}

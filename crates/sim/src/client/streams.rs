@@ -1,0 +1,190 @@
+//! The threads of an initiator's process that drive its streams: those of the owners, while they
+//! are in a call, and the background driver's; and the connections that streams ask for.
+
+use riopipe_order::attribute::StreamId;
+use riopipe_session::initiator::stream_driver::Look;
+
+use super::application::Process;
+use super::stream::{Mail, Stream};
+use super::{Client, State};
+use crate::core::{Core, Ev, US};
+use crate::oracle::Drives;
+
+impl Client {
+    /// Something has come over a connection of a stream: bytes, or its end.
+    pub(super) fn arrives(
+        &mut self,
+        id: u16,
+        conn: usize,
+        bytes: Option<&[u8]>,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) {
+        let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
+        let Some(server) = stream.server_of(conn) else { return };
+        stream.arrives(server, bytes);
+        self.happens(id, drives, core);
+        self.tend_streams(drives, core);
+    }
+
+    /// Leaves something for every stream.
+    pub(super) fn post(&mut self, mail: impl Fn() -> Mail) {
+        for stream in self.streams.iter_mut().flatten() {
+            stream.post(mail());
+        }
+    }
+
+    /// Whichever thread watches a stream wakes.
+    fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        let Some(volume) = &mut self.volume else { return };
+        let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
+        if stream.is_in_call() {
+            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            stream.go_on(&mut process, core);
+        } else if stream.has_begun() && self.background.minds(StreamId(id)) {
+            self.look_after(Some(id), drives, core);
+        }
+    }
+
+    /// A stream's turn to do its next step.
+    pub fn act(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        let Some(volume) = &mut self.volume else { return };
+        let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
+        let mut process = Process { end, ledger: &mut volume.ledger, drives };
+        let wake = stream.act(&mut process, core);
+        let looks = stream.looks.take();
+        if let Some((block, blocks)) = looks
+            && let Some(Some(reader)) = self.streams.last_mut()
+        {
+            reader.look(block, blocks, &mut process, core);
+        }
+        if wake {
+            self.look_after(None, drives, core);
+        }
+        self.tend_streams(drives, core);
+    }
+
+    /// Closes the streams whose owners are not in a call.
+    pub(super) fn close_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        let Some(volume) = &mut self.volume else { return };
+        let mut wake = false;
+        for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.reads_only) {
+            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            wake |= stream.close(&mut process, core);
+        }
+        if wake {
+            self.look_after(None, drives, core);
+        }
+    }
+
+    /// A thread wakes, as was planned, though nothing has come.
+    pub fn wake_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        if core.now < self.wakes_at {
+            // Planned for something that has come before.
+            return;
+        }
+        for id in 0..self.streams.len() as u16 {
+            let deadline = self.streams[usize::from(id)].as_ref().and_then(Stream::deadline);
+            if deadline.is_some_and(|at| at <= core.now) {
+                self.happens(id, drives, core);
+            }
+        }
+        self.look_after(None, drives, core);
+        self.tend_streams(drives, core);
+    }
+
+    /// The background driver's thread wakes; something may have happened to a stream.
+    fn look_after(&mut self, happened: Option<u16>, drives: &Drives<'_>, core: &mut Core) {
+        let Some(volume) = &mut self.volume else { return };
+        let flush_ns = self.background.config().flush_ns;
+        let is = |id: StreamId| happened == Some(id.0);
+        for (id, turn) in self.background.due(core.now, is) {
+            let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
+            if stream.is_in_call() {
+                self.background.in_call(id, core.now);
+                continue;
+            }
+            let Some(attention) = stream.attention() else {
+                self.background.remove(id);
+                continue;
+            };
+            if self.background.look(id, turn, attention, core.now) == Look::Drive {
+                let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
+                self.background.tended(id, next);
+            }
+        }
+    }
+
+    /// Goes on with starting streams, makes the connections that they ask for, and plans when the
+    /// next thread wakes.
+    pub(super) fn tend_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
+        if !matches!(self.state, State::Running) {
+            return;
+        }
+        for id in 0..self.streams.len() as u16 {
+            self.go_on_starting(id, drives, core);
+        }
+        while self.connect_streams(core) {
+            for id in 0..self.streams.len() as u16 {
+                if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_mail) {
+                    self.happens(id, drives, core);
+                }
+            }
+        }
+        let streams = self.streams.iter().flatten().filter_map(Stream::deadline);
+        let next = streams.chain(self.background.deadline()).min();
+        let Some(next) = next.map(|at| at.max(core.now + US)) else { return };
+        if next < self.wakes_at || self.wakes_at <= core.now {
+            self.wakes_at = next;
+            core.at(next, Ev::WakeStreams { client: self.index, life: self.life });
+        }
+    }
+
+    fn go_on_starting(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        loop {
+            let Some(stream) = &mut self.streams[usize::from(id)] else { return };
+            if stream.has_begun() {
+                return;
+            }
+            let Some(request) = stream.next_to_start(core) else { break };
+            let server = &mut self.servers[usize::from(request.server)];
+            match server.io_queue(request.qid, request.depth) {
+                Some(queue) => stream.connect(&request, queue, end, core),
+                None => stream.cannot_connect(request.server, core),
+            }
+        }
+        if let (Some(stream), Some(volume)) = (&mut self.streams[usize::from(id)], &mut self.volume)
+            && stream.has_begun()
+        {
+            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            // A reader that nobody uses lies there until somebody does.
+            if !stream.reads_only {
+                stream.begins(&mut process, core);
+                self.background.add(StreamId(id));
+            }
+        }
+    }
+
+    /// Passes the streams' requests for connections on to their targets' threads; whether there were
+    /// any, or something was left for a stream that a thread drives.
+    fn connect_streams(&mut self, core: &mut Core) -> bool {
+        let end = self.end();
+        let mut asked = false;
+        for stream in self.streams.iter_mut().flatten() {
+            for request in stream.requests.drain(..) {
+                asked = true;
+                self.servers[usize::from(request.server)].request(request, end, core);
+            }
+        }
+        for server in 0..self.servers.len() {
+            self.hear(server, core);
+        }
+        let minds = |stream: &Stream| self.background.minds(StreamId(stream.id));
+        let driven = |stream: &Stream| stream.is_in_call() || minds(stream);
+        asked || self.streams.iter().flatten().any(|s| s.has_mail() && driven(s))
+    }
+}

@@ -1,0 +1,116 @@
+//! Coincidences in which the volume changes hands, or somebody else writes its drives.
+
+use super::{FIRST, at, cluster, drive, write};
+use crate::network::NetSpec;
+use crate::rng::Rng;
+use crate::scenario::{Ends, Engine, Fault, Op, Place, Scenario, Step, What, When};
+
+/// A target comes back and is told how far the streams are; the volume changes hands before that is
+/// durable, and the target dies before all streams have started (T9).
+pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = true;
+    scenario.volume.streams = 4;
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = 200_000;
+    for _ in 0..110 {
+        let (stream, block) = (rng.below(4) as u16, rng.below(24) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(90)));
+    }
+    let (machine, effects, fences, down_us) = (0, 0, false, 10);
+    scenario.net = NetSpec { delay_min: 10_000, delay_max: 20_000, split: 0 };
+    scenario.faults.push(at(rng.range(100, 300), What::Kill { machine, effects, fences, down_us }));
+    let when = When::Replay(0, rng.below(7) as u32);
+    scenario.faults.push(Fault { when, what: What::TakeOver { for_us: 40_000 } });
+    let when = When::Recovery(1, rng.range(60, 90) as u32);
+    let kill = What::Kill { machine, effects, fences, down_us };
+    scenario.faults.push(Fault { when, what: kill });
+    scenario
+}
+
+/// An owner reads, slowly, what it has written and not made durable; the volume is taken over, and
+/// what it reads is undone (T8, P9).
+pub(super) fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = 64;
+    for _ in 0..25 {
+        let block = rng.below(6) as u32;
+        scenario.steps.push(write(0, block, 2, Place::Fresh, rng.percent(10)));
+        scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
+        for _ in 0..2 {
+            scenario.steps.push(Step { stream: 1, op: Op::Read(rng.below(6) as u32, 2) });
+        }
+    }
+    let mut event = 60;
+    for _ in 0..4 {
+        event += rng.range(40, 300);
+        let for_us = *rng.pick(&[0, 0, 200]);
+        scenario.faults.push(at(event, What::TakeOver { for_us }));
+    }
+    scenario
+}
+
+/// An owner is overtaken while nobody reaches it, and the volume is given back before it hears of
+/// that: what it has sent comes when nobody has the volume (T8).
+pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    scenario.volume.streams = 2;
+    scenario.volume.slots = 64;
+    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::None]);
+    for _ in 0..60 {
+        let block = rng.below(12) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(20)));
+        scenario.steps.push(Step { stream: 1, op: Op::Read(rng.below(12) as u32, 1) });
+    }
+    let mut event = 60;
+    for _ in 0..3 {
+        event += rng.range(40, 300);
+        let for_us = *rng.pick(&[500, 2_000, 5_000]);
+        scenario.faults.push(at(event, What::TakeOver { for_us }));
+        event += rng.range(40, 200);
+        let for_us = *rng.pick(&[5_000, 20_000]);
+        scenario.faults.push(at(event, What::GiveBack { for_us }));
+    }
+    scenario
+}
+
+/// Hosts that have not claimed the volume have its log forgotten, and write (T18, T21).
+pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
+    for _ in 0..rng.range(20, 110) {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(20)));
+    }
+    for _ in 0..rng.range(1, 3) {
+        let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
+        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: true };
+        scenario.faults.push(at(rng.range(60, 500), what));
+    }
+    scenario
+}
+
+/// An owner with durable blocks loses its connections for a moment, and just then another host writes
+/// there (T21, T25).
+pub(super) fn strangers_while_the_owner_is_away(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    drive(&mut scenario).plp = rng.one_in(2);
+    scenario.client.think_ns = *rng.pick(&[20_000, 200_000]);
+    scenario.client.retry_us = *rng.pick(&[0, 200]);
+    for _ in 0..rng.range(20, 80) {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(60)));
+    }
+    let mut event = rng.range(60, 200);
+    for _ in 0..3 {
+        let (nth, ends) = (rng.below(4) as u32, *rng.pick(&[Ends::Both, Ends::Server]));
+        scenario.faults.push(at(event, What::Cut { nth, ends }));
+        let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
+        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: false };
+        scenario.faults.push(at(event + rng.range(1, 12), what));
+        event += rng.range(60, 200);
+    }
+    scenario
+}

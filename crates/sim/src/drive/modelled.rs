@@ -1,0 +1,227 @@
+//! The modelled SSD as a simulated drive: the same model that `ssd:` drives run, over names of
+//! contents.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use riopipe_model::ssd::{Command, FLASH, Model, OPTANE, PageList, Pages, Profile, QueueId};
+use riopipe_order::block_device::{Done, IoError};
+use serde::{Deserialize, Serialize};
+
+use crate::block::{Content, ZERO};
+
+/// Which drive is modelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// Flash without power-loss protection.
+    Flash,
+    /// Optane, with it.
+    Optane,
+}
+
+impl ModelKind {
+    /// Its numbers.
+    #[must_use]
+    pub const fn profile(self) -> &'static Profile {
+        match self {
+            Self::Flash => &FLASH,
+            Self::Optane => &OPTANE,
+        }
+    }
+}
+
+/// The names of what the blocks hold.
+struct Names(Vec<Content>);
+
+impl Pages for Names {
+    type Page = Content;
+    type Buf = Vec<Content>;
+    const ZEROES: Content = ZERO;
+
+    fn blocks(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn exchange(&mut self, lba: u64, page: Content, _keep: bool) -> Option<Content> {
+        Some(core::mem::replace(&mut self.0[lba as usize], page))
+    }
+
+    fn release(&mut self, _page: Content) {}
+
+    fn read(&self, lba: u64, blocks: u64) -> Vec<Content> {
+        self.0[lba as usize..(lba + blocks) as usize].to_vec()
+    }
+}
+
+/// What the drive works on.
+struct Underway {
+    /// Its name, for whoever asked; nobody is told once the process has died.
+    op: Option<u64>,
+    /// Of a write.
+    contents: Vec<Content>,
+    writes: bool,
+}
+
+/// What has ended: its name, unless nobody is told; whether it has written; and the result.
+pub(super) struct Finished {
+    pub(super) op: Option<u64>,
+    pub(super) writes: bool,
+    /// What a write that has completed has put there.
+    pub(super) contents: Vec<Content>,
+    pub(super) result: Result<Option<Vec<Content>>, IoError>,
+}
+
+/// A modelled drive and what was asked of it.
+pub(super) struct Modelled {
+    model: Model<Names>,
+    queue: QueueId,
+    /// By the number under which the model has them.
+    underway: BTreeMap<u64, Underway>,
+    next: u64,
+    gathered: Vec<(u64, Command<Content>)>,
+}
+
+impl fmt::Debug for Modelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Modelled").field("in_flight", &self.underway.len()).finish_non_exhaustive()
+    }
+}
+
+impl Modelled {
+    pub(super) fn new(kind: ModelKind, blocks: u32, seed: u64) -> Self {
+        let names = Names(vec![ZERO; blocks as usize]);
+        let mut model = Model::new(kind.profile(), names, seed);
+        let queue = model.open_queue();
+        Self { model, queue, underway: BTreeMap::new(), next: 0, gathered: Vec::new() }
+    }
+
+    /// What a block holds from the start, durably.
+    pub(super) fn preset(&mut self, lba: u32, content: Content) {
+        self.model.pages_mut().0[lba as usize] = content;
+    }
+
+    pub(super) fn block(&self, lba: u32) -> Content {
+        self.model.pages().0[lba as usize]
+    }
+
+    /// What a block held before each write that a power cut may still take back, oldest first.
+    pub(super) fn older(&self, lba: u32) -> impl Iterator<Item = Content> {
+        self.model.older(lba.into())
+    }
+
+    pub(super) fn submit(&mut self, op: u64, command: Command<Content>) {
+        let (writes, contents) = match &command {
+            Command::Write { pages, .. } => (true, pages.as_slice().to_vec()),
+            Command::Zeroes { .. } => (true, Vec::new()),
+            Command::Read { .. } | Command::Flush => (false, Vec::new()),
+        };
+        self.next += 1;
+        self.underway.insert(self.next, Underway { op: Some(op), contents, writes });
+        self.gathered.push((self.next, command));
+    }
+
+    pub(super) fn kick(&mut self, now: u64) {
+        for (number, command) in self.gathered.drain(..) {
+            self.model.submit(now, self.queue, number, command);
+        }
+    }
+
+    pub(super) fn poll(&mut self, now: u64) -> Vec<Finished> {
+        self.model.advance(now);
+        let mut done = Vec::new();
+        self.model.take_done(self.queue, &mut done);
+        let ended = done.into_iter().filter_map(|Done { op, result }| {
+            let Underway { op, contents, writes } = self.underway.remove(&op)?;
+            Some(Finished { op, writes, contents, result })
+        });
+        ended.collect()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.model.next_due()
+    }
+
+    /// Operations of which somebody is to be told.
+    pub(super) fn in_flight(&self) -> usize {
+        self.underway.values().filter(|underway| underway.op.is_some()).count()
+    }
+
+    /// Whether it works on anything.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.underway.is_empty()
+    }
+
+    /// The process that asked for what is under way has died: it goes on.
+    pub(super) fn orphan(&mut self) {
+        self.underway.values_mut().for_each(|underway| underway.op = None);
+    }
+
+    /// The power is cut, and there again before anybody asks for something.
+    pub(super) fn power_cut(&mut self, now: u64, seed: u64) {
+        self.gathered.clear();
+        self.underway.clear();
+        self.model.power_cut(now, seed);
+        // Nobody hears what has failed with it.
+        self.model.take_done(self.queue, &mut Vec::new());
+        self.model.power_on();
+    }
+
+    /// All that has completed is made durable.
+    pub(super) fn sync(&mut self) {
+        self.model.settle();
+    }
+}
+
+/// The contents of a write.
+pub(super) fn pages(contents: Vec<Content>) -> PageList<Content> {
+    match contents[..] {
+        [one] => PageList::One(one),
+        _ => PageList::Many(contents.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_power_cut_takes_back_what_was_not_flushed_unless_the_drive_is_protected() {
+        for kind in [ModelKind::Flash, ModelKind::Optane] {
+            for flushed in [false, true] {
+                let mut lost = 0;
+                for seed in 0..64 {
+                    let mut drive = Modelled::new(kind, 8, seed);
+                    drive.submit(1, Command::Write { lba: 2, pages: pages(vec![7]) });
+                    drive.kick(0);
+                    let mut now = drive.next_deadline().unwrap();
+                    let ended = drive.poll(now);
+                    assert_eq!((ended[0].op, &ended[0].contents[..]), (Some(1), &[7][..]));
+                    if flushed {
+                        drive.submit(2, Command::Flush);
+                        drive.kick(now);
+                        now = drive.next_deadline().unwrap();
+                        assert!(drive.poll(now)[0].result.is_ok());
+                    }
+                    let is_durable = flushed || kind == ModelKind::Optane;
+                    assert_eq!(drive.older(2).collect::<Vec<_>>().is_empty(), is_durable);
+                    drive.power_cut(now, seed);
+                    lost += u32::from(drive.block(2) != 7);
+                }
+                assert_eq!(lost > 0, kind == ModelKind::Flash && !flushed, "{kind:?} {flushed}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_dead_process_asked_for_lands_and_nobody_is_told() {
+        let mut drive = Modelled::new(ModelKind::Flash, 8, 1);
+        drive.submit(1, Command::Write { lba: 0, pages: pages(vec![5, 6]) });
+        drive.kick(10);
+        drive.orphan();
+        assert!(drive.is_busy() && drive.in_flight() == 0);
+        let ended = drive.poll(drive.next_deadline().unwrap());
+        assert!(ended.len() == 1 && ended[0].op.is_none() && ended[0].writes);
+        assert_eq!((drive.block(0), drive.block(1), drive.is_busy()), (5, 6, false));
+    }
+}

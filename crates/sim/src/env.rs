@@ -1,0 +1,114 @@
+//! What a target's sessions see of their machine: drives, the log, the clock.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use riopipe_session::target::{ConnId, Event, Message, Shared, TargetEnv};
+
+use crate::drive_queue::DriveQueue;
+use crate::fuse::Fuse;
+use crate::log_store::LogPart;
+use crate::machine::Tcp;
+
+/// What the parts of a machine have to say, line by line, if somebody listens.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    lines: Option<Arc<Mutex<Vec<String>>>>,
+    /// Which part.
+    part: String,
+}
+
+impl Said {
+    /// Nobody listens, unless `traced`.
+    #[must_use]
+    pub fn new(traced: bool) -> Self {
+        Self { lines: traced.then(Arc::default), part: String::new() }
+    }
+
+    /// The same for a part of this name.
+    #[must_use]
+    pub fn of(&self, part: &str) -> Self {
+        Self { lines: self.lines.clone(), part: format!("{part}: ") }
+    }
+
+    /// Whether somebody listens.
+    #[must_use]
+    pub const fn is_wanted(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Says something.
+    pub fn say(&self, what: impl FnOnce() -> String) {
+        if let Some(lines) = &self.lines {
+            let line = format!("{}{}", self.part, what());
+            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        }
+    }
+
+    /// All lines since the last call.
+    pub fn take(&self) -> Vec<String> {
+        let lines = self.lines.as_ref();
+        lines.map_or_else(Vec::new, |lines| {
+            core::mem::take(&mut *lines.lock().unwrap_or_else(PoisonError::into_inner))
+        })
+    }
+}
+
+/// The [`TargetEnv`] of one target's cores.
+pub struct SimEnv {
+    /// The time, ns.
+    pub now: u64,
+    /// What the connections share; nothing while no process runs.
+    pub shared: Option<Shared<LogPart>>,
+    /// The machine's drives.
+    pub drives: Vec<DriveQueue>,
+    /// By core: messages that it has not read, oldest first.
+    pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
+    /// The core that is at work.
+    pub core: usize,
+    /// What sessions and drives have to say.
+    pub said: Said,
+    /// Stops the process in the middle of something.
+    pub fuse: Fuse,
+}
+
+impl SimEnv {
+    /// The environment of a machine with these drives.
+    #[must_use]
+    pub fn new(drives: Vec<DriveQueue>, fuse: Fuse, said: Said) -> Self {
+        Self { now: 0, shared: None, drives, mail: Vec::new(), core: 0, said, fuse }
+    }
+}
+
+impl TargetEnv for SimEnv {
+    type Buf = Vec<u8>;
+    type Device = DriveQueue;
+    type Region = LogPart;
+
+    fn now(&self) -> u64 {
+        self.now
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
+        Some(vec![0; len])
+    }
+
+    fn device(&mut self, ns: usize) -> &mut DriveQueue {
+        let drive = &mut self.drives[ns];
+        drive.core = self.core;
+        drive
+    }
+
+    fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<LogPart>) -> T) -> T {
+        f(self.shared.as_mut().expect("sessions run only while their process does"))
+    }
+
+    fn notify(&mut self, conn: ConnId) {
+        for (core, message) in Message::notices(conn, self.mail.len()) {
+            self.mail[core].push(message);
+        }
+    }
+
+    fn log(&mut self, event: Event<'_>) {
+        self.said.say(|| format!("{event:?}"));
+    }
+}

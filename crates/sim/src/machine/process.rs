@@ -1,0 +1,458 @@
+//! A target's process: its cores, and what the machine's kernel has for them.
+//!
+//! As the real target's threads, the cores take turns in an order that nobody knows before. A core
+//! that is busy with something else hears later of what its drives have finished, of messages from
+//! other cores, and of the order to stop: of all that has come meanwhile at once.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use riopipe_order::block_device::{BlockDevice, Done};
+use riopipe_session::target::{
+    Action, ConnKey, CoreConfig, Input, Message, OpId, Places, QueueCounts, TargetCore, Transport,
+};
+
+use super::Machine;
+use crate::core::MS;
+use crate::drive::Ended;
+use crate::drive_queue::core_of;
+use crate::env::SimEnv;
+use crate::foreign::{self, Screen};
+use riopipe_platform::crc32c;
+
+/// A core is busy with something else for so long at most, ns.
+const BUSY_NS: u64 = 200_000;
+/// A socket whose buffer is full has room again after so long at most, ns.
+const FULL_NS: u64 = 100_000;
+/// Connections at most; no run comes near.
+const PLACES: usize = 1024;
+
+/// What a process has to have done outside of its machine. Connections have the network's numbers.
+#[derive(Debug)]
+pub enum Out {
+    /// These bytes go over a connection.
+    Send(usize, Vec<u8>),
+    /// Nothing more goes over a connection.
+    End(usize),
+    /// The target has closed a connection.
+    Close(usize),
+    /// The target takes a connection no more.
+    Refuse(usize),
+    /// A core is to be woken at a time.
+    Wake(u64, usize),
+    /// A drive is to be polled at a time.
+    Poll(u64, usize),
+    /// The socket of a connection has room again at a time.
+    Room(u64, usize),
+}
+
+/// A core's part of a connection.
+#[derive(Debug)]
+pub struct Tcp {
+    net: usize,
+    input: Vec<u8>,
+}
+
+impl Transport for Tcp {
+    fn input(&self) -> &[u8] {
+        &self.input
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.input.drain(..bytes);
+    }
+
+    fn reserve(&mut self, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The kernel's part of a connection.
+#[derive(Debug, Default)]
+struct Socket {
+    /// Has come and was not received.
+    unread: Vec<u8>,
+    /// Nothing more comes.
+    has_ended: bool,
+    /// The core that watches it, and the core's name for the connection.
+    watched: Option<(usize, ConnKey)>,
+    /// What a target of another make lets through.
+    screen: Option<Screen>,
+}
+
+/// A thread of the target.
+struct Reactor {
+    core: TargetCore<SimEnv, Tcp>,
+    /// What drives have finished of what it asked for, and it has not heard of.
+    done: Vec<(OpId, Ended)>,
+    /// It hears of nothing before, ns.
+    busy_until: Option<u64>,
+    /// When it is woken next because of its deadline, ns.
+    timer: Option<u64>,
+    has_ended: bool,
+}
+
+/// See [the module](self).
+#[derive(Default)]
+pub(super) struct Process {
+    reactors: Vec<Reactor>,
+    /// By the network's numbers.
+    sockets: BTreeMap<usize, Socket>,
+    /// Connections that have not been accepted.
+    backlog: VecDeque<usize>,
+    /// The first core listens.
+    listens: bool,
+    /// It was told to stop in good order.
+    stops: bool,
+    /// Connections whose sockets have something.
+    readable: VecDeque<usize>,
+}
+
+impl Machine {
+    /// The target's process begins to serve.
+    pub(super) fn begin_process(&mut self) {
+        let count = usize::from(self.spec.cores.max(1));
+        let (places, queues) = (Places::new(PLACES), QueueCounts::new(count));
+        let grace_ns = *self.rng.pick(&[0, MS, 100 * MS, 1000 * MS]);
+        let reactor = |index| Reactor {
+            core: TargetCore::new(CoreConfig {
+                index,
+                listens: index == 0,
+                grace_ns,
+                crc: crc32c,
+                places: places.clone(),
+                queues: queues.clone(),
+            }),
+            done: Vec::new(),
+            busy_until: None,
+            timer: None,
+            has_ended: false,
+        };
+        let reactors = (0..count).map(reactor).collect();
+        self.process = Process { reactors, ..Process::default() };
+        self.env.mail = (0..count).map(|_| Vec::new()).collect();
+        for core in 0..count {
+            self.begin_round(core);
+            self.finish_round(core);
+        }
+    }
+
+    /// Whether new connections are taken.
+    #[must_use]
+    pub const fn is_accepting(&self) -> bool {
+        self.up && !self.process.stops
+    }
+
+    /// The target is told to stop in good order.
+    pub const fn stop(&mut self) {
+        self.process.stops = true;
+    }
+
+    /// Whether it was told to stop, and all its cores have.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.up && self.process.stops && self.process.reactors.iter().all(|it| it.has_ended)
+    }
+
+    /// Somebody connects.
+    pub fn open(&mut self, net: usize) {
+        let screen = self.spec.foreign.then(Screen::default);
+        self.process.sockets.insert(net, Socket { screen, ..Socket::default() });
+        self.process.backlog.push_back(net);
+    }
+
+    /// Bytes have come.
+    pub fn receive(&mut self, net: usize, bytes: Vec<u8>) {
+        self.store.write_back_some(&mut self.rng);
+        if let Some(socket) = self.process.sockets.get_mut(&net) {
+            if let Some(screen) = &mut socket.screen {
+                self.misled = self.misled.take().or(screen.look(&bytes));
+            }
+            if socket.unread.is_empty() {
+                socket.unread = bytes;
+            } else {
+                socket.unread.extend(bytes);
+            }
+            self.process.readable.push_back(net);
+        }
+    }
+
+    /// The connection has ended.
+    pub fn hang_up(&mut self, net: usize) {
+        if let Some(socket) = self.process.sockets.get_mut(&net) {
+            socket.has_ended = true;
+            self.process.readable.push_back(net);
+        }
+    }
+
+    /// The connection's socket has room again.
+    pub fn has_room(&mut self, net: usize) {
+        let watched = self.process.sockets.get(&net).and_then(|socket| socket.watched);
+        if let Some((core, key)) = watched {
+            self.begin_round(core);
+            self.send(core, key);
+            self.finish_round(core);
+        }
+    }
+
+    /// Gives the drives what was gathered for them.
+    fn kick_drives(&mut self) {
+        for (at, drive) in self.env.drives.iter_mut().enumerate() {
+            drive.kick(self.env.now);
+            if let Some(due) = drive.next_deadline()
+                && self.polls[at].is_none_or(|poll| due < poll)
+            {
+                self.polls[at] = Some(due);
+                self.out.push(Out::Poll(due, at));
+            }
+        }
+    }
+
+    /// A drive may have finished something: its cores are to hear of it.
+    pub fn poll_drive(&mut self, drive: usize) {
+        if self.polls[drive] != Some(self.env.now) {
+            // It was polled earlier, because of something that came later.
+            return;
+        }
+        self.polls[drive] = None;
+        let mut done = Vec::new();
+        self.env.drives[drive].poll(self.env.now, &mut done);
+        for Done { op, result } in done {
+            let (core, op) = core_of(op);
+            if let Some(reactor) = self.process.reactors.get_mut(core) {
+                reactor.done.push((OpId(op), result));
+            }
+        }
+    }
+
+    /// A core is woken.
+    pub fn wake(&mut self, core: usize) {
+        let now = self.env.now;
+        let Some(reactor) = self.process.reactors.get_mut(core).filter(|it| !it.has_ended) else {
+            return;
+        };
+        // A deadline, or something that it hears of now.
+        if reactor.timer.take_if(|at| *at <= now).is_some() {
+            self.begin_round(core);
+            self.finish_round(core);
+        }
+    }
+
+    /// Has the cores do all that there is to do now, and then the drives.
+    pub fn work(&mut self) {
+        self.work_cores();
+        self.kick_drives();
+    }
+
+    fn work_cores(&mut self) {
+        while self.up && !self.has_stopped() {
+            if self.process.listens && !self.process.backlog.is_empty() {
+                self.accept();
+            } else if let Some(net) = self.process.readable.pop_front() {
+                self.read(net);
+            } else if let Some(core) = self.next_core() {
+                self.turn(core);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// A core that something has happened for, and that hears of it now.
+    fn next_core(&mut self) -> Option<usize> {
+        let Self { env, process, rng, out, .. } = self;
+        for (core, reactor) in process.reactors.iter_mut().enumerate() {
+            let news = !env.mail[core].is_empty()
+                || !reactor.done.is_empty()
+                || process.stops && !reactor.core.is_stopping();
+            if reactor.has_ended || !news || reactor.busy_until.is_some_and(|at| at > env.now) {
+                continue;
+            }
+            if rng.one_in(4) {
+                let until = env.now + 1 + rng.below(BUSY_NS);
+                reactor.busy_until = Some(until);
+                out.push(Out::Wake(until, core));
+                continue;
+            }
+            return Some(core);
+        }
+        None
+    }
+
+    /// A core hears of what has happened.
+    fn turn(&mut self, core: usize) {
+        self.begin_round(core);
+        let Self { env, process, rng, out, .. } = self;
+        let reactor = &mut process.reactors[core];
+        if process.stops {
+            reactor.core.stop(env);
+            if core == 0 {
+                for net in process.backlog.drain(..) {
+                    process.sockets.remove(&net);
+                    out.push(Out::Refuse(net));
+                }
+            }
+        }
+        // What is sent to it after it has looked for messages waits until it looks again.
+        if reactor.done.is_empty() || !rng.one_in(4) {
+            for message in core::mem::take(&mut env.mail[core]) {
+                reactor.core.message(message, env);
+            }
+        }
+        for (op, result) in core::mem::take(&mut reactor.done) {
+            reactor.core.device_done(op, result, env);
+        }
+        self.finish_round(core);
+    }
+
+    fn accept(&mut self) {
+        self.begin_round(0);
+        let Self { env, process, .. } = self;
+        let core = &mut process.reactors[0].core;
+        while let Some(place) = core.place(env) {
+            let Some(net) = process.backlog.pop_front() else { break };
+            core.accepted(place, Tcp { net, input: Vec::new() }, None, env);
+        }
+        self.finish_round(0);
+    }
+
+    /// A socket has something.
+    fn read(&mut self, net: usize) {
+        let watched = self.process.sockets.get(&net).and_then(|socket| socket.watched);
+        // On its way from one core to another, it waits for the other.
+        let Some((core, key)) = watched else { return };
+        self.begin_round(core);
+        let Self { env, process, .. } = self;
+        let reactor = &mut process.reactors[core];
+        if let Some(socket) = process.sockets.get_mut(&net) {
+            match reactor.core.input(key) {
+                Input::Wanted(tcp) if !socket.unread.is_empty() => {
+                    if tcp.input.is_empty() {
+                        core::mem::swap(&mut tcp.input, &mut socket.unread);
+                    } else {
+                        tcp.input.append(&mut socket.unread);
+                    }
+                    reactor.core.received(key, env);
+                    if socket.has_ended {
+                        process.readable.push_back(net);
+                    }
+                }
+                Input::Wanted(_) | Input::Dropped(_) => {
+                    socket.unread.clear();
+                    if socket.has_ended {
+                        reactor.core.closed(key, "the connection has ended", env);
+                    }
+                }
+                Input::Left => {}
+            }
+        }
+        self.finish_round(core);
+    }
+
+    fn begin_round(&mut self, core: usize) {
+        self.env.core = core;
+        self.process.reactors[core].core.timeout(&mut self.env);
+    }
+
+    /// Does what a core has to be done.
+    fn finish_round(&mut self, core: usize) {
+        self.act(core);
+        if self.process.reactors[core].core.is_stopping() {
+            // A round in which something has happened is followed by another.
+            self.begin_round(core);
+            self.act(core);
+        }
+        let Self { env, process, out, .. } = self;
+        let reactor = &mut process.reactors[core];
+        if reactor.core.is_at_rest() {
+            reactor.has_ended = true;
+            let lost = env.mail[core].iter().any(|it| matches!(it, Message::Adopt(_)));
+            assert!(!lost, "a core ended while a connection was on its way to it");
+        } else if let Some(at) = reactor.core.deadline(env.now)
+            && reactor.timer.is_none_or(|timer| at < timer)
+        {
+            reactor.timer = Some(at);
+            out.push(Out::Wake(at, core));
+        }
+    }
+
+    fn act(&mut self, core: usize) {
+        loop {
+            let Self { env, process, out, .. } = self;
+            env.core = core;
+            let reactor = &mut process.reactors[core];
+            let Some(action) = reactor.core.next_action(env) else { return };
+            match action {
+                Action::Listen(on) => process.listens = on,
+                Action::Send(key) => self.send(core, key),
+                Action::FinishSending(key) => {
+                    if let Some(tcp) = reactor.core.transport(key).filter(|_| !env.fuse.is_blown())
+                    {
+                        out.push(Out::End(tcp.net));
+                    }
+                }
+                Action::Watch { key, is_new, .. } => {
+                    if let Some(tcp) = reactor.core.transport(key).filter(|_| is_new)
+                        && let Some(socket) = process.sockets.get_mut(&tcp.net)
+                    {
+                        socket.watched = Some((core, key));
+                        process.readable.push_back(tcp.net);
+                    }
+                }
+                Action::HandOver { core, connection } => {
+                    if let Some(socket) = process.sockets.get_mut(&connection.transport().net) {
+                        socket.watched = None;
+                    }
+                    assert!(!process.reactors[core].has_ended, "a connection is given to nobody");
+                    env.mail[core].push(Message::Adopt(connection));
+                }
+                Action::WindUp => {
+                    for (to, message) in Message::winding_up(core, process.reactors.len()) {
+                        env.mail[to].push(message);
+                    }
+                }
+                Action::Drop(connection) => {
+                    let net = connection.transport().net;
+                    process.sockets.remove(&net);
+                    if !env.fuse.is_blown() {
+                        out.push(Out::Close(net));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what a socket takes: nearly always everything.
+    fn send(&mut self, core: usize, key: ConnKey) {
+        let Self { env, process, out, rng, spec, .. } = self;
+        env.core = core;
+        let core = &mut process.reactors[core].core;
+        while let Some((tcp, output)) = core.outgoing(key) {
+            let (net, all) = (tcp.net, output.len_bytes());
+            // What a screen is to take out goes out in one piece.
+            let is_partial = !spec.foreign && rng.one_in(64);
+            let len = if is_partial { rng.index(all + 1) } else { all };
+            if len == 0 {
+                out.push(Out::Room(env.now + 1 + rng.below(FULL_NS), net));
+                return core.blocked(key, env);
+            }
+            let mut bytes = Vec::with_capacity(len);
+            for slice in output.slices() {
+                bytes.extend_from_slice(&slice[..slice.len().min(len - bytes.len())]);
+            }
+            if spec.foreign {
+                foreign::hide(&mut bytes);
+            }
+            if env.fuse.burn() {
+                out.push(Out::Send(net, bytes));
+            }
+            core.sent(key, len, env);
+        }
+        // It may want now what it has left in its socket.
+        if let Some(tcp) = core.transport(key)
+            && let Some(socket) = process.sockets.get(&tcp.net)
+            && (socket.has_ended || !socket.unread.is_empty())
+        {
+            process.readable.push_back(tcp.net);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Opening: finding the end of a log after a crash.
+//!
+//! After a crash the ring holds a prefix of the blocks written to it (P1). If the tag of the
+//! stream's last group gives the end, one read confirms it. Otherwise a binary search over the
+//! headers finds a block of the log, and the chain is followed from the last block that was durable
+//! when that one was written. So a hole, which engine `sync` may leave in its last group, ends the
+//! log, with any blocks behind it.
+
+use alloc::vec;
+
+use crate::format::Header;
+use crate::ring::Ring;
+use crate::{BLOCK_BYTES, Crc32c, Lsn};
+
+/// The end of a log, and the state in its last block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The number of the next block.
+    pub number: u64,
+    /// The Lsn of its first byte.
+    pub lsn: Lsn,
+    /// The epoch of the block before.
+    pub epoch: u64,
+    /// Records below this Lsn are dropped.
+    pub trim: Lsn,
+    /// The block that holds the byte `trim`.
+    pub oldest: u64,
+    /// The last checkpoint, unless it is dropped.
+    pub checkpoint: Option<Lsn>,
+    /// All blocks below this number were durable when the last one was written.
+    pub settled: u64,
+}
+
+impl End {
+    /// The end of a log that has just [begun](crate::format::begin).
+    #[must_use]
+    pub fn of_new(epoch: u64) -> Self {
+        let (lsn, trim) = (Lsn::ZERO, Lsn::ZERO);
+        Self { number: 1, lsn, epoch, trim, oldest: 0, checkpoint: None, settled: 1 }
+    }
+
+    /// The numbers of blocks that were read after a crash, and may still be lost in a power cut
+    /// unless the volume's recovery has flushed its drives. They are written again and made durable
+    /// before any block behind them is written.
+    #[must_use]
+    pub fn unsettled(&self) -> core::ops::Range<u64> {
+        self.settled..self.number
+    }
+
+    fn after(last: &Header) -> Self {
+        Self {
+            number: last.number + 1,
+            lsn: last.end(),
+            epoch: last.epoch,
+            trim: last.trim,
+            oldest: last.oldest,
+            checkpoint: last.checkpoint.filter(|lsn| *lsn >= last.trim),
+            settled: last.settled,
+        }
+    }
+}
+
+/// The reason why the end of a log can't be determined. `E` is the error of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FindError<E> {
+    /// A read failed.
+    #[error(transparent)]
+    Read(#[from] E),
+    /// No block of the ring belongs to the log.
+    #[error("no block of the log is there")]
+    Empty,
+    /// A block is damaged, though later blocks, or the volume's tag, show that it was durable.
+    #[error(
+        "block {number} of the log was durable and can't be read as such any more: the records from \
+         there on are lost or damaged"
+    )]
+    Damaged {
+        /// Number of the block.
+        number: u64,
+    },
+}
+
+/// Number of blocks per read in a scan.
+const READ_BLOCKS: u64 = 32;
+
+/// Reads consecutive blocks of the ring, never beyond its end. Arguments: the first block's place
+/// in the ring, and the destination.
+pub type Read<'a, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'a;
+
+/// Finds the end of a log.
+///
+/// `tag` is the caller's tag of the last group that the volume's recovery found, if there is one:
+/// the number of the block after that group.
+///
+/// # Errors
+/// [`FindError`].
+pub fn find_end<E>(
+    ring: Ring,
+    log: u64,
+    crc: Crc32c,
+    tag: Option<u64>,
+    read: &mut Read<'_, E>,
+) -> Result<End, FindError<E>> {
+    let mut find = Find { ring, log, crc, read };
+    let tagged = match tag.and_then(|tag| tag.checked_sub(1)) {
+        Some(number) => find.header(number)?,
+        None => None,
+    };
+    let some = match tagged {
+        Some(header) => header,
+        None => find.search()?,
+    };
+    let end = find.follow(&some)?;
+    if tag.is_some_and(|tag| end.number < tag) {
+        return Err(FindError::Damaged { number: end.number });
+    }
+    if tag != Some(end.number) {
+        find.look_behind(end.number)?;
+    }
+    Ok(end)
+}
+
+struct Find<'a, 'b, E> {
+    ring: Ring,
+    log: u64,
+    crc: Crc32c,
+    read: &'a mut Read<'b, E>,
+}
+
+impl<E> Find<'_, '_, E> {
+    /// The header of block `number`, if that block is in its place.
+    fn header(&mut self, number: u64) -> Result<Option<Header>, FindError<E>> {
+        let found = self.at(number % self.ring.blocks())?;
+        Ok(found.filter(|header| header.number == number))
+    }
+
+    /// The header of the block of this log in this place of the ring, if there is one.
+    fn at(&mut self, place: u64) -> Result<Option<Header>, FindError<E>> {
+        let mut block = [0; BLOCK_BYTES];
+        (self.read)(place, &mut block)?;
+        Ok(self.parse(place, &block))
+    }
+
+    fn parse(&self, place: u64, block: &[u8]) -> Option<Header> {
+        let header = Header::parse(block, self.log, self.crc).ok()?;
+        let (blocks, window) = (self.ring.blocks(), self.ring.window());
+        let is_ours = header.number % blocks == place
+            && header.number - header.oldest < blocks
+            && header.number - header.settled <= window;
+        is_ours.then_some(header)
+    }
+
+    /// A block of the log near its end: a few places show the newest lap, then a binary search
+    /// finds its last block.
+    fn search(&mut self) -> Result<Header, FindError<E>> {
+        const PLACES: u64 = 8;
+        let blocks = self.ring.blocks();
+        let mut newest: Option<Header> = None;
+        for i in 0..PLACES {
+            newest = newer(newest, self.at(blocks * i / PLACES)?);
+        }
+        if newest.is_none() {
+            // A new log of which a crash has undone the first blocks, or a damaged one.
+            self.scan(0, blocks, &mut |_, header| {
+                newest = newer(newest, header);
+                true
+            })?;
+        }
+        let mut last = newest.ok_or(FindError::Empty)?;
+        let mut beyond = last.number + blocks;
+        while beyond - last.number > 1 {
+            let middle = last.number + (beyond - last.number) / 2;
+            match self.header(middle)? {
+                Some(header) => last = header,
+                None => beyond = middle,
+            }
+        }
+        Ok(last)
+    }
+
+    /// Follows the chain from the last block that was durable when `some` was written.
+    fn follow(&mut self, some: &Header) -> Result<End, FindError<E>> {
+        let first = some.settled.saturating_sub(1);
+        let mut last = self.header(first)?.ok_or(FindError::Damaged { number: first })?;
+        let blocks = self.ring.blocks();
+        self.scan(first + 1, blocks, &mut |_, header| {
+            let next = header.filter(|header| header.comes_after(&last));
+            last = next.unwrap_or(last);
+            next.is_some()
+        })?;
+        Ok(End::after(&last))
+    }
+
+    /// Checks whether a block behind the end shows that block `end` was durable: it is then
+    /// damaged, and the log does not end there.
+    fn look_behind(&mut self, end: u64) -> Result<(), FindError<E>> {
+        let mut is_damaged = false;
+        self.scan(end + 1, self.ring.window(), &mut |number, header| {
+            is_damaged = header.is_some_and(|h| h.number == number && h.settled > end);
+            !is_damaged
+        })?;
+        if is_damaged { Err(FindError::Damaged { number: end }) } else { Ok(()) }
+    }
+
+    /// Reads `count` places from that of block `number` on, until `go_on` returns false.
+    fn scan(
+        &mut self,
+        number: u64,
+        count: u64,
+        go_on: &mut dyn FnMut(u64, Option<Header>) -> bool,
+    ) -> Result<(), FindError<E>> {
+        let mut bytes = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
+        let (mut at, end) = (number, number + count);
+        while at < end {
+            let place = at % self.ring.blocks();
+            let run = READ_BLOCKS.min(end - at).min(self.ring.blocks() - place);
+            let read = &mut bytes[..run as usize * BLOCK_BYTES];
+            (self.read)(place, read)?;
+            for (block, number) in read.chunks_exact(BLOCK_BYTES).zip(at..) {
+                let header = self.parse(number % self.ring.blocks(), block);
+                if !go_on(number, header) {
+                    return Ok(());
+                }
+            }
+            at += run;
+        }
+        Ok(())
+    }
+}
+
+/// Of two headers, the one with the larger number.
+fn newer(a: Option<Header>, b: Option<Header>) -> Option<Header> {
+    a.into_iter().chain(b).max_by_key(|header| header.number)
+}

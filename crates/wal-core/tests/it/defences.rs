@@ -1,0 +1,314 @@
+//! The defences of the format and the writer: for each, a history that fails without it.
+
+use proptest::prelude::*;
+use riopipe_nvme::digest::soft;
+use riopipe_testkit::Random;
+use riopipe_wal_core::format::{BlockError, HEADER_BYTES, Header, PAYLOAD_BYTES};
+use riopipe_wal_core::opening::FindError;
+use riopipe_wal_core::reading::ReadError;
+use riopipe_wal_core::record::Kind;
+use riopipe_wal_core::{BLOCK_BYTES, Lsn};
+
+use super::world::{Below, LOG, ONE_BLOCK, World, bytes};
+
+/// Writes `count` groups of one block each, none of them durable.
+fn one_block_groups(world: &mut World, count: u64) {
+    for number in 0..count {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        assert_eq!(world.commit(), 1);
+        world.advance(99, 0, 0);
+    }
+}
+
+/// Completes the blocks of these groups in flight, and loses the others.
+fn crash_keeping(world: &mut World, kept: &[usize]) {
+    let flying = std::mem::take(&mut world.flying);
+    for (i, group) in flying.into_iter().enumerate() {
+        if kept.contains(&i) {
+            world.arrive(group.writes);
+        }
+    }
+}
+
+#[test]
+fn a_hole_ends_the_log_with_any_blocks_behind_it() {
+    let mut world = World::new(40, Below::Any);
+    one_block_groups(&mut world, 4);
+    crash_keeping(&mut world, &[0, 2, 3]);
+    let end = world.find().unwrap();
+    assert_eq!(end.number, 2, "the first block, and the one before the hole");
+    world.reopen();
+}
+
+#[test]
+fn blocks_of_an_earlier_opening_behind_a_hole_are_not_part_of_the_log() {
+    let mut world = World::new(40, Below::Any);
+    one_block_groups(&mut world, 4);
+    crash_keeping(&mut world, &[0, 2, 3]);
+    world.reopen();
+    // The new block fills the hole, and has the length of the block that was lost there.
+    one_block_groups(&mut world, 1);
+    world.advance(9, 9, 9);
+    crash_keeping(&mut world, &[]);
+    assert_eq!(world.find().unwrap().number, 3, "the blocks behind have an older epoch");
+    world.reopen();
+}
+
+#[test]
+fn blocks_of_the_lap_before_are_not_the_end_of_the_log() {
+    let mut world = World::new(16, Below::Any);
+    for number in 0..100 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        world.settle();
+        world.trim(world.confirmed);
+        world.crash(&mut Random(number), true);
+        assert_eq!(world.find().unwrap().lsn, world.confirmed);
+    }
+    world.reopen();
+}
+
+#[test]
+fn blocks_of_another_log_are_not_taken_for_this_one() {
+    let mut world = World::new(40, Below::Any);
+    one_block_groups(&mut world, 1);
+    // In the place of the next block: everything is right but the log's number.
+    let last = Header::parse(&world.flying[0].writes[0].1[..], LOG, soft).unwrap();
+    let foreign = Header { log: LOG + 1, number: last.number + 1, lsn: last.end(), ..last };
+    let mut block = [0; BLOCK_BYTES];
+    foreign.seal(&mut block, soft);
+    let lba = world.ring.lba(foreign.number);
+    crash_keeping(&mut world, &[0]);
+    world.arrive(vec![(lba, Box::new(block))]);
+    assert_eq!(world.find().unwrap().number, foreign.number);
+    world.reopen();
+}
+
+#[test]
+fn a_torn_block_ends_the_log() {
+    let mut world = World::new(40, Below::Any);
+    one_block_groups(&mut world, 1);
+    crash_keeping(&mut world, &[0]);
+    world.block(1)[HEADER_BYTES + 2000..].fill(0);
+    assert_eq!(world.find().unwrap().number, 1);
+    world.reopen();
+}
+
+#[test]
+fn a_record_cut_by_a_crash_is_not_continued_by_another() {
+    for below in [Below::Rio, Below::Any] {
+        let mut world = World::new(80, below);
+        // Two groups, of which the second never completes.
+        world.append(Kind::Data, &bytes(6 * ONE_BLOCK, 1));
+        assert_eq!(world.commit(), 2);
+        let before = world.confirmed;
+        world.advance(1, 1, 1);
+        assert_eq!(world.confirmed, before, "a part of a record is not durable");
+        crash_keeping(&mut world, &[]);
+        world.reopen();
+        let next = world.append(Kind::Data, &bytes(6 * ONE_BLOCK, 2));
+        world.settle();
+        assert!(world.confirmed > next);
+        world.crash(&mut Random(1), true);
+        world.reopen();
+    }
+}
+
+#[test]
+fn t11_a_block_is_written_again_only_after_the_trim_is_released() {
+    let mut world = World::new(16, Below::Rio);
+    while world.writer.free() > 0 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, 3));
+        world.settle();
+    }
+    let first = world.model[2].lsn;
+    world.append(Kind::Data, &bytes(ONE_BLOCK, 4));
+    world.trim(first);
+    // The trim is written by itself, since there is no space for anything else.
+    assert_eq!(world.commit(), 1);
+    assert_eq!(world.writer.free(), 0, "submitted is not enough");
+    world.advance(99, 0, 0);
+    assert_eq!((world.commit(), world.writer.free()), (0, 0), "complete is not enough");
+    world.advance(0, 99, 0);
+    assert_eq!((world.commit(), world.writer.free()), (0, 0), "nor durable");
+    world.advance(0, 0, 99);
+    assert!(world.writer.free() > 0);
+    world.settle();
+    world.crash(&mut Random(3), true);
+    world.reopen();
+}
+
+#[test]
+fn a_full_log_can_always_be_trimmed() {
+    let mut world = World::new(16, Below::Rio);
+    for number in 0..200 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        world.settle();
+        if !world.queue.is_empty() {
+            // One block at a time: the least that a trim can free.
+            let next = world.model.iter().map(|r| r.lsn).find(|lsn| *lsn > world.trim).unwrap();
+            world.trim(next);
+            world.settle();
+        }
+    }
+    world.crash(&mut Random(3), true);
+    world.reopen();
+}
+
+#[test]
+fn a_damaged_block_is_not_taken_for_the_end_of_the_log() {
+    let mut world = World::new(80, Below::Any);
+    for number in 0..7 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        world.settle();
+    }
+    // The binary search reads it, and would continue below it.
+    world.block(5)[100] ^= 1;
+    assert_eq!(world.find(), Err(FindError::Damaged { number: 5 }));
+}
+
+#[test]
+fn with_a_tag_even_a_damaged_last_block_is_detected() {
+    let mut world = World::new(40, Below::Rio);
+    one_block_groups(&mut world, 3);
+    world.settle();
+    let last = world.find().unwrap().number - 1;
+    world.block(last).fill(0);
+    assert_eq!(world.find(), Err(FindError::Damaged { number: last }));
+}
+
+#[test]
+fn a_damaged_block_is_named_when_it_is_read() {
+    let mut world = World::new(40, Below::Rio);
+    for number in 0..12 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        world.settle();
+    }
+    let end = world.find().unwrap();
+    world.block(2)[HEADER_BYTES + 5] ^= 1;
+    let error = ReadError::Block { number: 2, error: BlockError::Torn };
+    assert_eq!(world.read(&end, Lsn::ZERO), Err(error));
+}
+
+#[test]
+fn blocks_read_after_a_crash_are_made_durable_before_others_follow() {
+    let history = |careful: bool| {
+        let mut world = World::new(40, Below::Any);
+        one_block_groups(&mut world, 1);
+        // It reaches the drive's cache, and the writing machine dies.
+        crash_keeping(&mut world, &[0]);
+        let end = world.find().unwrap();
+        assert_eq!(end.unsettled(), 1..2);
+        world.go_on(end, careful);
+        world.append(Kind::Data, b"after the crash");
+        world.settle();
+        // The power is cut, and the content of the cache is lost.
+        world.lose_caches();
+        world
+    };
+    history(true).reopen();
+    let careless = history(false);
+    assert!(careless.find().is_err(), "without that, confirmed records are lost");
+}
+
+#[test]
+fn writes_in_flight_stay_within_the_window_of_opening() {
+    let mut world = World::new(40, Below::Rio);
+    for number in 0..100 {
+        world.append(Kind::Data, &bytes(ONE_BLOCK, number));
+        world.commit();
+        world.advance(99, 0, 0);
+    }
+    let blocks: usize = world.flying.iter().map(|group| group.writes.len()).sum();
+    assert_eq!(blocks as u64, world.ring.window());
+    assert!(world.flying.iter().any(|group| group.flush), "a FLUSH without a waiting caller");
+    world.advance(0, 99, 99);
+    assert!(world.commit() > 0);
+}
+
+#[test]
+fn t19_blocks_of_another_ring_are_refused() {
+    let mut world = World::new(16, Below::Any);
+    let mut header = Header {
+        log: LOG,
+        number: 99,
+        epoch: 1,
+        follows: 1,
+        lsn: Lsn(0),
+        used: 0,
+        first: None,
+        trim: Lsn(0),
+        oldest: 0,
+        checkpoint: None,
+        settled: 99,
+    };
+    for _ in 0..2 {
+        let mut block = [0; BLOCK_BYTES];
+        header.seal(&mut block, soft);
+        world.arrive(vec![(world.ring.lba(header.number), Box::new(block))]);
+        (header.number, header.settled) = (100, 100);
+    }
+    // They would need more blocks than the ring has.
+    assert_eq!(world.find().unwrap().number, 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Blocks are input, too (T19): for any content, opening and reading end with valid records or
+    /// with an error.
+    #[test]
+    fn t19_no_block_of_a_log_makes_its_reader_panic(
+        headers in prop::collection::vec(any::<([u64; 8], [u16; 2], bool)>(), 1..20),
+        small in any::<bool>(),
+    ) {
+        let mut world = World::new(16, Below::Any);
+        for (place, (words, [used, first], has_checkpoint)) in headers.into_iter().enumerate() {
+            // Small numbers sometimes agree by chance.
+            let [number, epoch, follows, lsn, trim, oldest, checkpoint, settled] =
+                words.map(|word| if small { word % 24 } else { word });
+            let used = used % (PAYLOAD_BYTES as u16 + 1);
+            let header = Header {
+                log: LOG,
+                number,
+                epoch: epoch % 2,
+                follows: follows % 2,
+                lsn: Lsn(lsn),
+                used,
+                first: Some(first % PAYLOAD_BYTES as u16),
+                trim: Lsn(trim),
+                oldest,
+                checkpoint: has_checkpoint.then_some(Lsn(checkpoint)),
+                settled,
+            };
+            let mut block = [first as u8; BLOCK_BYTES];
+            header.seal(&mut block, soft);
+            let lba = if small { world.ring.lba(number) } else { world.ring.lba(place as u64) };
+            world.arrive(vec![(lba, Box::new(block))]);
+        }
+        if let Ok(end) = world.find() {
+            let _ = world.read(&end, end.trim);
+            let _ = world.read(&end, Lsn(end.lsn.0 / 2));
+            world.open(&end);
+            world.append(Kind::Data, b"goes on");
+            world.commit();
+        }
+    }
+}
+
+#[test]
+fn a_group_is_submitted_with_its_flush_once_callers_are_known_to_wait() {
+    let mut world = World::new(80, Below::Any);
+    let mut groups_of_a_record = |waits: bool| {
+        world.waits = false;
+        world.append(Kind::Data, b"one");
+        let before_the_wait = world.commit();
+        world.waits = waits;
+        let groups = before_the_wait + world.commit();
+        world.advance(9, 9, 9);
+        groups
+    };
+    assert_eq!(groups_of_a_record(true), 2, "the record, then a FLUSH for it");
+    assert_eq!(groups_of_a_record(true), 1, "both at once");
+    assert_eq!(groups_of_a_record(false), 1, "the last FLUSH without a waiting caller");
+    assert_eq!(groups_of_a_record(true), 2);
+}

@@ -1,0 +1,5 @@
+//! A log on modelled drives, crashed at any point.
+
+mod crash;
+mod defences;
+mod world;

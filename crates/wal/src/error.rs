@@ -1,0 +1,374 @@
+//! Errors, one type for each operation. Every message names the problem, its place and the remedy.
+
+use std::time::Duration;
+
+use riopipe::{
+    AcknowledgeError, BufError, EngineKind, StreamError, StreamFailure, SubmitError, WaitError,
+};
+use riopipe_wal_core::Lsn;
+use riopipe_wal_core::format::BlockError;
+use riopipe_wal_core::opening::FindError;
+use riopipe_wal_core::reading;
+use riopipe_wal_core::ring::BLOCKS_MIN;
+
+/// The reason why a log does not work any more. All later calls return it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WalFailure {
+    /// The log was closed, or is being closed.
+    #[error("the log was closed")]
+    Closed,
+    /// The log's stream has failed. Durable records stay durable.
+    #[error("{0}; drop the log and open it again")]
+    Stream(#[from] StreamFailure),
+    /// The log's stream refused a group for a reason that waiting does not remove, or this process
+    /// lacks something that the log needs.
+    #[error("the log can't go on: {0}; drop it and open it again")]
+    Broken(String),
+}
+
+impl From<BufError> for WalFailure {
+    fn from(error: BufError) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+/// The reason why blocks of a volume can't be a log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// There are too few blocks.
+    #[error("a log needs at least {} blocks, not {blocks}", BLOCKS_MIN + 1)]
+    TooFew {
+        /// Number of blocks of the place.
+        blocks: u64,
+    },
+    /// Some of the blocks are beyond the volume's end.
+    #[error("{blocks} blocks from block {lba} on do not lie within the volume's {volume} blocks")]
+    OutOfRange {
+        /// First block of the place.
+        lba: u64,
+        /// Number of blocks of the place.
+        blocks: u64,
+        /// Number of blocks of the volume.
+        volume: u64,
+    },
+    /// The volume's engine keeps no order.
+    #[error("engine {0} keeps no order, so a crash may leave holes in a log: use rio or sync")]
+    Engine(EngineKind),
+    /// The options contradict themselves or the volume.
+    #[error("{0}")]
+    Options(&'static str),
+}
+
+/// The reason why a log could not be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The place or the options are not usable.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The place holds a log already.
+    #[error(
+        "a log is there already, at block {lba}: open it, or say that it may be overwritten \
+         (WalOptions::overwrite)"
+    )]
+    Exists {
+        /// The volume block of its anchor.
+        lba: u64,
+    },
+    /// The stream could not be opened.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// Reading the place failed.
+    #[error("reading what is there failed: {0}")]
+    Read(#[from] riopipe::ReadError),
+    /// Its first blocks fit into no group of the stream.
+    #[error("the log's first blocks were refused: {0}")]
+    Buf(#[from] BufError),
+    /// The stream refused the log's first blocks.
+    #[error("the log's first blocks were refused: {0}")]
+    Submit(#[from] SubmitError),
+    /// The log's first blocks could not be made durable.
+    #[error("the log's first blocks could not be made durable: {0}")]
+    Wait(#[from] WaitError),
+    /// This process lacks a resource.
+    #[error("this process can't start a log: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl CreateError {
+    /// Whether the same call may succeed later, with nothing changed but time.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Wait(WaitError::Deadline(_)))
+    }
+}
+
+/// The reason why a log could not be opened. A second attempt finds the same.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The place or the options are not usable.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// There is no log at the place.
+    #[error("no log begins at block {lba}: {source}")]
+    NoLog {
+        /// The volume block where its anchor should be.
+        lba: u64,
+        /// The problem of the block there.
+        source: BlockError,
+    },
+    /// The log there uses other blocks.
+    #[error(
+        "the log at block {lba} has {blocks} blocks from block {start} on: open it at these, it does \
+         not move"
+    )]
+    OtherPlace {
+        /// The volume block in which its anchor was found.
+        lba: u64,
+        /// The volume block in which it was created.
+        start: u64,
+        /// Number of its blocks.
+        blocks: u64,
+    },
+    /// A crash interrupted its creation, or all of it is damaged.
+    #[error("the log at block {lba} has no block of its own: create it again")]
+    Empty {
+        /// The volume block of its anchor.
+        lba: u64,
+    },
+    /// A durable block of the log is damaged.
+    #[error(
+        "block {number} of the log (volume block {lba}) was durable and can't be read as such any \
+         more: records are lost or damaged from there on; restore the drive, or create the log again"
+    )]
+    Damaged {
+        /// The block's number in the log.
+        number: u64,
+        /// The volume block of it.
+        lba: u64,
+    },
+    /// The stream has writes in doubt outside of the log.
+    #[error(
+        "stream {stream} has {others} writes in doubt outside of the log's blocks: it belongs to \
+         something else, too; check and acknowledge them (Volume::acknowledge)"
+    )]
+    NotOurs {
+        /// The stream.
+        stream: u16,
+        /// Number of writes outside of the log.
+        others: usize,
+    },
+    /// The stream's writes in doubt could not be acknowledged.
+    #[error(transparent)]
+    Acknowledge(#[from] AcknowledgeError),
+    /// The stream could not be opened.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// Reading the log failed.
+    #[error("reading the log failed: {0}")]
+    Read(#[from] ReadError),
+    /// The blocks after a crash could not be made durable.
+    #[error("what a crash has left of the log could not be made durable: {0}")]
+    Settle(String),
+    /// This process lacks a resource.
+    #[error("this process can't start a log: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl OpenError {
+    /// Whether the same call may succeed later, with nothing changed but time.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Acknowledge(AcknowledgeError::Recover(_)))
+            || matches!(self, Self::Stream(StreamError::Recover(_)))
+    }
+
+    pub(crate) fn find(error: FindError<riopipe::ReadError>, lba: u64, of: u64, ring: u64) -> Self {
+        match error {
+            FindError::Read(error) => Self::Read(ReadError::Drive(error)),
+            FindError::Empty => Self::Empty { lba: of },
+            FindError::Damaged { number } => Self::Damaged { number, lba: lba + number % ring },
+        }
+    }
+}
+
+/// The reason why a record was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AppendError {
+    /// The log is full of untrimmed records.
+    #[error(
+        "the log is full, and no trim is in flight: apply records elsewhere, then trim them \
+         (waited {waited:?})"
+    )]
+    LogFull {
+        /// Time waited for space.
+        waited: Duration,
+    },
+    /// Records are appended faster than the drives write them.
+    #[error("no room for the record within {waited:?}: the drives are behind")]
+    Busy {
+        /// Time waited for space.
+        waited: Duration,
+    },
+    /// The record is too long for a log of this size.
+    #[error("a record of {bytes} bytes does not fit: this log takes up to {max}")]
+    TooLarge {
+        /// Length of the record in bytes.
+        bytes: usize,
+        /// Length of the longest record in bytes.
+        max: usize,
+    },
+    /// The log has ended.
+    #[error(transparent)]
+    Over(#[from] WalFailure),
+}
+
+impl AppendError {
+    /// Whether the same call may succeed later: after a trim, or once the drives have caught up.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::LogFull { .. } | Self::Busy { .. })
+    }
+}
+
+/// The reason why a record is not known to be durable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DurableError {
+    /// The time limit has passed; nothing else has changed.
+    #[error("the record at {lsn} was not durable within {waited:?}; it may still become so")]
+    Deadline {
+        /// Lsn of the record.
+        lsn: Lsn,
+        /// Time waited.
+        waited: Duration,
+    },
+    /// No record was appended at this Lsn.
+    #[error("no record was appended at {lsn}: the log ends at {end}")]
+    NotAppended {
+        /// The requested Lsn.
+        lsn: Lsn,
+        /// The Lsn of the next record.
+        end: Lsn,
+    },
+    /// The log ended before the record was durable.
+    #[error(transparent)]
+    Over(#[from] WalFailure),
+}
+
+impl DurableError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Deadline { .. })
+    }
+}
+
+/// The reason why records were not dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrimError {
+    /// The records are not durable.
+    #[error("records below {asked} can't be dropped: only those below {durable} are durable")]
+    NotDurable {
+        /// The Lsn below which they should be dropped.
+        asked: Lsn,
+        /// The Lsn below which records are durable.
+        durable: Lsn,
+    },
+    /// The log has ended.
+    #[error(transparent)]
+    Over(#[from] WalFailure),
+}
+
+impl TrimError {
+    /// Whether the same call may succeed later, once more is durable.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::NotDurable { .. })
+    }
+}
+
+/// The reason why records could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// A drive or a target failed.
+    #[error(transparent)]
+    Drive(#[from] riopipe::ReadError),
+    /// A block is damaged.
+    #[error("block {number} of the log: {error}")]
+    Block {
+        /// Number of the block.
+        number: u64,
+        /// The damage.
+        error: BlockError,
+    },
+    /// A record is damaged.
+    #[error("the record at {lsn} of the log does not fit its checksum")]
+    Record {
+        /// Lsn of the record.
+        lsn: Lsn,
+    },
+    /// The records were trimmed.
+    #[error("the log was trimmed up to {trimmed} while it was read: read on from there")]
+    Trimmed {
+        /// The first Lsn that is not trimmed.
+        trimmed: Lsn,
+    },
+    /// The log has ended.
+    #[error(transparent)]
+    Over(#[from] WalFailure),
+}
+
+impl ReadError {
+    /// Whether reading may succeed later, from an Lsn that is not trimmed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Trimmed { .. })
+    }
+
+    /// The meaning of an error while reading at an Lsn; `trimmed` is the current trim.
+    pub(crate) fn of(error: reading::ReadError<Self>, from: Lsn, trimmed: Lsn) -> Self {
+        match error {
+            reading::ReadError::Read(error) => error,
+            // The record's place may have been overwritten meanwhile.
+            _ if from < trimmed => Self::Trimmed { trimmed },
+            reading::ReadError::Block { number, error } => Self::Block { number, error },
+            reading::ReadError::Chain { number } => {
+                Self::Block { number, error: BlockError::Senseless }
+            }
+            reading::ReadError::Record { lsn } => Self::Record { lsn },
+        }
+    }
+}
+
+/// The reason why a log was not closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// The time limit has passed. The log accepts no more records and continues closing: call again
+    /// to wait for it.
+    #[error("the log was not closed within {waited:?}: {queued} bytes of records wait for room")]
+    Deadline {
+        /// Time waited.
+        waited: Duration,
+        /// Number of bytes that wait to be written.
+        queued: usize,
+    },
+    /// The log failed before. Durable records stay durable.
+    #[error(transparent)]
+    Failed(#[from] WalFailure),
+}
+
+impl CloseError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Deadline { .. })
+    }
+}

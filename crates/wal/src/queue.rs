@@ -1,0 +1,221 @@
+//! The queue of the committer: framed records, and requests.
+
+use std::sync::mpsc::SyncSender;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use riopipe::crc32c;
+use riopipe_net::Waker;
+use riopipe_wal_core::Lsn;
+use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
+
+use crate::error::{AppendError, ReadError, WalFailure};
+use crate::marks::Marks;
+
+/// A reader's request for blocks of the ring that do not cross its end.
+#[derive(Debug)]
+pub(crate) struct ReadRequest {
+    /// Place of the first block in the ring.
+    pub(crate) place: u64,
+    /// Number of bytes to read.
+    pub(crate) bytes: usize,
+    /// The channel for the bytes.
+    pub(crate) reply: SyncSender<Result<Vec<u8>, ReadError>>,
+}
+
+/// The requests to the committer other than records.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    /// A caller waits for the records that begin below this Lsn.
+    pub(crate) wanted: Lsn,
+    /// Records below this Lsn are to be dropped.
+    pub(crate) trim: Lsn,
+    pub(crate) reads: Vec<ReadRequest>,
+    /// No more records come; the log is to be closed when all are durable.
+    pub(crate) close: bool,
+    /// The log is to end without waiting.
+    pub(crate) abandon: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    records: Vec<u8>,
+    /// The Lsn of the next record.
+    end: Lsn,
+    requests: Requests,
+    over: Option<WalFailure>,
+    /// The committer sleeps, and has not been woken yet.
+    asleep: bool,
+    /// Number of appenders that wait for space.
+    waiting: usize,
+}
+
+/// Records and requests for the committer.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    room: Condvar,
+    waker: Waker,
+    bounds: Bounds,
+    /// Whether the committer needs to know what callers wait for: it then asks for a FLUSH.
+    flushes: bool,
+}
+
+/// The limits of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes of all queued records.
+    pub(crate) queue_bytes: usize,
+    /// Bytes of one record.
+    pub(crate) record_bytes: usize,
+}
+
+impl Queue {
+    pub(crate) fn new(waker: Waker, end: Lsn, trim: Lsn, bounds: Bounds, flushes: bool) -> Self {
+        let requests = Requests { wanted: end, trim, ..Requests::default() };
+        let (records, over) = (Vec::new(), None);
+        let state = State { records, end, requests, over, asleep: false, waiting: 0 };
+        let (state, room) = (Mutex::new(state), Condvar::new());
+        Self { state, room, waker, bounds, flushes }
+    }
+
+    /// Adds a record that consists of these parts; waits at most `timeout` for space.
+    pub(crate) fn append(
+        &self,
+        kind: Kind,
+        parts: [&[u8]; 2],
+        timeout: Duration,
+        marks: &Marks,
+    ) -> Result<Lsn, AppendError> {
+        let len = parts[0].len() + parts[1].len();
+        if len > self.bounds.record_bytes {
+            return Err(AppendError::TooLarge { bytes: len, max: self.bounds.record_bytes });
+        }
+        // Outside of the lock, since it takes time.
+        let sum = crc32c(crc32c(0, parts[0]), parts[1]);
+        let total = FRAME_BYTES + len;
+        let mut state = lock(&self.state);
+        let mut since = None;
+        loop {
+            if let Some(over) = &state.over {
+                return Err(over.clone().into());
+            }
+            // A record larger than the queue is queued alone.
+            if state.records.is_empty() || state.records.len() + total <= self.bounds.queue_bytes {
+                break;
+            }
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            let left = timeout.saturating_sub(waited);
+            if left.is_zero() {
+                drop(state);
+                return Err(match marks.progress().is_full {
+                    true => AppendError::LogFull { waited },
+                    false => AppendError::Busy { waited },
+                });
+            }
+            state.waiting += 1;
+            state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
+        }
+        let lsn = state.end;
+        state.records.extend_from_slice(&Frame::encode(kind, len, sum, lsn, crc32c));
+        state.records.extend_from_slice(parts[0]);
+        state.records.extend_from_slice(parts[1]);
+        state.end = lsn.plus(total);
+        self.notify(state);
+        Ok(lsn)
+    }
+
+    /// The Lsn of the next record.
+    pub(crate) fn end(&self) -> Lsn {
+        lock(&self.state).end
+    }
+
+    /// Bytes of queued records.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.state).records.len()
+    }
+
+    /// Reports that a caller waits until the record at `lsn` is durable.
+    pub(crate) fn want(&self, lsn: Lsn) {
+        if !self.flushes {
+            return;
+        }
+        let mut state = lock(&self.state);
+        if state.requests.wanted <= lsn {
+            state.requests.wanted = lsn.plus(1);
+            self.notify(state);
+        }
+    }
+
+    /// Makes a request to the committer.
+    pub(crate) fn ask(&self, request: impl FnOnce(&mut Requests)) -> Result<(), WalFailure> {
+        let mut state = lock(&self.state);
+        if let Some(over) = state.over.clone().filter(|_| !state.requests.close) {
+            return Err(over);
+        }
+        request(&mut state.requests);
+        if state.requests.close {
+            // From here on no record is accepted; queued ones are still written.
+            let _ = state.over.get_or_insert(WalFailure::Closed);
+            self.room.notify_all();
+        }
+        self.notify(state);
+        Ok(())
+    }
+
+    fn notify(&self, mut state: MutexGuard<'_, State>) {
+        if std::mem::take(&mut state.asleep) {
+            drop(state);
+            self.waker.wake();
+        }
+    }
+
+    /// The committer takes the requests, and, if it wants them, the records.
+    pub(crate) fn take(&self, records: &mut Vec<u8>, wants_records: bool) -> Requests {
+        let mut state = lock(&self.state);
+        if wants_records && !state.records.is_empty() {
+            if records.is_empty() {
+                std::mem::swap(records, &mut state.records);
+            } else {
+                records.append(&mut state.records);
+            }
+            if state.waiting > 0 {
+                self.room.notify_all();
+            }
+        }
+        let Requests { wanted, trim, close, abandon, .. } = state.requests;
+        Requests { wanted, trim, close, abandon, reads: std::mem::take(&mut state.requests.reads) }
+    }
+
+    /// The committer is about to sleep; false if there is something new for it.
+    pub(crate) fn may_sleep(&self, seen: &Requests, wants_records: bool) -> bool {
+        let mut state = lock(&self.state);
+        let Requests { wanted, trim, close, abandon, reads } = &state.requests;
+        let is_quiet = reads.is_empty()
+            && (*wanted, *trim) == (seen.wanted, seen.trim)
+            && (*close, *abandon) == (seen.close, seen.abandon)
+            && (state.records.is_empty() || !wants_records);
+        state.asleep = is_quiet;
+        is_quiet
+    }
+
+    /// The log has ended: nothing more is accepted, and waiting readers get the reason.
+    pub(crate) fn end_with(&self, why: &WalFailure) {
+        let mut state = lock(&self.state);
+        let over = state.over.insert(why.clone()).clone();
+        state.requests.close = false;
+        let reads = std::mem::take(&mut state.requests.reads);
+        drop(state);
+        self.room.notify_all();
+        for read in reads {
+            // A reader that has stopped waiting needs no answer.
+            let _ = read.reply.try_send(Err(over.clone().into()));
+        }
+    }
+}
+
+/// Locks. A panic of another thread that held the lock leaves the value consistent here.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

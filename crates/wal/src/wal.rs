@@ -1,0 +1,443 @@
+//! The public type of a log.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use riopipe::{
+    BLOCK_BYTES, InPlaceRange, Place, Recovery, Stream, StreamOptions, Until, Volume, crc32c,
+};
+use riopipe_net::Poller;
+use riopipe_wal_core::Lsn;
+use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
+use riopipe_wal_core::opening::{End, find_end};
+use riopipe_wal_core::record::Kind;
+use riopipe_wal_core::ring::Ring;
+use riopipe_wal_core::writer::{Config, Writer};
+
+use crate::committer::{Committer, END_TIMEOUT};
+use crate::error::{
+    AppendError, CloseError, CreateError, OpenError, PlaceError, ReadError, TrimError, WalFailure,
+};
+use crate::marks::{Durable, Marks};
+use crate::queue::{Bounds, Queue, lock};
+use crate::records::{Blocks, Record, Records, Span, Walk};
+
+/// The part of a volume that a log uses. Each log of a volume has a stream and blocks of its own,
+/// which nothing else uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalPlace {
+    /// The stream.
+    pub stream: u16,
+    /// First block of the place, in volume blocks.
+    pub lba: u64,
+    /// Number of blocks, at least 17: one for the anchor, the rest is the ring.
+    pub blocks: u64,
+}
+
+/// The options of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WalOptions {
+    /// The options of its stream.
+    pub stream: StreamOptions,
+    /// Bytes of records that may wait to be written; beyond that, appenders wait.
+    pub queue_bytes: usize,
+    /// Largest size of a group in bytes, at least 4096.
+    pub group_bytes: usize,
+    /// Number of groups that may be incomplete before further records wait to be written together,
+    /// at least 1. A lower number makes larger groups, a higher one makes a single record faster.
+    pub groups: usize,
+    /// Number of FLUSHes of drives with a volatile cache that may be in flight, at least 1. A drive
+    /// usually executes them one after another; over a slow network a second one saves a round
+    /// trip.
+    pub flushes: usize,
+    /// Longest time that [`Wal::append`] waits for space.
+    pub room_timeout: Duration,
+    /// Whether [`Wal::create`] may overwrite an existing log.
+    pub overwrite: bool,
+}
+
+impl Default for WalOptions {
+    fn default() -> Self {
+        Self {
+            stream: StreamOptions::default(),
+            queue_bytes: 4 << 20,
+            group_bytes: 256 << 10,
+            groups: 2,
+            flushes: 1,
+            room_timeout: Duration::from_secs(30),
+            overwrite: false,
+        }
+    }
+}
+
+/// The state of a log when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The end of the log: the Lsn of the next record.
+    pub end: Lsn,
+    /// Records below this Lsn are dropped.
+    pub trimmed: Lsn,
+    /// The last checkpoint, unless it is dropped: its [`checkpoint`](Record::checkpoint) is the Lsn
+    /// at which replay begins.
+    pub checkpoint: Option<Record>,
+    /// Writes of the log's stream that were in doubt because an ordering log of the volume was lost
+    /// (T26). The log checks its own blocks, so it has acknowledged them.
+    pub in_doubt: Vec<InPlaceRange>,
+}
+
+/// The progress of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalStat {
+    /// The Lsn of the next record.
+    pub end: Lsn,
+    /// The Lsn below which records are durable.
+    pub durable: Lsn,
+    /// The Lsn below which records are dropped.
+    pub trimmed: Lsn,
+    /// Bytes of records that wait to be written.
+    pub queued_bytes: usize,
+    /// Number of blocks that can be written before a trim is needed.
+    pub free_blocks: u64,
+    /// Length of the ring in blocks.
+    pub blocks: u64,
+}
+
+/// A log of byte records. Any thread may make any call; one thread of the log's own writes.
+///
+/// Dropping it without [`close`](Self::close) is a crash of the log: opening it again finds the
+/// durable records.
+#[derive(Debug)]
+pub struct Wal {
+    queue: Arc<Queue>,
+    marks: Arc<Marks>,
+    ring: Ring,
+    log: u64,
+    room_timeout: Duration,
+    committer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Wal {
+    /// Creates a log in `place`, and opens it.
+    ///
+    /// # Errors
+    /// [`CreateError`]. An existing log is not touched, unless [`WalOptions::overwrite`] is set.
+    pub fn create(
+        volume: &Volume,
+        place: WalPlace,
+        options: &WalOptions,
+    ) -> Result<Self, CreateError> {
+        let ring = ring_of(volume, place, options)?;
+        let mut stream = volume.stream(place.stream, &options.stream)?;
+        let mut block = vec![0; BLOCK_BYTES];
+        stream.read(place.lba, &mut block, None)?;
+        if Anchor::parse(&block, crc32c).is_ok() && !options.overwrite {
+            stream.close().map_err(riopipe::WaitError::Failed)?;
+            return Err(CreateError::Exists { lba: place.lba });
+        }
+        let (log, epoch) = (random()?, random()?);
+        let anchor = Anchor { log, start: place.lba, blocks: place.blocks };
+        let mut first = stream.buf(2 * BLOCK_BYTES)?;
+        begin(&anchor, epoch, crc32c, &mut first);
+        let end = End::of_new(epoch);
+        let group = stream.group().write(place.lba, first, Place::Fresh).tag(end.number);
+        let seq = group.submit_durable()?;
+        stream.wait(Until::Durable(seq), None)?;
+        Ok(Self::start(volume, stream, ring, log, epoch, &end, options)?)
+    }
+
+    /// Opens the log in `place`, after any crash. `recovery` is the result of opening the volume.
+    ///
+    /// # Errors
+    /// [`OpenError`]; a second attempt finds the same.
+    pub fn open(
+        volume: &Volume,
+        recovery: &Recovery,
+        place: WalPlace,
+        options: &WalOptions,
+    ) -> Result<(Self, Found), OpenError> {
+        let ring = ring_of(volume, place, options)?;
+        let in_doubt = acknowledge(volume, place)?;
+        let mut stream = volume.stream(place.stream, &options.stream)?;
+        let mut block = vec![0; BLOCK_BYTES];
+        stream.read(place.lba, &mut block, None).map_err(ReadError::Drive)?;
+        let lba = place.lba;
+        let anchor = Anchor::parse(&block, crc32c)
+            .map_err(|source: BlockError| OpenError::NoLog { lba, source })?;
+        let Anchor { log, start, blocks } = anchor;
+        if (start, blocks) != (place.lba, place.blocks) {
+            return Err(OpenError::OtherPlace { lba, start, blocks });
+        }
+        // The stream's own recovery is newer than the volume's. Without ordering logs there is
+        // neither.
+        let tagged = stream.recovery().or_else(|| recovery.stream(place.stream));
+        // Later writes make the tag obsolete.
+        let tagged = tagged.filter(|found| found.last == stream.last());
+        let tag = tagged.map(|found| found.tag).filter(|tag| *tag > 0);
+        let mut read = |place: u64, bytes: &mut [u8]| stream.read(ring.lba(place), bytes, None);
+        let end = find_end(ring, log, crc32c, tag, &mut read)
+            .map_err(|error| OpenError::find(error, ring.lba(0), lba, ring.blocks()))?;
+        if !volume.engine().capabilities().keeps_log {
+            settle(&mut stream, ring, &end)?;
+        }
+        let checkpoint = match end.checkpoint {
+            None => None,
+            Some(from) => {
+                let span = Span { ring, log, from, blocks: (end.oldest, end.number) };
+                let mut walk = Walk::new(Local { stream: &mut stream, ring }, span);
+                walk.record().map_err(|error| ReadError::of(error, from, end.trim))?
+            }
+        };
+        let found = Found { end: end.lsn, trimmed: end.trim, checkpoint, in_doubt };
+        let wal = Self::start(volume, stream, ring, log, random()?, &end, options)?;
+        Ok((wal, found))
+    }
+
+    fn start(
+        volume: &Volume,
+        stream: Stream,
+        ring: Ring,
+        log: u64,
+        epoch: u64,
+        end: &End,
+        options: &WalOptions,
+    ) -> std::io::Result<Self> {
+        let volatile = !volume.engine().capabilities().completes_durable
+            && volume.info().members.iter().any(|member| member.volatile);
+        let group_blocks = (options.group_bytes / BLOCK_BYTES) as u64;
+        let (groups, flushes) = (options.groups, options.flushes);
+        let crc = crc32c;
+        let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
+        let poller = Poller::new().map_err(std::io::Error::other)?;
+        let bounds =
+            Bounds { queue_bytes: options.queue_bytes, record_bytes: ring.record_bytes_max() };
+        let queue = Arc::new(Queue::new(poller.waker(), end.lsn, end.trim, bounds, volatile));
+        let marks = Arc::new(Marks::default());
+        let committer = Committer {
+            stream,
+            ring,
+            log,
+            writer: Writer::new(config, end),
+            queue: Arc::clone(&queue),
+            marks: Arc::clone(&marks),
+            poller,
+            records: Vec::new(),
+            packed: 0,
+            group_bytes: group_blocks as usize * PAYLOAD_BYTES,
+            refused: None,
+            trimmed: end.trim,
+            wanted: end.lsn,
+        };
+        committer.publish();
+        let builder = std::thread::Builder::new().name("riopipe-wal".into());
+        let thread = builder.spawn(move || committer.run())?;
+        let room_timeout = options.room_timeout;
+        Ok(Self { queue, marks, ring, log, room_timeout, committer: Mutex::new(Some(thread)) })
+    }
+
+    /// Appends a record, and returns its Lsn. It is written soon; [`durable`](Self::durable) and
+    /// [`wait_durable`](Self::wait_durable) wait until it is durable. After a crash the log holds a
+    /// prefix of the records in the order of their Lsns.
+    ///
+    /// It waits only for space, at most for [`WalOptions::room_timeout`].
+    ///
+    /// # Errors
+    /// [`AppendError`]; nothing was appended.
+    pub fn append(&self, record: &[u8]) -> Result<Lsn, AppendError> {
+        self.queue.append(Kind::Data, [record, &[]], self.room_timeout, &self.marks)
+    }
+
+    /// As [`append`](Self::append), without waiting for space.
+    ///
+    /// # Errors
+    /// [`AppendError`]; nothing was appended.
+    pub fn try_append(&self, record: &[u8]) -> Result<Lsn, AppendError> {
+        self.queue.append(Kind::Data, [record, &[]], Duration::ZERO, &self.marks)
+    }
+
+    /// Appends a checkpoint: the content of records below `from` is durable elsewhere, so that
+    /// replay begins at `from`. `state` is the caller's. Opening the log returns the last
+    /// checkpoint at once. It has its place among the records: after a crash it exists only if all
+    /// records before it do. Only [`trim`](Self::trim) drops records.
+    ///
+    /// # Errors
+    /// [`AppendError`]; nothing was appended.
+    pub fn checkpoint(&self, from: Lsn, state: &[u8]) -> Result<Lsn, AppendError> {
+        let parts = [&from.0.to_le_bytes()[..], state];
+        self.queue.append(Kind::Checkpoint, parts, self.room_timeout, &self.marks)
+    }
+
+    /// A waiter for the record at `lsn` and all before it to be durable.
+    pub fn durable(&self, lsn: Lsn) -> Durable {
+        Durable::new(Arc::clone(&self.marks), Arc::clone(&self.queue), lsn)
+    }
+
+    /// Blocks until the record at `lsn` and all before it are durable, at most for `timeout`.
+    ///
+    /// # Errors
+    /// [`DurableError`](crate::DurableError).
+    pub fn wait_durable(
+        &self,
+        lsn: Lsn,
+        timeout: Option<Duration>,
+    ) -> Result<(), crate::DurableError> {
+        self.durable(lsn).wait(timeout)
+    }
+
+    /// Declares that no record below `lsn` is needed any more. Their space is used again once a
+    /// later group with this trim is written and released (T11); if the log is full, one is written
+    /// for that alone. A crash before that may leave the records.
+    ///
+    /// # Errors
+    /// [`TrimError`]: the records are not durable, or the log has ended.
+    pub fn trim(&self, lsn: Lsn) -> Result<(), TrimError> {
+        let durable = self.marks.progress().durable;
+        if lsn > durable {
+            return Err(TrimError::NotDurable { asked: lsn, durable });
+        }
+        self.queue.ask(|requests| requests.trim = requests.trim.max(lsn))?;
+        Ok(())
+    }
+
+    /// The records that begin at `from` or later and are durable now, in order. Trimmed ones are
+    /// left out.
+    #[must_use]
+    pub fn records(&self, from: Lsn) -> Records {
+        let progress = self.marks.progress();
+        let from = from.max(progress.trimmed);
+        let span = Span { ring: self.ring, log: self.log, from, blocks: progress.blocks };
+        Records::new(Arc::clone(&self.queue), Arc::clone(&self.marks), span)
+    }
+
+    /// The progress of the log.
+    #[must_use]
+    pub fn stat(&self) -> WalStat {
+        let progress = self.marks.progress();
+        WalStat {
+            end: self.queue.end(),
+            durable: progress.durable,
+            trimmed: progress.trimmed,
+            queued_bytes: self.queue.len() + progress.waiting,
+            free_blocks: progress.free,
+            blocks: self.ring.blocks(),
+        }
+    }
+
+    /// The reason why the log has ended, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<WalFailure> {
+        self.marks.over()
+    }
+
+    /// Accepts no more records, waits until all are durable, and closes the stream. After a
+    /// [`Deadline`](CloseError::Deadline) the log continues closing, and this may be called again.
+    ///
+    /// # Errors
+    /// [`CloseError`].
+    pub fn close(&self, timeout: Option<Duration>) -> Result<(), CloseError> {
+        let since = Instant::now();
+        // An error means that the log has ended already; the reason is read below.
+        let _ = self.queue.ask(|requests| requests.close = true);
+        if !self.marks.wait_over(timeout) {
+            let queued = self.stat().queued_bytes;
+            return Err(CloseError::Deadline { waited: since.elapsed(), queued });
+        }
+        if let Some(thread) = lock(&self.committer).take() {
+            // The thread has reported its end, also after a panic.
+            let _ = thread.join();
+        }
+        match self.marks.over() {
+            None | Some(WalFailure::Closed) => Ok(()),
+            Some(failure) => Err(failure.into()),
+        }
+    }
+}
+
+impl Drop for Wal {
+    fn drop(&mut self) {
+        let Some(thread) = lock(&self.committer).take() else { return };
+        let _ = self.queue.ask(|requests| requests.abandon = true);
+        // The stream can then be opened again as soon as this is gone.
+        if self.marks.wait_over(Some(END_TIMEOUT)) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ring_of(volume: &Volume, place: WalPlace, options: &WalOptions) -> Result<Ring, PlaceError> {
+    let WalPlace { lba, blocks, .. } = place;
+    if !volume.engine().capabilities().keeps_order {
+        return Err(PlaceError::Engine(volume.engine()));
+    }
+    if options.group_bytes < BLOCK_BYTES {
+        return Err(PlaceError::Options("a log's groups have at least 4096 bytes"));
+    }
+    if options.groups == 0 || options.flushes == 0 {
+        return Err(PlaceError::Options("a log needs at least one group and one FLUSH in flight"));
+    }
+    let volume = volume.blocks();
+    if lba.checked_add(blocks).is_none_or(|end| end > volume) {
+        return Err(PlaceError::OutOfRange { lba, blocks, volume });
+    }
+    let ring = blocks.checked_sub(1).and_then(|ring| Ring::new(lba + 1, ring));
+    ring.ok_or(PlaceError::TooFew { blocks })
+}
+
+/// Acknowledges the list of writes in doubt of the log's stream, if all of them are in the log:
+/// reading the log checks each block anyway.
+fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, OpenError> {
+    let in_doubt = volume.in_place(place.stream);
+    let (start, end) = (place.lba, place.lba + place.blocks);
+    let is_ours = |write: &&InPlaceRange| {
+        write.range.lba >= start && write.range.lba + write.range.blocks <= end
+    };
+    let others = in_doubt.len() - in_doubt.iter().filter(is_ours).count();
+    if others > 0 {
+        return Err(OpenError::NotOurs { stream: place.stream, others });
+    }
+    if !in_doubt.is_empty() {
+        volume.acknowledge(place.stream)?;
+    }
+    Ok(in_doubt)
+}
+
+/// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may
+/// be in a cache only. They are written again, and flushed, before any others.
+fn settle(stream: &mut Stream, ring: Ring, end: &End) -> Result<(), OpenError> {
+    let failed = |error: &dyn std::fmt::Display| OpenError::Settle(error.to_string());
+    let unsettled = end.unsettled();
+    let mut last = None;
+    for (lba, blocks) in ring.extents(unsettled.start, unsettled.end - unsettled.start) {
+        for lba in lba..lba + blocks {
+            let mut block = stream.buf(BLOCK_BYTES).map_err(|error| failed(&error))?;
+            stream.read(lba, &mut block, None).map_err(|error| failed(&error))?;
+            let group = stream.group().write(lba, block, Place::InPlace);
+            last = Some(group.submit().map_err(|error| failed(&error))?);
+        }
+    }
+    if let Some(seq) = last {
+        stream.wait(Until::Durable(seq), None).map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Reads with the stream itself.
+struct Local<'a> {
+    stream: &'a mut Stream,
+    ring: Ring,
+}
+
+impl Blocks for Local<'_> {
+    fn read(&mut self, place: u64, bytes: &mut [u8]) -> Result<(), ReadError> {
+        Ok(self.stream.read(self.ring.lba(place), bytes, None)?)
+    }
+}
+
+/// A random number from the kernel.
+fn random() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}

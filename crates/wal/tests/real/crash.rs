@@ -1,0 +1,94 @@
+//! Targets that die, and streams that fail.
+
+use std::time::Duration;
+
+use riopipe::{ConnectOptions, EngineKind, OpenOptions};
+use riopipe_wal::{AppendError, DurableError, Lsn, Wal, WalFailure};
+
+use crate::site::{Drive, PLACE, SOON, Site, connect, options, read, reopen};
+
+#[test]
+fn a_target_that_dies_and_comes_back_costs_time_and_no_record() {
+    let mut site = Site::new(Drive::Volatile, EngineKind::Rio);
+    let (volume, recovery) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let mut all = Vec::new();
+    for number in 0..60u64 {
+        all.push((wal.append(&number.to_le_bytes()).unwrap(), number.to_le_bytes().to_vec()));
+        if number % 20 == 10 {
+            site.kill();
+            site.start();
+        }
+    }
+    wal.wait_durable(all.last().unwrap().0, Some(SOON)).unwrap();
+    assert!(read(&wal, Lsn(0)) == all);
+    drop(wal);
+    let (wal, _) = reopen(&volume, &recovery, PLACE);
+    assert!(read(&wal, Lsn(0)) == all);
+    wal.close(Some(SOON)).unwrap();
+}
+
+/// Only its blocks show the end of the log.
+#[test]
+fn t26_records_are_found_without_the_ordering_log() {
+    let mut site = Site::rio();
+    let (volume, _) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let mut all = Vec::new();
+    for number in 0..200u64 {
+        let bytes = vec![number as u8; 3000];
+        all.push((wal.append(&bytes).unwrap(), bytes));
+    }
+    wal.wait_durable(all.last().unwrap().0, Some(SOON)).unwrap();
+    drop((wal, volume));
+    site.kill();
+    site.lose_log();
+    site.start();
+    let (volume, recovery) = site.open_with(&OpenOptions {
+        accept_lost_log: true,
+        take_over: true,
+        connect: connect(),
+        ..OpenOptions::default()
+    });
+    let (wal, _) = reopen(&volume, &recovery, PLACE);
+    assert!(read(&wal, Lsn(0)) == all);
+    let lsn = wal.append(b"goes on").unwrap();
+    wal.wait_durable(lsn, Some(SOON)).unwrap();
+    wal.close(Some(SOON)).unwrap();
+}
+
+#[test]
+fn a_failed_log_reports_to_all_callers_and_opens_with_its_durable_records() {
+    let mut site = Site::rio();
+    // No time for a lost target to come back.
+    let no_retries = ConnectOptions { loss_timeout: Duration::ZERO, ..connect() };
+    let (volume, _) =
+        site.open_with(&OpenOptions { connect: no_retries, ..OpenOptions::default() });
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let first = wal.append(b"durable").unwrap();
+    wal.wait_durable(first, Some(SOON)).unwrap();
+    site.kill();
+    // The log may or may not have noticed by now.
+    let error = match wal.append(b"lost") {
+        Ok(lsn) => wal.wait_durable(lsn, Some(SOON)).unwrap_err(),
+        Err(AppendError::Over(over)) => over.into(),
+        Err(error) => panic!("{error}"),
+    };
+    let DurableError::Over(WalFailure::Stream(failure)) = error else { panic!("{error}") };
+    assert_eq!(failure.volume, "logs");
+    // All later calls return the same; durable records remain.
+    assert_eq!(wal.append(b"no").unwrap_err(), WalFailure::Stream(failure.clone()).into());
+    assert_eq!(wal.trim(first), Err(WalFailure::Stream(failure.clone()).into()));
+    assert_eq!(wal.failure(), Some(WalFailure::Stream(failure)));
+    wal.wait_durable(first, None).unwrap();
+    assert!(wal.records(Lsn(0)).next().unwrap().is_err());
+    assert!(wal.close(Some(SOON)).is_err());
+    drop((wal, volume));
+
+    site.start();
+    let (volume, recovery) = site.open();
+    let (wal, _) = reopen(&volume, &recovery, PLACE);
+    let records = read(&wal, Lsn(0));
+    assert_eq!(records[0], (first, b"durable".to_vec()));
+    wal.close(Some(SOON)).unwrap();
+}
