@@ -101,6 +101,9 @@ named! {
         T8StaleOwner = "T8-stale-owner",
         /// A fenced owner's reads are still answered, with what recovery has left.
         T8FencedReads = "T8-fenced-reads",
+        /// A read that was under way when its owner was overtaken, and that no fence waits for, is
+        /// answered with what recovery, or the next owner, has left.
+        T8LateReads = "T8-late-reads",
         /// Replay starts before the first copy's writes have come back.
         T8GhostReplay = "T8-ghost-replay",
         /// A recovery that is begun anew does not wait for what the last attempt was zeroing.

@@ -136,9 +136,11 @@ impl Inner {
             }
             let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
             if left.is_zero() {
-                let target = self.server_name(release.owed().unwrap_or(0));
-                let source = CallError::TimedOut(self.connect.timeout);
-                return Err(CloseError::Call { target, source });
+                let server = release.owed().unwrap_or(0);
+                let absence = self.servers[server].target.absence();
+                let timed_out = CallError::TimedOut(self.connect.timeout);
+                let source = absence.map_or(timed_out, |absence| CallError::Away(absence.why));
+                return Err(CloseError::Call { target: self.server_name(server), source });
             }
             self.signal.wait(seen, left);
         }

@@ -357,7 +357,8 @@ impl Volume {
         self.inner.acknowledge_stream(StreamId(id))
     }
 
-    /// Gives the volume back, so that anyone may open it. All streams must have been closed.
+    /// Gives the volume back, so that anyone may open it. All streams must have been closed. A target
+    /// that is away is waited for, for as long as [`ConnectOptions::timeout`].
     ///
     /// # Errors
     /// [`CloseError`].

@@ -65,6 +65,8 @@ pub struct SimEnv {
     pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
     /// The core that is at work.
     pub core: usize,
+    /// Controllers whose associations the target has ended, since somebody looked.
+    pub ended: Vec<u16>,
     /// What sessions and drives have to say.
     pub said: Said,
     /// Stops the process in the middle of something.
@@ -75,7 +77,8 @@ impl SimEnv {
     /// The environment of a machine with these drives.
     #[must_use]
     pub fn new(drives: Vec<DriveQueue>, fuse: Fuse, said: Said) -> Self {
-        Self { now: 0, shared: None, drives, mail: Vec::new(), core: 0, said, fuse }
+        let (mail, ended) = (Vec::new(), Vec::new());
+        Self { now: 0, shared: None, drives, mail, core: 0, ended, said, fuse }
     }
 }
 
@@ -109,6 +112,9 @@ impl TargetEnv for SimEnv {
     }
 
     fn log(&mut self, event: Event<'_>) {
+        if let Event::Closed { cntlid: Some(cntlid), qid: 0, .. } = event {
+            self.ended.push(cntlid);
+        }
         self.said.say(|| format!("{event:?}"));
     }
 }

@@ -184,8 +184,11 @@ pub enum Op {
     WaitDurable,
     /// Waits until everything submitted is complete.
     WaitComplete,
-    /// Reads so many blocks from a block on.
+    /// Reads so many blocks from a block on; or has another thread of its process read them, beside
+    /// the streams.
     Read(u32, u32),
+    /// Has another thread of its process read them.
+    Look(u32, u32),
     /// Does nothing for so many µs.
     Pause(u32),
     /// Leaves the stream as it is, and opens it anew.

@@ -86,6 +86,8 @@ pub struct World {
     copies: Vec<Option<(Vec<u32>, SetAside)>>,
     /// Logs that somebody has decided to give up.
     given_up: Vec<bool>,
+    /// On each machine, the connection of the owner's association that the target ended last.
+    ended: Vec<Option<usize>>,
     crashes: u64,
     calm_since: Option<(u64, u64)>,
     over: bool,
@@ -161,6 +163,7 @@ impl World {
             stops: vec![Stop::default(); machines.len()],
             copies: machines.iter().map(|_| None).collect(),
             given_up: vec![false; machines.len()],
+            ended: vec![None; machines.len()],
             core,
             machines,
             volumes,
@@ -280,12 +283,7 @@ impl World {
                         oracle.heard(client, at, *now);
                     }
                 } else if (intruder::FIRST..claimant::FIRST).contains(&client) {
-                    let intruder = &mut self.intruders[client - intruder::FIRST];
-                    intruder.welcome = oracle.is_welcome(at);
-                    if !oracle.is_in_use(at, *now) {
-                        intruder.free = true;
-                        oracle.may_intrude(intruder.at, intruder.content);
-                    }
+                    self.intruders[client - intruder::FIRST].comes(oracle, *now);
                 }
                 machine.receive(conn, bytes);
             }
@@ -356,9 +354,12 @@ impl World {
 
     /// Sees to what a machine's sessions have left to be done.
     fn settle(&mut self, at: usize) {
-        let Self { core, machines, neighbour, volumes, .. } = self;
+        let Self { core, machines, neighbour, volumes, intruders, .. } = self;
         let machine = &mut machines[at];
         machine.env.now = core.now;
+        for intruder in intruders.iter_mut().filter(|intruder| intruder.at.machine == at) {
+            intruder.waits(&mut core.oracle, core.now);
+        }
         machine.work();
         if let Some(by) = machine.misled.take() {
             core.oracle.misled(at, &by);
@@ -485,6 +486,7 @@ impl World {
             {
                 self.each_oracle(|oracle, now| oracle.log_fails(at, now));
             }
+            self.each_oracle(|oracle, _| oracle.loses_power(at));
             self.machines[at].power_cut();
         } else {
             machine.kill();

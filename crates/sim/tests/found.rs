@@ -12,7 +12,11 @@
 //! target that does not answer until its queue is full (90909000061320); an owner was heard again after
 //! its lease (31415926000040456, P5), or was heard and had not been let back in (7300057561, P5);
 //! a power cut tore a label that was durable (905090110044477, P2), and a discard was held to be undone
-//! after a plain host had written over it (132278238373490, P3).
+//! after a plain host had written over it (132278238373490, P3); a plain write was judged by whose the
+//! volume was when it came, and a busy core heard of it later (252133499934597, P8; 409822777595034, P5), a
+//! stream's connection came up and was lost within one round (252133499968377, P8), the target had ended an
+//! association whose connection was still there (409822778179368, P7), and a reader missed what a drive
+//! without a log had lost with its power (409822777849367, P9).
 
 use std::path::Path;
 

@@ -306,6 +306,13 @@ impl PlainIo {
             Err(error) => status_of(&error, code == opcode::READ),
             Ok(buf) => match (code, buf) {
                 _ if cx.closing => Status::SUCCESS,
+                // Its owner was overtaken while the read was under way, and nothing waited for the
+                // read: it may have found what the next owner has undone or written (T8, P9).
+                (opcode::READ, _)
+                    if cx.reads_overtaken(ns) && !probe::planted(Plant::T8LateReads) =>
+                {
+                    overtaken()
+                }
                 (opcode::READ, Some(buf)) => return send_read(cx, index, buf, out),
                 (opcode::READ, None) => {
                     debug_assert!(false, "a read without a buffer");

@@ -185,3 +185,45 @@ fn a_volume_is_given_back_on_all_targets() {
     let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
     assert!(!owner.cluster.worlds.iter().any(owned));
 }
+
+/// Gives the volume back while all associations end after the question and before the answer.
+fn release_across_a_loss(loss_ns: u64) -> (Owner, Result<(), StreamsRecoveryError>) {
+    let mut owner = Owner::new(2, loss_ns);
+    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
+    let mut is_cut = false;
+    let released = loop {
+        let (now, managers) = (owner.cluster.now, &mut owner.managers);
+        match release.advance(now, |server, work| work(&mut managers[server])) {
+            Ok(false) => {}
+            Ok(true) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+        if !std::mem::replace(&mut is_cut, true) {
+            let mut wires = std::mem::take(&mut owner.wires);
+            owner.cluster.cut(&mut wires);
+            for manager in &mut owner.managers {
+                manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
+            }
+        } else if !owner.carry() {
+            let due = owner.managers.iter().filter_map(Manager::deadline).min();
+            owner.cluster.go_to(due.expect("the targets are tried again"));
+            let now = owner.cluster.now;
+            owner.managers.iter_mut().for_each(|manager| manager.timeout(now));
+        }
+    };
+    (owner, released)
+}
+
+#[test]
+fn a_volume_is_given_back_to_targets_that_were_away_meanwhile() {
+    let (owner, released) = release_across_a_loss(60 * S);
+    assert_eq!(released, Ok(()));
+    let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
+    assert!(!owner.cluster.worlds.iter().any(owned));
+}
+
+#[test]
+fn a_volume_is_not_given_back_to_a_target_that_will_not_come_back() {
+    let (_, released) = release_across_a_loss(0);
+    assert_eq!(released, Err(StreamsRecoveryError::Away { server: 0 }));
+}

@@ -152,12 +152,11 @@ impl Stream {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),
             Op::WaitDurable => self.wait(Until::Durable(last), core),
-            // Another thread of the process reads them, beside its streams.
-            Op::Read(block, blocks) if core.now / US % 4 == 1 => {
+            Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
+            Op::Read(block, blocks) | Op::Look(block, blocks) => {
                 self.looks = Some((block, blocks));
                 Done::Yes
             }
-            Op::Read(block, blocks) => self.read(block, blocks, core),
             Op::Pause(_) => Done::Yes,
             Op::Restart => {
                 let id = self.id;

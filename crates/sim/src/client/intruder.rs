@@ -17,7 +17,7 @@ use crate::core::{Core, Ev, US};
 use crate::drive::LABEL_BLOCKS;
 use crate::machine::{VOLUME, subnqn};
 use crate::network::{ClientEnd, Role};
-use crate::oracle::Where;
+use crate::oracle::{Oracle, Where};
 use crate::payload::Payload;
 
 /// Intruders are counted from here where initiators are counted from 0.
@@ -63,10 +63,12 @@ pub struct Intruder {
     pub at: Where,
     /// What it writes.
     pub content: Content,
-    /// The volume had nobody to refuse it when its command came.
+    /// The volume had nobody to refuse it when its command came, or, for a write, later.
     pub free: bool,
-    /// Nobody had it: there was no reason to refuse its command.
+    /// Nobody had it all the time: there was no reason to refuse its command.
     pub welcome: bool,
+    /// Its command, or a part of it, has come to the machine.
+    has_come: bool,
     doing: Doing,
     bytes: Vec<u8>,
     /// Operations to come.
@@ -93,6 +95,7 @@ impl Intruder {
             content,
             free: false,
             welcome: false,
+            has_come: false,
             doing: Doing::Nothing,
             bytes: vec![0; BLOCK],
             left: more,
@@ -116,6 +119,28 @@ impl Intruder {
         let end = self.end(Role::Admin(0));
         self.server.attach(self.config.clone(), end, core);
         self.hear(core);
+    }
+
+    /// Bytes of it have come to its machine.
+    pub fn comes(&mut self, oracle: &mut Oracle, now: u64) {
+        (self.has_come, self.welcome) = (true, oracle.is_welcome(self.at.machine));
+        self.look(oracle, now);
+    }
+
+    /// Its machine goes on. A core that is busy carries a write out later than it comes, and whose
+    /// the volume is then may be another's affair.
+    pub fn waits(&mut self, oracle: &mut Oracle, now: u64) {
+        if self.has_come && self.doing == Doing::Write {
+            self.welcome &= oracle.is_welcome(self.at.machine);
+            self.look(oracle, now);
+        }
+    }
+
+    fn look(&mut self, oracle: &mut Oracle, now: u64) {
+        if !oracle.is_in_use(self.at.machine, now) {
+            self.free = true;
+            oracle.may_intrude(self.at, self.content);
+        }
     }
 
     /// Something is due at its target.
@@ -144,7 +169,7 @@ impl Intruder {
         self.left -= 1;
         let blocks = core.scenario.machines[self.at.machine].blocks;
         self.at.lba = core.rng.range(LABEL_BLOCKS.into(), u64::from(blocks) - 1) as u32;
-        (self.free, self.welcome) = (false, false);
+        (self.free, self.welcome, self.has_come) = (false, false, false);
         if core.rng.one_in(3) {
             self.send(Doing::Read, core);
         } else {

@@ -248,6 +248,11 @@ impl Client {
         server.admin_conn()
     }
 
+    /// Over which of a machine's controllers it has, or had, the volume there.
+    pub fn cntlid(&mut self, machine: usize) -> Option<u16> {
+        self.servers.get_mut(machine)?.cntlid()
+    }
+
     /// Which life it is in.
     #[must_use]
     pub const fn life(&self) -> u32 {

@@ -245,6 +245,11 @@ impl Server {
         matches!(self.link, Link::Managed(_)) && self.is_up()
     }
 
+    /// The controller of the association that is there.
+    pub(super) fn cntlid(&mut self) -> Option<u16> {
+        Some(self.manager()?.controller()?.cntlid)
+    }
+
     /// The admin connection of the association that is there.
     #[must_use]
     pub(super) fn admin_conn(&self) -> Option<usize> {

@@ -147,6 +147,8 @@ pub(super) struct Stream {
     pub(super) reading: Reading,
     /// When each connection was last seen to carry requests, ns.
     pub(super) carried: Vec<u64>,
+    /// Of each server, whether its connection carried when the stream was last looked at.
+    carries: Vec<bool>,
     replaying: Vec<bool>,
     /// How often connections were made again.
     again: u16,
@@ -210,6 +212,7 @@ impl Stream {
             wakes_at: None,
             reading: Reading::default(),
             carried: vec![core.now; servers],
+            carries: vec![false; servers],
             replaying: vec![false; servers],
             again: 0,
             anew: false,
@@ -385,6 +388,7 @@ impl Stream {
             self.begun = true;
         }
         self.carried.fill(core.now);
+        self.carries.fill(true);
         self.wakes_at = None;
     }
 
@@ -447,9 +451,11 @@ impl Stream {
 
     /// One round of all there is to do; whether anything was done.
     pub(super) fn round(&mut self, core: &mut Core) -> bool {
-        self.look_at_links(core);
         let mut worked = loop {
-            match self.receive(core) {
+            let received = self.receive(core);
+            // A connection may come up and be lost in the same round.
+            self.look_at_links(core);
+            match received {
                 Ok(worked) => break worked,
                 Err((server, error)) => self.lose(server, error, core),
             }
@@ -566,7 +572,9 @@ impl Stream {
         let Body::Open(driver) = &self.body else { return };
         for server in 0..self.connections.len() {
             let link = driver.link(server as u16);
-            if matches!(link, LinkState::Up | LinkState::Replaying) {
+            // A connection that carries does so until the stream hears that it is lost.
+            let carries = matches!(link, LinkState::Up | LinkState::Replaying);
+            if core::mem::replace(&mut self.carries[server], carries) || carries {
                 self.carried[server] = core.now;
             }
             let replaying = link == LinkState::Replaying;

@@ -39,6 +39,7 @@ const ALL: &[(u64, Draw)] = &[
     (10, owners::overtaken_while_coming_back),
     (1, stopped_and_cut_off),
     (1, owners::reads_of_the_overtaken),
+    (3, owners::reads_that_outlive_the_owner),
     (2, owners::overtaken_and_given_back),
     (1, answers_of_the_last_attempt),
     (2, spoilt_logs),

@@ -110,6 +110,7 @@ pub(super) struct Process {
 impl Machine {
     /// The target's process begins to serve.
     pub(super) fn begin_process(&mut self) {
+        self.env.ended.clear();
         let count = usize::from(self.spec.cores.max(1));
         let (places, queues) = (Places::new(PLACES), QueueCounts::new(count));
         let grace_ns = *self.rng.pick(&[0, MS, 100 * MS, 1000 * MS]);

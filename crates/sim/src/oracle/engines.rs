@@ -12,7 +12,7 @@
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
 
-use super::blocks::Block;
+use super::blocks::{Block, Wr};
 use super::{
     Drives, Era, Named, Opened, Oracle, Poison, Promise, Recovered, StreamHistory, Submitted,
 };
@@ -29,6 +29,8 @@ pub(super) struct Promised {
     freed: bool,
     /// Which group each write is of, by number.
     groups: Vec<Option<(Era, u16, Seq)>>,
+    /// Of each machine, the number of the first write that was submitted after it lost its power.
+    cuts: Vec<u64>,
 }
 
 impl Promised {
@@ -38,6 +40,7 @@ impl Promised {
             held: vec![false; scenario.machines.len()],
             freed: false,
             groups: Vec::new(),
+            cuts: vec![0; scenario.machines.len()],
         }
     }
 
@@ -116,12 +119,33 @@ impl Oracle {
 
     /// Up to which group a stream's writes are there for others to read. A stream without a log
     /// that has failed may have lost what was not durable.
-    pub(super) fn delivered(&self, history: &StreamHistory) -> Seq {
+    fn delivered(&self, history: &StreamHistory) -> Seq {
         if self.promised.is_logged() || !history.failed {
             history.complete
         } else {
             history.durable
         }
+    }
+
+    /// A machine loses its power. Without a log, what was complete there and not durable may be
+    /// gone, and nobody sends it again: readers miss it from now on, though its stream may hear of
+    /// the loss later (P9).
+    pub fn loses_power(&mut self, machine: usize) {
+        if !self.promised.is_logged() {
+            self.promised.cuts[machine] = self.completed.len() as u64;
+        }
+    }
+
+    /// See [`loses_power`](Self::loses_power): of the machine with a block.
+    pub(super) fn cut(&self, block: &Block) -> u64 {
+        self.promised.cuts[block.at.machine]
+    }
+
+    /// Whether a write of a block is there for other streams to read.
+    pub(super) fn is_delivered(&self, wr: &Wr, block: &Block) -> bool {
+        let history = &self.eras[wr.era][usize::from(wr.stream)];
+        wr.seq <= self.delivered(history)
+            && (wr.seq <= history.durable || wr.number >= self.cut(block))
     }
 
     /// The volume has been taken by a new owner. Nothing was recovered: its streams count anew.

@@ -149,6 +149,8 @@ struct Due {
     past: usize,
     /// So many of its failures were.
     settled_shakes: u32,
+    /// See [`Oracle::loses_power`].
+    cut: u64,
 }
 
 /// How an owner came to the volume.
@@ -439,19 +441,18 @@ impl Oracle {
     /// What a read that begins now may find, block by block.
     #[must_use]
     pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Read {
-        let delivered = |wr: &Wr| {
-            wr.stream == stream || wr.seq <= self.delivered(&self.eras[era][usize::from(wr.stream)])
-        };
         let stale = self.is_stale(era);
         let due = (block..block + blocks).map(|block| {
             let b = &self.blocks[block as usize];
             let past = if stale { 0 } else { b.past() };
-            let newest = b.of_era(era, past).filter(|wr| delivered(wr)).map(|wr| wr.number).max();
+            let known = |wr: &&Wr| wr.stream == stream || self.is_delivered(wr, b);
+            let newest = b.of_era(era, past).filter(known).map(|wr| wr.number).max();
             Due {
                 newest: newest.unwrap_or(0),
                 base: b.base.clone(),
                 past,
                 settled_shakes: b.settled_shakes,
+                cut: self.cut(b),
             }
         });
         Read { era, stream, block, recoveries: self.recoveries, stale, due: due.collect() }
@@ -471,7 +472,7 @@ impl Oracle {
             }
             // What a drive loses when its FLUSH fails, readers miss (T22). A take-over that settles
             // the block while the read is under way does not bring it back.
-            let shaken = b.shakes > due.settled_shakes;
+            let shaken = b.shakes > due.settled_shakes || self.cut(b) > due.cut;
             if !shaken && !b.may_read(read.era, due, *found) {
                 let over =
                     if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };

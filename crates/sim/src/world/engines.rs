@@ -10,8 +10,15 @@ impl World {
             return;
         }
         for machine in 0..self.machines.len() {
-            let conn = self.owner().and_then(|owner| self.clients[owner].holds(machine));
-            let there = conn.is_some_and(|conn| {
+            let owner = self.owner();
+            let conn = owner.and_then(|owner| self.clients[owner].holds(machine));
+            // A connection may be there for a while after the target has ended its association.
+            let ended = core::mem::take(&mut self.machines[machine].env.ended);
+            let cntlid = owner.and_then(|owner| self.clients[owner].cntlid(machine));
+            if cntlid.is_some_and(|cntlid| ended.contains(&cntlid)) {
+                self.ended[machine] = conn;
+            }
+            let there = conn.filter(|_| conn != self.ended[machine]).is_some_and(|conn| {
                 let conn = self.core.net.conn(conn);
                 conn.client.is_some() && conn.server == Some(machine)
             });

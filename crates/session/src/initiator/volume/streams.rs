@@ -214,7 +214,9 @@ const RELEASING: &str = "giving the volume back";
 #[derive(Debug)]
 pub struct VolumeRelease {
     volume: VolumeId,
-    begun: Vec<Begun>,
+    /// Of each target, the [number](AssociationManager::number) of the association over which it was
+    /// asked last.
+    asked: Vec<Option<u32>>,
     /// Of each target, whether it still has to answer.
     owed: Vec<bool>,
     refused: Option<(usize, Status)>,
@@ -226,22 +228,23 @@ impl VolumeRelease {
     /// Begins. `speaks` says of each target whether it speaks the extension: no other is asked.
     #[must_use]
     pub fn new(volume: VolumeId, speaks: Vec<bool>) -> Self {
-        let begun = alloc::vec![Begun::default(); speaks.len()];
-        Self { volume, begun, owed: speaks, refused: None, given: Vec::new() }
+        let asked = alloc::vec![None; speaks.len()];
+        Self { volume, asked, owed: speaks, refused: None, given: Vec::new() }
     }
 
     /// Goes on: asks the targets, and takes in what they have answered. `with` calls what it is
-    /// given with the manager of a target. Whether every target has answered.
+    /// given with the manager of a target. Whether every target has answered. A target that is away
+    /// is asked when it is back, and one that was lost before it answered is asked again.
     ///
     /// # Errors
-    /// A target is away, can't be asked, or does not take the volume back; those that have answered
-    /// otherwise have it.
+    /// A target will not come back, can't be asked, or does not take the volume back; those that have
+    /// answered otherwise have it.
     pub fn advance<P: AsRef<[u8]> + Clone>(
         &mut self,
         now: u64,
         mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
     ) -> Result<bool, StreamsRecoveryError> {
-        for server in 0..self.begun.len() {
+        for server in 0..self.asked.len() {
             let mut worked = Ok(());
             with(server, &mut |manager| worked = self.work(server, manager, now));
             worked?;
@@ -278,10 +281,13 @@ impl VolumeRelease {
         if !self.owed[server] {
             return Ok(());
         }
-        let Some((association, first)) = self.begun[server].association(manager) else {
-            return Err(StreamsRecoveryError::Away { server });
+        let number = Some(manager.number());
+        let is_lost = manager.absence().is_some_and(|absence| absence.for_good);
+        let Some(association) = manager.association() else {
+            // The claim that the manager makes when the target is back is given back like the first.
+            return if is_lost { Err(StreamsRecoveryError::Away { server }) } else { Ok(()) };
         };
-        if first {
+        if core::mem::replace(&mut self.asked[server], number) != number {
             let release = release_command(self.volume, false);
             association.ask(ControlQueue::Admin, RELEASE, release, Data::None, now).map_err(
                 |error| {

@@ -52,6 +52,25 @@ pub(super) fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
     scenario
 }
 
+/// A reader of the volume reads, very slowly, what its owner has written and not made durable;
+/// meanwhile the volume is taken over, and what is being read is undone (T8, P9).
+pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(8, rng);
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (500, 15);
+    scenario.volume.slots = 64;
+    scenario.client.flush_us = 200_000;
+    for block in 0..4 {
+        scenario.steps.push(write(0, block, 1, Place::Fresh, false));
+    }
+    scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
+    for _ in 0..40 {
+        scenario.steps.push(Step { stream: 0, op: Op::Look(rng.below(4) as u32, 1) });
+        scenario.steps.push(Step { stream: 0, op: Op::Pause(500) });
+    }
+    scenario.faults.push(at(rng.range(100, 300), What::TakeOver { for_us: 0 }));
+    scenario
+}
+
 /// An owner is overtaken while nobody reaches it, and the volume is given back before it hears of
 /// that: what it has sent comes when nobody has the volume (T8).
 pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
