@@ -309,7 +309,9 @@ impl PlainIo {
                 // Its owner was overtaken while the read was under way, and nothing waited for the
                 // read: it may have found what the next owner has undone or written (T8, P9).
                 (opcode::READ, _)
-                    if cx.reads_overtaken(ns) && !probe::planted(Plant::T8LateReads) =>
+                    if cx.reads_overtaken(ns)
+                        && !probe::planted(Plant::T8LateReads)
+                        && !probe::planted(Plant::T8FencedReads) =>
                 {
                     overtaken()
                 }

@@ -32,9 +32,9 @@ const ALL: &[(u64, Draw)] = &[
     (8, undone_again),
     (2, replayed_over_newer),
     (3, words_of_older_laps),
-    (1, words_that_were_never_fenced),
+    (4, words_that_were_never_fenced),
     (2, overlap_in_one_fence),
-    (1, reads_beside_replays),
+    (4, reads_beside_replays),
     (1, closed_while_cut_off),
     (10, owners::overtaken_while_coming_back),
     (1, stopped_and_cut_off),
@@ -48,7 +48,7 @@ const ALL: &[(u64, Draw)] = &[
     (3, left_alone),
     (2, away_for_about_the_loss_time),
     (2, writes_of_the_dead),
-    (6, connected_late),
+    (8, connected_late),
 ];
 
 /// The scenario of a seed that is about a coincidence.
