@@ -2,7 +2,6 @@
 //! else is done with it.
 
 use core::mem;
-use core::ops::Range;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Kind, Member};
@@ -19,16 +18,16 @@ use crate::outbox::Outbox;
 use crate::wire;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// A Write, Write Zeroes or Flush with an ordering attribute, with its in-capsule data at `data`
-    /// in `buf`.
+    /// A Write, Write Zeroes or Flush with an ordering attribute, with its in-capsule data, which
+    /// begins at `data_at` in the receive buffer.
     #[inline]
     #[allow(clippy::too_many_arguments)]
     pub(super) fn arrived(
         &mut self,
         cx: &mut Context<E>,
         sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
+        data: &[u8],
+        data_at: usize,
         digest_ok: bool,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
@@ -38,7 +37,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             cx.respond(cid, Self::refusal(cx, cause), 0, out);
             return Ok(());
         }
-        let (attribute, ns, inline) = match self.check(cx, sqe, &buf[data.clone()], digest_ok) {
+        let (attribute, ns, inline) = match self.check(cx, sqe, data, digest_ok) {
             Ok(checked) => checked,
             Err(status) => {
                 self.stop(cx, Member(0), sqe.dword(3));
@@ -82,7 +81,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 self.start(cx, index, env, out);
             }
         } else if !data.is_empty() {
-            cx.commands[index].inline = (data.start as u32, data.end as u32);
+            cx.commands[index].inline = (data_at as u32, (data_at + data.len()) as u32);
             self.inline.push(index);
         }
         Ok(())

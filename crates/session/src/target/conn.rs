@@ -14,6 +14,7 @@ use super::admin::Admin;
 use super::budget::Loan;
 use super::commands::Stage;
 use super::context::{Context, shared};
+use super::dispatch::Capsule;
 use super::env::{Event, OpId, TargetEnv};
 use super::fencing::Fences;
 use super::limits::{
@@ -142,7 +143,8 @@ impl<E: TargetEnv> TargetConn<E> {
             let pdu = &buf[at..];
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
-                if let Err(closed) = self.capsule(&sqe, buf, data, true, env, out) {
+                let capsule = Capsule::new(&sqe, buf, data, true);
+                if let Err(closed) = self.capsule(capsule, env, out) {
                     break Err(closed);
                 }
                 at += len;

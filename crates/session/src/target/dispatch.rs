@@ -14,6 +14,25 @@ use super::env::TargetEnv;
 use crate::outbox::Outbox;
 use crate::wire;
 
+/// One command capsule in the receive buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capsule<'a> {
+    pub(super) sqe: &'a Sqe,
+    /// Its in-capsule data.
+    pub(super) data: &'a [u8],
+    /// Where that data begins in the receive buffer, in bytes.
+    pub(super) data_at: usize,
+    pub(super) digest_ok: bool,
+}
+
+impl<'a> Capsule<'a> {
+    /// The capsule of `sqe`, with its data at `data` in the receive buffer `buf`.
+    #[inline]
+    pub(super) fn new(sqe: &'a Sqe, buf: &'a [u8], data: Range<usize>, digest_ok: bool) -> Self {
+        Self { sqe, data_at: data.start, data: &buf[data], digest_ok }
+    }
+}
+
 impl<E: TargetEnv> TargetConn<E> {
     /// One PDU at `at` in `buf`.
     #[inline(never)]
@@ -28,7 +47,7 @@ impl<E: TargetEnv> TargetConn<E> {
         let data = at + parsed.data.start..at + parsed.data.end;
         match &parsed.pdu {
             Pdu::CapsuleCmd { sqe } => {
-                self.capsule(sqe, buf, data, parsed.data_digest_ok, env, out)
+                self.capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, out)
             }
             Pdu::H2cData(header) => {
                 self.h2c_data(header, &buf[data], parsed.data_digest_ok, env, out)
@@ -40,45 +59,42 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// One command, with its in-capsule data at `data` in `buf`.
+    /// One command.
     #[inline]
     pub(super) fn capsule(
         &mut self,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cx = &mut self.cx;
         let Some(queue) = &cx.queue else {
-            return self.before_connect(sqe, &buf[data], digest_ok, env, out);
+            return self.before_connect(capsule, env, out);
         };
+        let cid = capsule.sqe.cid();
         cx.sqhd += 1;
         if cx.sqhd >= queue.entries {
             cx.sqhd = 0;
         }
-        if cx.commands.has_cid(sqe.cid()) {
-            cx.respond(sqe.cid(), Status::COMMAND_ID_CONFLICT.with_dnr(), 0, out);
+        if cx.commands.has_cid(cid) {
+            cx.respond(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, out);
             return Ok(());
         }
         if queue.qid == 0 {
-            self.admin_command(sqe, &buf[data], digest_ok, env, out)
+            self.admin_command(capsule, env, out)
         } else {
-            self.io_command(sqe, buf, data, digest_ok, env, out)
+            self.io_command(capsule, env, out)
         }
     }
 
-    /// A command on the admin queue, with its in-capsule data.
+    /// A command on the admin queue.
     fn admin_command(
         &mut self,
-        sqe: &Sqe,
-        data: &[u8],
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let Capsule { sqe, data, digest_ok, .. } = capsule;
         if !digest_ok {
             self.cx.respond(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, out);
             return Ok(());
@@ -95,25 +111,23 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// A command on an I/O queue, with its in-capsule data at `data` in `buf`.
+    /// A command on an I/O queue.
     #[inline]
     fn io_command(
         &mut self,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let Capsule { sqe, data, data_at, digest_ok } = capsule;
         let code = sqe.opcode();
         // Of the dword that says "ordered", other opcodes know nothing.
         if wire::is_ordered(sqe)
             && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
         {
             return match &mut self.ordered {
-                Some(queue) => queue.arrived(&mut self.cx, sqe, buf, data, digest_ok, env, out),
-                None => self.ordered_unbound(sqe, buf, data, digest_ok, env, out),
+                Some(queue) => queue.arrived(&mut self.cx, sqe, data, data_at, digest_ok, env, out),
+                None => self.ordered_unbound(capsule, env, out),
             };
         }
         let Self { cx, plain, .. } = self;
@@ -127,11 +141,11 @@ impl<E: TargetEnv> TargetConn<E> {
             return Ok(());
         }
         match code {
-            opcode::WRITE => plain.write(cx, sqe, &buf[data], env, out),
+            opcode::WRITE => plain.write(cx, sqe, data, env, out),
             opcode::READ => plain.read(cx, sqe, env, out),
             opcode::FLUSH => plain.flush(cx, sqe, env, out),
             opcode::WRITE_ZEROES => plain.write_zeroes(cx, sqe, env, out),
-            opcode::DATASET_MANAGEMENT => plain.dataset(cx, sqe, &buf[data], env, out),
+            opcode::DATASET_MANAGEMENT => plain.dataset(cx, sqe, data, env, out),
             wire::IO_BIND => {
                 self.bind(sqe, env, out);
                 Ok(())
@@ -162,18 +176,15 @@ impl<E: TargetEnv> TargetConn<E> {
     #[cold]
     fn ordered_unbound(
         &mut self,
-        sqe: &Sqe,
-        buf: &[u8],
-        data: Range<usize>,
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if self.cx.is_fenced && probe::planted(Plant::T8StaleOwner) {
-            let plain = wire::without_attribute(sqe);
-            return self.io_command(&plain, buf, data, digest_ok, env, out);
+            let plain = wire::without_attribute(capsule.sqe);
+            return self.io_command(Capsule { sqe: &plain, ..capsule }, env, out);
         }
-        self.cx.respond(sqe.cid(), self.unbound(), 0, out);
+        self.cx.respond(capsule.sqe.cid(), self.unbound(), 0, out);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use super::commands::Commands;
 use super::conn::{Closed, TargetConn};
 use super::context::{Context, Queue, shared};
 use super::controllers::{AttachError, Attached};
+use super::dispatch::Capsule;
 use super::env::{Event, TargetEnv};
 use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::outbox::Outbox;
@@ -57,12 +58,11 @@ impl<E: TargetEnv> TargetConn<E> {
     /// A command on a connection that is no queue yet: only Connect may come.
     pub(super) fn before_connect(
         &mut self,
-        sqe: &Sqe,
-        data: &[u8],
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let Capsule { sqe, data, digest_ok, .. } = capsule;
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
             self.cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
