@@ -3,7 +3,7 @@
 
 use core::mem;
 
-use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Attribute, Kind, Member};
 use riopipe_order::gate::{Step, Ticket};
 use riopipe_order::probe::{self, Rare};
@@ -11,6 +11,7 @@ use riopipe_order::probe::{self, Rare};
 use super::commands::{Command, Data, Stage};
 use super::conn::Closed;
 use super::context::{Context, in_capsule, overtaken};
+use super::dispatch::Capsule;
 use super::env::TargetEnv;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::ordered::OrderedQueue;
@@ -18,26 +19,22 @@ use crate::outbox::Outbox;
 use crate::wire;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// A Write, Write Zeroes or Flush with an ordering attribute, with its in-capsule data, which
-    /// begins at `data_at` in the receive buffer.
+    /// A Write, Write Zeroes or Flush with an ordering attribute.
     #[inline]
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn arrived(
         &mut self,
         cx: &mut Context<E>,
-        sqe: &Sqe,
-        data: &[u8],
-        data_at: usize,
-        digest_ok: bool,
+        capsule: Capsule<'_>,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let Capsule { sqe, data, data_at, .. } = capsule;
         let cid = sqe.cid();
         if let Some(cause) = self.gate.poisoned() {
             cx.respond(cid, Self::refusal(cx, cause), 0, out);
             return Ok(());
         }
-        let (attribute, ns, inline) = match self.check(cx, sqe, data, digest_ok) {
+        let (attribute, ns, inline) = match self.check(cx, capsule) {
             Ok(checked) => checked,
             Err(status) => {
                 self.stop(cx, Member(0), sqe.dword(3));
@@ -91,10 +88,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
     fn check(
         &mut self,
         cx: &Context<E>,
-        sqe: &Sqe,
-        data: &[u8],
-        digest_ok: bool,
+        capsule: Capsule<'_>,
     ) -> Result<(Attribute, usize, bool), Status> {
+        let Capsule { sqe, data, digest_ok, .. } = capsule;
         if !digest_ok {
             return Err(Status::TRANSIENT_TRANSPORT);
         }

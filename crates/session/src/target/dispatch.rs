@@ -119,14 +119,14 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, data_at, digest_ok } = capsule;
+        let Capsule { sqe, data, digest_ok, .. } = capsule;
         let code = sqe.opcode();
         // Of the dword that says "ordered", other opcodes know nothing.
         if wire::is_ordered(sqe)
             && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
         {
             return match &mut self.ordered {
-                Some(queue) => queue.arrived(&mut self.cx, sqe, data, data_at, digest_ok, env, out),
+                Some(queue) => queue.arrived(&mut self.cx, capsule, env, out),
                 None => self.ordered_unbound(capsule, env, out),
             };
         }
