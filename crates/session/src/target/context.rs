@@ -11,7 +11,7 @@ use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
 use riopipe_order::probe::{self, Rare};
 
 use super::budget::Loan;
-use super::commands::Commands;
+use super::commands::{Commands, Stage};
 use super::conn::Closed;
 use super::env::{Event, TargetEnv};
 use super::namespace::Namespaces;
@@ -179,6 +179,33 @@ impl<E: TargetEnv> Context<E> {
             PduError::sequence("more commands outstanding than the submission queue has entries")
                 .into()
         })
+    }
+
+    /// Puts a command into the table: its index.
+    #[inline]
+    pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Result<u16, Closed> {
+        let index = self.next_index()?;
+        self.commands.take(sqe, stage, ns);
+        Ok(index)
+    }
+
+    /// Puts a command into the table for which `checked` has its namespace: the command's index and
+    /// the namespace's. A command that was refused is answered instead: `None`.
+    #[inline]
+    pub(super) fn take_checked(
+        &mut self,
+        sqe: &Sqe,
+        stage: Stage,
+        checked: Result<usize, Status>,
+        out: &mut Outbox<E::Buf>,
+    ) -> Result<Option<(u16, usize)>, Closed> {
+        match checked {
+            Ok(ns) => Ok(Some((self.take(sqe, stage, ns)?, ns))),
+            Err(status) => {
+                self.respond(sqe.cid(), status, 0, out);
+                Ok(None)
+            }
+        }
     }
 
     /// Finds the namespace of a block command and checks its blocks: the namespace's index.

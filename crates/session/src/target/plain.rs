@@ -140,16 +140,9 @@ impl PlainIo {
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
-        let ns = match checked {
-            Ok(ns) => ns,
-            Err(status) => {
-                cx.respond(sqe.cid(), status, 0, out);
-                return Ok(());
-            }
-        };
-        let index = cx.next_index()?;
-        cx.commands.take(sqe, Stage::Budget, ns);
-        if cx.may_hold(index, want, out) {
+        if let Some((index, _)) = cx.take_checked(sqe, Stage::Budget, checked, out)?
+            && cx.may_hold(index, want, out)
+        {
             self.start(cx, index, env, out);
         }
         Ok(())
@@ -189,12 +182,11 @@ impl PlainIo {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Some((ns, _)) = cx.namespaces.find(sqe.nsid()) else {
-            cx.respond(sqe.cid(), Status::INVALID_NAMESPACE.with_dnr(), 0, out);
+        let found = cx.namespaces.find(sqe.nsid()).map(|(ns, _)| ns);
+        let checked = found.ok_or(Status::INVALID_NAMESPACE.with_dnr());
+        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
             return Ok(());
         };
-        let index = cx.next_index()?;
-        cx.commands.take(sqe, Stage::Device, ns);
         cx.commands[index].since = self.covered_since(cx, ns);
         if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
             self.device_result(cx, index, result, env, out);
@@ -264,15 +256,9 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let checked = cx.extent(sqe).and_then(|ns| cx.guard(ns, env).map(|()| ns));
-        let ns = match checked {
-            Ok(ns) => ns,
-            Err(status) => {
-                cx.respond(sqe.cid(), status, 0, out);
-                return Ok(());
-            }
+        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
+            return Ok(());
         };
-        let index = cx.next_index()?;
-        cx.commands.take(sqe, Stage::Device, ns);
         let op = OpId::new(cx.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
         self.note_write(cx, ns);
