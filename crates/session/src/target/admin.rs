@@ -156,8 +156,7 @@ impl Admin {
         match in_capsule(sqe, want, data) {
             Err(status) => cx.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
-                let index = cx.next_index()?;
-                cx.commands.take(sqe, Stage::Fence, 0);
+                let index = cx.take(sqe, Stage::Fence, 0)?;
                 self.data_there(cx, index, data, env, out);
             }
             Ok(false) => cx.ask_for_data(sqe, 0, want, env, out)?,

@@ -43,9 +43,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 return Ok(());
             }
         };
-        let index = cx.next_index()?;
         let stage = if inline { Stage::Gate } else { Stage::Budget };
-        cx.commands.take(sqe, stage, ns);
+        let index = cx.take(sqe, stage, ns)?;
         let command = &mut cx.commands[index];
         command.ordered = true;
         let entry = &mut command.entry;

@@ -44,8 +44,7 @@ impl PlainIo {
             }
             Ok((ns, false)) => cx.ask_for_data(sqe, ns, want, env, out),
             Ok((ns, true)) => {
-                let index = cx.next_index()?;
-                cx.commands.take(sqe, Stage::Device, ns);
+                let index = cx.take(sqe, Stage::Device, ns)?;
                 let Some(mut buf) = env.alloc(want as usize) else {
                     cx.answer(index, Status::INTERNAL, 0, out);
                     return Ok(());

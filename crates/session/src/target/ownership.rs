@@ -113,8 +113,7 @@ impl Admin {
         let volume = wire::volume_of(sqe);
         let forget = sqe.dword(10) & 1 != 0;
         let (conn, assoc) = (cx.id, cx.assoc());
-        let index = cx.next_index()?;
-        cx.commands.take(sqe, Stage::Fence, 0);
+        let index = cx.take(sqe, Stage::Fence, 0)?;
         let fence = shared(env, |s| {
             s.volumes.may_release(volume, assoc, forget)?;
             // Its own streams must have come home first.

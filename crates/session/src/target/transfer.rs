@@ -21,8 +21,7 @@ impl<E: TargetEnv> Context<E> {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let index = self.next_index()?;
-        self.commands.take(sqe, Stage::Budget, ns);
+        let index = self.take(sqe, Stage::Budget, ns)?;
         if self.may_hold(index, want, out) {
             self.ask_or_fail(index, env, out);
         }
