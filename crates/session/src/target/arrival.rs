@@ -100,10 +100,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         let ns = match attribute.kind {
-            Kind::Flush => match cx.namespaces.find(sqe.nsid()) {
-                Some((ns, _)) => ns,
-                None => return Err(Status::INVALID_NAMESPACE.with_dnr()),
-            },
+            Kind::Flush => cx.namespace(sqe)?.0,
             Kind::Write | Kind::Discard => cx.extent(sqe)?,
         };
         self.drive(ns, attribute.member).ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;

@@ -14,7 +14,7 @@ use super::budget::Loan;
 use super::commands::{Commands, Stage};
 use super::conn::Closed;
 use super::env::{Event, TargetEnv};
-use super::namespace::Namespaces;
+use super::namespace::{Namespace, Namespaces};
 use super::shared::{ConnId, Shared};
 use super::standing::Standing;
 use super::writers::Noted;
@@ -208,11 +208,16 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
+    /// Finds the namespace of a command, and its index.
+    #[inline]
+    pub(super) fn namespace(&self, sqe: &Sqe) -> Result<(usize, &Namespace), Status> {
+        self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())
+    }
+
     /// Finds the namespace of a block command and checks its blocks: the namespace's index.
     #[inline]
     pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
-        let (index, ns) =
-            self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        let (index, ns) = self.namespace(sqe)?;
         match sqe.slba().checked_add(u64::from(sqe.nlb())) {
             Some(end) if end <= ns.config.blocks => Ok(index),
             _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),

@@ -33,10 +33,9 @@ impl PlainIo {
             }
             _ => ranges,
         };
-        let checked = match cx.namespaces.find(sqe.nsid()) {
-            None => Err(Status::INVALID_NAMESPACE.with_dnr()),
-            Some((ns, _)) => in_capsule(sqe, want, data).map(|inline| (ns, inline)),
-        };
+        let checked = cx
+            .namespace(sqe)
+            .and_then(|(ns, _)| in_capsule(sqe, want, data).map(|inline| (ns, inline)));
         match checked {
             Err(status) => {
                 cx.respond(sqe.cid(), status, 0, out);

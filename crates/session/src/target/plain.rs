@@ -182,8 +182,7 @@ impl PlainIo {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let found = cx.namespaces.find(sqe.nsid()).map(|(ns, _)| ns);
-        let checked = found.ok_or(Status::INVALID_NAMESPACE.with_dnr());
+        let checked = cx.namespace(sqe).map(|(ns, _)| ns);
         let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
             return Ok(());
         };
