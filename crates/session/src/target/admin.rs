@@ -164,7 +164,7 @@ impl Admin {
         Ok(())
     }
 
-    /// The data of a command has come in by R2T.
+    /// The data of a command has come in by R2T, and came whole.
     pub(super) fn gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -173,9 +173,6 @@ impl Admin {
         out: &mut Outbox<E::Buf>,
     ) {
         let command = &mut cx.commands[index];
-        if let Some(status) = command.verdict {
-            return cx.answer(index, status, 0, out);
-        }
         command.stage = Stage::Fence;
         match command.buf.take() {
             Some(buf) => self.data_there(cx, index, buf.as_ref(), env, out),

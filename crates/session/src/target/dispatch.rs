@@ -213,9 +213,10 @@ impl<E: TargetEnv> TargetConn<E> {
         let Self { cx, plain, ordered, admin, .. } = self;
         let command = &mut cx.commands[index];
         if !command.ordered {
-            return match admin {
-                Some(admin) => admin.gathered(cx, index, env, out),
-                None => plain.gathered(cx, index, env, out),
+            return match (command.verdict, admin) {
+                (Some(status), _) => cx.answer(index, status, 0, out),
+                (None, Some(admin)) => admin.gathered(cx, index, env, out),
+                (None, None) => plain.gathered(cx, index, env, out),
             };
         }
         command.stage = Stage::Gate;

@@ -79,7 +79,7 @@ impl PlainIo {
         Ok(())
     }
 
-    /// All data that was asked for has come in.
+    /// All data that was asked for has come in, and came whole.
     pub(super) fn gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -87,11 +87,7 @@ impl PlainIo {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        if let Some(status) = command.verdict {
-            return cx.answer(index, status, 0, out);
-        }
-        match command.sqe.opcode() {
+        match cx.commands[index].sqe.opcode() {
             opcode::WRITE => self.write_gathered(cx, index, env, out),
             _ => self.dataset_gathered(cx, index, env, out),
         }
