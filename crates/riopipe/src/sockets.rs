@@ -1,48 +1,14 @@
 //! The sockets of an association's control queues: bytes go to and fro, and what is over is closed.
 
 use riopipe_net::{Interest, LinkError, Poller, PollerError, Received, RecvBuf, Socket};
-use riopipe_session::initiator::association::{Association, ConnectionEnd, ControlQueue};
-use riopipe_session::initiator::manager::AssociationManager;
+use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
+use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::outbox::Outbox;
 
 use crate::association::Page;
 
 /// Bytes that one PDU may have at most: the largest read and its header.
 const RX_MAX: usize = (4 << 20) + 4096;
-
-/// What has control queues.
-pub(crate) trait Endpoint {
-    fn is_open(&self, queue: ControlQueue) -> bool;
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Page>;
-    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
-}
-
-macro_rules! endpoint {
-    ($type:ty) => {
-        impl Endpoint for $type {
-            fn is_open(&self, queue: ControlQueue) -> bool {
-                self.is_open(queue)
-            }
-            fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Page> {
-                self.outbox(queue)
-            }
-            fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
-                self.need(queue, buf)
-            }
-            fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-                self.received(queue, bytes, now)
-            }
-            fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-                self.closed(queue, end, now);
-            }
-        }
-    };
-}
-
-endpoint!(Association<Page>);
-endpoint!(AssociationManager<Page>);
 
 #[derive(Debug)]
 struct ControlSocket {
@@ -75,7 +41,7 @@ impl ControlSockets {
 
     /// Takes in what has come; whether something has. The admin queue comes first: it knows why the
     /// others end.
-    pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint, now: u64) -> bool {
+    pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint<Piece = Page>, now: u64) -> bool {
         let mut came = false;
         for queue in ControlQueue::ALL {
             let Some(ControlSocket { socket, rx, .. }) = &mut self.0[queue as usize] else {
@@ -109,7 +75,12 @@ impl ControlSockets {
     }
 
     /// Sends what is to be sent, as far as the kernel takes it, and closes what is over.
-    pub(crate) fn send(&mut self, endpoint: &mut impl Endpoint, poller: &Poller, now: u64) {
+    pub(crate) fn send(
+        &mut self,
+        endpoint: &mut impl Endpoint<Piece = Page>,
+        poller: &Poller,
+        now: u64,
+    ) {
         for queue in ControlQueue::ALL {
             let slot = &mut self.0[queue as usize];
             let Some(control) = slot else { continue };

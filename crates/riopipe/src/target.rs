@@ -12,8 +12,9 @@ use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::association::{
     Association, AssociationError, AssociationState, ConnectFailure, DrivesState,
 };
+use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
 use riopipe_session::initiator::manager::{
-    Absence, AssociationManager, ConnectionId, ManagerConfig, ManagerEvent,
+    Absence, AssociationManager, ManagerConfig, ManagerEvent,
 };
 use riopipe_session::initiator::queue_pair::IoQueue;
 use riopipe_session::initiator::reconnect::ConnectRequest;
@@ -351,7 +352,7 @@ impl Control {
 
     fn wanted(&self) -> Option<ConnectionId> {
         match &self.link {
-            Link::Single(association) => association.wants_connection().map(ConnectionId::Control),
+            Link::Single(association) => association.wants_connection(),
             Link::Managed(managed) => managed.manager.wants_connection(),
         }
     }
@@ -388,22 +389,16 @@ impl Control {
             }
             ConnectionId::Stream(_) => self.made = Some(socket),
         }
-        match (&mut self.link, wanted) {
-            (Link::Single(association), ConnectionId::Control(queue)) => {
-                association.connected(queue, is_local, now);
-            }
-            (Link::Managed(managed), _) => managed.manager.connected(wanted, is_local, now),
-            (Link::Single(_), ConnectionId::Stream(_)) => {}
+        match &mut self.link {
+            Link::Single(association) => association.connected(wanted, is_local, now),
+            Link::Managed(managed) => managed.manager.connected(wanted, is_local, now),
         }
     }
 
     fn connect_failed(&mut self, wanted: ConnectionId, failure: ConnectFailure, now: u64) {
-        match (&mut self.link, wanted) {
-            (Link::Single(association), ConnectionId::Control(queue)) => {
-                association.connect_failed(queue, failure);
-            }
-            (Link::Managed(managed), _) => managed.manager.connect_failed(wanted, failure, now),
-            (Link::Single(_), ConnectionId::Stream(_)) => {}
+        match &mut self.link {
+            Link::Single(association) => association.connect_failed(wanted, failure, now),
+            Link::Managed(managed) => managed.manager.connect_failed(wanted, failure, now),
         }
     }
 

@@ -13,8 +13,8 @@
 //! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
 //! connections of an association end with it ([`ManagerEvent::Lost`]).
 //!
-//! The program around it drives it as it drives an [`Association`], of which it has all the calls;
-//! after each of them it takes the [events](AssociationManager::next_event). All times are
+//! The program around it drives it as it drives an [`Association`], as an [`Endpoint`]; after each
+//! call it takes the [events](AssociationManager::next_event). All times are
 //! nanoseconds of one monotonic clock.
 
 mod cause;
@@ -31,6 +31,7 @@ use super::association::{
     Association, AssociationState, ConnectFailure, ConnectionEnd, ControlQueue,
 };
 use super::attach::Controller;
+use super::endpoint::{ConnectionId, Endpoint};
 use super::known::KnownTarget;
 use super::queue_pair::{Data, IoQueue};
 use super::reconnect::{BackOff, ConnectRequest, ReconnectQueue};
@@ -52,15 +53,6 @@ pub struct ManagerConfig {
     pub back_off: BackOff,
     /// Makes the waits of different initiators differ: any number that does.
     pub seed: u64,
-}
-
-/// A connection that is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ConnectionId {
-    /// Of the association.
-    Control(ControlQueue),
-    /// Of a stream.
-    Stream(StreamId),
 }
 
 /// What happened.
@@ -256,121 +248,6 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.requests.request(request, chance, now);
     }
 
-    /// The connection that is to be made now.
-    #[must_use]
-    pub fn wants_connection(&self) -> Option<ConnectionId> {
-        if let Some(queue) = self.association.wants_connection() {
-            return Some(ConnectionId::Control(queue));
-        }
-        let serving = self.serving.filter(|_| self.is_standing())?;
-        Some(ConnectionId::Stream(serving.stream))
-    }
-
-    /// A connection that was [wanted](Self::wants_connection) is there; see
-    /// [`Association::connected`]. A stream's belongs to the [`ManagerEvent::StreamConnection`] that
-    /// follows; if none does, it is of no use any more.
-    pub fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
-        match connection {
-            ConnectionId::Control(queue) => {
-                self.association.connected(queue, is_local, now);
-                self.go_on(now);
-            }
-            ConnectionId::Stream(stream) => {
-                if self.wants_connection() == Some(connection)
-                    && let Some(request) = self.serving
-                    && let Some(queue) = self.association.io_queue(request.qid, request.depth)
-                {
-                    self.serving = None;
-                    self.events.push_back(ManagerEvent::StreamConnection { stream, queue });
-                }
-            }
-        }
-    }
-
-    /// A connection that was [wanted](Self::wants_connection) cannot be made.
-    pub fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64) {
-        match connection {
-            ConnectionId::Control(queue) => {
-                self.association.connect_failed(queue, failure);
-                self.go_on(now);
-            }
-            ConnectionId::Stream(stream) => {
-                if let Some(request) = self.serving.filter(|serving| serving.stream == stream) {
-                    self.serving = None;
-                    let chance = self.chance();
-                    self.requests.failed(request, chance, now);
-                }
-            }
-        }
-    }
-
-    /// See [`Association::is_open`].
-    #[must_use]
-    pub const fn is_open(&self, queue: ControlQueue) -> bool {
-        self.association.is_open(queue)
-    }
-
-    /// See [`Association::need`].
-    #[must_use]
-    pub fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
-        self.association.need(queue, buf)
-    }
-
-    /// See [`Association::outbox`].
-    pub fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
-        self.association.outbox(queue)
-    }
-
-    /// See [`Association::received`].
-    pub fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        let used = self.association.received(queue, bytes, now);
-        self.go_on(now);
-        used
-    }
-
-    /// See [`Association::closed`].
-    pub fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        self.association.closed(queue, end, now);
-        self.go_on(now);
-    }
-
-    /// Time went by.
-    pub fn timeout(&mut self, now: u64) {
-        self.association.timeout(now);
-        self.go_on(now);
-        if self.is_standing() && self.serving.is_none() {
-            self.serving = self.requests.next(now);
-        }
-        let State::Away(absence, back) = &mut self.state else { return };
-        let away_ns = now.saturating_sub(absence.since);
-        if away_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
-            self.events.push_back(ManagerEvent::GivenUp { away_ns });
-        }
-        if matches!(back.step, Step::Rest(until) if until <= now) {
-            back.step = Step::Attach;
-            self.association = Association::new(self.association.config().clone());
-        }
-    }
-
-    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
-    /// happens.
-    #[must_use]
-    pub fn deadline(&self) -> Option<u64> {
-        let own = match &self.state {
-            State::Standing if self.serving.is_none() => self.requests.deadline(),
-            State::Away(absence, back) => {
-                let given_up = absence.since.saturating_add(self.config.loss_ns);
-                let rest = match back.step {
-                    Step::Rest(until) => Some(until),
-                    _ => None,
-                };
-                rest.into_iter().chain((!back.given_up).then_some(given_up)).min()
-            }
-            _ => None,
-        };
-        own.into_iter().chain(self.association.deadline()).min()
-    }
-
     /// The volume is closed: the target learns at once that the owner is gone, and for good: it needs
     /// no lease (T25). What the outbox of the admin queue holds is to be sent before the connection
     /// is closed.
@@ -465,6 +342,109 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.push_back(ManagerEvent::Back { away_ns, attempts: back.attempt });
         self.number = self.number.wrapping_add(1);
         self.state = State::Standing;
+    }
+}
+
+impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
+    type Piece = P;
+
+    fn wants_connection(&self) -> Option<ConnectionId> {
+        self.association.wants_connection().or_else(|| {
+            let serving = self.serving.filter(|_| self.is_standing())?;
+            Some(ConnectionId::Stream(serving.stream))
+        })
+    }
+
+    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if none
+    /// does, it is of no use any more.
+    fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
+        match connection {
+            ConnectionId::Control(_) => {
+                self.association.connected(connection, is_local, now);
+                self.go_on(now);
+            }
+            ConnectionId::Stream(stream) => {
+                if self.wants_connection() == Some(connection)
+                    && let Some(request) = self.serving
+                    && let Some(queue) = self.association.io_queue(request.qid, request.depth)
+                {
+                    self.serving = None;
+                    self.events.push_back(ManagerEvent::StreamConnection { stream, queue });
+                }
+            }
+        }
+    }
+
+    fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64) {
+        match connection {
+            ConnectionId::Control(_) => {
+                self.association.connect_failed(connection, failure, now);
+                self.go_on(now);
+            }
+            ConnectionId::Stream(stream) => {
+                if let Some(request) = self.serving.filter(|serving| serving.stream == stream) {
+                    self.serving = None;
+                    let chance = self.chance();
+                    self.requests.failed(request, chance, now);
+                }
+            }
+        }
+    }
+
+    fn is_open(&self, queue: ControlQueue) -> bool {
+        self.association.is_open(queue)
+    }
+
+    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
+        self.association.need(queue, buf)
+    }
+
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
+        self.association.outbox(queue)
+    }
+
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        let used = self.association.received(queue, bytes, now);
+        self.go_on(now);
+        used
+    }
+
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        self.association.closed(queue, end, now);
+        self.go_on(now);
+    }
+
+    fn timeout(&mut self, now: u64) {
+        self.association.timeout(now);
+        self.go_on(now);
+        if self.is_standing() && self.serving.is_none() {
+            self.serving = self.requests.next(now);
+        }
+        let State::Away(absence, back) = &mut self.state else { return };
+        let away_ns = now.saturating_sub(absence.since);
+        if away_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
+            self.events.push_back(ManagerEvent::GivenUp { away_ns });
+        }
+        if matches!(back.step, Step::Rest(until) if until <= now) {
+            back.step = Step::Attach;
+            self.association = Association::new(self.association.config().clone());
+        }
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let own = match &self.state {
+            State::Standing if self.serving.is_none() => self.requests.deadline(),
+            State::Away(absence, back) => {
+                let given_up = absence.since.saturating_add(self.config.loss_ns);
+                let rest = match back.step {
+                    Step::Rest(until) => Some(until),
+                    _ => None,
+                };
+                rest.into_iter().chain((!back.given_up).then_some(given_up)).min()
+            }
+            _ => None,
+        };
+        own.into_iter().chain(self.association.deadline()).min()
     }
 }
 

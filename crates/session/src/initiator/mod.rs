@@ -4,6 +4,7 @@ pub mod association;
 pub mod attach;
 mod bring_up;
 pub mod discover;
+pub mod endpoint;
 pub mod keep_alive;
 pub mod known;
 pub mod manager;

@@ -1,7 +1,6 @@
 //! A scripted target with a controller, two drives and a volume on them, and the shell around an
 //! association: for the tests of [`association`](super::association) and [`manager`](super::manager).
 
-use alloc::string::String;
 use alloc::vec::Vec;
 use std::vec;
 
@@ -10,11 +9,10 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::log_region::LogKind;
 
-use super::association::{Association, AssociationConfig, ConnectFailure, ControlQueue};
-use super::manager::{AssociationManager, ConnectionId};
+use super::association::{AssociationConfig, ConnectFailure, ControlQueue};
+use super::endpoint::Endpoint;
 use super::script::{Answer, completion, le, page, respond};
 use crate::label::{LABEL_LEN, Label, MemberId};
-use crate::outbox::Outbox;
 use crate::wire::{ADMIN_CLAIM, Extension};
 
 pub(super) type Payload = &'static [u8];
@@ -224,80 +222,12 @@ impl ScriptedTarget {
     }
 }
 
-/// What has an association's connections.
-pub(super) trait Driven {
-    fn wants(&self) -> Option<ConnectionId>;
-    fn connected(&mut self, connection: ConnectionId, now: u64);
-    fn failed(&mut self, connection: ConnectionId, now: u64);
-    fn is_open(&self, queue: ControlQueue) -> bool;
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload>;
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
-    fn timeout(&mut self, now: u64);
-    fn deadline(&self) -> Option<u64>;
-}
-
-fn refused() -> ConnectFailure {
-    ConnectFailure(String::from("nothing listens there"))
-}
-
-impl Driven for Association<Payload> {
-    fn wants(&self) -> Option<ConnectionId> {
-        self.wants_connection().map(ConnectionId::Control)
-    }
-    fn connected(&mut self, connection: ConnectionId, now: u64) {
-        let ConnectionId::Control(queue) = connection else { return };
-        Self::connected(self, queue, true, now);
-    }
-    fn failed(&mut self, connection: ConnectionId, _: u64) {
-        let ConnectionId::Control(queue) = connection else { return };
-        self.connect_failed(queue, refused());
-    }
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        Self::is_open(self, queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
-        Self::outbox(self, queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        Self::received(self, queue, bytes, now)
-    }
-    fn timeout(&mut self, now: u64) {
-        Self::timeout(self, now);
-    }
-    fn deadline(&self) -> Option<u64> {
-        Self::deadline(self)
-    }
-}
-
-impl Driven for AssociationManager<Payload> {
-    fn wants(&self) -> Option<ConnectionId> {
-        self.wants_connection()
-    }
-    fn connected(&mut self, connection: ConnectionId, now: u64) {
-        Self::connected(self, connection, true, now);
-    }
-    fn failed(&mut self, connection: ConnectionId, now: u64) {
-        self.connect_failed(connection, refused(), now);
-    }
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        Self::is_open(self, queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
-        Self::outbox(self, queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        Self::received(self, queue, bytes, now)
-    }
-    fn timeout(&mut self, now: u64) {
-        Self::timeout(self, now);
-    }
-    fn deadline(&self) -> Option<u64> {
-        Self::deadline(self)
-    }
-}
-
 /// Carries bytes and makes connections, without any time going by, until nothing more happens.
-pub(super) fn carry(driven: &mut impl Driven, target: &mut ScriptedTarget, now: u64) {
+pub(super) fn carry(
+    driven: &mut impl Endpoint<Piece = Payload>,
+    target: &mut ScriptedTarget,
+    now: u64,
+) {
     for _ in 0..10_000 {
         let mut moved = false;
         for queue in ControlQueue::ALL {
@@ -314,12 +244,13 @@ pub(super) fn carry(driven: &mut impl Driven, target: &mut ScriptedTarget, now: 
             let used = driven.received(queue, &bytes, now);
             assert_eq!(used, bytes.len());
         }
-        if let Some(connection) = driven.wants() {
+        if let Some(connection) = driven.wants_connection() {
             moved = true;
             if target.up {
-                driven.connected(connection, now);
+                driven.connected(connection, true, now);
             } else {
-                driven.failed(connection, now);
+                let refused = ConnectFailure("nothing listens there".into());
+                driven.connect_failed(connection, refused, now);
             }
         }
         if !moved {
@@ -331,7 +262,7 @@ pub(super) fn carry(driven: &mut impl Driven, target: &mut ScriptedTarget, now: 
 
 /// Lets time go by until `until`; every deadline is met.
 pub(super) fn pass(
-    driven: &mut impl Driven,
+    driven: &mut impl Endpoint<Piece = Payload>,
     target: &mut ScriptedTarget,
     now: &mut u64,
     until: u64,

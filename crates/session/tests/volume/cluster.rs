@@ -7,7 +7,7 @@ use riopipe_order::engine::EngineKind;
 use riopipe_session::initiator::association::{
     Association, AssociationConfig, ConnectFailure, ConnectionEnd, ControlQueue,
 };
-use riopipe_session::initiator::manager::{AssociationManager, ConnectionId};
+use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
 use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreationConfig};
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace};
@@ -16,7 +16,6 @@ use riopipe_session::initiator::volume::opening::{
 };
 use riopipe_session::initiator::volume::saving::SaveStep;
 use riopipe_session::label::Label;
-use riopipe_session::outbox::Outbox;
 
 use crate::peer::{HOSTID, HOSTNQN};
 use crate::world::{NOW, SUBNQN, VOLUME, World, crc};
@@ -32,68 +31,6 @@ pub(crate) struct Wires(BTreeMap<(usize, ControlQueue), Wire>);
 struct Wire {
     link: usize,
     rx: Vec<u8>,
-}
-
-/// Something that has connections to one target.
-pub(crate) trait Endpoint {
-    fn wants_connection(&self) -> Option<ControlQueue>;
-    fn connected(&mut self, queue: ControlQueue, now: u64);
-    fn connect_failed(&mut self, queue: ControlQueue, failure: ConnectFailure, now: u64);
-    fn is_open(&self, queue: ControlQueue) -> bool;
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Vec<u8>>;
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
-}
-
-impl Endpoint for Association<Vec<u8>> {
-    fn wants_connection(&self) -> Option<ControlQueue> {
-        self.wants_connection()
-    }
-    fn connected(&mut self, queue: ControlQueue, now: u64) {
-        self.connected(queue, true, now);
-    }
-    fn connect_failed(&mut self, queue: ControlQueue, failure: ConnectFailure, _: u64) {
-        self.connect_failed(queue, failure);
-    }
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        self.is_open(queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Vec<u8>> {
-        self.outbox(queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        self.received(queue, bytes, now)
-    }
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        self.closed(queue, end, now);
-    }
-}
-
-impl Endpoint for AssociationManager<Vec<u8>> {
-    fn wants_connection(&self) -> Option<ControlQueue> {
-        match self.wants_connection()? {
-            ConnectionId::Control(queue) => Some(queue),
-            ConnectionId::Stream(_) => None,
-        }
-    }
-    fn connected(&mut self, queue: ControlQueue, now: u64) {
-        self.connected(ConnectionId::Control(queue), true, now);
-    }
-    fn connect_failed(&mut self, queue: ControlQueue, failure: ConnectFailure, now: u64) {
-        self.connect_failed(ConnectionId::Control(queue), failure, now);
-    }
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        self.is_open(queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Vec<u8>> {
-        self.outbox(queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        self.received(queue, bytes, now)
-    }
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        self.closed(queue, end, now);
-    }
 }
 
 /// Targets, whose clock stands unless a test moves it.
@@ -117,7 +54,7 @@ impl Cluster {
     pub(crate) fn carry(
         &mut self,
         target: usize,
-        association: &mut impl Endpoint,
+        association: &mut impl Endpoint<Piece = Vec<u8>>,
         wires: &mut Wires,
     ) -> bool {
         let now = self.now;
@@ -155,15 +92,16 @@ impl Cluster {
                 wire.rx.drain(..used);
             }
         }
-        while let Some(queue) = association.wants_connection() {
+        while let Some(connection @ ConnectionId::Control(queue)) = association.wants_connection() {
             moved = true;
             if self.down[target] {
-                association.connect_failed(queue, ConnectFailure("nobody listens".into()), now);
+                let refused = ConnectFailure("nobody listens".into());
+                association.connect_failed(connection, refused, now);
                 continue;
             }
             let link = self.worlds[target].accept();
             wires.0.insert((target, queue), Wire { link, rx: Vec::new() });
-            association.connected(queue, now);
+            association.connected(connection, true, now);
         }
         moved
     }

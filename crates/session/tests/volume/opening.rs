@@ -5,6 +5,7 @@ use riopipe_order::engine::EngineKind;
 use riopipe_session::claim::ClaimError;
 use riopipe_session::engine_choice::Hindrance;
 use riopipe_session::initiator::association::{AssociationError, ControlQueue};
+use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::initiator::opening::{OpeningError, Phase};
 use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::VolumeOpenError;

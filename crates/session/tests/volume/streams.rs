@@ -2,6 +2,7 @@
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
+use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningConfig, OpeningError, Outcome};
 use riopipe_session::initiator::reconnect::BackOff;

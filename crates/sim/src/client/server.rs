@@ -9,13 +9,11 @@ use riopipe_order::engine::Cause;
 use riopipe_session::initiator::association::{
     Association, AssociationConfig, AssociationState, ConnectionEnd, ControlQueue,
 };
-use riopipe_session::initiator::manager::{
-    AssociationManager, ConnectionId, ManagerConfig, ManagerEvent,
-};
+use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
+use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig, ManagerEvent};
 use riopipe_session::initiator::queue_pair::{Data, IoQueue};
 use riopipe_session::initiator::reconnect::ConnectRequest;
 use riopipe_session::initiator::volume::Associations;
-use riopipe_session::outbox::Outbox;
 
 use super::wire::Wire;
 use crate::core::{Core, Ev, MS};
@@ -59,60 +57,6 @@ pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> 
     }
 }
 
-/// What has connections to a target.
-trait Endpoint {
-    fn is_open(&self, queue: ControlQueue) -> bool;
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload>;
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
-    fn wants_connection(&self) -> Option<ConnectionId>;
-    fn connected(&mut self, connection: ConnectionId, now: u64);
-}
-
-impl Endpoint for Association<Payload> {
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        self.is_open(queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
-        self.outbox(queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        self.received(queue, bytes, now)
-    }
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        self.closed(queue, end, now);
-    }
-    fn wants_connection(&self) -> Option<ConnectionId> {
-        self.wants_connection().map(ConnectionId::Control)
-    }
-    fn connected(&mut self, connection: ConnectionId, now: u64) {
-        if let ConnectionId::Control(queue) = connection {
-            self.connected(queue, true, now);
-        }
-    }
-}
-
-impl Endpoint for AssociationManager<Payload> {
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        self.is_open(queue)
-    }
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Payload> {
-        self.outbox(queue)
-    }
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        self.received(queue, bytes, now)
-    }
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        self.closed(queue, end, now);
-    }
-    fn wants_connection(&self) -> Option<ConnectionId> {
-        self.wants_connection()
-    }
-    fn connected(&mut self, connection: ConnectionId, now: u64) {
-        self.connected(connection, true, now);
-    }
-}
-
 /// The connections to a target that belong to no stream yet.
 #[derive(Debug)]
 struct Wires {
@@ -125,7 +69,13 @@ struct Wires {
 
 impl Wires {
     /// Bytes have come over one of them.
-    fn received(&mut self, conn: usize, bytes: &[u8], endpoint: &mut impl Endpoint, core: &Core) {
+    fn received(
+        &mut self,
+        conn: usize,
+        bytes: &[u8],
+        endpoint: &mut impl Endpoint<Piece = Payload>,
+        core: &Core,
+    ) {
         let Some(queue) = self.queue_of(conn) else { return };
         if let Some(wire) = &mut self.control[queue as usize] {
             let fed: Result<(), Infallible> =
@@ -135,7 +85,7 @@ impl Wires {
     }
 
     /// One of them has ended.
-    fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint, core: &Core) {
+    fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint<Piece = Payload>, core: &Core) {
         let Some(queue) = self.queue_of(conn) else { return };
         self.control[queue as usize] = None;
         endpoint.closed(queue, ConnectionEnd::Closed, core.now);
@@ -148,7 +98,12 @@ impl Wires {
     }
 
     /// Sends what is to be sent, closes what is over, and makes the connections that are wanted.
-    fn carry(&mut self, endpoint: &mut impl Endpoint, end: ClientEnd, core: &mut Core) {
+    fn carry(
+        &mut self,
+        endpoint: &mut impl Endpoint<Piece = Payload>,
+        end: ClientEnd,
+        core: &mut Core,
+    ) {
         loop {
             for queue in ControlQueue::ALL {
                 let wire = &mut self.control[queue as usize];
@@ -174,7 +129,7 @@ impl Wires {
                 ConnectionId::Stream(_) => &mut self.made,
             };
             *wire = Some(Wire::new(conn));
-            endpoint.connected(wanted, core.now);
+            endpoint.connected(wanted, true, core.now);
         }
     }
 }

@@ -9,15 +9,15 @@
 //! wants, what is said on them and in which order, when the target is told that its host lives, and
 //! when an answer has been owed for too long. The program around it has the sockets and the clock:
 //!
-//! 1. [`timeout`](Association::timeout) when [`deadline`](Association::deadline) is due;
-//! 2. for each queue that has a connection: bytes go from [`outbox`](Association::outbox) to the
-//!    socket and from the socket to [`received`](Association::received); the end of the connection is
-//!    reported with [`closed`](Association::closed). [`ControlQueue::ALL`] is the order: the admin
+//! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
+//! 2. for each queue that has a connection: bytes go from [`outbox`](Endpoint::outbox) to the
+//!    socket and from the socket to [`received`](Endpoint::received); the end of the connection is
+//!    reported with [`closed`](Endpoint::closed). [`ControlQueue::ALL`] is the order: the admin
 //!    queue comes first, since it tells why the others end;
-//! 3. a queue that [is not open](Association::is_open) any more: what its outbox holds is sent as far
+//! 3. a queue that [is not open](Endpoint::is_open) any more: what its outbox holds is sent as far
 //!    as the connection takes it at once (it may be a last word), and the connection is closed;
-//! 4. [`wants_connection`](Association::wants_connection): it is made, which
-//!    [`connected`](Association::connected) or [`connect_failed`](Association::connect_failed)
+//! 4. [`wants_connection`](Endpoint::wants_connection): it is made, which
+//!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
 //!    reports.
 //!
 //! Questions are asked with [`ask`](Association::ask) under a name that the caller chooses, and
@@ -45,6 +45,7 @@ use self::queues::Drives;
 pub use self::queues::{DRIVES_COMMANDS, DRIVES_QUEUE};
 use super::attach::{Attach, Controller};
 use super::discover::Discover;
+use super::endpoint::{ConnectionId, Endpoint};
 use super::keep_alive::KeepAlive;
 use super::queue_pair::{Data, IoQueue, QpConfig, QueuePair};
 use crate::outbox::Outbox;
@@ -254,8 +255,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 
     /// The queue that a connection is to be made for now.
-    #[must_use]
-    pub fn wants_connection(&self) -> Option<ControlQueue> {
+    fn wanted(&self) -> Option<ControlQueue> {
         match &self.state {
             State::Undiscovered => Some(ControlQueue::Discovery),
             State::Unattached => Some(ControlQueue::Admin),
@@ -266,175 +266,9 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// The connection that a queue [wanted](Self::wants_connection) is there. `is_local`: it does not
-    /// leave this machine.
-    pub fn connected(&mut self, queue: ControlQueue, is_local: bool, now: u64) {
-        if self.wants_connection() != Some(queue) {
-            return;
-        }
-        let out = &mut self.outboxes[queue as usize];
-        out.clear();
-        let by = now.saturating_add(self.config.answer_ns);
-        match queue {
-            ControlQueue::Discovery => {
-                let config = self.config.queue(DISCOVERY_NQN.into(), is_local);
-                let mut discover = Box::new(Discover::new(QpConfig { kato_ms: 0, ..config }));
-                discover.start(out);
-                self.state = State::Discovering(discover, by);
-            }
-            ControlQueue::Admin => {
-                let config = self.config.queue(self.subnqn().into(), is_local);
-                let mut attach = Box::new(Attach::new(config.clone(), self.config.io_queues));
-                attach.start(&mut self.outboxes[queue as usize]);
-                self.queues = Some(config);
-                self.state = State::Attaching(attach, by);
-            }
-            ControlQueue::Drives => {
-                let Some(of) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else { return };
-                let pair = QueuePair::open(of);
-                self.drives.start(pair, by, &mut self.outboxes[queue as usize]);
-            }
-        }
-    }
-
-    /// The connection that a queue [wanted](Self::wants_connection) cannot be made.
-    pub fn connect_failed(&mut self, queue: ControlQueue, failure: ConnectFailure) {
-        if self.wants_connection() != Some(queue) {
-            return;
-        }
-        match queue {
-            ControlQueue::Drives => self.drives_failed(failure.into()),
-            _ => self.lose(failure.into()),
-        }
-    }
-
-    /// Whether a queue has a use for its connection; else the program sends what the queue's
-    /// [outbox](Self::outbox) holds, as far as the connection takes it at once, and closes it.
-    #[must_use]
-    pub const fn is_open(&self, queue: ControlQueue) -> bool {
-        match (queue, &self.state) {
-            (ControlQueue::Discovery, State::Discovering(..))
-            | (ControlQueue::Admin, State::Attaching(..) | State::Attached(..)) => true,
-            (ControlQueue::Drives, State::Attached(..)) => self.drives.is_open(),
-            _ => false,
-        }
-    }
-
-    /// Bytes that the next PDU in `buf`, what a queue has received and not taken, needs.
-    #[must_use]
-    pub fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
-        match (queue, &self.state) {
-            (ControlQueue::Discovery, State::Discovering(discover, _)) => discover.need(buf),
-            (ControlQueue::Admin, State::Attaching(attach, _)) => attach.need(buf),
-            (ControlQueue::Admin, State::Attached(admin, _)) => admin.need(buf),
-            (ControlQueue::Drives, _) => self.drives.need(buf),
-            _ => 0,
-        }
-    }
-
-    /// What is to be sent on a queue's connection, in order.
-    pub fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
-        &mut self.outboxes[queue as usize]
-    }
-
-    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; says how
-    /// many bytes they were. The rest is to be offered again with more behind it.
-    pub fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        let taken = match queue {
-            ControlQueue::Discovery => self.on_discovery(bytes, now),
-            ControlQueue::Admin => self.on_admin(bytes, now),
-            ControlQueue::Drives => self.on_drives(bytes, now),
-        };
-        match (taken, queue) {
-            (Ok(used), _) => used,
-            (Err(error), ControlQueue::Drives) => {
-                self.drives_refused(error, now);
-                bytes.len()
-            }
-            (Err(error), _) => {
-                self.lose(error);
-                bytes.len()
-            }
-        }
-    }
-
-    /// A queue's connection has ended, and it was not this side that closed it.
-    pub fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        if !self.is_open(queue) {
-            return;
-        }
-        self.outboxes[queue as usize].clear();
-        let plain = |end| match end {
-            ConnectionEnd::Closed => AssociationError::Closed,
-            ConnectionEnd::Broken(why) => AssociationError::Broken(why),
-        };
-        match (queue, &self.state) {
-            (ControlQueue::Drives, _) => self.drives_failed(plain(end)),
-            (_, State::Attached(_, keep)) => {
-                let loss = keep.lost(now);
-                let told = end == ConnectionEnd::Closed || loss.ran_out();
-                self.lose(if told { AssociationError::Dropped(loss) } else { plain(end) });
-            }
-            _ => self.lose(plain(end)),
-        }
-    }
-
-    /// Time went by: tells the target that its host lives, gives up what is owed for too long, and
-    /// goes on with what rests.
-    pub fn timeout(&mut self, now: u64) {
-        let answer_ns = self.config.answer_ns;
-        let admin_ns = self.admin_ns();
-        let after = match &mut self.state {
-            State::Discovering(discover, by) => {
-                discover.tick(now, &mut self.outboxes[ControlQueue::Discovery as usize]);
-                (now >= *by).then_some(answer_ns)
-            }
-            State::Attaching(attach, by) => {
-                attach.tick(now, &mut self.outboxes[ControlQueue::Admin as usize]);
-                (now >= *by).then_some(answer_ns)
-            }
-            State::Attached(admin, keep) => {
-                if keep.is_due(now) {
-                    keep.tell(now);
-                    self.asked += 1;
-                    let out = &mut self.outboxes[ControlQueue::Admin as usize];
-                    admin.keep_alive(self.asked, now, out);
-                }
-                if probe::planted(Plant::P8BelieveKeepAlive) {
-                    admin.believe_keep_alives();
-                }
-                is_overdue(admin, admin_ns, now).then_some(admin_ns)
-            }
-            _ => None,
-        };
-        if let Some(after) = after {
-            return self.lose(AssociationError::TimedOut(after));
-        }
-        if self.drives.timeout(answer_ns, now) {
-            self.drives_failed(AssociationError::TimedOut(answer_ns));
-        }
-    }
-
-    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
-    /// happens.
-    #[must_use]
-    pub fn deadline(&self) -> Option<u64> {
-        let own = match &self.state {
-            State::Discovering(discover, by) => {
-                Some(discover.next_deadline().map_or(*by, |at| at.min(*by)))
-            }
-            State::Attaching(attach, by) => {
-                Some(attach.next_deadline().map_or(*by, |at| at.min(*by)))
-            }
-            State::Attached(admin, keep) => {
-                let owed = admin.owed_since();
-                let owed = owed.map(|since| since.saturating_add(self.admin_ns()));
-                [keep.next(), owed].into_iter().flatten().min()
-            }
-            _ => None,
-        };
-        let drives = self.drives.deadline(self.config.answer_ns);
-        [own, drives].into_iter().flatten().min()
+    /// The queue that such a connection is wanted for.
+    fn queue_of(&self, connection: ConnectionId) -> Option<ControlQueue> {
+        self.wanted().filter(|queue| connection == ConnectionId::Control(*queue))
     }
 
     /// How long an answer may be owed on the admin queue, ns.
@@ -511,6 +345,164 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         if !matches!(self.state, State::Lost(_)) {
             self.lose(AssociationError::HungUp);
         }
+    }
+}
+
+impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
+    type Piece = P;
+
+    fn wants_connection(&self) -> Option<ConnectionId> {
+        self.wanted().map(ConnectionId::Control)
+    }
+
+    fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
+        let Some(queue) = self.queue_of(connection) else { return };
+        let out = &mut self.outboxes[queue as usize];
+        out.clear();
+        let by = now.saturating_add(self.config.answer_ns);
+        match queue {
+            ControlQueue::Discovery => {
+                let config = self.config.queue(DISCOVERY_NQN.into(), is_local);
+                let mut discover = Box::new(Discover::new(QpConfig { kato_ms: 0, ..config }));
+                discover.start(out);
+                self.state = State::Discovering(discover, by);
+            }
+            ControlQueue::Admin => {
+                let config = self.config.queue(self.subnqn().into(), is_local);
+                let mut attach = Box::new(Attach::new(config.clone(), self.config.io_queues));
+                attach.start(&mut self.outboxes[queue as usize]);
+                self.queues = Some(config);
+                self.state = State::Attaching(attach, by);
+            }
+            ControlQueue::Drives => {
+                let Some(of) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else { return };
+                let pair = QueuePair::open(of);
+                self.drives.start(pair, by, &mut self.outboxes[queue as usize]);
+            }
+        }
+    }
+
+    fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, _: u64) {
+        match self.queue_of(connection) {
+            Some(ControlQueue::Drives) => self.drives_failed(failure.into()),
+            Some(_) => self.lose(failure.into()),
+            None => {}
+        }
+    }
+
+    fn is_open(&self, queue: ControlQueue) -> bool {
+        match (queue, &self.state) {
+            (ControlQueue::Discovery, State::Discovering(..))
+            | (ControlQueue::Admin, State::Attaching(..) | State::Attached(..)) => true,
+            (ControlQueue::Drives, State::Attached(..)) => self.drives.is_open(),
+            _ => false,
+        }
+    }
+
+    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
+        match (queue, &self.state) {
+            (ControlQueue::Discovery, State::Discovering(discover, _)) => discover.need(buf),
+            (ControlQueue::Admin, State::Attaching(attach, _)) => attach.need(buf),
+            (ControlQueue::Admin, State::Attached(admin, _)) => admin.need(buf),
+            (ControlQueue::Drives, _) => self.drives.need(buf),
+            _ => 0,
+        }
+    }
+
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
+        &mut self.outboxes[queue as usize]
+    }
+
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        let taken = match queue {
+            ControlQueue::Discovery => self.on_discovery(bytes, now),
+            ControlQueue::Admin => self.on_admin(bytes, now),
+            ControlQueue::Drives => self.on_drives(bytes, now),
+        };
+        match (taken, queue) {
+            (Ok(used), _) => used,
+            (Err(error), ControlQueue::Drives) => {
+                self.drives_refused(error, now);
+                bytes.len()
+            }
+            (Err(error), _) => {
+                self.lose(error);
+                bytes.len()
+            }
+        }
+    }
+
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
+        if !self.is_open(queue) {
+            return;
+        }
+        self.outboxes[queue as usize].clear();
+        let plain = |end| match end {
+            ConnectionEnd::Closed => AssociationError::Closed,
+            ConnectionEnd::Broken(why) => AssociationError::Broken(why),
+        };
+        match (queue, &self.state) {
+            (ControlQueue::Drives, _) => self.drives_failed(plain(end)),
+            (_, State::Attached(_, keep)) => {
+                let loss = keep.lost(now);
+                let told = end == ConnectionEnd::Closed || loss.ran_out();
+                self.lose(if told { AssociationError::Dropped(loss) } else { plain(end) });
+            }
+            _ => self.lose(plain(end)),
+        }
+    }
+
+    fn timeout(&mut self, now: u64) {
+        let answer_ns = self.config.answer_ns;
+        let admin_ns = self.admin_ns();
+        let after = match &mut self.state {
+            State::Discovering(discover, by) => {
+                discover.tick(now, &mut self.outboxes[ControlQueue::Discovery as usize]);
+                (now >= *by).then_some(answer_ns)
+            }
+            State::Attaching(attach, by) => {
+                attach.tick(now, &mut self.outboxes[ControlQueue::Admin as usize]);
+                (now >= *by).then_some(answer_ns)
+            }
+            State::Attached(admin, keep) => {
+                if keep.is_due(now) {
+                    keep.tell(now);
+                    self.asked += 1;
+                    let out = &mut self.outboxes[ControlQueue::Admin as usize];
+                    admin.keep_alive(self.asked, now, out);
+                }
+                if probe::planted(Plant::P8BelieveKeepAlive) {
+                    admin.believe_keep_alives();
+                }
+                is_overdue(admin, admin_ns, now).then_some(admin_ns)
+            }
+            _ => None,
+        };
+        if let Some(after) = after {
+            return self.lose(AssociationError::TimedOut(after));
+        }
+        if self.drives.timeout(answer_ns, now) {
+            self.drives_failed(AssociationError::TimedOut(answer_ns));
+        }
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let own = match &self.state {
+            State::Discovering(discover, by) => {
+                Some(discover.next_deadline().map_or(*by, |at| at.min(*by)))
+            }
+            State::Attaching(attach, by) => {
+                Some(attach.next_deadline().map_or(*by, |at| at.min(*by)))
+            }
+            State::Attached(admin, keep) => {
+                let owed = admin.owed_since();
+                let owed = owed.map(|since| since.saturating_add(self.admin_ns()));
+                [keep.next(), owed].into_iter().flatten().min()
+            }
+            _ => None,
+        };
+        let drives = self.drives.deadline(self.config.answer_ns);
+        [own, drives].into_iter().flatten().min()
     }
 }
 

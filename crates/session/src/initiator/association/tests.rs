@@ -91,7 +91,7 @@ fn data_digests_are_asked_for_unless_it_stays_on_this_machine() {
         let mut target = ScriptedTarget::new();
         let mut association =
             Association::<Payload>::new(AssociationConfig { data_digest: wanted, ..config() });
-        association.connected(Admin, is_local, 0);
+        association.connected(ConnectionId::Control(Admin), is_local, 0);
         let sent: Vec<u8> = association.outbox(Admin).slices().flatten().copied().collect();
         target.respond(Admin, &sent);
         assert_eq!(target.digests, flags, "{wanted:?} {is_local}");
@@ -233,7 +233,7 @@ fn without_a_connection_or_a_bring_up_there_is_no_association() {
 
     // Something takes the connection, and says nothing.
     let mut association = Association::<Payload>::new(config());
-    association.connected(Admin, true, 5);
+    association.connected(ConnectionId::Control(Admin), true, 5);
     assert_eq!(association.deadline(), Some(1000 * MS + 5));
     association.timeout(1000 * MS + 4);
     assert_eq!(association.state(), AssociationState::Attaching);
@@ -242,7 +242,7 @@ fn without_a_connection_or_a_bring_up_there_is_no_association() {
 
     // Something takes it and hangs up.
     let mut association = Association::<Payload>::new(config());
-    association.connected(Admin, true, 5);
+    association.connected(ConnectionId::Control(Admin), true, 5);
     association.closed(Admin, ConnectionEnd::Closed, 6);
     assert_eq!(lost(&association), AssociationError::Closed);
     assert_eq!(association.wants_connection(), None, "the next attempt is another association");

@@ -1,0 +1,62 @@
+//! What has the connections to one target: an [`Association`](super::association::Association), or
+//! the [`AssociationManager`](super::manager::AssociationManager) that it becomes. The program around
+//! them has the sockets and the clock, and drives both by the same calls.
+
+use riopipe_order::attribute::StreamId;
+
+use super::association::{ConnectFailure, ConnectionEnd, ControlQueue};
+use crate::outbox::Outbox;
+
+/// A connection that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConnectionId {
+    /// Of the association.
+    Control(ControlQueue),
+    /// Of a stream.
+    Stream(StreamId),
+}
+
+/// See the [module](self). All times are nanoseconds of one monotonic clock.
+pub trait Endpoint {
+    /// A payload: what is written over a queue.
+    type Piece;
+
+    /// The connection that is to be made now.
+    #[must_use]
+    fn wants_connection(&self) -> Option<ConnectionId>;
+
+    /// A connection that was [wanted](Self::wants_connection) is there. `is_local`: it does not leave
+    /// this machine.
+    fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
+
+    /// A connection that was [wanted](Self::wants_connection) cannot be made.
+    fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
+
+    /// Whether a queue has a use for its connection; else the program sends what the queue's
+    /// [outbox](Self::outbox) holds, as far as the connection takes it at once, and closes it.
+    #[must_use]
+    fn is_open(&self, queue: ControlQueue) -> bool;
+
+    /// Bytes that the next PDU in `buf`, what a queue has received and not taken, needs.
+    #[must_use]
+    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
+
+    /// What is to be sent on a queue's connection, in order.
+    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Self::Piece>;
+
+    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; says how
+    /// many bytes they were. The rest is to be offered again with more behind it.
+    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
+
+    /// A queue's connection has ended, and it was not this side that closed it.
+    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
+
+    /// Time went by: tells the target that its host lives, gives up what is owed for too long, and
+    /// goes on with what rests.
+    fn timeout(&mut self, now: u64);
+
+    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
+    /// happens.
+    #[must_use]
+    fn deadline(&self) -> Option<u64>;
+}
