@@ -4,11 +4,11 @@
 
 mod world;
 
-use riopipe_testkit::{Counting, allocations, peer};
+use riopipe_testkit::{Counting, NullDrive, allocations, peer};
 
 use peer::Digests;
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Data, Done, Submitted};
+use riopipe_order::block_device::{BlockDevice, Done};
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::region::MemRegion;
 use riopipe_session::outbox::Outbox;
@@ -21,53 +21,14 @@ use world::{BOOT, LOG_LEN, VOLUME, attribute, block, crc, ordered, riopipe_bytes
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A drive that keeps nothing; operations finish at once, or when asked.
-struct Drive {
-    holds: bool,
-    pending: Vec<OpId>,
-}
-
-impl BlockDevice for Drive {
-    type Buf = Vec<u8>;
-    fn write(&mut self, op: u64, _: u64, _: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
-        if self.holds {
-            self.pending.push(OpId(op));
-            return Submitted::Pending;
-        }
-        Submitted::Done(Ok(None))
-    }
-    fn read(&mut self, _: u64, _: u64, blocks: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(Some(vec![0; blocks as usize * BLOCK_BYTES])))
-    }
-    fn flush(&mut self, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn write_zeroes(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn deallocate(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn kick(&mut self, _: u64) {}
-    fn poll(&mut self, _: u64, done: &mut Vec<Done<Vec<u8>>>) {
-        done.extend(self.pending.drain(..).rev().map(|OpId(op)| Done { op, result: Ok(None) }));
-    }
-    fn next_deadline(&self) -> Option<u64> {
-        None
-    }
-    fn in_flight(&self) -> usize {
-        self.pending.len()
-    }
-}
-
 struct Sink {
     shared: Shared<MemRegion>,
-    drive: Drive,
+    drive: NullDrive,
 }
 
 impl TargetEnv for Sink {
     type Buf = Vec<u8>;
-    type Device = Drive;
+    type Device = NullDrive;
     type Region = MemRegion;
     fn now(&self) -> u64 {
         1
@@ -75,7 +36,7 @@ impl TargetEnv for Sink {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn device(&mut self, _: usize) -> &mut Drive {
+    fn device(&mut self, _: usize) -> &mut NullDrive {
         &mut self.drive
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
@@ -115,8 +76,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
     let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
-    let drive = Drive { holds: false, pending: Vec::with_capacity(1024) };
-    let mut host = Sink { shared, drive };
+    let mut host = Sink { shared, drive: NullDrive::with_room(1024) };
     let claim = wire::Claim {
         volume: VOLUME,
         generation: 1,

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::{StreamId, VolumeId};
-use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Data, Done, Submitted};
 use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::region::MemRegion;
@@ -27,6 +26,7 @@ use riopipe_session::target::{
     Volumes,
 };
 use riopipe_session::wire;
+use riopipe_testkit::NullDrive;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 const SUBNQN: &str = "nqn.2026-01.io.example:drives";
@@ -34,43 +34,12 @@ const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:1";
 const BLOCKS: u64 = 1 << 20;
 const SLOTS: u32 = 16384;
 
-/// A drive that stores nothing.
-struct Nothing;
-
-impl BlockDevice for Nothing {
-    type Buf = Vec<u8>;
-    fn write(&mut self, _: u64, _: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
-        std::hint::black_box(&data);
-        Submitted::Done(Ok(None))
-    }
-    fn read(&mut self, _: u64, _: u64, blocks: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(Some(vec![0; blocks as usize * BLOCK_BYTES])))
-    }
-    fn flush(&mut self, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn write_zeroes(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn deallocate(&mut self, _: u64, _: u64, _: u64) -> Submitted<Vec<u8>> {
-        Submitted::Done(Ok(None))
-    }
-    fn kick(&mut self, _: u64) {}
-    fn poll(&mut self, _: u64, _: &mut Vec<Done<Vec<u8>>>) {}
-    fn next_deadline(&self) -> Option<u64> {
-        None
-    }
-    fn in_flight(&self) -> usize {
-        0
-    }
-}
-
-/// The environment of a target with one such drive.
-struct Sink(Shared<MemRegion>, Nothing);
+/// The environment of a target with one drive, which keeps nothing.
+struct Sink(Shared<MemRegion>, NullDrive);
 
 impl TargetEnv for Sink {
     type Buf = Vec<u8>;
-    type Device = Nothing;
+    type Device = NullDrive;
     type Region = MemRegion;
     fn now(&self) -> u64 {
         1
@@ -78,7 +47,7 @@ impl TargetEnv for Sink {
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         Some(vec![0; len])
     }
-    fn device(&mut self, _: usize) -> &mut Nothing {
+    fn device(&mut self, _: usize) -> &mut NullDrive {
         &mut self.1
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<MemRegion>) -> T) -> T {
@@ -154,7 +123,7 @@ fn target() -> Sink {
         volumes,
         0,
     );
-    Sink(shared, Nothing)
+    Sink(shared, NullDrive::default())
 }
 
 fn main() {

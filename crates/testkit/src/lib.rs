@@ -1,11 +1,14 @@
 //! Fixtures that the tests of several crates share. A dev-dependency only: no program contains it.
 //!
-//! It depends on no other crate of the workspace, so that every crate's tests can use it, and so that
-//! the scripted [`peer`] is a second opinion on the wire formats.
+//! Of the workspace it uses `order` alone, for the trait of drives, so that its tests and those of
+//! every crate above can use it. It knows no other crate's wire formats, so that the scripted [`peer`]
+//! is a second opinion on them.
 
 mod counting;
+mod drive;
 pub mod peer;
 mod random;
 
 pub use counting::{Counting, allocations};
+pub use drive::NullDrive;
 pub use random::Random;
