@@ -450,17 +450,7 @@ pub fn subnqn(machine: usize) -> String {
 }
 
 fn identity(machine: usize) -> Identity {
-    Identity {
-        subnqn: subnqn(machine),
-        serial: format!("SIM{machine}"),
-        model: "Rio target".into(),
-        firmware: "0.1".into(),
-        allowed_hosts: None,
-        require_header_digest: false,
-        require_data_digest: false,
-        ports: Vec::new(),
-        io_queues: 32,
-    }
+    Identity { io_queues: 32, ..Identity::open_to_all(subnqn(machine), format!("SIM{machine}")) }
 }
 
 /// A volume's partitions on a machine; with no streams, it has no log there.

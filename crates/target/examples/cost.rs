@@ -107,22 +107,7 @@ fn target() -> Sink {
     let drive =
         NamespaceConfig { nsid: 1, blocks: BLOCKS, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![drive]).expect("one namespace");
-    let shared = Shared::new(
-        Identity {
-            subnqn: SUBNQN.into(),
-            serial: "RIO0001".into(),
-            model: "Rio target".into(),
-            firmware: "0.1".into(),
-            allowed_hosts: None,
-            require_header_digest: false,
-            require_data_digest: false,
-            ports: Vec::new(),
-            io_queues: 16,
-        },
-        namespaces,
-        volumes,
-        0,
-    );
+    let shared = Shared::new(Identity::open_to_all(SUBNQN, "RIO0001"), namespaces, volumes, 0);
     Sink(shared, NullDrive::default())
 }
 

@@ -174,17 +174,7 @@ impl TargetEnv for Devices {
 }
 
 fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
-    let identity = Identity {
-        subnqn: SUBNQN.into(),
-        serial: "1".into(),
-        model: "Rio target".into(),
-        firmware: "0.1".into(),
-        allowed_hosts: None,
-        require_header_digest: false,
-        require_data_digest: false,
-        ports: Vec::new(),
-        io_queues: 4,
-    };
+    let identity = Identity { io_queues: 4, ..Identity::open_to_all(SUBNQN, "1") };
     let drive = NamespaceConfig { nsid: 1, blocks: 100, nguid: [1; 16], uuid: [2; 16], volatile };
     let volumes = Volumes::without_log(riopipe_platform::crc32c);
     Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes, 0)))

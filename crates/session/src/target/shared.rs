@@ -54,6 +54,25 @@ pub struct Identity {
     pub io_queues: u16,
 }
 
+impl Identity {
+    /// A subsystem that lets every host in, asks for no digests, lists no port, and allows 16 I/O
+    /// queues: for tests and the simulator.
+    #[must_use]
+    pub fn open_to_all(subnqn: impl Into<String>, serial: impl Into<String>) -> Self {
+        Self {
+            subnqn: subnqn.into(),
+            serial: serial.into(),
+            model: "Rio target".into(),
+            firmware: "0.1".into(),
+            allowed_hosts: None,
+            require_header_digest: false,
+            require_data_digest: false,
+            ports: Vec::new(),
+            io_queues: 16,
+        }
+    }
+}
+
 /// An address of the subsystem, as discovery tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryPort {

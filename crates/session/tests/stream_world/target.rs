@@ -25,17 +25,7 @@ fn crc(crc: u32, data: &[u8]) -> u32 {
 }
 
 fn identity() -> Identity {
-    Identity {
-        subnqn: SUBNQN.into(),
-        serial: "RIO0001".into(),
-        model: "Rio target".into(),
-        firmware: "0.1".into(),
-        allowed_hosts: None,
-        require_header_digest: false,
-        require_data_digest: false,
-        ports: Vec::new(),
-        io_queues: 16,
-    }
+    Identity::open_to_all(SUBNQN, "RIO0001")
 }
 
 struct Conn {
