@@ -329,6 +329,30 @@ pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
 }
 
 impl Claim {
+    /// A claim of a volume that is known already and has no owner: nothing is given up or taken over,
+    /// and there is no lease.
+    #[must_use]
+    pub const fn plain(
+        volume: VolumeId,
+        generation: u32,
+        streams: u16,
+        members: Vec<MemberNamespace>,
+    ) -> Self {
+        Self {
+            volume,
+            generation,
+            create: false,
+            give_up: false,
+            take_over: false,
+            unlogged: false,
+            resume: false,
+            streams,
+            slots: 0,
+            lease_ms: 0,
+            members,
+        }
+    }
+
     /// The claim as it travels.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -102,17 +102,10 @@ fn t18_damaged_structures_of_the_extension() {
     let stream = SettleStream { stream: StreamId(1), keep: true, k: Seq(4), tag: 9 };
     let settle = Settle { volume: VolumeId([1; 16]), generation: 2, streams: vec![stream; 3] };
     let claim = Claim {
-        volume: VolumeId([1; 16]),
-        generation: 2,
-        create: false,
-        give_up: false,
-        take_over: false,
-        unlogged: false,
         resume: true,
-        streams: 2,
         slots: 64,
         lease_ms: 45_000,
-        members: in_order([1, 2]),
+        ..Claim::plain(VolumeId([1; 16]), 2, 2, in_order([1, 2]))
     };
     let honest = [page.encode(256), settle.encode(), claim.encode()];
     let honest: Vec<Vec<u8>> =

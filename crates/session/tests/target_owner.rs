@@ -75,20 +75,9 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
 fn claims_that_make_no_sense_are_refused() {
     let mut w = World::new(&[false]);
     let (admin, _) = w.admin();
+    let good = w.first_claim();
     let with = |change: fn(&mut wire::Claim)| {
-        let mut claim = wire::Claim {
-            volume: VOLUME,
-            generation: 1,
-            create: true,
-            give_up: false,
-            take_over: false,
-            unlogged: false,
-            resume: false,
-            streams: 2,
-            slots: 64,
-            lease_ms: 0,
-            members: wire::in_order([1]),
-        };
+        let mut claim = good.clone();
         change(&mut claim);
         claim
     };

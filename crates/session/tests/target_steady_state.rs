@@ -78,17 +78,9 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
     let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
     let mut host = Sink { shared, drive: NullDrive::with_room(1024) };
     let claim = wire::Claim {
-        volume: VOLUME,
-        generation: 1,
         create: true,
-        give_up: false,
-        take_over: false,
-        unlogged: false,
-        resume: false,
-        streams: 1,
         slots: 4096,
-        lease_ms: 0,
-        members: wire::in_order([1]),
+        ..wire::Claim::plain(VOLUME, 1, 1, wire::in_order([1]))
     };
     let mut admin = connect(&mut host, 1, 0, 0xffff);
     admin.command(&mut host, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);

@@ -138,17 +138,9 @@ fn main() {
     }
     let (mut queue, controller) = attach.finish().expect("attached");
     let claim = wire::Claim {
-        volume: VOLUME,
-        generation: 1,
         create: true,
-        give_up: false,
-        take_over: false,
-        unlogged: false,
-        resume: false,
-        streams: 1,
         slots: SLOTS,
-        lease_ms: 0,
-        members: wire::in_order([1]),
+        ..wire::Claim::plain(VOLUME, 1, 1, wire::in_order([1]))
     };
     queue
         .submit(wire::claim_command(), 1, CommandData::Bytes(&claim.encode()), &mut out)

@@ -579,17 +579,9 @@ fn rio(sqe: &riopipe_nvme::command::Sqe, cid: u16) -> Sqe {
 
 fn claim(generation: u32, create: bool) -> wire::Claim {
     wire::Claim {
-        volume: VOLUME,
-        generation,
         create,
-        give_up: false,
-        take_over: false,
-        unlogged: false,
-        resume: false,
-        streams: 2,
         slots: 64,
-        lease_ms: 0,
-        members: wire::in_order([1]),
+        ..wire::Claim::plain(VOLUME, generation, 2, wire::in_order([1]))
     }
 }
 

@@ -458,17 +458,8 @@ fn t8_a_claim_is_answered_when_all_reactors_have_drained() {
             })
         };
         let claim = wire::Claim {
-            volume: VolumeId([7; 16]),
-            generation: 1,
-            create: false,
-            take_over: false,
             unlogged: true,
-            give_up: false,
-            resume: false,
-            streams: 1,
-            slots: 0,
-            lease_ms: 0,
-            members: wire::in_order(1..=1),
+            ..wire::Claim::plain(VolumeId([7; 16]), 1, 1, wire::in_order([1]))
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).inline(4096);
         first.send(1, sqe, &claim.encode());

@@ -233,17 +233,12 @@ impl Target {
         assert_eq!(connected.status, 0);
         call(self, say(peer::property_set(1, 0x14, peer::CC_ENABLE), &[]));
         let claim = Claim {
-            volume: VOLUME,
-            generation,
             create: generation == 1 && !resume,
-            give_up: false,
             take_over: generation > 1 && !resume,
-            unlogged: false,
             resume,
-            streams: self.streams,
             slots: self.slots,
             lease_ms: 45_000,
-            members: self.members.clone(),
+            ..Claim::plain(VOLUME, generation, self.streams, self.members.clone())
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).byte(2, 50).inline(4096);
         let claimed = call(self, say(sqe, &claim.encode())).completion();

@@ -565,18 +565,12 @@ impl World {
     }
 
     pub(crate) fn first_claim(&self) -> wire::Claim {
+        let members = wire::in_order(1..=self.host.drives.len() as u32);
         wire::Claim {
-            volume: VOLUME,
-            generation: 1,
             create: true,
-            give_up: false,
-            take_over: false,
-            unlogged: false,
-            resume: false,
-            streams: 2,
             slots: 64,
             lease_ms: self.lease_ms,
-            members: wire::in_order(1..=self.host.drives.len() as u32),
+            ..wire::Claim::plain(VOLUME, 1, 2, members)
         }
     }
 

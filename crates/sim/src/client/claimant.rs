@@ -2,8 +2,7 @@
 //! and gives each back: what it makes the target remember is bounded (T28).
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::{Member, VolumeId};
-use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::attribute::VolumeId;
 use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::target::limits::LEASE_MS_MAX;
 use riopipe_session::wire::{self as rio, Claim};
@@ -122,17 +121,10 @@ impl Claimant {
         }
         let (step, nth) = self.step();
         let claim = |nth: u32, resume, lease_ms| Claim {
-            volume: id(self.index, nth),
-            generation: 1,
-            create: false,
-            give_up: false,
-            take_over: false,
             unlogged: true,
             resume,
-            streams: 1,
-            slots: 0,
             lease_ms,
-            members: vec![MemberNamespace { member: Member(0), nsid: self.drive as u32 + 1 }],
+            ..Claim::plain(id(self.index, nth), 1, 1, rio::in_order([self.drive as u32 + 1]))
         };
         let claim = match step {
             Step::Forever => claim(nth, false, LEASE_MS_MAX + 1),

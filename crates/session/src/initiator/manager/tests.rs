@@ -23,19 +23,7 @@ fn manager(target: &mut ScriptedTarget, loss_ns: u64, claims: bool) -> Manager {
     let controller = association.controller().expect("attached");
     let drives = [1, 2].map(|nsid| DriveOfVolume { nsid, index: nsid as u16, blocks: 908 });
     let known = KnownTarget::new(VOLUME, 5, controller, drives);
-    let claim = claims.then(|| Claim {
-        volume: VOLUME,
-        generation: 5,
-        create: false,
-        give_up: false,
-        take_over: false,
-        unlogged: false,
-        resume: true,
-        streams: 1,
-        slots: 0,
-        lease_ms: 0,
-        members: Vec::new(),
-    });
+    let claim = claims.then(|| Claim { resume: true, ..Claim::plain(VOLUME, 5, 1, Vec::new()) });
     let back_off = BackOff { first_ns: 10 * MS, max_ns: 1000 * MS };
     AssociationManager::new(association, ManagerConfig { known, claim, loss_ns, back_off, seed: 7 })
 }
