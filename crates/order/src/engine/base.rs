@@ -309,6 +309,29 @@ impl<P: Payload> Base<P> {
         Ok(())
     }
 
+    /// Shapes and numbers a group that goes into no log, so that nothing but memory bounds it; returns
+    /// its seq and its payload bytes.
+    ///
+    /// # Errors
+    /// As [`vet`](Self::vet), [`shape`](Self::shape) and [`number`](Self::number) have them, and when
+    /// there is no memory for it now (T14).
+    #[inline]
+    pub(super) fn take_in(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+    ) -> Result<(Seq, u64), Refusal> {
+        let bytes = self.vet(writes, durable)?;
+        if !self.has_room(bytes) {
+            return Err(Refusal::Full(Bound::Memory));
+        }
+        let seq = self.window.last().next();
+        self.shape(writes, seq, tag)?;
+        self.number()?;
+        Ok((seq, bytes))
+    }
+
     /// Takes the group being shaped apart: it is refused.
     pub(super) fn unshape(&mut self) {
         while let Some(id) = self.shaped.pop() {

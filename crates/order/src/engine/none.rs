@@ -2,9 +2,7 @@
 //! without attributes; only the marks that the caller sees are in order.
 
 use super::base::{Base, HasBase};
-use super::{
-    Bound, Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write,
-};
+use super::{Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write};
 use crate::attribute::{Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
@@ -104,13 +102,7 @@ impl<P> HasBase<P> for NoOrder<P> {
 impl<P: Payload> Engine<P> for NoOrder<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
-        let bytes = base.vet(writes, durable)?;
-        if !base.has_room(bytes) {
-            return Err(Refusal::Full(Bound::Memory));
-        }
-        let seq = base.window.last().next();
-        base.shape(writes, seq, tag)?;
-        base.number()?;
+        let (seq, bytes) = base.take_in(writes, tag, durable)?;
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;
         let durable_at_once = !base.any_volatile || probe::planted(Plant::NoneNoFlush);

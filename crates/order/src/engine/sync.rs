@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 
 use super::base::{Base, HasBase};
 use super::{
-    Bound, Capabilities, Cause, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId, Write,
+    Capabilities, Cause, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId, Write,
 };
 use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
@@ -103,13 +103,7 @@ impl<P> HasBase<P> for Sync<P> {
 impl<P: Payload> Engine<P> for Sync<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
-        let bytes = base.vet(writes, durable)?;
-        if !base.has_room(bytes) {
-            return Err(Refusal::Full(Bound::Memory));
-        }
-        let seq = base.window.last().next();
-        base.shape(writes, seq, tag)?;
-        base.number()?;
+        let (seq, bytes) = base.take_in(writes, tag, durable)?;
         base.window.open(base.shaped.len() as u32, false, bytes);
         let mut ids = self.spare.pop().unwrap_or_default();
         ids.append(&mut base.shaped);
