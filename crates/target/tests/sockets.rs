@@ -1,12 +1,12 @@
 //! A running target on real sockets, used by the scripted host.
 
-use riopipe_testkit::peer;
+use riopipe_testkit::{attribute, peer};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN, Received, Sqe};
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
 use riopipe_session::wire;
 use riopipe_target::{Config, Running, Target};
 
@@ -632,19 +632,7 @@ fn ordered(seq: u64, lba: u64) -> Sqe {
 }
 
 fn ordered_released(seq: u64, lba: u64, released: u64) -> Sqe {
-    let attribute = Attribute {
-        seq: Seq(seq),
-        span: 1,
-        num: 1,
-        index: 0,
-        ordinal: seq as u32,
-        member: Member(0),
-        kind: Kind::Write,
-        flags: Flags::BOUNDARY,
-        lba,
-        blocks: 1,
-        tag: seq,
-    };
+    let attribute = Attribute { tag: seq, ..attribute(seq, lba) };
     let mut sqe = riopipe_nvme::command::Sqe(peer::write(seq as u16, 1, lba, 1).0);
     wire::put_attribute(&mut sqe, &attribute, Seq(released));
     Sqe(sqe.0)

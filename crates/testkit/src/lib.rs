@@ -1,14 +1,16 @@
 //! Fixtures that the tests of several crates share. A dev-dependency only: no program contains it.
 //!
-//! Of the workspace it uses `order` alone, for the trait of drives, so that its tests and those of
-//! every crate above can use it. It knows no other crate's wire formats, so that the scripted [`peer`]
+//! Of the workspace it uses `order` alone, for attributes and the trait of drives, so that its tests
+//! and those of every crate above can use it. It knows no other crate's wire formats, so that the scripted [`peer`]
 //! is a second opinion on them.
 
+mod attribute;
 mod counting;
 mod drive;
 pub mod peer;
 mod random;
 
+pub use attribute::attribute;
 pub use counting::{Counting, allocations};
 pub use drive::NullDrive;
 pub use random::Random;

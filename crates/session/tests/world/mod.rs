@@ -20,6 +20,7 @@ use riopipe_session::target::{
     TargetEnv, Volumes,
 };
 use riopipe_session::wire;
+pub(crate) use riopipe_testkit::attribute;
 
 pub(crate) mod recovery;
 
@@ -653,23 +654,6 @@ pub(crate) fn block(seed: u8) -> Vec<u8> {
 
 pub(crate) fn pattern(seed: u8, blocks: usize) -> Vec<u8> {
     (0..blocks).flat_map(|i| block(seed.wrapping_add(i as u8))).collect()
-}
-
-/// An ordered write of one block in its own group: seq and ordinal as given.
-pub(crate) fn attribute(seq: u64, lba: u64) -> Attribute {
-    Attribute {
-        seq: Seq(seq),
-        span: 1,
-        num: 1,
-        index: 0,
-        ordinal: seq as u32,
-        member: Member(0),
-        kind: Kind::Write,
-        flags: Flags::BOUNDARY,
-        lba,
-        blocks: 1,
-        tag: 0,
-    }
 }
 
 /// The request that carries an attribute: to namespace `member + 1`, released up to `released`.

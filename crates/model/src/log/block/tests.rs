@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
 use riopipe_nvme::digest::soft as crc32c;
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Life, PartitionId, Position};
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 
@@ -177,19 +177,7 @@ const FOREIGN: u8 = 0xa5;
 const ID: PartitionId = PartitionId { volume: VolumeId([7; 16]), stream: StreamId(3) };
 
 fn attribute(seq: u64) -> Attribute {
-    Attribute {
-        seq: Seq(seq),
-        span: 1,
-        num: 1,
-        index: 0,
-        ordinal: seq as u32,
-        member: Member(0),
-        kind: Kind::Write,
-        flags: Flags::BOUNDARY,
-        lba: seq * 8,
-        blocks: 1,
-        tag: seq ^ 0xfeed,
-    }
+    Attribute { tag: seq ^ 0xfeed, ..riopipe_testkit::attribute(seq, seq * 8) }
 }
 
 #[derive(Clone, Copy, Debug)]
