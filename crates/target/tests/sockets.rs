@@ -3,6 +3,7 @@
 use riopipe_testkit::{attribute, peer};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN, Received, Sqe};
@@ -92,6 +93,17 @@ impl Queue {
     }
 }
 
+/// The option for a log in the file `log` of a directory.
+fn log_in(dir: &Path) -> String {
+    format!("file:{},size=1M", dir.join("log").display())
+}
+
+/// A target whose log and one drive are files of a directory.
+fn in_files(dir: &Path) -> Config {
+    let drive = format!("file:{},size=16M", dir.join("drive").display());
+    Config { log: Some(log_in(dir)), ..Config::on_loopback(&[&drive]) }
+}
+
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed ^ (i >> 8) as u8).collect()
 }
@@ -169,12 +181,8 @@ fn commands_sent_together_are_answered_together() {
 #[test]
 fn file_drives_keep_what_was_written_over_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let config = Config {
-        log: Some(format!("file:{},size=1M", path("log"))),
-        subnqn: Some("nqn.2026-01.io.example:restart".into()),
-        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
-    };
+    let config =
+        Config { subnqn: Some("nqn.2026-01.io.example:restart".into()), ..in_files(dir.path()) };
     let bytes = pattern(5, 8 * 4096);
     let mut uuids = Vec::new();
     for round in 0..2 {
@@ -199,16 +207,9 @@ fn file_drives_keep_what_was_written_over_a_restart() {
 #[test]
 fn ordered_writes_are_in_a_log_that_outlives_a_killed_target() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let config = Config {
-        log: Some(format!("file:{},size=1M", path("log"))),
-        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
-    };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 1);
+    let config = in_files(dir.path());
+    let (target, _admin, cntlid) = owned(&config);
+    let mut io = bound(&target, cntlid, 0, 1);
     for seq in 1..=20u64 {
         let (sqe, data) = (ordered(seq, seq + 7), pattern(seq as u8, 4096));
         assert_eq!(io.call(sqe, &data).status, 0);
@@ -229,16 +230,9 @@ fn ordered_writes_are_in_a_log_that_outlives_a_killed_target() {
 #[test]
 fn a_clean_end_leaves_nothing_to_recover() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let config = Config {
-        log: Some(format!("file:{},size=1M", path("log"))),
-        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
-    };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 1);
+    let config = in_files(dir.path());
+    let (target, _admin, cntlid) = owned(&config);
+    let mut io = bound(&target, cntlid, 0, 1);
     assert_eq!(io.call(ordered(1, 9), &pattern(1, 4096)).status, 0);
     let mark = wire::mark_command(Seq(1), false);
     assert_eq!(io.call(rio(&mark, 4), &[]).status, 0);
@@ -251,8 +245,7 @@ fn a_clean_end_leaves_nothing_to_recover() {
     assert!(found.known && !found.unrecovered);
     assert_eq!(found.released[0], Seq(1));
     own(&mut admin, 2, false);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 2);
+    let _io = bound(&target, cntlid, 0, 2);
     target.stop().unwrap();
 }
 
@@ -260,22 +253,13 @@ fn a_clean_end_leaves_nothing_to_recover() {
 fn t8_a_take_over_crosses_reactors() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config {
-        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+        log: Some(log_in(dir.path())),
         reactors: Some(2),
         // A slow drive: writes are in flight when the other owner comes.
         ..Config::on_loopback(&["ssd:flash,size=16M"])
     };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut queues: Vec<Queue> = (1..=2)
-        .map(|qid| {
-            let mut io = Queue::io(&target, Digests::default(), cntlid, qid);
-            let sqe = wire::bind_command(VOLUME, StreamId(qid - 1), 1, Seq(0));
-            assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
-            io
-        })
-        .collect();
+    let (target, _admin, cntlid) = owned(&config);
+    let mut queues = [0, 1].map(|stream| bound(&target, cntlid, stream, 1));
     let mut other_owner = Queue::open(target.addresses()[0], Digests::default());
     let data =
         peer::connect_data(target.subnqn(), "nqn.2026-01.io.example:other_owner", [9; 16], 0xffff);
@@ -302,16 +286,9 @@ fn t8_a_take_over_crosses_reactors() {
 #[test]
 fn p7_the_owner_of_a_killed_target_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let config = Config {
-        log: Some(format!("file:{},size=1M", path("log"))),
-        ..Config::on_loopback(&[&format!("file:{},size=16M", path("drive"))])
-    };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 1);
+    let config = in_files(dir.path());
+    let (target, _admin, cntlid) = owned(&config);
+    let mut io = bound(&target, cntlid, 0, 1);
     for seq in 1..=20u64 {
         assert_eq!(io.call(ordered(seq, seq), &pattern(seq as u8, 4096)).status, 0);
     }
@@ -368,16 +345,13 @@ fn t28_connections_are_counted_over_all_reactors() {
 fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config {
-        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+        log: Some(log_in(dir.path())),
         reactors: Some(2),
         // A slow drive: writes are in flight when the owner comes back.
         ..Config::on_loopback(&["ssd:flash,size=16M"])
     };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut old = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut old, 1);
+    let (target, mut admin, cntlid) = owned(&config);
+    let mut old = bound(&target, cntlid, 0, 1);
     // The target is not told that this connection is dead.
     for round in 2..=6 {
         for seq in 1..=30u64 {
@@ -448,15 +422,9 @@ fn t18_a_bad_peer_loses_its_connection_and_others_are_not_affected() {
 #[test]
 fn a_peer_killed_in_mid_write_leaves_its_claim_to_the_next() {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config {
-        log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
-        ..Config::on_loopback(&["mem:16M"])
-    };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 1);
+    let config = Config { log: Some(log_in(dir.path())), ..Config::on_loopback(&["mem:16M"]) };
+    let (target, admin, cntlid) = owned(&config);
+    let mut io = bound(&target, cntlid, 0, 1);
     let bytes = peer::capsule(Digests::default(), &ordered(1, 1).0, &pattern(1, 4096));
     io.send(&bytes[..2000]);
     drop((io, admin));
@@ -502,15 +470,9 @@ fn a_host_that_does_not_read_cannot_keep_a_target_from_stopping() {
 fn a_log_that_vanishes_stops_its_streams() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
-    let config = Config {
-        log: Some(format!("file:{},size=1M", log.display())),
-        ..Config::on_loopback(&["mem:16M"])
-    };
-    let target = Target::start(&config).unwrap();
-    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-    own(&mut admin, 1, true);
-    let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
-    bind(&mut io, 1);
+    let config = Config { log: Some(log_in(dir.path())), ..Config::on_loopback(&["mem:16M"]) };
+    let (target, _admin, cntlid) = owned(&config);
+    let mut io = bound(&target, cntlid, 0, 1);
     std::fs::remove_file(&log).unwrap();
     let mut seq = 0;
     let mut last = 0;
@@ -538,22 +500,13 @@ fn each_reactor_notices_by_itself_that_the_log_is_gone() {
     for busy in [0, 1] {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
-            log: Some(format!("file:{},size=1M", dir.path().join("log").display())),
+            log: Some(log_in(dir.path())),
             reactors: Some(2),
             ..Config::on_loopback(&["mem:16M"])
         };
-        let target = Target::start(&config).unwrap();
-        let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
-        own(&mut admin, 1, true);
+        let (target, _admin, cntlid) = owned(&config);
         // One queue on each reactor.
-        let mut queues: Vec<Queue> = (1..=2)
-            .map(|qid| {
-                let mut io = Queue::io(&target, Digests::default(), cntlid, qid);
-                let sqe = wire::bind_command(VOLUME, StreamId(qid - 1), 1, Seq(0));
-                assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
-                io
-            })
-            .collect();
+        let mut queues = [0, 1].map(|stream| bound(&target, cntlid, stream, 1));
         std::fs::remove_file(dir.path().join("log")).unwrap();
         let mut seq = 0;
         wait_until(
@@ -590,6 +543,14 @@ fn own(admin: &mut Queue, generation: u32, create: bool) {
     assert_eq!(admin.call(sqe, &claim(generation, create).encode()).status, 0);
 }
 
+/// A target, and the admin queue and controller of a host that has made the volume there.
+fn owned(config: &Config) -> (Running, Queue, u16) {
+    let target = Target::start(config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    own(&mut admin, 1, true);
+    (target, admin, cntlid)
+}
+
 /// Claims the volume once more, as its owner.
 fn come_back(admin: &mut Queue, generation: u32) {
     let sqe = rio(&wire::claim_command(), 9).inline(4096);
@@ -617,9 +578,12 @@ fn own_list(io: &mut Queue) -> wire::list::Page {
     wire::list::Page::decode(&io.fetch(rio(&sqe, 4).transport(len as u32)).0).unwrap()
 }
 
-fn bind(io: &mut Queue, generation: u32) {
-    let sqe = wire::bind_command(VOLUME, StreamId(0), generation, Seq(0));
+/// An I/O queue that carries a stream.
+fn bound(target: &Running, cntlid: u16, stream: u16, generation: u32) -> Queue {
+    let mut io = Queue::io(target, Digests::default(), cntlid, stream + 1);
+    let sqe = wire::bind_command(VOLUME, StreamId(stream), generation, Seq(0));
     assert_eq!(io.call(rio(&sqe, 3), &[]).status, 0);
+    io
 }
 
 fn status(admin: &mut Queue) -> wire::VolumeStatus {
