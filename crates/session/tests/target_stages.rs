@@ -3,7 +3,7 @@
 
 mod world;
 
-use peer::Digests;
+use peer::{Digests, Sqe};
 use riopipe_order::attribute::Flags;
 use riopipe_order::gate::Cause;
 use riopipe_session::stages::{ONE_IN, Spent, Stage};
@@ -34,19 +34,31 @@ fn all_seen(w: &World, writes: u64, shapes: &[[u64; 5]]) {
     assert!(counts.iter().all(|count| *count >= 5), "{counts:?}");
 }
 
-#[test]
-fn a_write_waits_at_the_gate_for_blocks_that_overlap_and_takes_its_flush_along() {
-    let mut w = World::new(&[true]);
+/// A target with a bound queue, whose drive ends its operations when told.
+fn holding(volatile: bool) -> (World, usize) {
+    let mut w = World::new(&[volatile]);
     let Owner { io, .. } = w.owner();
     w.host.drives[0].holds = true;
+    (w, io)
+}
+
+/// Two writes of a round, commands 1 and 2: of block 7, and of `lba` with `flags`. All rounds before
+/// are released.
+fn pair(round: u64, lba: u64, flags: Flags) -> [Sqe; 2] {
+    let before = 2 * round;
+    let mut second = attribute(before + 2, lba);
+    second.flags = second.flags.with(flags);
+    [ordered(1, &attribute(before + 1, 7), before), ordered(2, &second, before)]
+}
+
+#[test]
+fn a_write_waits_at_the_gate_for_blocks_that_overlap_and_takes_its_flush_along() {
+    let (mut w, io) = holding(true);
     for round in 0..ROUNDS {
-        let (first, second) = (2 * round + 1, 2 * round + 2);
-        let released = first.saturating_sub(1);
-        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
+        let [first, flushed] = pair(round, 7, Flags::FLUSH);
+        w.command(io, first, &block(1));
         w.host.now += 10;
-        let mut flushed = attribute(second, 7);
-        flushed.flags = flushed.flags.with(Flags::FLUSH);
-        w.command(io, ordered(2, &flushed, released), &block(2));
+        w.command(io, flushed, &block(2));
         w.host.now += 100;
         w.complete(0, 0);
         w.host.now += 1_000;
@@ -64,15 +76,12 @@ fn a_write_waits_at_the_gate_for_blocks_that_overlap_and_takes_its_flush_along()
 
 #[test]
 fn a_write_waits_at_the_gate_for_those_before_it() {
-    let mut w = World::new(&[false]);
-    let Owner { io, .. } = w.owner();
-    w.host.drives[0].holds = true;
+    let (mut w, io) = holding(false);
     for round in 0..ROUNDS {
-        let (first, second) = (2 * round + 1, 2 * round + 2);
-        let released = first.saturating_sub(1);
-        w.command(io, ordered(2, &attribute(second, 8), released), &block(2));
+        let [first, second] = pair(round, 8, Flags(0));
+        w.command(io, second, &block(2));
         w.host.now += 5;
-        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
+        w.command(io, first, &block(1));
         w.host.now += 100;
         w.complete_all(0);
         assert_eq!(w.completions(io).len(), 2);
@@ -82,16 +91,11 @@ fn a_write_waits_at_the_gate_for_those_before_it() {
 
 #[test]
 fn a_flush_waits_at_the_gate_for_the_writes_that_it_is_to_cover() {
-    let mut w = World::new(&[true]);
-    let Owner { io, .. } = w.owner();
-    w.host.drives[0].holds = true;
+    let (mut w, io) = holding(true);
     for round in 0..ROUNDS {
-        let (first, second) = (2 * round + 1, 2 * round + 2);
-        let released = first.saturating_sub(1);
-        w.command(io, ordered(1, &attribute(first, 7), released), &block(1));
-        let mut flushed = attribute(second, 8);
-        flushed.flags = flushed.flags.with(Flags::FLUSH);
-        w.command(io, ordered(2, &flushed, released), &block(2));
+        let [first, flushed] = pair(round, 8, Flags::FLUSH);
+        w.command(io, first, &block(1));
+        w.command(io, flushed, &block(2));
         w.host.now += 10;
         w.complete(0, 1);
         w.host.now += 100;
@@ -105,9 +109,7 @@ fn a_flush_waits_at_the_gate_for_the_writes_that_it_is_to_cover() {
 
 #[test]
 fn data_on_its_way_is_waited_for_at_the_gate() {
-    let mut w = World::new(&[false]);
-    let Owner { io, .. } = w.owner();
-    w.host.drives[0].holds = true;
+    let (mut w, io) = holding(false);
     for seq in 1..=ROUNDS {
         w.command(io, ordered(1, &attribute(seq, 7), seq - 1).transport(4096), &[]);
         let ttag = w.next(io).unwrap().u16(10);
@@ -154,9 +156,7 @@ fn a_stream_that_fails_is_told_of_once() {
 
 #[test]
 fn a_stream_that_ends_has_not_failed() {
-    let mut w = World::new(&[false]);
-    let Owner { io, .. } = w.owner();
-    w.host.drives[0].holds = true;
+    let (mut w, io) = holding(false);
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
     w.hang_up(io);
     w.complete_all(0);
