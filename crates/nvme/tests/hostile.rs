@@ -5,28 +5,7 @@
 #[path = "../../../fuzz/src/nvme.rs"]
 mod bodies;
 
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
-
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
+use riopipe_testkit::{Random, hex};
 
 /// One valid PDU of each kind, some with digests, from the specification.
 fn pdus() -> Vec<Vec<u8>> {
@@ -56,17 +35,17 @@ fn pdus() -> Vec<Vec<u8>> {
 }
 
 /// Changes a few bytes, mostly in the first `hot` bytes, which the decoders branch on.
-fn damage(bytes: &mut Vec<u8>, hot: usize, rng: &mut Rng) {
+fn damage(bytes: &mut Vec<u8>, hot: usize, rng: &mut Random) {
     const ODD: [u8; 8] = [0x00, 0x01, 0x7f, 0x80, 0xff, 0x18, 0x48, 0x20];
-    for _ in 0..=rng.below(4) {
-        let range = if rng.below(3) > 0 { hot.min(bytes.len()) } else { bytes.len() };
-        let at = rng.below(range);
-        match rng.below(6) {
-            0 | 1 => bytes[at] ^= 1 << rng.below(8),
-            2 => bytes[at] = ODD[rng.below(ODD.len())],
+    for _ in 0..=rng.index(4) {
+        let range = if rng.index(3) > 0 { hot.min(bytes.len()) } else { bytes.len() };
+        let at = rng.index(range);
+        match rng.index(6) {
+            0 | 1 => bytes[at] ^= 1 << rng.index(8),
+            2 => bytes[at] = ODD[rng.index(ODD.len())],
             3 => bytes[at] = rng.next() as u8,
-            4 => bytes.truncate(hot.max(rng.below(bytes.len() + 1))),
-            _ => bytes.resize(bytes.len() + rng.below(64), rng.next() as u8),
+            4 => bytes.truncate(hot.max(rng.index(bytes.len() + 1))),
+            _ => bytes.resize(bytes.len() + rng.index(64), rng.next() as u8),
         }
     }
 }
@@ -74,11 +53,11 @@ fn damage(bytes: &mut Vec<u8>, hot: usize, rng: &mut Rng) {
 #[test]
 fn t18_a_hundred_thousand_damaged_pdus() {
     let corpus = pdus();
-    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let mut rng = Random(0x9e37_79b9_7f4a_7c15);
     let (mut taken, mut refused) = (0, 0);
     for _ in 0..150_000 {
         let mut bytes = vec![rng.next() as u8];
-        bytes.extend(&corpus[rng.below(corpus.len())]);
+        bytes.extend(&corpus[rng.index(corpus.len())]);
         damage(&mut bytes, 9, &mut rng);
         if bodies::pdu(&bytes) {
             taken += 1;
@@ -91,7 +70,7 @@ fn t18_a_hundred_thousand_damaged_pdus() {
 
 #[test]
 fn t18_damaged_commands() {
-    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let mut rng = Random(0x2545_f491_4f6c_dd1d);
     let valid = &pdus()[4][8..72];
     let mut taken = 0;
     for _ in 0..100_000 {
@@ -107,7 +86,7 @@ fn t18_damaged_structures() {
     let mut connect = vec![0; 1024];
     connect[256..285].copy_from_slice(b"nqn.2026-01.io.example:drives");
     connect[512..545].copy_from_slice(b"nqn.2014-08.org.nvmexpress:uuid:1");
-    let mut rng = Rng(0xd1b5_4a32_d192_ed03);
+    let mut rng = Random(0xd1b5_4a32_d192_ed03);
     let mut taken = 0;
     for round in 0..3_000 {
         let mut bytes = match round % 3 {

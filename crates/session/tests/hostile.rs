@@ -5,13 +5,7 @@
 #[path = "../../../fuzz/src/session.rs"]
 mod bodies;
 
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
+use riopipe_testkit::{Random, hex};
 
 /// What an honest target sends, without digests.
 fn honest() -> Vec<Vec<u8>> {
@@ -36,30 +30,24 @@ fn the_honest_stream_is_taken_whole() {
 
 #[test]
 fn t18_damaged_streams() {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut survived, mut ended) = (0, 0);
     for _ in 0..30_000 {
         let mut pdus = honest();
-        for _ in 0..next() % 3 {
-            let (a, b) = (next() as usize % pdus.len(), next() as usize % pdus.len());
-            match next() % 3 {
+        for _ in 0..random.below(3) {
+            let (a, b) = (random.index(pdus.len()), random.index(pdus.len()));
+            match random.below(3) {
                 0 => pdus.swap(a, b),
                 1 => pdus[a] = pdus[b].clone(),
                 _ => drop(pdus.remove(a)),
             }
         }
         // Digests are mostly off, or nothing would get beyond them.
-        let mut bytes = vec![next() as u8 & if next() % 8 == 0 { 0xff } else { 0xfc }];
+        let mut bytes = vec![random.next() as u8 & if random.one_in(8) { 0xff } else { 0xfc }];
         bytes.extend(pdus.concat());
-        for _ in 0..next() % 3 {
-            let at = 1 + next() as usize % (bytes.len() - 1);
-            bytes[at] ^= 1 << (next() % 8);
+        for _ in 0..random.below(3) {
+            let at = 1 + random.index(bytes.len() - 1);
+            bytes[at] ^= 1 << random.below(8);
         }
         if bodies::queue_pair(&bytes) {
             survived += 1;
@@ -111,21 +99,15 @@ fn t18_damaged_structures_of_the_extension() {
     let honest: Vec<Vec<u8>> =
         honest.iter().zip(0..).map(|(bytes, kind)| [&[kind], &bytes[..]].concat()).collect();
     assert!(honest.iter().all(|bytes| bodies::extension(bytes)));
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
     let (mut taken, mut refused) = (0, 0);
     for _ in 0..20_000 {
-        let mut bytes = honest[next() as usize % honest.len()].clone();
-        bytes.truncate(if next() % 8 == 0 { next() as usize % 300 } else { 256 });
-        for _ in 0..=next() % 3 {
+        let mut bytes = honest[random.index(honest.len())].clone();
+        bytes.truncate(if random.one_in(8) { random.index(300) } else { 256 });
+        for _ in 0..=random.below(3) {
             if bytes.len() > 1 {
-                let at = 1 + next() as usize % (bytes.len() - 1);
-                bytes[at] ^= 1 << (next() % 8);
+                let at = 1 + random.index(bytes.len() - 1);
+                bytes[at] ^= 1 << random.below(8);
             }
         }
         if bodies::extension(&bytes) {

@@ -9,7 +9,7 @@ use riopipe_order::region::Region;
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::list::{PAGE_BYTES_MAX, SETTLE_LEN, Settle, SettleStream};
 use riopipe_session::wire::{self, Claim};
-use riopipe_testkit::peer;
+use riopipe_testkit::{Random, peer};
 use world::{
     BOOT, LOG_LEN, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
 };
@@ -132,72 +132,61 @@ fn t19_what_is_lost_is_neither_listed_nor_settled() {
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x710);
 }
 
-/// Words that look like commands but are dice.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.roll() as usize % from.len()]
-    }
+fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
+    from[random.index(from.len())]
 }
 
 #[test]
 fn t18_random_vendor_commands_are_answered_once_each() {
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut answers = [0u32; 2];
     for _ in 0..300 {
         let mut w = World::abandoned();
         let (admin, cntlid) = w.admin();
         let queues = [admin, w.io(cntlid, 1), w.io(cntlid, 2)];
         for _ in 0..30 {
-            let at = dice.pick(&queues);
+            let at = pick(&mut random, &queues);
             if w.links[at].closed.is_some() {
                 continue;
             }
-            let opcode = dice.pick(&[0xc1, 0xc2, 0xc4, 0xc6, 0xc6, 0xc9, 0xc9, 0x84, 0x88, 0x8a]);
+            let opcode =
+                pick(&mut random, &[0xc1, 0xc2, 0xc4, 0xc6, 0xc6, 0xc9, 0xc9, 0x84, 0x88, 0x8a]);
             let mut sqe = peer::Sqe::new(opcode, 9, 1);
-            let nearly = !dice.roll().is_multiple_of(4);
+            let nearly = !random.one_in(4);
             for dword in [2, 3, 10, 11, 12, 13, 14, 15] {
                 let value = match (dword, nearly) {
                     (12.., true) => u32::from_le_bytes([7; 4]),
-                    (10, true) => dice.pick(&[0, 1, 64, 128, 4096, 1 << 31, 1 << 31 | 1]),
-                    (11, true) => dice.pick(&[0, 1, 2, 3, 4]),
-                    (_, true) => dice.pick(&[0, 1, 2, u32::MAX]),
-                    _ => dice.roll() as u32,
+                    (10, true) => pick(&mut random, &[0, 1, 64, 128, 4096, 1 << 31, 1 << 31 | 1]),
+                    (11, true) => pick(&mut random, &[0, 1, 2, 3, 4]),
+                    (_, true) => pick(&mut random, &[0, 1, 2, u32::MAX]),
+                    _ => random.next() as u32,
                 };
                 sqe = sqe.dword(dword, value);
             }
             let data: Vec<u8> = match opcode {
                 0xc1 => {
-                    let mut claim = w.next_claim(dice.pick(&[1, 2, 3, 9]));
-                    claim.take_over = dice.roll().is_multiple_of(2);
-                    claim.resume = dice.roll().is_multiple_of(2);
+                    let mut claim = w.next_claim(pick(&mut random, &[1, 2, 3, 9]));
+                    claim.take_over = random.one_in(2);
+                    claim.resume = random.one_in(2);
                     claim.encode()
                 }
                 0xc9 => {
-                    let one = |dice: &mut Dice| SettleStream {
-                        stream: StreamId(dice.pick(&[0, 1, 1, 2])),
-                        keep: dice.roll().is_multiple_of(2),
-                        k: Seq(dice.pick(&[0, 1, 2, 3, 4, 5])),
+                    let one = |random: &mut Random| SettleStream {
+                        stream: StreamId(pick(random, &[0, 1, 1, 2])),
+                        keep: random.one_in(2),
+                        k: Seq(pick(random, &[0, 1, 2, 3, 4, 5])),
                         tag: 5,
                     };
-                    let streams = (0..dice.roll() % 4).map(|_| one(&mut dice)).collect();
-                    let generation = dice.pick(&[1, 2, 3, 9]);
+                    let streams = (0..random.below(4)).map(|_| one(&mut random)).collect();
+                    let generation = pick(&mut random, &[1, 2, 3, 9]);
                     Settle { volume: VOLUME, generation, streams }.encode()
                 }
                 _ => Vec::new(),
             };
             let mut data = data;
             if !nearly && !data.is_empty() {
-                let at = dice.roll() as usize % 64;
-                data[at] ^= 1 << (dice.roll() % 8);
+                let at = random.index(64);
+                data[at] ^= 1 << random.below(8);
             }
             sqe = if data.is_empty() {
                 sqe.transport(sqe_len(&sqe))

@@ -7,10 +7,12 @@
 mod attribute;
 mod counting;
 mod drive;
+mod hex;
 pub mod peer;
 mod random;
 
 pub use attribute::attribute;
 pub use counting::{Counting, allocations};
 pub use drive::NullDrive;
+pub use hex::hex;
 pub use random::Random;

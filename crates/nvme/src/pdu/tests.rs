@@ -4,16 +4,8 @@
 use super::*;
 use crate::command::Status;
 use crate::digest::soft;
+use riopipe_testkit::hex;
 use std::vec::Vec;
-
-/// Bytes from hexadecimal text; blanks are ignored.
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(core::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
 
 fn rx(role: Role) -> Rx {
     Rx { connected: true, data_max: 1 << 20, ..Rx::new(role, soft) }

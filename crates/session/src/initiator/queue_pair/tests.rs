@@ -5,19 +5,12 @@
 use super::*;
 use alloc::sync::Arc;
 use riopipe_nvme::digest::soft;
+use riopipe_testkit::{Random, hex};
 use std::format;
 use std::string::ToString;
 use std::vec;
 
 type Payload = Arc<[u8]>;
-
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(core::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
 
 /// Events, kept.
 #[derive(Debug, PartialEq, Eq)]
@@ -696,16 +689,10 @@ fn what_cannot_be_sent_is_refused_whole() {
 /// T18: whatever a target sends, damaged or not, no panic, and no command is done twice.
 #[test]
 fn t18_damaged_streams_never_confuse_it() {
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
     let (mut ended, mut survived) = (0, 0);
     for _ in 0..20_000 {
-        let bits = next();
+        let bits = random.next();
         let config = if bits & 1 == 0 { config() } else { digested() };
         let mut rig = Rig::ready(QpConfig { maxr2t: 2, ..config }, 0);
         rig.submit(Sqe::read(1, 0, 1), 0, Data::Read(16));
@@ -720,7 +707,7 @@ fn t18_damaged_streams_never_confuse_it() {
             resp(1, 0, 0),
             resp(2, 0, 0),
         ];
-        let (a, b) = (next() as usize % pdus.len(), next() as usize % pdus.len());
+        let (a, b) = (random.index(pdus.len()), random.index(pdus.len()));
         pdus.swap(a, b);
         let mut pdus: Vec<Vec<u8>> = pdus
             .into_iter()
@@ -730,10 +717,10 @@ fn t18_damaged_streams_never_confuse_it() {
                 _ => digest(pdu, 0),
             })
             .collect();
-        for _ in 0..next() % 3 {
-            let pdu = next() as usize % pdus.len();
-            let at = next() as usize % pdus[pdu].len();
-            pdus[pdu][at] ^= 1 << (next() % 8);
+        for _ in 0..random.below(3) {
+            let pdu = random.index(pdus.len());
+            let at = random.index(pdus[pdu].len());
+            pdus[pdu][at] ^= 1 << random.below(8);
         }
         // In two parts, between which everything is sent.
         let late = pdus.split_off(4);
