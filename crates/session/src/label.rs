@@ -377,15 +377,16 @@ pub fn logs_due(found: &[Found]) -> Result<(), AssembleError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use riopipe_nvme::digest;
 
-    fn crc(a: u32, d: &[u8]) -> u32 {
+    pub(crate) fn crc(a: u32, d: &[u8]) -> u32 {
         digest::soft(a, d)
     }
 
-    fn label(index: u16) -> Label {
+    /// The label of a drive of a volume of three.
+    pub(crate) fn label(index: u16) -> Label {
         Label {
             volume: VolumeId([9; 16]),
             name: "logs".into(),

@@ -174,28 +174,14 @@ impl Relabel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::label::MemberId;
+    use crate::label::tests::crc;
     use alloc::vec;
-    use riopipe_order::engine::EngineKind;
 
-    fn crc(a: u32, d: &[u8]) -> u32 {
-        riopipe_nvme::digest::soft(a, d)
-    }
-
+    /// The label of a drive of a volume of two.
     fn label(index: u16, sequence: u32) -> Label {
-        Label {
-            volume: VolumeId([9; 16]),
-            name: "logs".into(),
-            block_size: 4096,
-            unit_blocks: 16,
-            data_blocks: 1000,
-            streams: 8,
-            engine: EngineKind::Rio,
-            index,
-            generation: sequence,
-            sequence,
-            members: (0..2).map(|i| MemberId { nguid: [i; 16], region: [i + 100; 16] }).collect(),
-        }
+        let mut label = crate::label::tests::label(index);
+        label.members.truncate(2);
+        Label { generation: sequence, sequence, ..label }
     }
 
     fn copies(index: u16, sequence: u32) -> Vec<u8> {
