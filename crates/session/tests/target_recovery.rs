@@ -501,13 +501,7 @@ fn a_list_of_nothing_is_not_kept() {
 
 #[test]
 fn t9_streams_start_when_all_of_them_are_settled() {
-    let mut w = World::new(&[true]);
-    let Owner { admin, io, cntlid } = w.owner();
-    let other = w.io(cntlid, 2);
-    assert_eq!(w.bind(other, 1, 1, 0).status, 0);
-    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
-    assert_eq!(w.call(other, ordered(1, &attribute(1, 2), 0), &block(2)).status, 0);
-    w.hang_up(admin);
+    let mut w = World::abandoned_by_two();
     let (admin, io) = w.successor(2);
     assert_eq!(w.settle(admin, 2, &[(0, 0, false)]), 0);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0x704, "the other is not settled");

@@ -337,13 +337,7 @@ fn t24_no_owner_comes_back_to_a_log_that_went_back_in_time() {
 
 #[test]
 fn t9_a_recovery_that_a_restart_cut_off_is_not_taken_for_done() {
-    let mut w = World::new(&[true]);
-    let Owner { admin, io, cntlid } = w.owner();
-    let other = w.io(cntlid, 2);
-    assert_eq!(w.bind(other, 1, 1, 0).status, 0);
-    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
-    assert_eq!(w.call(other, ordered(1, &attribute(1, 2), 0), &block(2)).status, 0);
-    w.hang_up(admin);
+    let mut w = World::abandoned_by_two();
     let (admin, _) = w.admin();
     let next = Claim { resume: false, ..back(&w, 2) };
     assert_eq!(w.claim(admin, &next).unwrap().status, 0);

@@ -130,6 +130,19 @@ impl World {
         (admin, io)
     }
 
+    /// A volatile drive, and a volume of two streams that have each written one block, 1 and 2; the
+    /// owner is gone.
+    pub(crate) fn abandoned_by_two() -> Self {
+        let mut w = Self::new(&[true]);
+        let Owner { admin, io, cntlid } = w.owner();
+        let other = w.io(cntlid, 2);
+        assert_eq!(w.bind(other, 1, 1, 0).status, 0);
+        assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+        assert_eq!(w.call(other, ordered(1, &attribute(1, 2), 0), &block(2)).status, 0);
+        w.hang_up(admin);
+        w
+    }
+
     /// An owner that died with unreleased groups: 1 and 2 flushed, 3 and 4 not, in stream 0.
     pub(crate) fn abandoned() -> Self {
         let mut w = Self::new(&[true]);
