@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ const OUT_OF_REACH: &[Rare] = &[
 pub const PLANT_SEEDS: u64 = 3_000;
 
 /// Which seeds to run, and how.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// The first seed.
     pub first: u64,
@@ -42,6 +42,8 @@ pub struct Plan {
     pub time: Option<Duration>,
     /// How long one run may take.
     pub run_limit: Duration,
+    /// Once it is set, no further seed is begun.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// A seed that failed.
@@ -119,16 +121,21 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
 /// Has each seed of a plan run by one of several threads, until `run` says no.
 fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> bool + Sync) {
     let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
+    let enough = AtomicBool::new(false);
     let work = || {
         let mut bounded = Bounded::new(plan.run_limit);
-        while !stop.load(Ordering::Relaxed) && plan.time.is_none_or(|max| start.elapsed() < max) {
+        let is_over = || {
+            enough.load(Ordering::Relaxed)
+                || plan.stop.load(Ordering::Relaxed)
+                || plan.time.is_some_and(|max| start.elapsed() >= max)
+        };
+        while !is_over() {
             let nth = next.fetch_add(1, Ordering::Relaxed);
             if nth >= plan.seeds {
                 return;
             }
             if !run(plan.first.wrapping_add(nth), &mut bounded) {
-                stop.store(true, Ordering::Relaxed);
+                enough.store(true, Ordering::Relaxed);
             }
         }
     };

@@ -10,7 +10,10 @@ use std::{
     io::IsTerminal,
     path::PathBuf,
     process::ExitCode,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,6 +25,10 @@ use riopipe_sim::{
     draw::draw,
     runner::{Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
     scenario::Scenario,
+};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
 };
 
 /// Every seed was clean, or every plant was caught.
@@ -36,6 +43,8 @@ const PANICKED: u8 = 21;
 const UNCAUGHT: u8 = 22;
 /// A rare path was never taken.
 const NEVER: u8 = 23;
+/// Ctrl-C or SIGTERM ended it before it was through.
+const INTERRUPTED: u8 = 130;
 /// A first seed that is drawn lies below this, so that every reader of JSON can count it exactly.
 const FIRST_MAX: u64 = 1 << 48;
 
@@ -60,8 +69,9 @@ everybody runs don't. With --plant the defence of a trap is removed first, and t
 begins with seed 1, so that it comes to the same everywhere.
 
 Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken or
-a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken, 141 nobody
-reads what it prints.
+a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken, 130 ended by
+Ctrl-C or SIGTERM with all seeds clean so far, 141 standard output has no reader. The first Ctrl-C lets the seeds that
+are running end and prints the count, the second ends the program at once.
 
 Examples:
   rio sim --for 10m
@@ -156,6 +166,7 @@ impl Args {
             jobs: self.jobs.unwrap_or(cores),
             time: self.time,
             run_limit: self.run_limit(),
+            stop: interrupt(),
         }
     }
 
@@ -166,6 +177,20 @@ impl Args {
     fn shows_progress(&self) -> bool {
         !self.quiet && std::io::stderr().is_terminal()
     }
+}
+
+/// A flag that Ctrl-C and SIGTERM set; a second signal ends the process at once.
+fn interrupt() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let watched =
+            flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
+                .and_then(|_| flag::register(signal, Arc::clone(&stop)));
+        if let Err(error) = watched {
+            say::note(format_args!("rio sim: Ctrl-C will end the run without a count: {error}\n"));
+        }
+    }
+    stop
 }
 
 /// Says now and then how far it is.
@@ -232,7 +257,7 @@ fn many(args: &Args) -> u8 {
     if enough && !summary.never_taken().is_empty() {
         return NEVER;
     }
-    CLEAN
+    if plan.stop.load(Ordering::Relaxed) { INTERRUPTED } else { CLEAN }
 }
 
 /// Makes a failure small and tells it.
@@ -293,9 +318,15 @@ fn plants(args: &Args, name: &str) -> u8 {
             report::hunt(&hunt);
         }
         hunts.push(hunt);
+        if plan.stop.load(Ordering::Relaxed) {
+            break;
+        }
     }
     if args.output == Format::Json {
         report::plants(&hunts, &plan);
+    }
+    if plan.stop.load(Ordering::Relaxed) {
+        return INTERRUPTED;
     }
     if hunts.iter().all(|hunt| hunt.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
 }
