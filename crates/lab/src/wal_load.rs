@@ -1,13 +1,12 @@
 //! Producers that append records to a log and wait until each is durable, as the transactions of a
 //! database do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use riopipe_wal::{AppendError, DurableError, TrimError, Wal};
 use serde::Serialize;
 
-use crate::harness::Window;
+use crate::harness::{self, Phase, Window, Worker};
 use crate::latency::Latencies;
 
 /// The parameters of a load.
@@ -62,26 +61,26 @@ pub enum WalLoadError {
 const RECORD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs all producers, each of which appends again as soon as its record is durable. Durable
-/// records are trimmed whenever half of the log is used. It ends early when `stop` is set.
+/// records are trimmed whenever half of the log is used.
 ///
 /// # Errors
 /// [`WalLoadError`].
-pub fn run(wal: &Wal, load: &WalLoad, stop: &AtomicBool) -> Result<WalSample, WalLoadError> {
-    let begin = Instant::now() + load.window.warm_up;
-    let end = begin + load.window.duration;
-    let produce = || -> Result<Latencies, WalLoadError> {
+pub fn run(wal: &Wal, load: &WalLoad) -> Result<WalSample, WalLoadError> {
+    let produce = |_, worker: &Worker<'_>| -> Result<Latencies, WalLoadError> {
         let record = vec![0x5a; load.record_bytes];
         let mut latencies = Latencies::new();
+        worker.ready();
         loop {
-            let since = Instant::now();
-            if since >= end || stop.load(Ordering::Relaxed) {
+            let phase = worker.phase();
+            if phase == Phase::Stop {
                 return Ok(latencies);
             }
+            let since = Instant::now();
             let lsn = wal.append(&record)?;
             wal.wait_durable(lsn, Some(RECORD_TIMEOUT))?;
-            let now = Instant::now();
-            if since >= begin && now <= end {
-                latencies.record(u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX));
+            worker.completed(1, 1, record.len() as u64);
+            if phase == Phase::Measure {
+                latencies.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
             }
             let stat = wal.stat();
             if stat.free_blocks < stat.blocks / 2 {
@@ -89,22 +88,11 @@ pub fn run(wal: &Wal, load: &WalLoad, stop: &AtomicBool) -> Result<WalSample, Wa
             }
         }
     };
-    let results = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..load.producers).map(|_| scope.spawn(produce)).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-            // A panic of a producer continues here.
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect::<Result<Vec<_>, WalLoadError>>()
-    })?;
-    let mut latencies = Latencies::new();
-    results.iter().for_each(|of_thread| latencies.add(of_thread));
-    let count = latencies.summary().count;
-    if count == 0 {
+    let sample = harness::run(load.window, load.producers, || None, produce)?;
+    if sample.writes == 0 || sample.latencies.summary().count == 0 {
         return Err(WalLoadError::Nothing(load.window.duration));
     }
-    let records_per_s = count as f64 / load.window.duration.as_secs_f64();
-    Ok(WalSample { records_per_s, latencies })
+    Ok(WalSample { records_per_s: sample.writes_per_s(), latencies: sample.latencies })
 }
 
 impl WalFigures {

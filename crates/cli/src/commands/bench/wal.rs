@@ -1,7 +1,6 @@
 //! `rio bench wal`: a log of records with engine `rio`, compared with the same log with write and
 //! FLUSH.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use riopipe::{ConnectOptions, EngineKind, OpenOptions, Volume};
@@ -121,7 +120,7 @@ fn once(
     let flushes = args.flushes as usize;
     let options = WalOptions { groups, flushes, overwrite: true, ..WalOptions::default() };
     let wal = Wal::create(&volume, PLACE, &options).map_err(|error| storage(&error))?;
-    let result = wal_load::run(&wal, load, &AtomicBool::new(false));
+    let result = wal_load::run(&wal, load);
     let closed = wal.close(Some(CLOSE));
     drop(wal);
     // The first failure is the cause; that of closing is its consequence.
