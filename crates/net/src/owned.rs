@@ -2,38 +2,64 @@
 //!
 //! The owner takes it for each of its calls; a background thread takes it only when it is free.
 //! Unlike with a mutex, no thread ever sleeps for it: each releases it after a bounded turn. Taking
-//! is one compare-and-swap, releasing one store.
+//! is one compare-and-swap, releasing one swap.
+//!
+//! A thread that finds the value taken may leave word: then whoever has it is told so at the end of
+//! its turn, and tells the other thread.
 //!
 //! `tests/owned.rs` compiles this file with a model checker's atomics and tries every
 //! interleaving.
 
-use super::sync::{Access, AtomicBool, Cell, Ordering, relax};
+use super::sync::{Access, AtomicU8, Cell, Ordering, relax};
+
+/// No thread has the value.
+const FREE: u8 = 0;
+/// A thread has it.
+const TAKEN: u8 = 1;
+/// A thread has it, and another has left word.
+const ASKED_FOR: u8 = 2;
 
 /// A `T` behind an ownership flag.
 #[derive(Debug)]
 pub struct Owned<T> {
-    taken: AtomicBool,
+    state: AtomicU8,
     value: Cell<T>,
 }
 
-// SAFETY: a reference to the value exists only within a `Taken`; `taken` lets there be one at a
+// SAFETY: a reference to the value exists only within a `Taken`; `state` lets there be one at a
 // time (acquired by compare-and-swap), and what one thread did with the value happens before the
-// next thread's turn (release store, acquire load). So sharing an `Owned` is sending the value
+// next thread's turn (release swap, acquire load). So sharing an `Owned` is sending the value
 // back and forth, which `T: Send` allows.
 unsafe impl<T: Send> Sync for Owned<T> {}
 
 impl<T> Owned<T> {
     /// A value that no thread has taken.
     pub fn new(value: T) -> Self {
-        Self { taken: AtomicBool::new(false), value: Cell::new(value) }
+        Self { state: AtomicU8::new(FREE), value: Cell::new(value) }
     }
 
     /// Takes the value if it is free.
     #[inline]
     pub fn try_take(&self) -> Option<Taken<'_, T>> {
         let claimed =
-            self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+            self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
         claimed.is_ok().then(|| Taken { owned: self, access: Some(self.value.access()) })
+    }
+
+    /// Takes the value if it is free; otherwise leaves word for the thread that has it:
+    /// [`Taken::end`] returns true there, at the end of the turn that is under way now.
+    pub fn take_or_ask(&self) -> Option<Taken<'_, T>> {
+        loop {
+            if let Some(taken) = self.try_take() {
+                return Some(taken);
+            }
+            let asked =
+                self.state.compare_exchange(TAKEN, ASKED_FOR, Ordering::AcqRel, Ordering::Acquire);
+            // It may have become free in between; anything else is word left, now or before.
+            if asked != Err(FREE) {
+                return None;
+            }
+        }
     }
 
     /// Takes the value; waits until the thread that has it ends its turn.
@@ -50,13 +76,29 @@ impl<T> Owned<T> {
     }
 }
 
-/// The value during a turn; dropping this releases it.
+/// The value during a turn; dropping this releases it, and forgets what word was left.
 #[derive(Debug)]
 #[must_use = "dropped at once, it is given back at once"]
 pub struct Taken<'a, T> {
     owned: &'a Owned<T>,
     /// `Some` until the drop.
     access: Option<Access<T>>,
+}
+
+impl<T> Taken<'_, T> {
+    /// Ends the turn. Whether another thread has left word meanwhile
+    /// ([`Owned::take_or_ask`]): it is to be told that the value is free.
+    #[inline]
+    #[must_use = "another thread may have to be told"]
+    pub fn end(mut self) -> bool {
+        self.release()
+    }
+
+    #[inline]
+    fn release(&mut self) -> bool {
+        // The access ends before another thread can begin one; and it ends once.
+        self.access.take().is_some() && self.owned.state.swap(FREE, Ordering::AcqRel) == ASKED_FOR
+    }
 }
 
 impl<T> core::ops::Deref for Taken<'_, T> {
@@ -83,8 +125,6 @@ impl<T> core::ops::DerefMut for Taken<'_, T> {
 impl<T> Drop for Taken<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // The access ends before another thread can begin one.
-        self.access = None;
-        self.owned.taken.store(false, Ordering::Release);
+        self.release();
     }
 }

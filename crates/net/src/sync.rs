@@ -2,7 +2,7 @@
 //! replace them by those of a checker.
 
 use std::cell::UnsafeCell;
-pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 pub(crate) use riopipe_platform::EventFd as Event;
 

@@ -7,7 +7,7 @@
 mod owned;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
 
     #[derive(Debug)]
     pub(crate) struct Cell<T>(loom::cell::UnsafeCell<T>);
@@ -70,6 +70,33 @@ fn turns_never_overlap_and_follow_one_another() {
         }
         let turns = caretaker.join().unwrap();
         assert_eq!(*owned.take(), (2 + turns, 2 + turns));
+    });
+}
+
+/// Who leaves word is told at the end of the turn that was under way, or has taken the value.
+#[test]
+fn p8_word_that_was_left_is_found_at_the_end_of_the_turn() {
+    loom::model(|| {
+        let owned = Arc::new(Owned::new(0));
+        let told = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let owner = {
+            let (owned, told) = (Arc::clone(&owned), Arc::clone(&told));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let mut value = owned.take();
+                    *value += 1;
+                    if value.end() {
+                        told.store(true, loom::sync::atomic::Ordering::Release);
+                    }
+                }
+            })
+        };
+        let took = owned.take_or_ask().map(|taken| {
+            assert!(!taken.end(), "nobody else leaves word");
+        });
+        owner.join().unwrap();
+        assert_ne!(took.is_some(), told.load(loom::sync::atomic::Ordering::Acquire));
+        assert_eq!(*owned.take(), 2);
     });
 }
 

@@ -229,6 +229,12 @@ named! {
         P8NeverAgain = "P8-never-again",
         /// The background driver takes no stream over whose owner is elsewhere.
         P8NobodyMinds = "P8-nobody-minds",
+        /// A thread that begins to wait for a mark does not look whether it is there already.
+        P8WaiterNotLooked = "P8-waiter-not-looked",
+        /// Threads that wait for a mark are not told that their stream has failed.
+        P8WaiterNotTold = "P8-waiter-not-told",
+        /// A durable group is not sent before the owner's next call.
+        P8DurableUnsent = "P8-durable-unsent",
         /// A read does not wait for the stream's own writes.
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.

@@ -1,9 +1,10 @@
 //! The background thread of a volume: it drives the streams whose owners are elsewhere, as the
 //! [`BackgroundDriver`] decides.
 //!
-//! It touches a stream only if it gets the stream's ownership flag at once. It sleeps until
-//! something happens to a stream that it looks after, or until the next owner may have gone away;
-//! with nothing open there is no thread at all.
+//! It touches a stream only if it gets the stream's ownership flag at once; otherwise it leaves word
+//! there, and the end of the owner's call wakes it. It sleeps until something happens to a stream
+//! that it looks after, until somebody waits for a stream, or until the next owner may have gone
+//! away; with nothing open there is no thread at all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Look};
 
+use crate::failure::StreamFailure;
 use crate::shared::lock;
 use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::watched::Watched;
@@ -86,16 +88,21 @@ impl Background {
 
     /// The published marks of all open streams. The streams are not touched, so that the caller is
     /// never the last to have one.
-    pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched>)> {
+    pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched<StreamFailure>>)> {
         let state = lock(&self.state);
         let watched =
             |(id, stream): (&StreamId, &OpenStream)| (*id, Arc::clone(&stream.handle.watched));
         state.streams.iter().map(watched).collect()
     }
 
-    /// The owner of a stream that had been taken over is back.
+    /// A call of an owner has ended, whose stream had been taken over or was asked for.
     pub(crate) fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// What wakes the thread: somebody waits for a stream.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
     }
 
     fn run(&self) {
@@ -163,13 +170,16 @@ impl Thread<'_> {
     /// the owners of the others are back.
     fn round(&mut self, now: u64, events: &[Event]) {
         let happened = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
-        for (id, turn) in self.driver.due(now, happened) {
-            let Some((OpenStream { shell, .. }, _)) = self.streams.get(&id) else { continue };
-            match shell.try_take() {
-                None => self.driver.in_call(id, now),
+        let handle = |id| self.streams.get(&id).map(|(stream, _)| &stream.handle);
+        let awaited = |id| handle(id).is_some_and(|handle| handle.watched.is_awaited());
+        for (id, turn) in self.driver.due(now, happened, awaited) {
+            let Some((OpenStream { shell, handle }, _)) = self.streams.get(&id) else { continue };
+            match shell.take_or_ask() {
+                None => self.driver.in_call(id),
                 Some(mut shell) => {
+                    let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
-                    if self.driver.look(id, turn, attention, now) == Look::Drive {
+                    if self.driver.look(id, turn, awaited, attention, now) == Look::Drive {
                         let next = shell.tend(self.driver.config().flush_ns);
                         self.driver.tended(id, next);
                     }

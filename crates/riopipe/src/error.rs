@@ -22,7 +22,9 @@ pub use crate::call_error::{AttachError, CallError};
 pub use crate::create_error::CreateError;
 use crate::failure::{Exhausted, FailureCause, StatusText, StreamFailure};
 use crate::piece::Buf;
+use crate::stream::Stream;
 use crate::undone::SaveError;
+use crate::volume::Volume;
 
 /// Why engine `rio` can't run on a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -513,18 +515,38 @@ pub enum WaitError {
         /// The last one submitted.
         last: Seq,
     },
+    /// A [`StreamWaker`](crate::StreamWaker) has called; nothing else changed.
+    #[error("the wait was interrupted by another thread; what was waited for may still come")]
+    Woken,
+    /// The stream was closed, and the group was never submitted.
+    #[error("group {seq} was not submitted before its stream was closed; the last one was {last}")]
+    Closed {
+        /// The group waited for.
+        seq: Seq,
+        /// The last one submitted.
+        last: Seq,
+    },
+    /// The stream was dropped without being closed.
+    #[error(
+        "the stream was dropped before group {seq} was reported: it is recovered when it is opened \
+         again"
+    )]
+    Dropped {
+        /// The group waited for.
+        seq: Seq,
+    },
     /// The stream has failed.
     #[error(transparent)]
     Failed(#[from] StreamFailure),
 }
 
 impl WaitError {
-    /// Whether the same wait may succeed: it was only not long enough. False: the group was never
-    /// submitted, or the stream has failed; [`StreamFailure::is_retryable`] says whether it can be
+    /// Whether the same wait may succeed: it was only not long enough, or interrupted. False: the
+    /// group was never submitted, the stream is gone, or it has failed; [`StreamFailure::is_retryable`] says whether it can be
     /// reopened.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Deadline(_))
+        matches!(self, Self::Deadline(_) | Self::Woken)
     }
 }
 
@@ -633,5 +655,44 @@ impl CloseError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Call { source, .. } if source.is_retryable())
+    }
+}
+
+/// A volume that was not closed, and why. It is as it was, and may be closed again; where a target
+/// has it back already, nothing more is written there.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotClosed {
+    /// The reason.
+    #[source]
+    pub error: CloseError,
+    /// The volume.
+    pub back: Volume,
+}
+
+impl NotClosed {
+    /// See [`CloseError::is_retryable`].
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.error.is_retryable()
+    }
+}
+
+/// A stream that was not closed in time, and why. It goes on as if that had not been asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream was not closed: {error}")]
+pub struct StreamNotClosed {
+    /// The reason: [`WaitError::Deadline`] or [`WaitError::Failed`].
+    #[source]
+    pub error: WaitError,
+    /// The stream.
+    pub back: Box<Stream>,
+}
+
+impl StreamNotClosed {
+    /// Whether the stream may be closed later, with nothing changed but time. False: it has failed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.error.is_retryable()
     }
 }

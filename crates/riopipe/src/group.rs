@@ -1,5 +1,7 @@
 //! Staging a group: its writes, its tag, and its end.
 
+use std::time::Duration;
+
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{Op, Place, Write};
 
@@ -68,8 +70,10 @@ impl<'a> Group<'a> {
         self
     }
 
-    /// Submits the group and returns at once. It is sent with the next [`Stream::poll`] or
-    /// [`Stream::wait`], or when enough has gathered.
+    /// Submits the group and returns at once. It leaves with the stream's next
+    /// [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read or durable
+    /// group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)): so groups that
+    /// are submitted one after another go together.
     ///
     /// # Errors
     /// [`SubmitError`] with the buffers; nothing was taken.
@@ -78,11 +82,33 @@ impl<'a> Group<'a> {
     }
 
     /// Submits the group with a joint FLUSH of every drive that the stream has dirtied: once it is
-    /// durable, so is everything before it. Returns at once.
+    /// durable, so is everything before it. It and all before it are sent at once; returns without
+    /// waiting for answers.
     ///
     /// # Errors
     /// [`SubmitError`] with the buffers; nothing was taken.
     pub fn submit_durable(self) -> Result<Seq, SubmitError> {
         self.stream.admit(self.tag, true)
+    }
+
+    /// As [`submit`](Self::submit); if there is no room now, waits for room, at most for `timeout`.
+    /// `None`: as long as it takes; a target that stays away makes the stream fail.
+    ///
+    /// # Errors
+    /// [`SubmitError`] with the buffers; nothing was taken. [`SubmitErrorKind::Full`] if there was no
+    /// room in time.
+    ///
+    /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
+    pub fn submit_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
+        self.stream.admit_or_wait(self.tag, false, timeout)
+    }
+
+    /// As [`submit_durable`](Self::submit_durable), and waits for room as
+    /// [`submit_or_wait`](Self::submit_or_wait) does.
+    ///
+    /// # Errors
+    /// As [`submit_or_wait`](Self::submit_or_wait).
+    pub fn submit_durable_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
+        self.stream.admit_or_wait(self.tag, true, timeout)
     }
 }

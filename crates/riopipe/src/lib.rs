@@ -108,8 +108,14 @@
 //!
 //! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
 //! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
-//! While its owner is elsewhere, one background thread for each volume takes the stream over. One
+//! While its owner is elsewhere, one background thread for each volume takes the stream over: at once
+//! if other threads watch it, and otherwise after a while ([`Stream`] says when bytes leave). One
 //! thread for each target keeps the connection to it alive and makes new ones.
+//!
+//! A [`Watch`] is for other threads and for async code: it blocks, or is a future, until a group is
+//! complete or durable. A [`StreamWaker`] interrupts the owner's [wait](Stream::wait), and
+//! [`Stream::event_fd`] is for event loops. The example `group_commit` shows many threads that
+//! append and one that commits.
 
 mod addr;
 mod association;
@@ -123,6 +129,7 @@ mod group;
 mod identity;
 mod info;
 mod open;
+mod owner_call;
 mod piece;
 mod reader;
 mod reading;
@@ -138,6 +145,8 @@ mod sync;
 mod target;
 pub mod undone;
 mod volume;
+mod waking;
+mod watch;
 mod watched;
 
 pub use addr::{MemberAddr, ParseMemberError, TargetAddr};
@@ -145,8 +154,8 @@ pub use association::discover;
 pub use create::CreateOptions;
 pub use error::{
     AcknowledgeError, AttachError, AwayReason, Bound, BufError, CallError, CloseError, CreateError,
-    EngineHindrance, OpenError, ReadError, RecoverError, ReopenError, StreamError,
-    StreamOptionsError, SubmitError, SubmitErrorKind, WaitError,
+    EngineHindrance, NotClosed, OpenError, ReadError, RecoverError, ReopenError, StreamError,
+    StreamNotClosed, StreamOptionsError, SubmitError, SubmitErrorKind, WaitError,
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
@@ -166,8 +175,10 @@ pub use riopipe_session::claim::ClaimError;
 pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
 pub use stat::{StreamStat, TargetLink, VolumeStat};
-pub use stream::{Readiness, Stream, StreamOptions, Watch};
+pub use stream::{Stream, StreamOptions};
 pub use volume::{OpenOptions, RecoverOptions, RecoverProgress, Volume};
+pub use waking::{StreamFd, StreamWaker};
+pub use watch::{MarkWait, Watch};
 
 /// What errors are made of: causes that come from the layers below, to be matched on.
 pub mod cause {

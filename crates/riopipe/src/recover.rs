@@ -117,10 +117,10 @@ impl Inner {
     }
 
     /// Gives the volume back to all its targets.
-    pub(crate) fn release(&self) -> Result<(), CloseError> {
+    pub(crate) fn release(&self, timeout: Duration) -> Result<(), CloseError> {
         let speaks = self.servers.iter().map(|server| server.is_claimed).collect();
         let mut release = VolumeRelease::new(self.id, speaks);
-        let deadline = now_ns().saturating_add(nanos(self.connect.timeout));
+        let deadline = now_ns().saturating_add(nanos(timeout));
         loop {
             let seen = self.signal.count();
             let released = release.advance(now_ns(), |server, work| {
@@ -138,7 +138,7 @@ impl Inner {
             if left.is_zero() {
                 let server = release.owed().unwrap_or(0);
                 let absence = self.servers[server].target.absence();
-                let timed_out = CallError::TimedOut(self.connect.timeout);
+                let timed_out = CallError::TimedOut(timeout);
                 let source = absence.map_or(timed_out, |absence| CallError::Away(absence.why));
                 return Err(CloseError::Call { target: self.server_name(server), source });
             }

@@ -1,28 +1,31 @@
 //! A stream, as its owner holds it: the owner's thread builds, sends and reaps.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use riopipe_net::{Owned, SpinPolicy, Taken, Waiter, now_ns};
+use riopipe_net::{Owned, SpinPolicy, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{self, Marks, Refusal};
-use riopipe_session::initiator::stream_driver::Until;
+use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd};
 
 use crate::BLOCK_BYTES;
 use crate::background::OpenStream;
 use crate::error::{
-    Bound, BufError, ReadError, ReopenError, StreamError, SubmitError, SubmitErrorKind, WaitError,
+    Bound, BufError, ReadError, ReopenError, StreamError, StreamNotClosed, SubmitError,
+    SubmitErrorKind, WaitError,
 };
-use crate::failure::{FailureCause, StreamFailure};
+use crate::failure::{Exhausted, FailureCause, StreamFailure};
 use crate::group::{Group, Staged};
+use crate::owner_call::OwnerCall;
 use crate::piece::{Buf, Exclusive, Pool};
 use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
 use crate::shared::{Inner, lock};
 use crate::start::start;
 use crate::stream_shell::{StreamHandle, StreamShell};
-use crate::watched::Watched;
+use crate::waking::{StreamFd, StreamWaker};
+use crate::watch::Watch;
+use crate::watched::Over;
 
 /// How a stream is to work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,47 +53,22 @@ impl Default for StreamOptions {
     }
 }
 
-/// The marks of a stream, for other threads: they read what was found last by the stream's owner
-/// or, while the owner is elsewhere, by the volume's background thread.
-#[derive(Clone, Debug)]
-pub struct Watch(Arc<Watched>);
-
-impl Watch {
-    /// The marks. They never go back, unless the stream is [reopened](Stream::reopen).
-    #[must_use]
-    pub fn marks(&self) -> Marks {
-        self.0.marks()
-    }
-
-    /// The last group that is *released*: see [`Stream::released`]. It may lag behind what the stream
-    /// itself would say, never run ahead.
-    #[must_use]
-    pub fn released(&self) -> Seq {
-        self.0.released()
-    }
-
-    /// Whether the stream has failed.
-    #[must_use]
-    pub fn has_failed(&self) -> bool {
-        self.0.has_failed()
-    }
-}
-
-/// What an event loop needs to know to call [`Stream::poll`] at the right times.
-#[derive(Debug)]
-pub struct Readiness<'a> {
-    /// Readable when something has arrived or can be sent.
-    pub fd: BorrowedFd<'a>,
-    /// Poll at the latest after this long: a stalled target, and one that is away for too long, is
-    /// noticed then.
-    pub timeout: Option<Duration>,
-}
-
 /// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
 ///
-/// While its owner is elsewhere, the volume's background thread looks after it: what was submitted is
-/// sent and completes, [watchers](Self::watch) see its marks move, and targets that come back get
-/// what they have lost.
+/// # When bytes leave
+///
+/// A durable group is sent by the call that submits it. Other groups are sent by the owner's next
+/// [`send`](Self::send), [`poll`](Self::poll), [`wait`](Self::wait), read or
+/// [`close`](Self::close), with the next durable group, or by the call that submits the 64th
+/// group in a row. What a full socket or queue does not take leaves as soon as there is room, in one
+/// of these calls or by the background thread.
+///
+/// # While the owner is elsewhere
+///
+/// The volume's background thread looks after the stream: what was submitted is sent and completes,
+/// and targets that come back get what they have lost. It takes the stream over at once when a
+/// [watch](Self::watch) waits for its marks or reads them, and otherwise after 50 ms without a call.
+/// So no watch waits for a timer.
 ///
 /// A target that goes away costs time, not data (P7): the stream waits for it for
 /// [`ConnectOptions::loss_timeout`](crate::ConnectOptions::loss_timeout), then fails (P6). A failed
@@ -142,8 +120,8 @@ impl Stream {
 
     /// Takes the stream for one call of its owner.
     #[inline]
-    fn take(&self) -> Taken<'_, StreamShell> {
-        taken(&self.shell, &self.volume)
+    fn take(&self) -> OwnerCall<'_> {
+        OwnerCall::begin(&self.shell, &self.handle, &self.volume.background)
     }
 
     /// Which stream of the volume.
@@ -248,36 +226,60 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        let mut shell = taken(&self.shell, &self.volume);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
+        // First: what is found from now on makes the descriptor readable again.
+        self.handle.hear_news();
         shell.work(&mut |_, _| ());
         let marks = shell.marks()?;
+        shell.driver.tell();
         shell.reclaim(&mut self.pool);
         Ok(marks)
+    }
+
+    /// Sends what was submitted, as far as the connections take it, and looks for no answers. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// The stream has failed (P6).
+    pub fn send(&mut self) -> Result<(), StreamFailure> {
+        let mut shell = self.take();
+        shell.send();
+        shell.marks()?;
+        Ok(())
     }
 
     /// Waits until something is so, at most for `timeout`. Looks for a while, then sleeps.
     ///
     /// # Errors
-    /// The time is up, the group was never submitted, or the stream has failed (P6).
+    /// The time is up, a [waker](Self::waker) has called, the group was never submitted, or the
+    /// stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        let deadline = timeout.map(|t| now_ns().saturating_add(nanos(t)));
-        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
-        waiting.shell.driver.begin_wait(until)?;
-        let result = loop {
-            let worked = waiting.shell.work(&mut |_, _| ());
-            let marks = waiting.shell.marks()?;
-            if waiting.shell.driver.reached(until) {
-                break Ok(marks);
+        let deadline = timeout.map(deadline_after);
+        let Self { shell, handle, volume, waiter, pool, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        handle.hear_news();
+        shell.driver.begin_wait(until)?;
+        let (end, marks) = loop {
+            let worked = shell.work(&mut |_, _| ());
+            let marks = shell.marks()?;
+            if let Some(end) = shell.driver.wait_step(until, deadline, now_ns) {
+                break (end, marks);
             }
-            if let (Some(timeout), Some(deadline)) = (timeout, deadline)
-                && now_ns() >= deadline
-            {
-                break Err(WaitError::Deadline(timeout));
+            if !worked && matches!(until, Until::Moved | Until::Woken) {
+                // Its owner may sleep here for good: then this call does what the background thread
+                // does elsewhere (T1).
+                let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
+                shell.driver.look_after(worked, flush_ns, now);
             }
-            waiting.rest(worked, deadline);
+            shell.rest(waiter, worked, deadline);
         };
-        waiting.shell.reclaim(&mut self.pool);
-        result
+        shell.driver.tell();
+        shell.reclaim(pool);
+        match end {
+            WaitEnd::Reached => Ok(marks),
+            WaitEnd::Woken => Err(WaitError::Woken),
+            WaitEnd::Deadline => Err(WaitError::Deadline(timeout.unwrap_or_default())),
+        }
     }
 
     /// Reads whole blocks at volume block `lba`, at most for `timeout`. The stream sees what it
@@ -322,22 +324,51 @@ impl Stream {
     ) -> Result<(), ReadError> {
         let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
         let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
-        let mut shell = taken(&self.shell, &self.volume);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
         reads.run(&mut shell, &mut self.waiter, timeout)
     }
 
-    /// The marks for other threads.
+    /// The marks for other threads, to look at and to wait for.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch(Arc::clone(&self.handle.watched))
+        Watch::new(&self.handle, &self.volume.background)
     }
 
-    /// For epoll and async runtimes: when to call [`poll`](Self::poll).
+    /// What other threads call the owner with: see [`StreamWaker::wake`].
     #[must_use]
-    pub fn readiness(&self) -> Readiness<'_> {
-        let deadline = self.take().deadline();
-        let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
-        Readiness { fd: self.handle.poller().as_fd(), timeout }
+    pub fn waker(&self) -> StreamWaker {
+        StreamWaker::new(&self.handle)
+    }
+
+    /// A descriptor for epoll and event loops: it is readable when [`poll`](Self::poll) is to be
+    /// called. It can be held while the stream is used, and outlives it. Other calls may take in what
+    /// made it readable: poll before sleeping.
+    ///
+    /// ```no_run
+    /// # fn runs(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn epoll_wait(_: impl std::os::fd::AsFd, _: Option<std::time::Instant>) {}
+    /// let fd = stream.event_fd()?;
+    /// loop {
+    ///     let marks = stream.poll()?;
+    ///     println!("durable up to {}", marks.durable);
+    ///     epoll_wait(&fd, stream.next_deadline()); // and whatever else the loop waits for
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn event_fd(&self) -> Result<StreamFd, Exhausted> {
+        StreamFd::new(&self.handle)
+    }
+
+    /// When an event loop calls [`poll`](Self::poll) at the latest, though the
+    /// [descriptor](Self::event_fd) may not be readable: a stalled target, and one that is away for
+    /// too long, is noticed then. It moves with each call of the stream.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadline = self.take().deadline()?;
+        Instant::now().checked_add(Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
     /// Waits until everything submitted is durable, tells the targets that their logs may forget
@@ -346,25 +377,54 @@ impl Stream {
     /// # Errors
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
-        let mut waiting = Waiting::new(&self.shell, &self.volume, &mut self.waiter);
-        waiting.shell.driver.begin_close();
+        let closed = self.end(None)?;
+        Ok(closed.expect("without a deadline there is none that passes"))
+    }
+
+    /// As [`close`](Self::close), at most for `timeout`. A stream that is not closed is given back:
+    /// it goes on as if it had not been asked for.
+    ///
+    /// # Errors
+    /// The time is up, or the stream has failed and may be [reopened](Self::reopen).
+    pub fn close_within(mut self, timeout: Duration) -> Result<Seq, StreamNotClosed> {
+        let error = match self.end(Some(deadline_after(timeout))) {
+            Ok(Some(last)) => return Ok(last),
+            Ok(None) => WaitError::Deadline(timeout),
+            Err(failure) => WaitError::Failed(failure),
+        };
+        Err(StreamNotClosed { error, back: Box::new(self) })
+    }
+
+    /// Closes the stream; `None` if that was not done at the deadline.
+    fn end(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
+        let Self { shell, handle, volume, waiter, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        shell.driver.begin_close();
         let closed = loop {
-            let worked = waiting.shell.work(&mut |_, _| ());
-            waiting.shell.marks()?;
-            match waiting.shell.driver.close_step() {
+            let worked = shell.work(&mut |_, _| ());
+            if let Err(failure) = shell.marks() {
+                shell.driver.give_up_close();
+                return Err(failure);
+            }
+            match shell.driver.close_step() {
                 Ok(Some(closed)) => break closed,
-                Ok(None) => waiting.rest(worked, None),
+                Ok(None) if deadline.is_some_and(|deadline| now_ns() >= deadline) => {
+                    shell.driver.give_up_close();
+                    return Ok(None);
+                }
+                Ok(None) => shell.rest(waiter, worked, deadline),
                 Err(refused) => {
+                    shell.driver.give_up_close();
                     let cause = FailureCause::Forget(refused.status);
-                    return Err(waiting.shell.failure_of(refused.server, cause));
+                    return Err(shell.failure_of(refused.server, cause));
                 }
             }
         };
-        waiting.shell.hang_up();
-        drop(waiting);
+        shell.hang_up();
+        drop(shell);
         self.closed = true;
         self.volume.stream_closed(self.id, closed.released);
-        Ok(closed.last)
+        Ok(Some(closed.last))
     }
 
     /// Brings a failed stream back: closes its connections, waits until no write of it is under
@@ -445,46 +505,84 @@ impl Stream {
 
     /// Submits the staged group.
     pub(crate) fn admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
-        if let Err(kind) = self.check() {
+        self.try_admit(tag, durable).map_err(|kind| self.refused(kind))
+    }
+
+    /// Submits the staged group, and waits for room at most until the timeout is over.
+    pub(crate) fn admit_or_wait(
+        &mut self,
+        tag: u64,
+        durable: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Seq, SubmitError> {
+        let deadline = timeout.map(deadline_after);
+        loop {
+            let kind = match self.try_admit(tag, durable) {
+                Ok(seq) => return Ok(seq),
+                Err(kind @ SubmitErrorKind::Full(_)) => match self.wait_for_room(deadline) {
+                    Ok(true) => continue,
+                    Ok(false) => kind,
+                    Err(failure) => SubmitErrorKind::Poisoned(failure),
+                },
+                Err(kind) => kind,
+            };
             return Err(self.refused(kind));
         }
-        let mut shell = taken(&self.shell, &self.volume);
-        let traced = shell.driver.traces_next().then(now_ns);
-        let staged = self.staged.get_mut();
-        match shell.driver.admit(&mut staged.writes, tag, durable) {
-            Ok(seq) => {
-                if let Some(since) = traced {
-                    shell.driver.trace(seq, since, now_ns());
-                }
-                if let Some(ledger) = &self.volume.ledger {
-                    let writes = staged.writes.iter();
-                    lock(ledger).note(self.id, writes.map(|w| (w.lba, w.blocks)), seq);
-                }
-                // First of all, as long as the flag is held: what is left here of a write that was
-                // cut is counted with its parts there.
-                staged.writes.clear();
-                shell.kept.keep(seq, staged.bufs.drain(..));
-                if shell.driver.should_send() {
-                    shell.send();
-                }
-                Ok(seq)
+    }
+
+    /// Waits for room; false if there was none before the deadline.
+    fn wait_for_room(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
+        let Self { shell, handle, volume, waiter, pool, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let end = loop {
+            let worked = shell.work(&mut |_, _| ());
+            shell.marks()?;
+            if let Some(end) = shell.driver.wait_step_unwoken(Until::Room, deadline, now_ns) {
+                break end;
             }
-            Err(refusal) => {
-                let kind = match refusal {
-                    Refusal::Full(bound) => SubmitErrorKind::Full(named(bound, &self.volume)),
-                    Refusal::TooLarge(bound) => {
-                        SubmitErrorKind::TooLarge(named(bound, &self.volume))
-                    }
+            shell.rest(waiter, worked, deadline);
+        };
+        shell.reclaim(pool);
+        Ok(end == WaitEnd::Reached)
+    }
+
+    /// Submits the staged group; if it is refused, it stays staged.
+    fn try_admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
+        self.check()?;
+        let Self { shell, handle, volume, staged, id, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let traced = shell.driver.traces_next().then(now_ns);
+        let staged = staged.get_mut();
+        let seq =
+            shell.driver.admit(&mut staged.writes, tag, durable).map_err(
+                |refusal| match refusal {
+                    Refusal::Full(bound) => SubmitErrorKind::Full(named(bound, volume)),
+                    Refusal::TooLarge(bound) => SubmitErrorKind::TooLarge(named(bound, volume)),
                     Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
                     Refusal::Empty => SubmitErrorKind::Empty,
                     Refusal::Poisoned(failure) => {
                         SubmitErrorKind::Poisoned(shell.poisoned(failure))
                     }
-                };
-                drop(shell);
-                Err(self.refused(kind))
-            }
+                },
+            )?;
+        if let Some(since) = traced {
+            shell.driver.trace(seq, since, now_ns());
         }
+        if let Some(ledger) = &volume.ledger {
+            let writes = staged.writes.iter();
+            lock(ledger).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
+        }
+        // First of all, as long as the flag is held: what is left here of a write that was
+        // cut is counted with its parts there.
+        staged.writes.clear();
+        shell.kept.keep(seq, staged.bufs.drain(..));
+        if durable {
+            handle.watched.publish_asked(seq);
+        }
+        if shell.driver.should_send() {
+            shell.send();
+        }
+        Ok(seq)
     }
 
     /// Hands the staged buffers back; the pieces that point into them go first.
@@ -496,33 +594,6 @@ impl Stream {
     }
 }
 
-/// Takes a stream for one call of its owner.
-#[inline]
-fn taken<'a>(shell: &'a Owned<StreamShell>, volume: &Inner) -> Taken<'a, StreamShell> {
-    let mut shell = shell.take();
-    if shell.driver.owner_calls() {
-        volume.background.wake();
-    }
-    shell
-}
-
-/// A call that waits: it has the stream until it returns.
-struct Waiting<'a> {
-    shell: Taken<'a, StreamShell>,
-    waiter: &'a mut Waiter,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(shell: &'a Owned<StreamShell>, volume: &Inner, waiter: &'a mut Waiter) -> Self {
-        Self { shell: taken(shell, volume), waiter }
-    }
-
-    /// Looks again at once, or sleeps until something comes.
-    fn rest(&mut self, worked: bool, deadline: Option<u64>) {
-        self.shell.rest(self.waiter, worked, deadline);
-    }
-}
-
 impl Drop for Stream {
     fn drop(&mut self) {
         self.volume.background.remove(self.id, &self.handle);
@@ -530,6 +601,7 @@ impl Drop for Stream {
         let last = self.last();
         // Others may hold the stream for a moment longer; the connections end here.
         self.shell.take().hang_up();
+        self.handle.watched.end(if self.closed { Over::Closed } else { Over::Dropped });
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
@@ -554,6 +626,11 @@ impl std::fmt::Debug for Stream {
 /// Nanoseconds; more than 584 years are that.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The time that is `timeout` from now, ns.
+pub(crate) fn deadline_after(timeout: Duration) -> u64 {
+    now_ns().saturating_add(nanos(timeout))
 }
 
 /// A bound, with the address of its target.

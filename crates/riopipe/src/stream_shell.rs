@@ -1,7 +1,8 @@
 //! A stream in this process: its driver, its sockets and its buffers. The thread that has taken it,
 //! its owner's or the background thread, drives it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use riopipe_net::{
@@ -17,7 +18,7 @@ use crate::error::CallError;
 use crate::failure::{Absence, Exhausted, FailureCause, StreamFailure};
 use crate::piece::{Kept, Piece, Pool};
 use crate::shared::{Inner, lock};
-use crate::watched::Watched;
+use crate::watched::{Over, Watched};
 
 /// What is reached without taking the stream: from the targets' threads, from watching threads, and
 /// from event loops.
@@ -26,8 +27,13 @@ pub(crate) struct StreamHandle {
     poller: Poller,
     waker: Waker,
     mail: Mutex<Vec<Mail>>,
+    /// Another thread has called the owner.
+    called: AtomicBool,
+    /// What an event loop waits for, if there is one: what the stream's own poller waits for, and
+    /// that the background thread has found something. It is woken for the latter.
+    news: OnceLock<Poller>,
     /// Outlives the stream where somebody still watches it.
-    pub(crate) watched: Arc<Watched>,
+    pub(crate) watched: Arc<Watched<StreamFailure>>,
 }
 
 /// What the targets' threads tell a stream.
@@ -46,12 +52,53 @@ impl StreamHandle {
         let poller = Poller::new()?;
         let waker = poller.waker();
         let watched = Arc::new(Watched::new(start));
-        Ok(Arc::new(Self { poller, waker, mail: Mutex::default(), watched }))
+        let (mail, called, news) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        Ok(Arc::new(Self { poller, waker, mail, called, news, watched }))
     }
 
     /// Readable when the stream has something to do.
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
+    }
+
+    /// What an event loop waits for.
+    pub(crate) fn news(&self) -> Result<&Poller, PollerError> {
+        if self.news.get().is_none() {
+            let news = Poller::new()?;
+            news.add(&self.poller, 0, Interest::Read)?;
+            // Another thread may have been faster.
+            let _ = self.news.set(news);
+        }
+        Ok(self.news.get().expect("it was set above, or by another thread before"))
+    }
+
+    /// The background thread has found something that the owner has not seen.
+    fn tell_news(&self) {
+        if let Some(news) = self.news.get() {
+            news.waker().wake();
+        }
+    }
+
+    /// The owner takes in all there is.
+    #[inline]
+    pub(crate) fn hear_news(&self) {
+        if let Some(news) = self.news.get()
+            && news.is_woken()
+        {
+            // It only fails when the process is out of memory; then it is heard all the same.
+            let _ = news.wait(&mut Vec::new(), Some(Duration::ZERO));
+        }
+    }
+
+    /// What wakes the thread that drives the stream.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Calls the owner: its wait ends, or the next one does.
+    pub(crate) fn call_owner(&self) {
+        self.called.store(true, Ordering::Release);
+        self.waker.wake();
     }
 
     /// Leaves something for the thread that drives the stream, and wakes it.
@@ -242,6 +289,8 @@ pub(crate) struct StreamShell {
     failure: Option<Box<StreamFailure>>,
     /// The mark that the ledger was last told.
     released: Seq,
+    /// The marks that were published last.
+    published: Marks,
 }
 
 // SAFETY: only the driver's pieces are not `Send` (asserted below), because the counts of their
@@ -269,8 +318,9 @@ impl StreamShell {
         connections: Connections,
     ) -> Self {
         let released = driver.config().start;
+        let published = driver.delivered();
         let (kept, now) = (Kept::default(), now_ns());
-        Self { driver, kept, connections, volume, now, failure: None, released }
+        Self { driver, kept, connections, volume, now, failure: None, released, published }
     }
 
     pub(crate) fn id(&self) -> StreamId {
@@ -302,6 +352,7 @@ impl StreamShell {
 
     /// Sends what may be sent, without looking for answers.
     pub(crate) fn send(&mut self) {
+        self.driver.want_durable(self.handle().watched.wanted());
         self.driver.pump(now_ns());
         tell_time(&mut self.driver);
         for server in 0..self.connections.servers.len() {
@@ -339,6 +390,8 @@ impl StreamShell {
         if self.connections.handle.poller.is_woken() {
             self.read_mail();
         }
+        // Behind the mail: who waits for it has entered before that wakes this thread.
+        self.driver.want_durable(self.connections.handle.watched.wanted());
         Ok(self.connections.send_all(&mut self.driver, self.now)? || received)
     }
 
@@ -385,6 +438,9 @@ impl StreamShell {
     }
 
     fn take_mail(&mut self) {
+        if self.handle().called.swap(false, Ordering::AcqRel) {
+            self.driver.wake();
+        }
         let now = now_ns();
         for mail in self.handle().take_mail() {
             match mail {
@@ -440,8 +496,11 @@ impl StreamShell {
             self.volume.stages.record(&spent);
         }
         let marks = self.driver.delivered();
-        self.connections.handle.watched.publish(marks);
         self.connections.handle.watched.publish_released(self.driver.released());
+        if marks != self.published {
+            self.published = marks;
+            self.connections.handle.watched.publish(marks);
+        }
         if let Err(failure) = result {
             return Err(self.poisoned(failure));
         }
@@ -458,11 +517,16 @@ impl StreamShell {
     /// The background thread's turn: some rounds of work. Returns when the next one is due though
     /// nothing may have come.
     pub(crate) fn tend(&mut self, flush_ns: u64) -> Option<u64> {
+        let before = (self.published, self.driver.released(), self.failure.is_some());
         let mut worked = true;
         for _ in 0..ROUNDS_MAX {
             worked = worked && self.work(&mut |_, _| ());
         }
-        self.marks().ok()?;
+        let looked = self.marks();
+        if before != (self.published, self.driver.released(), self.failure.is_some()) {
+            self.handle().tell_news();
+        }
+        looked.ok()?;
         self.driver.look_after(worked, flush_ns, now_ns())
     }
 
@@ -473,7 +537,7 @@ impl StreamShell {
             return (**failure).clone();
         }
         let failure = self.describe(failure);
-        self.handle().watched.fail();
+        self.handle().watched.end(Over::Failed(failure.clone()));
         self.failure = Some(Box::new(failure.clone()));
         failure
     }

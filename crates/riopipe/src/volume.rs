@@ -12,7 +12,7 @@ use riopipe_session::{stages, wire};
 use crate::addr::MemberAddr;
 use crate::create::{self, CreateOptions};
 use crate::error::{
-    AcknowledgeError, CloseError, CreateError, OpenError, RecoverError, StreamError,
+    AcknowledgeError, CloseError, CreateError, NotClosed, OpenError, RecoverError, StreamError,
     StreamOptionsError,
 };
 use crate::failure::Exhausted;
@@ -207,7 +207,7 @@ impl Volume {
                 found.acknowledge = false;
             }
         }
-        volume.release().map_err(|error| match error {
+        volume.release(volume.inner.connect.timeout).map_err(|error| match error {
             CloseError::Call { target, source } => {
                 RecoverError::Call { target, doing: "giving the volume back", source }
             }
@@ -361,16 +361,25 @@ impl Volume {
     /// that is away is waited for, for as long as [`ConnectOptions::timeout`].
     ///
     /// # Errors
-    /// [`CloseError`].
-    pub fn close(self) -> Result<(), CloseError> {
-        self.release()
+    /// [`NotClosed`], with the volume: it is refused while streams are open, and fails at a target.
+    pub fn close(self) -> Result<(), NotClosed> {
+        let timeout = self.inner.connect.timeout;
+        self.close_within(timeout)
     }
 
-    fn release(&self) -> Result<(), CloseError> {
+    /// As [`close`](Self::close), and waits for the targets at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub fn close_within(self, timeout: Duration) -> Result<(), NotClosed> {
+        self.release(timeout).map_err(|error| NotClosed { error, back: self })
+    }
+
+    fn release(&self, timeout: Duration) -> Result<(), CloseError> {
         let open = lock(&self.inner.state).open_streams();
         if open > 0 {
             return Err(CloseError::StreamsOpen(open));
         }
-        self.inner.release()
+        self.inner.release(timeout)
     }
 }

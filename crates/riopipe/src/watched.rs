@@ -1,35 +1,94 @@
-//! A stream's marks as other threads see them.
+//! A stream's marks as other threads see them, and the threads that wait for them.
+
+use std::task::Waker;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
+use riopipe_session::initiator::stream_driver::{Entry, Mark, Place, Standing, Waitlist};
 
-use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
 /// The marks that whoever drives the stream has found last, and whether it has failed. One thread
-/// writes at a time: the one that has taken the stream.
+/// writes at a time: the one that has taken the stream. `F` is a failure.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct Watched<F> {
     complete: AtomicU64,
     durable: AtomicU64,
     released: AtomicU64,
     failed: AtomicBool,
+    /// Groups up to this become durable without anybody asking for it.
+    asked: AtomicU64,
+    /// Somebody waits until this group is durable.
+    wanted: AtomicU64,
+    /// Somebody is in the list of waiters.
+    waiting: AtomicBool,
+    /// Somebody has looked at the marks since the last call of the stream's owner.
+    looked: AtomicBool,
+    waiters: Mutex<Waiters<F>>,
 }
 
-impl Watched {
+#[derive(Debug)]
+struct Waiters<F> {
+    list: Waitlist<Waker>,
+    over: Option<Over<F>>,
+}
+
+/// Why the marks move no more.
+#[derive(Clone, Debug)]
+pub(crate) enum Over<F> {
+    Failed(F),
+    Closed,
+    Dropped,
+}
+
+/// How a wait goes on.
+#[derive(Debug)]
+pub(crate) enum Wait<F> {
+    Reached(Marks),
+    Over(Over<F>),
+    /// The waiter is in the list. Whom to wake because of that: the background thread, and whoever
+    /// drives the stream.
+    Waits {
+        place: Place,
+        background: bool,
+        driver: bool,
+    },
+}
+
+impl<F: Clone> Watched<F> {
     pub(crate) fn new(start: Seq) -> Self {
         Self {
             complete: AtomicU64::new(start.0),
             durable: AtomicU64::new(start.0),
             released: AtomicU64::new(start.0),
             failed: AtomicBool::new(false),
+            asked: AtomicU64::new(start.0),
+            wanted: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            looked: AtomicBool::new(false),
+            waiters: Mutex::new(Waiters { list: Waitlist::new(), over: None }),
         }
     }
 
-    /// Everything that the writer did before is seen by whoever sees the marks.
-    #[inline]
+    /// The marks have moved. Everything that the writer did before is seen by whoever sees them.
     pub(crate) fn publish(&self, marks: Marks) {
         self.complete.store(marks.complete.0, Ordering::Release);
         self.durable.store(marks.durable.0, Ordering::Release);
+        // Between these stores and the load, as the waiter's is between its store and its loads:
+        // one of the two threads sees what the other has done.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) {
+            self.wake_reached(marks);
+        }
+    }
+
+    #[cold]
+    fn wake_reached(&self, marks: Marks) {
+        let mut waiters = lock(&self.waiters);
+        let reached = waiters.list.take_reached(marks);
+        self.note_waiting(&waiters);
+        drop(waiters);
+        reached.into_iter().for_each(Waker::wake);
     }
 
     #[inline]
@@ -41,17 +100,41 @@ impl Watched {
         Seq(self.released.load(Ordering::Acquire))
     }
 
-    pub(crate) fn fail(&self) {
-        self.failed.store(true, Ordering::Release);
+    /// Groups up to `seq` become durable without anybody asking for it.
+    #[inline]
+    pub(crate) fn publish_asked(&self, seq: Seq) {
+        self.asked.store(seq.0, Ordering::Release);
     }
 
-    /// The stream has been reopened: its marks may go back.
+    /// The last group that somebody waits for to be durable, if anybody does.
+    #[inline]
+    pub(crate) fn wanted(&self) -> Seq {
+        Seq(self.wanted.load(Ordering::Acquire))
+    }
+
+    /// The marks move no more; the first reason counts.
+    pub(crate) fn end(&self, over: Over<F>) {
+        let mut waiters = lock(&self.waiters);
+        if matches!(over, Over::Failed(_)) {
+            self.failed.store(true, Ordering::Release);
+        }
+        waiters.over.get_or_insert(over);
+        let all = waiters.list.take_all();
+        self.note_waiting(&waiters);
+        drop(waiters);
+        all.into_iter().for_each(Waker::wake);
+    }
+
+    /// The stream has been reopened: its marks may go back. Nobody waits: it had failed.
     pub(crate) fn restart(&self, start: Seq) {
+        let mut waiters = lock(&self.waiters);
         // The durable mark first, here alone: it goes down.
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
         self.released.store(start.0, Ordering::Release);
+        self.asked.store(start.0, Ordering::Release);
         self.failed.store(false, Ordering::Release);
+        waiters.over = None;
     }
 
     pub(crate) fn marks(&self) -> Marks {
@@ -64,5 +147,77 @@ impl Watched {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// Somebody is about to look at the marks. Whether the background thread is to be woken: nobody
+    /// may have driven the stream since its owner's last call.
+    #[inline]
+    pub(crate) fn look(&self) -> bool {
+        !self.looked.load(Ordering::Relaxed) && !self.looked.swap(true, Ordering::AcqRel)
+    }
+
+    /// A call of the owner ends: who looks next is the first.
+    #[inline]
+    pub(crate) fn owner_called(&self) {
+        if self.looked.load(Ordering::Relaxed) {
+            self.looked.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody waits for the marks, or has looked at them since the owner's last call.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) || self.looked.load(Ordering::Acquire)
+    }
+
+    /// A waiter goes on waiting until `mark` is at group `seq`; `place` is its place in the list, if
+    /// it has one.
+    pub(crate) fn wait(
+        &self,
+        mark: Mark,
+        seq: Seq,
+        place: Option<Place>,
+        waker: &Waker,
+    ) -> Wait<F> {
+        let mut waiters = lock(&self.waiters);
+        if let Some(place) = place
+            && waiters.list.renew(mark, place, waker.clone())
+        {
+            return Wait::Waits { place, background: false, driver: false };
+        }
+        let over = waiters.over.is_some();
+        let wanted = waiters.list.wanted();
+        let look = || {
+            self.waiting.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            Standing { marks: self.marks(), over }
+        };
+        let wait = match waiters.list.enter(mark, seq, waker.clone(), look) {
+            Entry::Reached => Wait::Reached(self.marks()),
+            Entry::Over => match waiters.over.clone() {
+                Some(over) => Wait::Over(over),
+                None => unreachable!("it was over under the same lock"),
+            },
+            Entry::Waits { place, first } => {
+                let driver = mark == Mark::Durable
+                    && wanted.is_none_or(|wanted| wanted < seq)
+                    && self.asked.load(Ordering::Acquire) < seq.0;
+                Wait::Waits { place, background: first, driver }
+            }
+        };
+        self.note_waiting(&waiters);
+        wait
+    }
+
+    /// A waiter waits no more.
+    pub(crate) fn leave(&self, mark: Mark, place: Place) {
+        let mut waiters = lock(&self.waiters);
+        waiters.list.remove(mark, place);
+        self.note_waiting(&waiters);
+    }
+
+    fn note_waiting(&self, waiters: &MutexGuard<'_, Waiters<F>>) {
+        self.waiting.store(!waiters.list.is_empty(), Ordering::Release);
+        let wanted = waiters.list.wanted().unwrap_or(Seq::ZERO);
+        self.wanted.store(wanted.0, Ordering::Release);
     }
 }

@@ -6,11 +6,17 @@
 #[allow(unreachable_pub)]
 #[path = "../../net/src/owned.rs"]
 mod owned;
+#[allow(dead_code, reason = "not all of it crosses threads in an interesting way")]
 #[path = "../src/watched.rs"]
 mod watched;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().expect("nothing panics under it")
+    }
 
     #[derive(Debug)]
     pub(crate) struct Cell<T>(loom::cell::UnsafeCell<T>);
@@ -44,7 +50,42 @@ use loom::thread;
 use owned::Owned;
 use riopipe::{Marks, Seq};
 use riopipe_session::initiator::stream_driver::Attention;
-use watched::Watched;
+use riopipe_session::initiator::stream_driver::Mark;
+use std::task::{Wake, Waker};
+use watched::{Over, Wait};
+
+/// Its failures are nothing but that.
+type Watched = watched::Watched<()>;
+
+/// What a waiter sleeps on.
+#[derive(Default)]
+struct Bell(Notify);
+
+impl Wake for Bell {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.notify();
+    }
+}
+
+/// Waits as a blocked thread does; `ring` wakes the background thread.
+fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>> {
+    let bell = std::sync::Arc::new(Bell::default());
+    let waker = Waker::from(std::sync::Arc::clone(&bell));
+    let mut at = None;
+    loop {
+        match watched.wait(Mark::Durable, Seq(seq), at, &waker) {
+            Wait::Reached(marks) => return Ok(marks),
+            Wait::Over(over) => return Err(over),
+            Wait::Waits { place, background, driver } => {
+                at = Some(place);
+                if background || driver {
+                    ring();
+                }
+                bell.0.wait();
+            }
+        }
+    }
+}
 
 fn marks(complete: u64, durable: u64) -> Marks {
     Marks { complete: Seq(complete), durable: Seq(durable) }
@@ -114,7 +155,7 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
         watched.publish(marks(9, 8));
         watched.publish_released(Seq(8));
         assert_eq!(watched.released(), Seq(8));
-        watched.fail();
+        watched.end(Over::Failed(()));
         watched.restart(Seq(5));
         assert_eq!(watched.released(), Seq(5));
         watched.publish(marks(6, 6));
@@ -122,6 +163,50 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
         assert!(!watched.has_failed());
         assert_eq!(watched.marks(), marks(6, 6));
     });
+}
+
+/// A waiter enters the list while the marks move to what it waits for: one of the two threads sees
+/// the other, and the waiter does not sleep for ever. It sees what was done before the mark.
+#[test]
+fn p8_a_mark_that_comes_while_a_waiter_enters_is_not_missed() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let watched = Arc::new(Watched::new(Seq(0)));
+        let waiter = {
+            let watched = Arc::clone(&watched);
+            thread::spawn(move || {
+                let seen = wait(&watched, 1, || ()).unwrap();
+                assert!(seen.durable >= Seq(1) && watched.released() >= Seq(1));
+            })
+        };
+        watched.publish_released(Seq(1));
+        watched.publish(marks(1, 1));
+        waiter.join().unwrap();
+        assert!(!watched.is_awaited());
+    });
+}
+
+/// As above, for the end of the stream; a mark that was there before it counts.
+#[test]
+fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
+    for seq in [1, 2] {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let watched = Arc::new(Watched::new(Seq(0)));
+            let waiter = {
+                let watched = Arc::clone(&watched);
+                thread::spawn(move || wait(&watched, seq, || ()))
+            };
+            watched.publish(marks(1, 1));
+            watched.end(Over::Dropped);
+            match waiter.join().unwrap() {
+                Ok(marks) => assert_eq!((seq, marks.durable), (1, Seq(1))),
+                Err(over) => assert!(seq == 2 && matches!(over, Over::Dropped)),
+            }
+        });
+    }
 }
 
 /// What both threads share of a stream.
@@ -182,5 +267,53 @@ fn p8_what_an_owner_leaves_is_found() {
         }
         owner.join().unwrap();
         assert_eq!(stream.take().undone, 0);
+    });
+}
+
+/// A waiter comes while the owner is in its last call: the background thread learns of it, and finds
+/// what the owner has left, without any timer. It sleeps whenever there is nothing to do.
+#[test]
+fn p8_an_awaited_stream_is_taken_over_at_once() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let stream = Arc::new(Owned::new(Stream::default()));
+        let watched = Arc::new(Watched::new(Seq(0)));
+        let background = Arc::new(Notify::new());
+        let owner = {
+            let (stream, background) = (Arc::clone(&stream), Arc::clone(&background));
+            thread::spawn(move || {
+                let mut stream = stream.take();
+                let wake = stream.attention.called();
+                stream.undone = 1;
+                if stream.end() || wake {
+                    background.notify();
+                }
+            })
+        };
+        let waiter = {
+            let (watched, background) = (Arc::clone(&watched), Arc::clone(&background));
+            thread::spawn(move || {
+                wait(&watched, 1, || background.notify()).unwrap();
+            })
+        };
+        let mut seen = 0;
+        loop {
+            background.wait();
+            if !watched.is_awaited() {
+                continue;
+            }
+            let Some(mut stream) = stream.take_or_ask() else { continue };
+            if let Some(calls) = stream.attention.look(seen) {
+                seen = calls;
+            }
+            stream.attention.mind();
+            if std::mem::take(&mut stream.undone) == 1 {
+                watched.publish(marks(1, 1));
+                break;
+            }
+        }
+        waiter.join().unwrap();
+        owner.join().unwrap();
     });
 }

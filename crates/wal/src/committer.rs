@@ -1,13 +1,14 @@
 //! The thread that owns a log's stream: it packs queued records, submits groups, moves the marks,
-//! and reads for other threads. It sleeps on its queue and on the stream at once.
+//! and reads for other threads. It sleeps on its queue and on the stream at once: in a wait for the
+//! stream, which the queue interrupts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use riopipe::{
     BLOCK_BYTES, Buf, Place, ReadError as StreamReadError, Stream, SubmitError, SubmitErrorKind,
+    Until, WaitError,
 };
-use riopipe_net::Poller;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::reading::{ReadError as BlocksError, locate};
 use riopipe_wal_core::ring::Ring;
@@ -16,9 +17,6 @@ use riopipe_wal_core::writer::{Group, Marks as StreamMarks, Writer};
 use crate::error::WalFailure;
 use crate::marks::{Marks, Progress};
 use crate::queue::{Queue, Requests};
-
-/// The stream's token in the poller.
-const STREAM: u64 = 0;
 
 /// The committer's state.
 pub(crate) struct Committer {
@@ -29,7 +27,6 @@ pub(crate) struct Committer {
     pub(crate) writer: Writer,
     pub(crate) queue: Arc<Queue>,
     pub(crate) marks: Arc<Marks>,
-    pub(crate) poller: Poller,
     /// Records taken from the queue, of which `packed` bytes are packed.
     pub(crate) records: Vec<u8>,
     pub(crate) packed: usize,
@@ -109,10 +106,6 @@ impl Committer {
     }
 
     fn serve(&mut self) -> Result<End, WalFailure> {
-        self.poller.add(self.stream.readiness().fd, STREAM, riopipe_net::Interest::Read).map_err(
-            |error| WalFailure::Broken(format!("its stream can't be waited for: {error}")),
-        )?;
-        let mut events = Vec::new();
         loop {
             self.poll_stream()?;
             // While there are enough records here for a group, others stay in the queue, where
@@ -145,11 +138,19 @@ impl Committer {
             self.publish();
             let wants_records = self.waiting().len() < self.group_bytes;
             if self.queue.may_sleep(&Requests { reads: Vec::new(), ..requests }, wants_records) {
-                let timeout = self.stream.readiness().timeout;
-                self.poller.wait(&mut events, timeout).map_err(|error| {
-                    WalFailure::Broken(format!("it can't wait for its stream: {error}"))
-                })?;
+                self.sleep()?;
             }
+        }
+    }
+
+    /// Sleeps until the stream's marks move, or there is something new in the queue; with a group
+    /// that was refused, until there may be space for it.
+    fn sleep(&mut self) -> Result<(), WalFailure> {
+        let until = if self.refused.is_some() { Until::Room } else { Until::Moved };
+        match self.stream.wait(until, None) {
+            Ok(_) | Err(WaitError::Woken) => Ok(()),
+            Err(WaitError::Failed(failure)) => Err(failure.into()),
+            Err(error) => Err(WalFailure::Broken(error.to_string())),
         }
     }
 

@@ -4,8 +4,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use riopipe::crc32c;
-use riopipe_net::Waker;
+use riopipe::{StreamWaker, crc32c};
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
 
@@ -55,7 +54,7 @@ struct State {
 pub(crate) struct Queue {
     state: Mutex<State>,
     room: Condvar,
-    waker: Waker,
+    waker: StreamWaker,
     bounds: Bounds,
     /// Whether the committer needs to know what callers wait for: it then asks for a FLUSH.
     flushes: bool,
@@ -71,7 +70,13 @@ pub(crate) struct Bounds {
 }
 
 impl Queue {
-    pub(crate) fn new(waker: Waker, end: Lsn, trim: Lsn, bounds: Bounds, flushes: bool) -> Self {
+    pub(crate) fn new(
+        waker: StreamWaker,
+        end: Lsn,
+        trim: Lsn,
+        bounds: Bounds,
+        flushes: bool,
+    ) -> Self {
         let requests = Requests { wanted: end, trim, ..Requests::default() };
         let (records, over) = (Vec::new(), None);
         let state = State { records, end, requests, over, asleep: false, waiting: 0 };

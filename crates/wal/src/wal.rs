@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use riopipe::{
     BLOCK_BYTES, InPlaceRange, Place, Recovery, Stream, StreamOptions, Until, Volume, crc32c,
 };
-use riopipe_net::Poller;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
 use riopipe_wal_core::opening::{End, find_end};
@@ -210,10 +209,9 @@ impl Wal {
         let (groups, flushes) = (options.groups, options.flushes);
         let crc = crc32c;
         let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
-        let poller = Poller::new().map_err(std::io::Error::other)?;
         let bounds =
             Bounds { queue_bytes: options.queue_bytes, record_bytes: ring.record_bytes_max() };
-        let queue = Arc::new(Queue::new(poller.waker(), end.lsn, end.trim, bounds, volatile));
+        let queue = Arc::new(Queue::new(stream.waker(), end.lsn, end.trim, bounds, volatile));
         let marks = Arc::new(Marks::default());
         let committer = Committer {
             stream,
@@ -222,7 +220,6 @@ impl Wal {
             writer: Writer::new(config, end),
             queue: Arc::clone(&queue),
             marks: Arc::clone(&marks),
-            poller,
             records: Vec::new(),
             packed: 0,
             group_bytes: group_blocks as usize * PAYLOAD_BYTES,

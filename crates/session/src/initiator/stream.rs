@@ -450,6 +450,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.closing = true;
     }
 
+    /// The stream is not closed after all: its marks are told when it is idle, as before.
+    pub fn give_up_marks(&mut self) {
+        self.closing = false;
+    }
+
     /// Whether all targets have confirmed their marks.
     ///
     /// # Errors

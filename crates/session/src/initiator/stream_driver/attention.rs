@@ -8,6 +8,8 @@ pub struct Attention {
     /// Whether the background driver has taken the stream over and sleeps until something happens
     /// to it: then the owner's next call has to wake it.
     minded: bool,
+    /// Another thread has called the owner, who has not noticed yet.
+    woken: bool,
 }
 
 impl Attention {
@@ -17,6 +19,21 @@ impl Attention {
     pub fn called(&mut self) -> bool {
         self.calls += 1;
         core::mem::take(&mut self.minded)
+    }
+
+    /// Another thread calls the owner: its wait ends, or the next one does.
+    pub fn wake(&mut self) {
+        self.woken = true;
+    }
+
+    /// Whether another thread has called the owner.
+    pub(super) const fn is_woken(&self) -> bool {
+        self.woken
+    }
+
+    /// The owner notices that another thread has called; whether one has.
+    pub(super) fn take_woken(&mut self) -> bool {
+        core::mem::take(&mut self.woken)
     }
 
     /// The background driver looks; `seen` is what the last look returned. `Some` when the owner

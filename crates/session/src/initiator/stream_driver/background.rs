@@ -5,6 +5,10 @@
 //! that wait are sent, an idle stream tells its released mark and is flushed (T1), a target that
 //! comes back is bound again. The driver sleeps until something happens to a stream that it looks after,
 //! or until the next owner may have gone away.
+//!
+//! A stream that somebody *awaits*, in another thread, is taken over at once whenever its owner is
+//! in no call: the shell says so when the first waiter comes, and when a call of the owner ends. No
+//! waiter waits for a timer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -56,6 +60,8 @@ struct Stream {
     due: Option<u64>,
     /// Whether the stream has been taken over.
     minded: bool,
+    /// Its owner was in a call at the last look: the end of that call wakes the driver.
+    in_call: bool,
 }
 
 /// The open streams of a volume, as its background driver sees them. Times are nanoseconds of one
@@ -81,7 +87,8 @@ impl BackgroundDriver {
 
     /// A stream is open from now on, or is another one than the one that had its id.
     pub fn add(&mut self, stream: StreamId) {
-        self.streams.insert(stream, Stream { seen: 0, due: Some(0), minded: false });
+        self.streams
+            .insert(stream, Stream { seen: 0, due: Some(0), minded: false, in_call: false });
     }
 
     /// A stream is gone.
@@ -101,12 +108,21 @@ impl BackgroundDriver {
         self.streams.get(&stream).is_some_and(|stream| stream.minded)
     }
 
-    /// The streams to look at now, and whether each is due or something has `happened` to it: with
+    /// The streams to look at now, and whether it is their turn: one is due, something has
+    /// `happened` to it, its owner was in a call, or it is `awaited` and was not taken over. With
     /// the others it is enough to see whether the owner is back.
-    pub fn due(&self, now: u64, happened: impl Fn(StreamId) -> bool) -> Vec<(StreamId, bool)> {
+    pub fn due(
+        &self,
+        now: u64,
+        happened: impl Fn(StreamId) -> bool,
+        awaited: impl Fn(StreamId) -> bool,
+    ) -> Vec<(StreamId, bool)> {
         let mut looks = Vec::new();
         for (id, stream) in &self.streams {
-            let turn = happened(*id) || stream.due.is_some_and(|due| due <= now);
+            let turn = happened(*id)
+                || stream.in_call
+                || stream.due.is_some_and(|due| due <= now)
+                || !stream.minded && awaited(*id);
             if turn || stream.minded {
                 looks.push((*id, turn));
             }
@@ -114,30 +130,38 @@ impl BackgroundDriver {
         looks
     }
 
-    /// A stream could not be taken: its owner is in a call.
-    pub fn in_call(&mut self, stream: StreamId, now: u64) {
-        let due = now.saturating_add(self.config.away_ns);
+    /// A stream could not be taken: its owner is in a call. The shell has left word, so that the end
+    /// of the call makes it the stream's [turn](Self::due).
+    pub fn in_call(&mut self, stream: StreamId) {
         if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.due = Some(due);
+            stream.due = None;
             stream.minded = false;
+            stream.in_call = true;
         }
     }
 
-    /// A stream has been taken; `turn` is what [`due`](Self::due) said of it.
+    /// A stream has been taken; `turn` is what [`due`](Self::due) said of it, and `awaited` says
+    /// whether somebody waits for its marks.
     pub fn look(
         &mut self,
         stream: StreamId,
         turn: bool,
+        awaited: bool,
         attention: &mut Attention,
         now: u64,
     ) -> Look {
         let away_ns = self.config.away_ns;
         let Some(stream) = self.streams.get_mut(&stream) else { return Look::Owner };
+        stream.in_call = false;
+        let mut turn = turn;
         if let Some(calls) = attention.look(stream.seen) {
             stream.seen = calls;
-            stream.due = Some(now.saturating_add(away_ns));
-            stream.minded = false;
-            return Look::Owner;
+            if !awaited {
+                stream.due = Some(now.saturating_add(away_ns));
+                stream.minded = false;
+                return Look::Owner;
+            }
+            turn = true;
         }
         if probe::planted(Plant::P8NobodyMinds) {
             stream.due = Some(now.saturating_add(away_ns));
@@ -188,14 +212,14 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         owner.called();
-        assert_eq!(background.due(7, nothing), [(ID, true)], "a new stream is looked at");
-        assert_eq!(background.look(ID, true, &mut owner, 7), Look::Owner);
+        assert_eq!(background.due(7, nothing, nothing), [(ID, true)], "a new stream is looked at");
+        assert_eq!(background.look(ID, true, false, &mut owner, 7), Look::Owner);
         assert_eq!(background.deadline(), Some(7 + AWAY));
-        assert_eq!(background.due(6 + AWAY, |_| false), []);
+        assert_eq!(background.due(6 + AWAY, nothing, nothing), []);
         owner.called();
-        assert_eq!(background.look(ID, true, &mut owner, 7 + AWAY), Look::Owner);
+        assert_eq!(background.look(ID, true, false, &mut owner, 7 + AWAY), Look::Owner);
         assert!(!background.minds(ID));
-        assert_eq!(background.look(ID, true, &mut owner, 7 + 2 * AWAY), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 7 + 2 * AWAY), Look::Drive);
         assert!(background.minds(ID));
         background.tended(ID, Some(900));
         assert_eq!(background.deadline(), Some(900));
@@ -207,38 +231,63 @@ mod tests {
     fn an_owner_that_is_back_gets_its_stream_and_is_watched_again() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, &mut owner, 0), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
         background.tended(ID, Some(5 * AWAY));
-        assert_eq!(background.due(1, nothing), [(ID, false)], "is the owner back?");
-        assert_eq!(background.look(ID, false, &mut owner, 1), Look::Watch);
+        assert_eq!(background.due(1, nothing, nothing), [(ID, false)], "is the owner back?");
+        assert_eq!(background.look(ID, false, false, &mut owner, 1), Look::Watch);
         assert_eq!(background.deadline(), Some(5 * AWAY), "nothing has changed");
         assert!(owner.called(), "the background driver is to be woken");
-        assert_eq!(background.look(ID, false, &mut owner, 2), Look::Owner);
+        assert_eq!(background.look(ID, false, false, &mut owner, 2), Look::Owner);
         assert_eq!(background.deadline(), Some(2 + AWAY));
-        assert_eq!(background.due(3, nothing), vec![], "its owner has it");
-        assert_eq!(background.due(3, |id| id == ID), [(ID, true)]);
+        assert_eq!(background.due(3, nothing, nothing), vec![], "its owner has it");
+        assert_eq!(background.due(3, |id| id == ID, nothing), [(ID, true)]);
     }
 
     #[test]
     fn an_owner_in_a_long_call_is_not_disturbed() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, &mut owner, 0), Look::Drive);
-        background.in_call(ID, 9);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
+        background.in_call(ID);
         assert!(!background.minds(ID));
+        assert_eq!(background.deadline(), None, "the end of the call wakes the driver");
+        assert_eq!(background.due(9, nothing, nothing), [(ID, true)]);
+        owner.called();
+        assert_eq!(background.look(ID, true, false, &mut owner, 9), Look::Owner);
         assert_eq!(background.deadline(), Some(9 + AWAY));
+        assert_eq!(background.due(9, nothing, nothing), []);
+    }
+
+    #[test]
+    fn p8_a_stream_that_is_awaited_is_taken_over_at_once() {
+        let mut background = driver();
+        let mut owner = Attention::default();
+        owner.called();
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Owner);
+        owner.called();
+        let awaited = |id| id == ID;
+        assert_eq!(background.due(1, nothing, awaited), [(ID, true)]);
+        assert_eq!(background.look(ID, true, true, &mut owner, 1), Look::Drive);
+        background.tended(ID, None);
+        assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is looked after");
+        assert_eq!(background.look(ID, false, true, &mut owner, 2), Look::Watch);
+        assert!(owner.called(), "the end of the call wakes the driver");
+        assert_eq!(background.look(ID, false, true, &mut owner, 3), Look::Drive);
+        assert!(owner.called());
+        assert_eq!(background.look(ID, false, false, &mut owner, 4), Look::Owner, "not any more");
+        assert_eq!(background.deadline(), Some(4 + AWAY));
     }
 
     #[test]
     fn a_stream_that_cannot_be_watched_is_looked_at_now_and_then() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, &mut owner, 0), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
         background.tended(ID, None);
         background.unwatched(ID, 4);
         assert_eq!(background.deadline(), Some(4 + AWAY));
         background.remove(ID);
         assert_eq!(background.deadline(), None);
-        assert_eq!(background.look(ID, true, &mut owner, 0), Look::Owner, "it is gone");
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Owner, "it is gone");
     }
 }

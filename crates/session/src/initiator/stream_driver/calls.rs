@@ -21,6 +21,21 @@ pub enum Until {
     Room,
     /// Nothing is under way.
     Idle,
+    /// A mark has moved since the owner was told the marks last: complete, durable or released.
+    Moved,
+    /// Another thread has called: nothing else ends the wait.
+    Woken,
+}
+
+/// How a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// What was waited for is so.
+    Reached,
+    /// Another thread has called.
+    Woken,
+    /// It took too long.
+    Deadline,
 }
 
 /// A group that is waited for was never submitted.
@@ -92,7 +107,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 self.unsent = true;
                 Ok(())
             }
-            Until::Complete(_) | Until::Room | Until::Idle => Ok(()),
+            Until::Complete(_) | Until::Room | Until::Idle | Until::Moved | Until::Woken => Ok(()),
         }
     }
 
@@ -106,7 +121,55 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             Until::Durable(seq) => marks.durable >= seq,
             Until::Room => engine.kept_after() > self.forgotten || engine.is_idle(),
             Until::Idle => engine.is_idle(),
+            Until::Moved => (marks, engine.released()) != self.told,
+            Until::Woken => self.attention.is_woken(),
         }
+    }
+
+    /// Goes on with a wait, as of the last [`marks`](Self::marks). How it ended, if it has: what is
+    /// waited for comes before another thread's call, and that before the deadline. A call that is
+    /// not what ends the wait is kept for the next one. `now` is asked only if there is a deadline.
+    pub fn wait_step(
+        &mut self,
+        until: Until,
+        deadline: Option<u64>,
+        now: impl FnOnce() -> u64,
+    ) -> Option<WaitEnd> {
+        if self.reached(until) {
+            if until == Until::Woken {
+                self.attention.take_woken();
+            }
+            return Some(WaitEnd::Reached);
+        }
+        if self.attention.take_woken() {
+            return Some(WaitEnd::Woken);
+        }
+        deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
+    }
+
+    /// As [`wait_step`](Self::wait_step), of a call that other threads' calls do not end: they are
+    /// kept for the next wait.
+    pub fn wait_step_unwoken(
+        &self,
+        until: Until,
+        deadline: Option<u64>,
+        now: impl FnOnce() -> u64,
+    ) -> Option<WaitEnd> {
+        if self.reached(until) {
+            return Some(WaitEnd::Reached);
+        }
+        deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
+    }
+
+    /// Another thread calls the owner: its wait ends, or the next one does.
+    pub fn wake(&mut self) {
+        self.attention.wake();
+    }
+
+    /// The owner is told the marks and how far the stream is released: see [`Until::Moved`].
+    #[inline]
+    pub fn tell(&mut self) {
+        self.told = (self.session.marks(), self.session.engine().released());
     }
 
     /// Begins a read of some extents, none of them empty, which the caller has made sure lie on the
@@ -186,6 +249,12 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.ask_durable(last);
         self.unsent = true;
         self.closing = Some(Closing::Durable(last));
+    }
+
+    /// Gives the close up: the stream goes on.
+    pub fn give_up_close(&mut self) {
+        self.closing = None;
+        self.session.give_up_marks();
     }
 
     /// Goes on with the close, after [`marks`](Self::marks). `Some` when the stream is closed: the

@@ -23,6 +23,7 @@ mod background;
 mod calls;
 mod connection;
 mod start;
+mod waitlist;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -40,10 +41,11 @@ use crate::stages::Spent;
 
 pub use attention::Attention;
 pub use background::{BackgroundConfig, BackgroundDriver, Look, ROUNDS_MAX};
-pub use calls::{Closed, NotSubmitted, ReadFailure, Until};
+pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
 pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
+pub use waitlist::{Entry, Mark, Place, Standing, Waitlist};
 
 /// Something that a stream's driver has for its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,11 @@ pub struct StreamDriver<P> {
     closing: Option<Closing>,
     /// The payload of groups up to this has been given back.
     forgotten: Seq,
+    /// Other threads wait for this group to be durable, and up to which that was asked for.
+    wanted: Seq,
+    asked: Seq,
+    /// What the owner was told last: the marks, and how far the stream is released.
+    told: (Marks, Seq),
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
@@ -106,6 +113,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn new(session: StreamSession<P>, queues: impl Iterator<Item = (u16, usize)>) -> Self {
         let servers = queues.map(|(qid, depth)| ServerConnection::new(qid, depth)).collect();
         let forgotten = session.config().start;
+        let told = (session.marks(), session.engine().released());
         Self {
             session,
             servers,
@@ -119,11 +127,15 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             read: ReadCall::default(),
             closing: None,
             forgotten,
+            wanted: forgotten,
+            asked: forgotten,
+            told,
         }
     }
 
     /// Takes a group, whole or not at all, and the payloads out of `writes`. It leaves with the
-    /// next [`pump`](Self::pump).
+    /// next [`pump`](Self::pump), which is due at once if the stream [is to
+    /// send](Self::should_send).
     ///
     /// # Errors
     /// Which bound was hit, or that the stream has failed.
@@ -136,11 +148,15 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     ) -> Result<Seq, Refusal> {
         let seq = self.session.admit(writes, tag, durable)?;
         self.admitted += 1;
+        if durable && !probe::planted(Plant::P8DurableUnsent) {
+            // Somebody waits for it, or will; and nobody may call before it is there.
+            self.admitted = ADMITTED_MAX;
+        }
         Ok(seq)
     }
 
-    /// Whether so many groups have been admitted since the last [`pump`](Self::pump) that they are
-    /// to be sent now, without being asked to.
+    /// Whether what has been admitted since the last [`pump`](Self::pump) is to be sent now, without
+    /// being asked to: a durable group, or so many groups that waiting for more would gain nothing.
     #[inline]
     #[must_use]
     pub fn should_send(&self) -> bool {
@@ -209,11 +225,34 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Turns what may be sent now into commands in the outboxes.
     #[inline]
     pub fn pump(&mut self, now: u64) {
+        if let Some(seq) = self.to_ask() {
+            self.asked = seq;
+            self.session.ask_durable(seq);
+        }
         self.unsent = false;
         self.admitted = 0;
         // What `pump` finds settled has been unsettled: a connection may have been given up.
         self.unsettled |= self.session.is_unsettled();
         self.session.pump(now);
+    }
+
+    /// Other threads wait until groups up to `seq` are durable; no group later than that is waited
+    /// for. Once they have been submitted, the drives are flushed, unless a group submitted since has
+    /// asked for that.
+    #[inline]
+    pub fn want_durable(&mut self, seq: Seq) {
+        if seq != self.wanted {
+            self.wanted = seq;
+            self.unsent |= self.to_ask().is_some();
+        }
+    }
+
+    /// Up to where the drives are to be flushed because other threads wait for that.
+    fn to_ask(&self) -> Option<Seq> {
+        if self.wanted <= self.asked {
+            return None;
+        }
+        Some(self.wanted.min(self.session.engine().last())).filter(|seq| *seq > self.asked)
     }
 
     /// What is to be sent to a server.

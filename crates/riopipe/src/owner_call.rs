@@ -1,0 +1,58 @@
+//! One call of a stream's owner: it has the stream until it ends.
+
+use std::ops::{Deref, DerefMut};
+
+use riopipe_net::{Owned, Taken};
+
+use crate::background::Background;
+use crate::stream_shell::{StreamHandle, StreamShell};
+
+/// See the [module](self). At its end the background thread is woken if it has to know that the
+/// stream is free: it has looked after the stream before, or has asked for it meanwhile.
+pub(crate) struct OwnerCall<'a> {
+    /// `Some` until the end.
+    shell: Option<Taken<'a, StreamShell>>,
+    handle: &'a StreamHandle,
+    background: &'a Background,
+    wakes: bool,
+}
+
+impl<'a> OwnerCall<'a> {
+    #[inline]
+    pub(crate) fn begin(
+        shell: &'a Owned<StreamShell>,
+        handle: &'a StreamHandle,
+        background: &'a Background,
+    ) -> Self {
+        let mut shell = shell.take();
+        let wakes = shell.driver.owner_calls();
+        Self { shell: Some(shell), handle, background, wakes }
+    }
+}
+
+impl Deref for OwnerCall<'_> {
+    type Target = StreamShell;
+
+    #[inline]
+    fn deref(&self) -> &StreamShell {
+        self.shell.as_ref().expect("there until the end")
+    }
+}
+
+impl DerefMut for OwnerCall<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut StreamShell {
+        self.shell.as_mut().expect("there until the end")
+    }
+}
+
+impl Drop for OwnerCall<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.handle.watched.owner_called();
+        let asked = self.shell.take().is_some_and(Taken::end);
+        if asked || self.wakes {
+            self.background.wake();
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! How a stream's owner is called: by other threads, and by what an event loop waits for.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use crate::failure::Exhausted;
+use crate::stream_shell::StreamHandle;
+
+/// Calls the owner of a stream from any thread. It is cheap to clone, and does not keep the stream
+/// open.
+#[derive(Clone, Debug)]
+pub struct StreamWaker(Arc<StreamHandle>);
+
+impl StreamWaker {
+    pub(crate) fn new(handle: &Arc<StreamHandle>) -> Self {
+        Self(Arc::clone(handle))
+    }
+
+    /// Ends the [wait](crate::Stream::wait) that the owner is in, or else its next one, with
+    /// [`WaitError::Woken`](crate::WaitError::Woken); a wait for
+    /// [`Until::Woken`](crate::Until::Woken) ends well. So a thread sleeps on its stream and on a
+    /// queue of its own: a thread that puts something into the queue calls this afterwards.
+    ///
+    /// Calls before the owner notices count as one. Reads, and waits for room by a submission, are
+    /// not interrupted: the call is kept for the next wait.
+    pub fn wake(&self) {
+        self.0.call_owner();
+    }
+}
+
+/// A stream's descriptor for event loops: see [`Stream::event_fd`](crate::Stream::event_fd). It
+/// stays open as long as this, or a clone of it, is there; of a stream that is gone it never becomes
+/// readable again.
+#[derive(Clone, Debug)]
+pub struct StreamFd(Arc<StreamHandle>);
+
+impl StreamFd {
+    pub(crate) fn new(handle: &Arc<StreamHandle>) -> Result<Self, Exhausted> {
+        handle.news().map_err(|_| Exhausted::Descriptors)?;
+        Ok(Self(Arc::clone(handle)))
+    }
+}
+
+impl AsFd for StreamFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.news().expect("it was made with this").as_fd()
+    }
+}
+
+impl AsRawFd for StreamFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}

@@ -1,0 +1,199 @@
+//! Watching a stream from other threads, and from async code.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::Marks;
+use riopipe_session::initiator::stream_driver::{Mark, Place};
+
+use crate::background::Background;
+use crate::error::WaitError;
+use crate::failure::StreamFailure;
+use crate::stream_shell::StreamHandle;
+use crate::watched::{Over, Wait, Watched};
+
+/// The marks of a stream, for other threads, to read and to wait for. The stream's owner moves them
+/// in its calls. While the owner is in no call, and a watch reads them or waits for them, the
+/// volume's background thread moves them, without delay.
+///
+/// A watch does not keep the stream open, and may be cloned and dropped at any time.
+///
+/// ```no_run
+/// # fn commits(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
+/// use riopipe::Place;
+///
+/// let watch = stream.watch();
+/// let page = stream.buf(4096)?;
+/// let seq = stream.group().write(0, page, Place::Fresh).submit_durable()?;
+/// std::thread::spawn(move || watch.wait_durable(seq, None)); // or: watch.durable(seq).await
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Watch {
+    watched: Arc<Watched<StreamFailure>>,
+    /// Wakes the thread that drives the stream.
+    driver: riopipe_net::Waker,
+    background: riopipe_net::Waker,
+}
+
+impl Watch {
+    pub(crate) fn new(handle: &StreamHandle, background: &Background) -> Self {
+        let (driver, background) = (handle.waker().clone(), background.waker().clone());
+        Self { watched: Arc::clone(&handle.watched), driver, background }
+    }
+
+    /// The marks, as they were found last. They never go back, unless the stream is
+    /// [reopened](crate::Stream::reopen). Reading them in a loop costs
+    /// more than [waiting](Self::wait_durable).
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        self.look();
+        self.watched.marks()
+    }
+
+    /// The last group that is *released*: see [`Stream::released`](crate::Stream::released). It may
+    /// lag behind what the stream itself would say, never run ahead.
+    #[must_use]
+    pub fn released(&self) -> Seq {
+        self.look();
+        self.watched.released()
+    }
+
+    /// Whether the stream has failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.look();
+        self.watched.has_failed()
+    }
+
+    /// Blocks until group `seq` and all before it are durable, at most for `timeout`. If no group
+    /// submitted since asked for that, the drives are flushed. A group that has not been submitted
+    /// yet is waited for, too.
+    ///
+    /// # Errors
+    /// The time is up; or the stream has failed, was closed or was dropped, and the group was not
+    /// durable before.
+    pub fn wait_durable(&self, seq: Seq, timeout: Option<Duration>) -> Result<Marks, WaitError> {
+        self.durable(seq).block(timeout)
+    }
+
+    /// Blocks until group `seq` and all before it are complete on all targets, at most for
+    /// `timeout`. A group that has not been submitted yet is waited for, too.
+    ///
+    /// # Errors
+    /// As [`wait_durable`](Self::wait_durable).
+    pub fn wait_complete(&self, seq: Seq, timeout: Option<Duration>) -> Result<Marks, WaitError> {
+        self.complete(seq).block(timeout)
+    }
+
+    /// As [`wait_durable`](Self::wait_durable), as a future.
+    pub fn durable(&self, seq: Seq) -> MarkWait {
+        MarkWait { watch: self.clone(), mark: Mark::Durable, seq, place: None }
+    }
+
+    /// As [`wait_complete`](Self::wait_complete), as a future.
+    pub fn complete(&self, seq: Seq) -> MarkWait {
+        MarkWait { watch: self.clone(), mark: Mark::Complete, seq, place: None }
+    }
+
+    /// The background thread takes the stream over if its owner is in no call.
+    fn look(&self) {
+        if self.watched.look() {
+            self.background.wake();
+        }
+    }
+}
+
+/// Waits for a mark of a stream: a [`Future`] that needs no particular runtime. The thread that
+/// moves the mark wakes it; nothing is polled. It may be dropped at any time.
+///
+/// It ends as [`Watch::wait_durable`] does, without a time limit.
+#[derive(Debug)]
+#[must_use = "nothing is waited for until it is"]
+pub struct MarkWait {
+    watch: Watch,
+    mark: Mark,
+    seq: Seq,
+    /// Its place in the list of waiters, once it has been polled.
+    place: Option<Place>,
+}
+
+impl MarkWait {
+    fn check(&mut self, waker: &Waker) -> Poll<Result<Marks, WaitError>> {
+        let Watch { watched, driver, background } = &self.watch;
+        let seq = self.seq;
+        match watched.wait(self.mark, seq, self.place, waker) {
+            Wait::Reached(marks) => {
+                self.place = None;
+                Poll::Ready(Ok(marks))
+            }
+            Wait::Over(over) => {
+                self.place = None;
+                Poll::Ready(Err(match over {
+                    Over::Failed(failure) => failure.into(),
+                    Over::Closed => WaitError::Closed { seq, last: watched.marks().durable },
+                    Over::Dropped => WaitError::Dropped { seq },
+                }))
+            }
+            Wait::Waits { place, background: first, driver: wanted } => {
+                self.place = Some(place);
+                if wanted {
+                    driver.wake();
+                }
+                if first {
+                    background.wake();
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn block(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
+        let since = Instant::now();
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            if let Poll::Ready(result) = self.check(&waker) {
+                return result;
+            }
+            let Some(timeout) = timeout else {
+                std::thread::park();
+                continue;
+            };
+            match timeout.saturating_sub(since.elapsed()) {
+                Duration::ZERO => return Err(WaitError::Deadline(timeout)),
+                left => std::thread::park_timeout(left),
+            }
+        }
+    }
+}
+
+impl Future for MarkWait {
+    type Output = Result<Marks, WaitError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.check(context.waker())
+    }
+}
+
+impl Drop for MarkWait {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.watch.watched.leave(self.mark, place);
+        }
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

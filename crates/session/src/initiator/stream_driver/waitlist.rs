@@ -1,0 +1,246 @@
+//! The list of a stream's waiters: other threads and futures, each with the mark that it waits for.
+//!
+//! A waiter enters the list, and then reads the marks once more. The thread that drives the stream
+//! publishes the marks first, and then takes the waiters whose marks are reached out of the list. So
+//! one of the two sees a mark that is published while a waiter enters.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::Marks;
+use riopipe_order::probe::{self, Plant};
+
+/// A mark of a stream that can be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mark {
+    /// Up to it all groups are complete on all targets.
+    Complete,
+    /// Up to it all groups are durable.
+    Durable,
+}
+
+impl Mark {
+    /// Where this mark is.
+    #[must_use]
+    pub const fn of(self, marks: Marks) -> Seq {
+        match self {
+            Self::Complete => marks.complete,
+            Self::Durable => marks.durable,
+        }
+    }
+}
+
+/// A stream, as a waiter sees it at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The marks that were published last.
+    pub marks: Marks,
+    /// The marks move no more: the stream has failed, was closed or was dropped.
+    pub over: bool,
+}
+
+/// How an attempt to wait begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// The mark is there: nothing is to be waited for.
+    Reached,
+    /// The mark is not there, and will not come.
+    Over,
+    /// The waiter is in the list.
+    Waits {
+        /// Its place, for [`Waitlist::renew`] and [`Waitlist::remove`].
+        place: Place,
+        /// It is the first one: the background thread is to be woken, so that it takes the stream
+        /// over.
+        first: bool,
+    },
+}
+
+/// The place of a waiter in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    seq: Seq,
+    token: u64,
+}
+
+/// The waiters of a stream, by what they wait for. `W` is what wakes one of them.
+#[derive(Debug)]
+pub struct Waitlist<W> {
+    complete: BTreeMap<Place, W>,
+    durable: BTreeMap<Place, W>,
+    tokens: u64,
+}
+
+impl<W> Default for Waitlist<W> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<W> Waitlist<W> {
+    /// A list without waiters.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { complete: BTreeMap::new(), durable: BTreeMap::new(), tokens: 0 }
+    }
+
+    /// Whether there are no waiters.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.complete.is_empty() && self.durable.is_empty()
+    }
+
+    /// The last group whose durability a waiter waits for.
+    #[must_use]
+    pub fn wanted(&self) -> Option<Seq> {
+        self.durable.last_key_value().map(|(place, _)| place.seq)
+    }
+
+    /// A waiter waits until `mark` is at group `seq`. `look` returns the stream's standing; it is
+    /// called once the waiter is in the list, and not before.
+    pub fn enter(
+        &mut self,
+        mark: Mark,
+        seq: Seq,
+        waiter: W,
+        look: impl FnOnce() -> Standing,
+    ) -> Entry {
+        let first = self.is_empty();
+        self.tokens += 1;
+        let place = Place { seq, token: self.tokens };
+        self.list(mark).insert(place, waiter);
+        if probe::planted(Plant::P8WaiterNotLooked) {
+            return Entry::Waits { place, first };
+        }
+        let standing = look();
+        if mark.of(standing.marks) >= seq {
+            self.remove(mark, place);
+            Entry::Reached
+        } else if standing.over {
+            self.remove(mark, place);
+            Entry::Over
+        } else {
+            Entry::Waits { place, first }
+        }
+    }
+
+    /// A waiter is to be woken by something else; false if it is not in the list any more.
+    pub fn renew(&mut self, mark: Mark, place: Place, waiter: W) -> bool {
+        match self.list(mark).get_mut(&place) {
+            Some(there) => {
+                *there = waiter;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A waiter waits no more.
+    pub fn remove(&mut self, mark: Mark, place: Place) {
+        self.list(mark).remove(&place);
+    }
+
+    /// The marks have moved: takes the waiters whose marks are there.
+    pub fn take_reached(&mut self, marks: Marks) -> Vec<W> {
+        let mut reached = Vec::new();
+        for mark in [Mark::Complete, Mark::Durable] {
+            let (list, at) = (self.list(mark), mark.of(marks));
+            while let Some(first) = list.first_entry().filter(|first| first.key().seq <= at) {
+                reached.push(first.remove());
+            }
+        }
+        reached
+    }
+
+    /// The marks move no more: takes all waiters.
+    pub fn take_all(&mut self) -> Vec<W> {
+        if probe::planted(Plant::P8WaiterNotTold) {
+            return Vec::new();
+        }
+        let complete = core::mem::take(&mut self.complete).into_values();
+        complete.chain(core::mem::take(&mut self.durable).into_values()).collect()
+    }
+
+    fn list(&mut self, mark: Mark) -> &mut BTreeMap<Place, W> {
+        match mark {
+            Mark::Complete => &mut self.complete,
+            Mark::Durable => &mut self.durable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(complete: u64, durable: u64) -> Marks {
+        Marks { complete: Seq(complete), durable: Seq(durable) }
+    }
+
+    fn goes_on(complete: u64, durable: u64) -> impl FnOnce() -> Standing {
+        move || Standing { marks: at(complete, durable), over: false }
+    }
+
+    fn waits(list: &mut Waitlist<u32>, mark: Mark, seq: u64, waiter: u32) -> (Place, bool) {
+        match list.enter(mark, Seq(seq), waiter, goes_on(0, 0)) {
+            Entry::Waits { place, first } => (place, first),
+            entry => panic!("{entry:?}"),
+        }
+    }
+
+    #[test]
+    fn p8_those_whose_marks_are_there_are_taken_and_no_others() {
+        let mut list = Waitlist::new();
+        assert!(waits(&mut list, Mark::Complete, 3, 1).1, "the first one");
+        for (mark, seq, waiter) in
+            [(Mark::Durable, 2, 2), (Mark::Durable, 3, 3), (Mark::Durable, 2, 4)]
+        {
+            assert!(!waits(&mut list, mark, seq, waiter).1);
+        }
+        assert_eq!(list.wanted(), Some(Seq(3)));
+        assert_eq!(list.take_reached(at(2, 1)), []);
+        assert_eq!(list.take_reached(at(3, 2)), [1, 2, 4]);
+        assert_eq!(list.take_reached(at(3, 2)), [], "each once");
+        assert_eq!(list.take_reached(at(9, 9)), [3]);
+        assert!(list.is_empty());
+        assert_eq!(list.wanted(), None);
+    }
+
+    #[test]
+    fn p8_a_waiter_looks_again_once_it_is_in_the_list() {
+        let mut list = Waitlist::new();
+        assert_eq!(list.enter(Mark::Durable, Seq(2), 1, goes_on(2, 2)), Entry::Reached);
+        assert_eq!(list.enter(Mark::Complete, Seq(2), 1, goes_on(2, 1)), Entry::Reached);
+        let over = || Standing { marks: at(2, 1), over: true };
+        assert_eq!(list.enter(Mark::Complete, Seq(2), 1, over), Entry::Reached, "it is there");
+        assert_eq!(list.enter(Mark::Durable, Seq(2), 1, over), Entry::Over);
+        assert!(list.is_empty());
+        let Entry::Waits { .. } = list.enter(Mark::Durable, Seq(2), 1, goes_on(2, 1)) else {
+            panic!("it waits");
+        };
+    }
+
+    #[test]
+    fn p8_all_are_told_that_the_marks_move_no_more() {
+        let mut list = Waitlist::new();
+        waits(&mut list, Mark::Durable, 9, 1);
+        waits(&mut list, Mark::Complete, 4, 2);
+        assert_eq!(list.take_all(), [2, 1]);
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn a_waiter_may_be_renewed_or_leave() {
+        let mut list = Waitlist::new();
+        let (first, _) = waits(&mut list, Mark::Durable, 5, 1);
+        let (second, _) = waits(&mut list, Mark::Durable, 5, 2);
+        assert!(list.renew(Mark::Durable, first, 7));
+        assert!(!list.renew(Mark::Complete, first, 8));
+        list.remove(Mark::Durable, second);
+        assert_eq!(list.take_reached(at(5, 5)), [7]);
+        assert!(!list.renew(Mark::Durable, first, 9), "it was taken");
+        list.remove(Mark::Durable, first);
+        assert!(waits(&mut list, Mark::Complete, 6, 3).1, "the first one again");
+    }
+}
