@@ -233,6 +233,9 @@ named! {
         P8WaiterNotLooked = "P8-waiter-not-looked",
         /// Threads that wait for a mark are not told that their stream has failed.
         P8WaiterNotTold = "P8-waiter-not-told",
+        /// The background driver leaves a stream that other threads wait for to its owner, who is
+        /// elsewhere.
+        P8AwaitedLeft = "P8-awaited-left",
         /// A durable group is not sent before the owner's next call.
         P8DurableUnsent = "P8-durable-unsent",
         /// A read does not wait for the stream's own writes.

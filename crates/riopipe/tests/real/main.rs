@@ -15,3 +15,4 @@ mod reopen;
 mod site;
 mod slow;
 mod volume;
+mod waiting;

@@ -125,19 +125,19 @@ impl Stream {
         }
     }
 
-    /// Does the next step. Whether the background driver has to be woken.
-    pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+    /// Does the next step.
+    pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.acting = false;
         // It may be the turn of the stream that this one has come after; nobody has this one before
         // it is bound everywhere.
         if self.is_in_call() || self.closing {
-            return false;
+            return;
         }
         let index = usize::from(self.id);
-        let Some(driver) = self.driver() else { return false };
+        let Some(driver) = self.driver() else { return };
         let last = driver.last();
         let (steps, begun) = &core.steps[index];
-        let Some(step) = steps.get(*begun) else { return false };
+        let Some(step) = steps.get(*begun) else { return };
         let op = core.scenario.steps[*step].op.clone();
         if let Op::Pause(us) = op {
             core.steps[index].1 += 1;
@@ -145,9 +145,10 @@ impl Stream {
             let ev =
                 Ev::Act { client: process.end.client, life: process.end.life, stream: self.id };
             core.after(u64::from(us) * US, ev);
-            return false;
+            return;
         }
-        let wake = driver.owner_calls();
+        let wakes = driver.owner_calls();
+        self.wakes_background |= wakes;
         let done = match op {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),
@@ -180,7 +181,6 @@ impl Stream {
         } else {
             self.plan(process.end, 0, core);
         }
-        wake
     }
 
     /// Goes on with the call that its owner is in.
@@ -217,12 +217,12 @@ impl Stream {
         match call {
             Call::None => true,
             Call::Wait { until, deadline } => {
-                let reached = driver.reached(until);
-                let given_up = deadline.is_some_and(|deadline| core.now >= deadline);
-                if reached || given_up {
+                let ended = driver.wait_step(until, deadline, || core.now).is_some();
+                if ended {
+                    driver.tell();
                     driver.reclaim();
                 }
-                reached || given_up
+                ended
             }
             Call::Read => match driver.read_step(core.now) {
                 None => false,
@@ -245,6 +245,7 @@ impl Stream {
                     core.trace(|| format!("stream {id}: its mark was refused: {refused:?}"));
                     self.refused = Some((refused.server, refused.status));
                     self.failed = true;
+                    self.watchers.end();
                     true
                 }
             },
@@ -316,6 +317,10 @@ impl Stream {
                     if let Some(driver) = self.driver() {
                         driver.reclaim();
                     }
+                }
+                if durable && !self.failed && self.sent < seq {
+                    let what = format!("stream {id}: durable group {seq} was submitted, not sent");
+                    core.oracle.broken(Promise::P8, what);
                 }
                 Done::Yes
             }
@@ -390,19 +395,18 @@ impl Stream {
         }
     }
 
-    /// Ends in good order: everything becomes durable, and the logs learn that. Whether the
-    /// background driver has to be woken.
-    pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+    /// Ends in good order: everything becomes durable, and the logs learn that.
+    pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.closing = true;
         if self.is_in_call() {
-            return false;
+            return;
         }
-        let Some(driver) = self.driver() else { return false };
-        let wake = driver.owner_calls();
+        let Some(driver) = self.driver() else { return };
+        let wakes = driver.owner_calls();
         driver.begin_close();
+        self.wakes_background |= wakes;
         self.call = Call::Close;
         self.go_on(process, core);
-        wake
     }
 
     /// The background driver's turn; when the next one is due though nothing may come.

@@ -15,6 +15,7 @@ mod server;
 mod stream;
 mod streams;
 mod unlogged;
+mod watchers;
 mod wire;
 mod words;
 
@@ -370,6 +371,7 @@ impl Client {
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
         core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
         self.advance(drives, core);
+        self.check_watchers(core);
     }
 
     /// Something is due at one of its targets.

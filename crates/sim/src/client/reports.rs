@@ -40,6 +40,7 @@ impl Stream {
         }
         let Some(driver) = self.driver() else { return false };
         let (marks, released) = (driver.delivered(), driver.released());
+        self.watchers.publish(marks);
         core.oracle.marks(era, id, marks.complete, marks.durable, drives);
         ledger.released(StreamId(id), released);
         self.check_memory(core);
@@ -59,6 +60,7 @@ impl Stream {
     pub(super) fn has_failed_with(&mut self, failure: Failure, core: &mut Core) {
         self.failed = true;
         self.call = Call::None;
+        self.watchers.end();
         let Some(machine) = self.machine_of(failure.member) else { return };
         let (id, why) = (self.id, format!("{failure:?}"));
         core.trace(|| format!("stream {id}: failed: {why}"));

@@ -17,6 +17,7 @@ use riopipe_session::initiator::stream_driver::{
 };
 
 use super::application::{Call, Reading};
+use super::watchers::Watchers;
 use super::wire::Wire;
 use crate::block::BLOCK;
 use crate::core::{Core, MS};
@@ -142,6 +143,12 @@ pub(super) struct Stream {
     pub(super) kept_max: u64,
     /// What its owner is in the middle of.
     pub(super) call: Call,
+    /// The other threads that wait for it.
+    pub(super) watchers: Watchers,
+    /// The end of its owner's call wakes the background driver.
+    pub(super) wakes_background: bool,
+    /// Its groups up to this have been sent, as far as that went.
+    pub(super) sent: Seq,
     /// Until when the thread that drives it sleeps.
     wakes_at: Option<u64>,
     pub(super) reading: Reading,
@@ -209,6 +216,9 @@ impl Stream {
             held: Arc::default(),
             kept_max,
             call: Call::None,
+            watchers: Watchers::default(),
+            wakes_background: false,
+            sent: setup.start,
             wakes_at: None,
             reading: Reading::default(),
             carried: vec![core.now; servers],
@@ -258,6 +268,7 @@ impl Stream {
     /// The library's stream is dropped, and its connections with it.
     pub(super) fn is_dropped(&mut self, core: &mut Core) {
         self.start = self.durable();
+        self.watchers.end();
         self.body = Body::Over;
         self.drop_connections(core);
     }
@@ -325,6 +336,12 @@ impl Stream {
     #[must_use]
     pub(super) fn is_in_call(&self) -> bool {
         !matches!(self.call, Call::None)
+    }
+
+    /// Its owner is in no call any more. Whether the background driver is to be woken, so that it
+    /// notices.
+    pub(super) fn call_ended(&mut self) -> bool {
+        !self.is_in_call() && core::mem::take(&mut self.wakes_background)
     }
 
     /// When the thread that starts it, or its owner's in a call, wakes though nothing comes.
@@ -464,7 +481,9 @@ impl Stream {
             self.take_mail(core);
         }
         let Some(driver) = driver_of(&mut self.body) else { return worked };
+        driver.want_durable(self.watchers.wanted());
         driver.pump(core.now);
+        self.sent = driver.last();
         for (server, connection) in (0..).zip(&self.connections) {
             let out = driver.outbox(server);
             if let Some(connection) = connection {

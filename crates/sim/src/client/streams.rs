@@ -35,7 +35,7 @@ impl Client {
     }
 
     /// Whichever thread watches a stream wakes.
-    fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
@@ -53,16 +53,14 @@ impl Client {
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let mut process = Process { end, ledger: &mut volume.ledger, drives };
-        let wake = stream.act(&mut process, core);
+        stream.act(&mut process, core);
         let looks = stream.looks.take();
         if let Some((block, blocks)) = looks
             && let Some(Some(reader)) = self.streams.last_mut()
         {
             reader.look(block, blocks, &mut process, core);
         }
-        if wake {
-            self.look_after(None, drives, core);
-        }
+        self.watch(id, drives, core);
         self.tend_streams(drives, core);
     }
 
@@ -70,13 +68,9 @@ impl Client {
     pub(super) fn close_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
-        let mut wake = false;
         for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.reads_only) {
             let mut process = Process { end, ledger: &mut volume.ledger, drives };
-            wake |= stream.close(&mut process, core);
-        }
-        if wake {
-            self.look_after(None, drives, core);
+            stream.close(&mut process, core);
         }
     }
 
@@ -97,21 +91,30 @@ impl Client {
     }
 
     /// The background driver's thread wakes; something may have happened to a stream.
-    fn look_after(&mut self, happened: Option<u16>, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn look_after(
+        &mut self,
+        happened: Option<u16>,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) {
         let Some(volume) = &mut self.volume else { return };
         let flush_ns = self.background.config().flush_ns;
         let is = |id: StreamId| happened == Some(id.0);
-        for (id, turn) in self.background.due(core.now, is) {
+        let of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
+        let awaited = |id| of(id).is_some_and(|stream| !stream.watchers.is_empty());
+        for (id, turn) in self.background.due(core.now, is, awaited) {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
             if stream.is_in_call() {
-                self.background.in_call(id, core.now);
+                self.background.in_call(id);
+                stream.wakes_background = true;
                 continue;
             }
+            let awaited = !stream.watchers.is_empty();
             let Some(attention) = stream.attention() else {
                 self.background.remove(id);
                 continue;
             };
-            if self.background.look(id, turn, attention, core.now) == Look::Drive {
+            if self.background.look(id, turn, awaited, attention, core.now) == Look::Drive {
                 let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
                 self.background.tended(id, next);
             }
@@ -127,7 +130,7 @@ impl Client {
         for id in 0..self.streams.len() as u16 {
             self.go_on_starting(id, drives, core);
         }
-        while self.connect_streams(core) {
+        while self.calls_ended(drives, core) | self.connect_streams(core) {
             for id in 0..self.streams.len() as u16 {
                 if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_mail) {
                     self.happens(id, drives, core);
@@ -141,6 +144,19 @@ impl Client {
             self.wakes_at = next;
             core.at(next, Ev::WakeStreams { client: self.index, life: self.life });
         }
+    }
+
+    /// The ends of owners' calls wake the background driver, if it has to know of one; whether one
+    /// did.
+    fn calls_ended(&mut self, drives: &Drives<'_>, core: &mut Core) -> bool {
+        let mut ended = false;
+        for stream in self.streams.iter_mut().flatten() {
+            ended |= stream.call_ended();
+        }
+        if ended {
+            self.look_after(None, drives, core);
+        }
+        ended
     }
 
     fn go_on_starting(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {

@@ -151,6 +151,7 @@ impl BackgroundDriver {
         now: u64,
     ) -> Look {
         let away_ns = self.config.away_ns;
+        let awaited = awaited && !probe::planted(Plant::P8AwaitedLeft);
         let Some(stream) = self.streams.get_mut(&stream) else { return Look::Owner };
         stream.in_call = false;
         let mut turn = turn;

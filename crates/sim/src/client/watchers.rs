@@ -1,0 +1,140 @@
+//! Other threads of an initiator's process that wait for the marks of a stream, as they do with the
+//! library's watches; and what is promised to them (P8).
+//!
+//! A thread comes now and then when the owner of a stream has done something: while the owner is in a
+//! call, and while it is elsewhere. Whether one comes, and for what it waits, depends on the time
+//! alone: the seed's other chances stay as they are.
+
+use std::collections::BTreeMap;
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::Marks;
+use riopipe_session::initiator::stream_driver::{Entry, Mark, Standing, Waitlist};
+
+use super::stream::Stream;
+use super::{Client, State};
+use crate::core::{Core, US};
+use crate::oracle::{Drives, Promise};
+
+/// Those that wait for a stream.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    list: Waitlist<u64>,
+    /// Each that sleeps, and what it waits for.
+    asleep: BTreeMap<u64, (Mark, Seq)>,
+    came: u64,
+    /// The marks that were published last.
+    published: Option<Marks>,
+}
+
+impl Watchers {
+    /// Whether somebody waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The last group that somebody waits for to be durable.
+    pub(super) fn wanted(&self) -> Seq {
+        self.list.wanted().unwrap_or(Seq::ZERO)
+    }
+
+    /// Somebody comes and waits. Whether it is the first one; `None` if it need not wait.
+    fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
+        self.came += 1;
+        let id = self.came;
+        match self.list.enter(mark, seq, id, || standing) {
+            Entry::Waits { first, .. } => {
+                self.asleep.insert(id, (mark, seq));
+                Some(first)
+            }
+            Entry::Reached | Entry::Over => None,
+        }
+    }
+
+    /// The marks were looked at.
+    pub(super) fn publish(&mut self, marks: Marks) {
+        if self.published.replace(marks) != Some(marks) {
+            for id in self.list.take_reached(marks) {
+                self.asleep.remove(&id);
+            }
+        }
+    }
+
+    /// The marks move no more.
+    pub(super) fn end(&mut self) {
+        for id in self.list.take_all() {
+            self.asleep.remove(&id);
+        }
+    }
+}
+
+impl Stream {
+    /// What a thread that comes now waits for, if one comes.
+    fn watcher_comes(&mut self, core: &Core) -> Option<(Mark, Seq)> {
+        let chance = core.now / US;
+        if self.reads_only || chance % 4 != 2 {
+            return None;
+        }
+        let driver = self.driver()?;
+        let (marks, last) = (driver.delivered(), driver.last());
+        Some(match chance / 4 % 4 {
+            0 => (Mark::Durable, last),
+            1 => (Mark::Complete, last),
+            // It is there already.
+            2 => (Mark::Durable, marks.durable),
+            // It will be submitted, or never.
+            _ => (Mark::Complete, last.next()),
+        })
+    }
+
+    /// P8: who waits is woken when its mark is there, or when that will not come.
+    fn check_watchers(&self, core: &mut Core) {
+        let (complete, durable, _) = core.oracle.progress(self.era, self.id);
+        let marks = Marks { complete, durable };
+        let over = self.failed || self.closed;
+        let forgotten = |(mark, seq): &&(Mark, Seq)| over || mark.of(marks) >= *seq;
+        if let Some((mark, seq)) = self.watchers.asleep.values().find(forgotten) {
+            let id = self.id;
+            let why = if over { "the stream is over" } else { "it is there" };
+            let what = format!(
+                "a thread still waits for stream {id} to be {mark:?} up to group {seq}, and {why}"
+            );
+            core.oracle.broken(Promise::P8, what);
+        }
+    }
+}
+
+impl Client {
+    /// A thread may come that waits for a stream.
+    pub(super) fn watch(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+        let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
+        let Some((mark, seq)) = stream.watcher_comes(core) else { return };
+        let (complete, durable, _) = core.oracle.progress(stream.era, id);
+        let standing = Standing { marks: Marks { complete, durable }, over: false };
+        let wanted = stream.watchers.wanted();
+        let Some(first) = stream.watchers.comes(mark, seq, standing) else { return };
+        let raised = stream.watchers.wanted() > wanted;
+        core.trace(|| format!("stream {id}: a thread waits for {mark:?} up to group {seq}"));
+        if raised {
+            self.happens(id, drives, core);
+        }
+        if first {
+            self.look_after(None, drives, core);
+        }
+    }
+
+    /// P8: a stream that is awaited is driven, by its owner in a call or by the background driver;
+    /// its waiters are told what they wait for.
+    pub(super) fn check_watchers(&self, core: &mut Core) {
+        for stream in self.streams.iter().flatten() {
+            stream.check_watchers(core);
+            let left = !stream.is_in_call() && !self.background.minds(StreamId(stream.id));
+            let running = matches!(self.state, State::Running) && !stream.failed && !stream.closed;
+            if running && left && !stream.watchers.is_empty() {
+                let id = stream.id;
+                let what = format!("threads wait for stream {id}, and nobody drives it");
+                core.oracle.broken(Promise::P8, what);
+            }
+        }
+    }
+}
