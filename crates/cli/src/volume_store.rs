@@ -1,8 +1,8 @@
 //! An ordered volume as the store of the file copy: one of its streams.
 
 use riopipe::{
-    Buf, BufError, EngineKind, Place, ReadError, Stream, StreamFailure, SubmitError,
-    SubmitErrorKind, Until, Volume, WaitError,
+    Buf, BufError, EngineKind, Place, ReadError, Stream, StreamFailure, SubmitErrorKind, Until,
+    Volume, WaitError,
 };
 
 use crate::file_copy::Store;
@@ -60,20 +60,13 @@ impl VolumeStore {
         place: Place,
         durable: bool,
     ) -> Result<(), StoreError> {
-        let mut buf = Some(buf);
-        while let Some(bytes) = buf.take() {
-            let group = self.stream.group().write(lba, bytes, place);
-            match if durable { group.submit_durable() } else { group.submit() } {
-                Ok(_) => {}
-                Err(SubmitError { kind: SubmitErrorKind::Full(_), mut bufs }) => {
-                    // The stream's own timeout bounds this wait: a target that stalls makes it
-                    // fail.
-                    self.stream.wait(Until::Room, None)?;
-                    buf = bufs.pop();
-                }
-                Err(SubmitError { kind, .. }) => return Err(kind.into()),
-            }
-        }
+        let group = self.stream.group().write(lba, buf, place);
+        // The stream's own timeout bounds the wait for room: a target that stalls makes it fail.
+        let submitted = match durable {
+            true => group.submit_durable_or_wait(None),
+            false => group.submit_or_wait(None),
+        };
+        submitted.map_err(|error| error.kind)?;
         // Sends submitted groups and receives answers; the marks don't matter yet.
         self.stream.poll()?;
         Ok(())

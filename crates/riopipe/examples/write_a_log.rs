@@ -9,9 +9,7 @@
 
 use std::error::Error;
 
-use riopipe::{
-    BLOCK_BYTES, OpenOptions, Place, StreamOptions, SubmitError, SubmitErrorKind, Until, Volume,
-};
+use riopipe::{BLOCK_BYTES, OpenOptions, Place, StreamOptions, Until, Volume};
 
 const RECORDS: u64 = 1000;
 
@@ -30,28 +28,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         record[..8].copy_from_slice(&number.to_le_bytes());
         // Blocks of a log that only grows are fresh: nothing needs what they held before.
         let commit = number % 100 == 99;
-        loop {
-            let group = stream.group().write(number, record, Place::Fresh).tag(number);
-            let submitted = if commit { group.submit_durable() } else { group.submit() };
-            match submitted {
-                Ok(seq) if commit => {
-                    let marks = stream.wait(Until::Durable(seq), None)?;
-                    println!(
-                        "record {number} and all before it are durable (group {})",
-                        marks.durable
-                    );
-                }
-                Ok(_) => {}
-                // The log or the memory for replay is full: nothing was taken, try again.
-                Err(SubmitError { kind: SubmitErrorKind::Full(_), mut bufs }) => {
-                    record = bufs.pop().ok_or("the buffer is handed back")?;
-                    stream.wait(Until::Room, None)?;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            }
-            break;
+        let group = stream.group().write(number, record, Place::Fresh).tag(number);
+        if !commit {
+            // Waits only if the log or the memory for replay is full.
+            group.submit_or_wait(None)?;
+            continue;
         }
+        let seq = group.submit_durable_or_wait(None)?;
+        let marks = stream.wait(Until::Durable(seq), None)?;
+        println!("record {number} and all before it are durable (group {})", marks.durable);
     }
 
     let mut block = [0; BLOCK_BYTES];

@@ -19,6 +19,9 @@ use riopipe_net::wait_readable;
 use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
 use crate::site::open_options;
 
+#[path = "../../examples/group_commit.rs"]
+mod group_commit;
+
 /// Less than the background thread lets pass before it takes a stream over that nobody watches.
 const BEFORE_ANY_TIMER: Duration = Duration::from_millis(40);
 /// So many attempts are made at being faster than that: a busy machine may spoil some.
@@ -369,4 +372,11 @@ fn a_volume_that_is_not_closed_is_given_back() {
     let (volume, recovery) = open_soon(&members, &open_options());
     assert!(recovery.is_nothing(), "{recovery}");
     volume.close().unwrap();
+}
+
+#[test]
+fn the_example_commits_in_groups() {
+    let nodes = [Node::new()];
+    let (records, groups) = group_commit::run("v", &volume_on(&nodes)).unwrap();
+    assert!((1..=records).contains(&groups), "{groups} groups for {records} records");
 }

@@ -126,7 +126,7 @@ impl Client {
     /// P8: a stream that is awaited is driven, by its owner in a call or by the background driver;
     /// its waiters are told what they wait for.
     pub(super) fn check_watchers(&self, core: &mut Core) {
-        for stream in self.streams.iter().flatten() {
+        for stream in self.streams.iter().flatten().filter(|stream| !stream.reads_only) {
             stream.check_watchers(core);
             let left = !stream.is_in_call() && !self.background.minds(StreamId(stream.id));
             let running = matches!(self.state, State::Running) && !stream.failed && !stream.closed;
