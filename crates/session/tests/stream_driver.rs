@@ -12,7 +12,7 @@ use riopipe_session::initiator::reconnect::ConnectRequest;
 use riopipe_session::initiator::stream::{LinkState, ReadExtent};
 use riopipe_session::initiator::stream_driver::{
     Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
-    StreamShared, StreamSpec, StreamStart, Until,
+    StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
 };
 use riopipe_testkit::peer;
 use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
@@ -647,4 +647,90 @@ fn many_groups_are_sent_without_being_asked_to() {
     assert!(rig.driver.should_send());
     rig.driver.pump(rig.now);
     assert!(!rig.driver.should_send());
+}
+
+#[test]
+fn p8_a_durable_group_is_to_be_sent_at_once() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.submit(0);
+    assert!(!rig.driver.should_send());
+    rig.driver.admit(&mut [write(1, 1)], 0, true).unwrap();
+    assert!(rig.driver.should_send());
+    assert!(!rig.take(0).is_empty());
+    assert!(!rig.driver.should_send());
+}
+
+#[test]
+fn p8_what_other_threads_want_durable_is_flushed_once_it_is_submitted() {
+    let mut rig = Rig::new(Shape::of(1, true));
+    rig.driver.want_durable(Seq(1));
+    assert!(!rig.driver.wants_pump(), "there is nothing yet");
+    rig.submit(0);
+    let opcodes = |rig: &mut Rig| {
+        let commands = rig.take(0);
+        commands.iter().for_each(|command| rig.answer(0, command));
+        rig.driver.marks().unwrap();
+        commands.iter().map(Command::opcode).filter(|opcode| *opcode != MARK).collect::<Vec<_>>()
+    };
+    assert_eq!(opcodes(&mut rig), [1, FLUSH]);
+    assert!(rig.driver.delivered().durable >= Seq(1));
+    rig.submit(1);
+    assert_eq!(opcodes(&mut rig), [1], "later groups are not wanted");
+    let last = rig.driver.last();
+    rig.driver.want_durable(last);
+    assert!(rig.driver.wants_pump(), "at once");
+    assert_eq!(opcodes(&mut rig), [FLUSH]);
+    assert!(rig.driver.delivered().durable >= last);
+    rig.driver.want_durable(Seq::ZERO);
+    rig.driver.want_durable(last);
+    assert!(!rig.driver.wants_pump(), "asked for once");
+}
+
+#[test]
+fn a_wait_ends_with_what_comes_first() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    let (now, deadline) = (rig.now, Some(rig.now + 5));
+    let step = |rig: &mut Rig, until, now| rig.driver.wait_step(until, deadline, || now);
+    assert_eq!(step(&mut rig, Until::Woken, now), None);
+    assert_eq!(step(&mut rig, Until::Woken, now + 5), Some(WaitEnd::Deadline));
+    assert_eq!(rig.driver.wait_step(Until::Woken, None, || unreachable!()), None);
+    // A call ends any wait, once, but counts less than what is waited for.
+    rig.driver.wake();
+    assert_eq!(step(&mut rig, Until::Idle, now + 5), Some(WaitEnd::Reached));
+    assert_eq!(rig.driver.wait_step_unwoken(Until::Moved, deadline, || now), None);
+    assert_eq!(step(&mut rig, Until::Moved, now + 5), Some(WaitEnd::Woken));
+    assert_eq!(step(&mut rig, Until::Moved, now), None);
+    rig.driver.wake();
+    rig.driver.wake();
+    assert_eq!(step(&mut rig, Until::Woken, now), Some(WaitEnd::Reached));
+    assert_eq!(step(&mut rig, Until::Woken, now), None);
+    // Whatever has moved since the owner was told.
+    rig.write(0);
+    rig.driver.marks().unwrap();
+    assert_eq!(step(&mut rig, Until::Moved, now), Some(WaitEnd::Reached));
+    rig.driver.tell();
+    assert_eq!(step(&mut rig, Until::Moved, now), None);
+}
+
+#[test]
+fn a_close_that_is_given_up_leaves_the_stream_as_it_was() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(0);
+    let write = rig.take_one(0, 1);
+    rig.driver.begin_close();
+    assert_eq!(rig.driver.close_step(), Ok(None));
+    rig.driver.give_up_close();
+    rig.answer(0, &write);
+    rig.driver.marks().unwrap();
+    assert_eq!(rig.driver.close_step(), Ok(None), "it is not being closed");
+    let mark = rig.take_one(0, MARK);
+    rig.answer(0, &mark);
+    rig.write(1);
+    rig.driver.marks().unwrap();
+    rig.driver.begin_close();
+    assert_eq!(rig.driver.close_step(), Ok(None));
+    let mark = rig.take_one(0, MARK);
+    rig.answer(0, &mark);
+    let closed = Closed { last: Seq(2), released: Seq(2) };
+    assert_eq!(rig.driver.close_step(), Ok(Some(closed)));
 }
