@@ -258,6 +258,7 @@ impl Stream {
         let Self { shell, handle, volume, waiter, pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, &volume.background);
         handle.hear_news();
+        shell.hear_call();
         shell.driver.begin_wait(until)?;
         let (end, marks) = loop {
             let worked = shell.work(&mut |_, _| ());
@@ -519,11 +520,16 @@ impl Stream {
         loop {
             let kind = match self.try_admit(tag, durable) {
                 Ok(seq) => return Ok(seq),
-                Err(kind @ SubmitErrorKind::Full(_)) => match self.wait_for_room(deadline) {
-                    Ok(true) => continue,
-                    Ok(false) => kind,
-                    Err(failure) => SubmitErrorKind::Poisoned(failure),
-                },
+                // What the wait ended for may not be enough: the deadline holds for all of them.
+                Err(kind @ SubmitErrorKind::Full(_))
+                    if deadline.is_none_or(|deadline| now_ns() < deadline) =>
+                {
+                    match self.wait_for_room(deadline) {
+                        Ok(true) => continue,
+                        Ok(false) => kind,
+                        Err(failure) => SubmitErrorKind::Poisoned(failure),
+                    }
+                }
                 Err(kind) => kind,
             };
             return Err(self.refused(kind));

@@ -437,10 +437,18 @@ impl StreamShell {
         self.take_mail();
     }
 
-    fn take_mail(&mut self) {
-        if self.handle().called.swap(false, Ordering::AcqRel) {
+    /// Takes note of another thread's call. It may have come while no driver was there: the stream
+    /// was being reopened.
+    #[inline]
+    pub(crate) fn hear_call(&mut self) {
+        let called = &self.handle().called;
+        if called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel) {
             self.driver.wake();
         }
+    }
+
+    fn take_mail(&mut self) {
+        self.hear_call();
         let now = now_ns();
         for mail in self.handle().take_mail() {
             match mail {

@@ -29,8 +29,8 @@ impl StreamWaker {
 }
 
 /// A stream's descriptor for event loops: see [`Stream::event_fd`](crate::Stream::event_fd). It
-/// stays open as long as this, or a clone of it, is there; of a stream that is gone it never becomes
-/// readable again.
+/// stays open as long as this, or a clone of it, is there. Once the stream is gone it means nothing:
+/// take it out of the event loop.
 #[derive(Clone, Debug)]
 pub struct StreamFd(Arc<StreamHandle>);
 
