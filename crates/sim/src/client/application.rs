@@ -149,6 +149,8 @@ impl Stream {
         }
         let wakes = driver.owner_calls();
         self.wakes_background |= wakes;
+        let is_read = matches!(op, Op::Read(..) | Op::Look(..));
+        self.watchers.may_come(!is_read, core.now);
         let done = match op {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),

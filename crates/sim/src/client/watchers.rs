@@ -1,9 +1,10 @@
 //! Other threads of an initiator's process that wait for the marks of a stream, as they do with the
 //! library's watches; and what is promised to them (P8).
 //!
-//! A thread comes now and then when the owner of a stream has done something: while the owner is in a
-//! call, and while it is elsewhere. Whether one comes, and for what it waits, depends on the time
-//! alone: the seed's other chances stay as they are.
+//! A thread comes now and then when the owner of a stream has submitted or waited: while the owner is
+//! in a call, and while it is elsewhere. Whether one comes, and for what it waits, depends on the time
+//! alone: the other chances of the seed stay the same. A step that only reads brings no thread: a wait
+//! for durability flushes drives, and some scenarios need undurable groups.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +24,8 @@ pub(super) struct Watchers {
     /// Each that sleeps, and what it waits for.
     asleep: BTreeMap<u64, (Mark, Seq)>,
     came: u64,
+    /// A thread may come now.
+    may_come: bool,
     /// The marks that were published last.
     published: Option<Marks>,
 }
@@ -36,6 +39,11 @@ impl Watchers {
     /// The last group that somebody waits for to be durable.
     pub(super) fn wanted(&self) -> Seq {
         self.list.wanted().unwrap_or(Seq::ZERO)
+    }
+
+    /// Whether a thread may come in this step of the owner.
+    pub(super) fn may_come(&mut self, is_due: bool, now: u64) {
+        self.may_come = is_due && now / US % 4 == 2;
     }
 
     /// Somebody comes and waits. Whether it is the first one; `None` if it need not wait.
@@ -71,13 +79,12 @@ impl Watchers {
 impl Stream {
     /// What a thread that comes now waits for, if one comes.
     fn watcher_comes(&mut self, core: &Core) -> Option<(Mark, Seq)> {
-        let chance = core.now / US;
-        if self.reads_only || chance % 4 != 2 {
+        if !core::mem::take(&mut self.watchers.may_come) {
             return None;
         }
         let driver = self.driver()?;
         let (marks, last) = (driver.delivered(), driver.last());
-        Some(match chance / 4 % 4 {
+        Some(match core.now / US / 4 % 4 {
             0 => (Mark::Durable, last),
             1 => (Mark::Complete, last),
             // It is there already.
