@@ -2,8 +2,8 @@
 //!
 //! One attribute describes one *entry*: a request as it travels to one target. A group that the
 //! volume's stripes, merging or the drive's transfer limit turn into several requests has several
-//! entries; each says how many there are ([`Attribute::num`]) and which one it is
-//! ([`Attribute::index`]), so that recovery counts distinct entries and notices one that never
+//! entries; each carries their count ([`Attribute::num`]) and its own place among them
+//! ([`Attribute::index`]). So recovery counts distinct entries and notices an entry that never
 //! arrived (T6).
 
 use core::fmt;
@@ -30,14 +30,14 @@ impl Seq {
         Self(self.0 + 1)
     }
 
-    /// The low 32 bits, as they travel on the wire.
+    /// The low 32 bits of the seq. They travel on the wire.
     #[must_use]
     pub const fn wire(self) -> u32 {
         self.0 as u32
     }
 
-    /// Widens a wire value to the 64-bit seq nearest to `near` (T5): values up to 2³¹ ahead and
-    /// 2³¹ − 1 behind are told apart. A value that would lie before 0 is taken as ahead.
+    /// Widens a wire value to the 64-bit seq nearest to `near` (T5). Values up to 2³¹ ahead and 2³¹
+    /// − 1 behind are distinguished. A value that would lie before 0 counts as ahead.
     #[must_use]
     pub const fn widen(wire: u32, near: Self) -> Self {
         let delta = wire.wrapping_sub(near.0 as u32) as i32 as i64;
@@ -84,13 +84,13 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// What an entry does to its drive.
+/// The effect of an entry on its drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Writes `blocks` at `lba`.
+    /// Writes `blocks` blocks from `lba` on.
     Write = 1,
-    /// Makes `blocks` at `lba` read as zeroes.
+    /// Makes `blocks` blocks from `lba` on read as zeroes.
     Discard = 2,
     /// Writes nothing: the entry that a joint FLUSH gives to each device it reaches (T3).
     Flush = 3,
@@ -99,8 +99,8 @@ pub enum Kind {
 impl Kind {
     /// The kind with this code, if this version knows it.
     ///
-    /// Codes 4 (payload carried inside the log) and 5 (dependency on another stream) are left
-    /// free for later versions; a log that has them is refused as newer (T19).
+    /// Codes 4 (payload carried inside the log) and 5 (dependency on another stream) are left free
+    /// for later versions. A log with such a code is refused as newer (T19).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -119,24 +119,25 @@ pub struct Flags(pub u8);
 impl Flags {
     /// The last entry of its group, in submission order.
     pub const BOUNDARY: Self = Self(1 << 0);
-    /// FLUSH the device after this entry; when done it vouches for the stream's earlier writes
-    /// on the same device in the same incarnation (T4).
+    /// FLUSH the device after this entry. When the FLUSH is done, the entry covers the stream's
+    /// earlier writes on the same device in the same incarnation (T4).
     pub const FLUSH: Self = Self(1 << 1);
-    /// In-place update: left alone by undo, listed after a crash (T11).
+    /// In-place update. Undo leaves its blocks alone; recovery lists it after a crash (T11).
     pub const IN_PLACE: Self = Self(1 << 2);
     /// One of several fragments of a request that was split.
     pub const SPLIT: Self = Self(1 << 3);
-    /// Extension of what the blocks hold: left alone by undo, and not listed after a crash (T11).
-    /// Only for [`Kind::Write`], and never with [`IN_PLACE`](Self::IN_PLACE).
+    /// Extension of the content of the blocks. Undo leaves its blocks alone, and recovery does not
+    /// list it after a crash (T11). Only for [`Kind::Write`], and never with
+    /// [`IN_PLACE`](Self::IN_PLACE).
     pub const EXTEND: Self = Self(1 << 4);
-    /// The bits that say what undo does with the blocks: none of them for a fresh write.
+    /// The bits that decide what undo does with the blocks. A fresh write has none of them.
     pub const PLACE: Self = Self(Self::IN_PLACE.0 | Self::EXTEND.0);
 
     /// Bits that this version defines.
     pub const KNOWN: u8 = 0x1f;
 
-    /// Whether this version gives an entry of this kind these flags: it defines all of them, and
-    /// they do not contradict each other.
+    /// Whether this version gives an entry of this kind these flags. It does if it defines all of
+    /// them and they do not contradict each other.
     #[must_use]
     #[inline]
     pub const fn are_known(self, kind: Kind) -> bool {
@@ -166,9 +167,9 @@ impl Flags {
     }
 }
 
-/// Entries of one group at most (`num` is 16 bits).
+/// Most entries of one group (`num` is 16 bits).
 pub const GROUP_ENTRIES_MAX: u16 = u16::MAX;
-/// Groups that one merged request covers at most (`span` is 8 bits, stored less one).
+/// Most groups that one merged request covers (`span` is 8 bits, stored less one).
 pub const SPAN_MAX: u16 = 256;
 
 /// The record of one ordered request (Rio paper §4.2, Table 1), in memory form.
@@ -181,16 +182,16 @@ pub struct Attribute {
     pub span: u16,
     /// How many entries the group has, on all targets, flush entries and fragments included.
     pub num: u16,
-    /// Which of them this one is, `0..num` (T6).
+    /// Which of the group's entries this one is, `0..num` (T6).
     pub index: u16,
     /// The entry's place among the stream's entries on this server, counted densely from 1 in
     /// each binding: the paper's `prev` plus one (T5).
     pub ordinal: u32,
-    /// The drive, as the volume counts them.
+    /// The drive, by its index in the volume's member list.
     pub member: Member,
-    /// What it does.
+    /// The effect of the entry on its drive.
     pub kind: Kind,
-    /// Boundary, flush, in place, split, extend.
+    /// The flags: boundary, flush, in place, split, extend.
     pub flags: Flags,
     /// First block on the drive; 0 for [`Kind::Flush`]. Below 2⁴⁸.
     pub lba: u64,

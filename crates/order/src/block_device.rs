@@ -1,6 +1,6 @@
 //! A drive as one thread uses it: operations go in, completions come out.
 //!
-//! [`BlockDevice`] is what the target's sessions write to. Real drives, the modelled SSD and the
+//! The target's sessions write to a [`BlockDevice`]. Real drives, the modelled SSD and the
 //! simulator's drives implement it. The types and the one error of an operation are here, too, so
 //! that no layer translates them.
 
@@ -19,17 +19,17 @@ pub const BLOCK_BYTES: usize = 4096;
 /// and deallocate carry no data and may cover the whole drive.
 pub const BLOCKS_MAX: u64 = 2048;
 
-/// One user's way to a drive.
+/// A drive, as one of its users sees it.
 ///
-/// `op` is the caller's name for an operation; it comes back in [`Done`] and need not be unique
-/// for the device's sake. Operations in flight together may take effect in any order, also two on
-/// one block (M4). A flush covers the writes that had completed before it was submitted (M2).
+/// `op` is the caller's name for an operation. It comes back in [`Done`]; the device does not need
+/// it to be unique. Operations in flight together may take effect in any order, also two on one
+/// block (M4). A flush covers the writes that had completed before it was submitted (M2).
 ///
 /// An operation is refused at once, as [`Submitted::Done`] with an error, when its blocks are not
 /// all on the drive, its length is zero or not a whole number of blocks, or too many operations
 /// are in flight.
 pub trait BlockDevice {
-    /// A buffer of this device: what a read brings, and what a write may hand over.
+    /// A buffer of this device. A read returns one, and a write may hand one over.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
 
     /// Writes `data` (whole blocks) from block `lba` on.
@@ -44,19 +44,20 @@ pub trait BlockDevice {
     /// Makes the blocks read as zeroes; the space stays reserved.
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 
-    /// Gives the blocks up. What they read as afterwards is the medium's business, and recovery
-    /// does not rely on it (T10).
+    /// Gives the blocks up. The medium decides what they read as afterwards; recovery does not rely
+    /// on it (T10).
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 
-    /// Hands to the drive what earlier calls have only gathered; without it nothing pending need
-    /// ever start. `now` is the time in ns at which a drive with modelled times receives it.
+    /// Hands over to the drive the operations that earlier calls have only gathered. Without this
+    /// call no pending operation need ever start. `now` is the time in ns at which a drive with
+    /// modelled times receives them.
     fn kick(&mut self, now: u64);
 
-    /// Appends what has completed by `now` (ns) to `done`; never blocks.
+    /// Appends the operations that have completed by `now` (ns) to `done`; never blocks.
     fn poll(&mut self, now: u64, done: &mut Vec<Done<Self::Buf>>);
 
     /// When (ns, on the clock of [`poll`](Self::poll)) the next completion is due, where that is
-    /// known: whoever sleeps must not sleep longer.
+    /// known. A thread that sleeps must not sleep longer.
     fn next_deadline(&self) -> Option<u64>;
 
     /// Operations submitted (also those not kicked yet) and not yet returned by
@@ -67,7 +68,7 @@ pub trait BlockDevice {
 /// The bytes of a write.
 #[derive(Debug)]
 pub enum Data<'a, B> {
-    /// Bytes that are the caller's again when the call returns: the device copies them unless it
+    /// Bytes that are the caller's again when the call returns. The device copies them unless it
     /// finishes within the call.
     Borrowed(&'a [u8]),
     /// A buffer that the device may keep until the write is done.
@@ -89,24 +90,24 @@ impl<B: AsRef<[u8]>> Data<'_, B> {
 #[derive(Debug)]
 #[must_use]
 pub enum Submitted<B> {
-    /// Finished, or refused, within the call: [`BlockDevice::poll`] will say nothing of it. A read
+    /// Finished, or refused, within the call. [`BlockDevice::poll`] will not return it. A read
     /// brings its buffer.
     Done(Result<Option<B>, IoError>),
-    /// Under way: [`BlockDevice::poll`] will return it.
+    /// In flight: [`BlockDevice::poll`] will return it.
     Pending,
 }
 
 /// One finished operation.
 #[derive(Debug)]
 pub struct Done<B> {
-    /// The caller's name for it.
+    /// The caller's name for the operation.
     pub op: u64,
-    /// The buffer of a read, nothing for the others, or why it failed. After an error it is
-    /// unknown which of a write's blocks have been written.
+    /// The buffer of a read, nothing for the others, or the error. After an error it is unknown
+    /// which blocks of a write have been written.
     pub result: Result<Option<B>, IoError>,
 }
 
-/// Why an operation on a drive failed: what was tried, where, and what to do about it.
+/// Why an operation on a drive failed: which operation, where, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {} on {}: {}", .0.what, Extent(.0.lba, .0.blocks), .0.drive, .0.cause)]
 pub struct IoError(Box<Detail>);
@@ -119,13 +120,13 @@ impl IoError {
         Self(Box::new(Detail { what, lba, blocks, drive: Arc::clone(drive), cause }))
     }
 
-    /// What was tried.
+    /// The operation that failed.
     #[must_use]
     pub const fn operation(&self) -> Operation {
         self.0.what
     }
 
-    /// Why it failed.
+    /// The cause of the failure.
     #[must_use]
     pub const fn cause(&self) -> &Cause {
         &self.0.cause
@@ -141,7 +142,7 @@ struct Detail {
     cause: Cause,
 }
 
-/// What an operation does.
+/// The operations of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// [`BlockDevice::write`].
@@ -168,7 +169,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why an operation failed.
+/// The cause of a failed operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// Some of its blocks are not on the drive.
@@ -177,8 +178,8 @@ pub enum Cause {
         /// The drive's capacity in blocks.
         capacity: u64,
     },
-    /// Nothing to do, more than [`BLOCKS_MAX`] blocks, or a length in bytes that is not a whole
-    /// number of blocks.
+    /// An operation on nothing, on more than [`BLOCKS_MAX`] blocks, or on a length in bytes that is
+    /// not a whole number of blocks.
     #[error(
         "{bytes} bytes: give a whole number of 4096-byte blocks, at least 1 and at most {}",
         BLOCKS_MAX
@@ -187,14 +188,14 @@ pub enum Cause {
         /// The length given, in bytes.
         bytes: u64,
     },
-    /// More operations in flight than the queue was opened for.
+    /// More operations in flight than the depth of the queue.
     #[error("the queue is full ({depth} operations in flight): poll before submitting more")]
     QueueFull {
         /// The depth that the queue was opened with.
         depth: usize,
     },
-    /// The host file system is full, a quota is reached or a file may not grow further; in the
-    /// system's words.
+    /// The host file system is full, a quota is reached or a file may not grow further. The text is
+    /// the system's.
     #[error(
         "no space left for the file ({0}): make room there, or create the file with size= so that \
          its space is reserved beforehand"
@@ -207,7 +208,7 @@ pub enum Cause {
     /// The modelled drive has lost power.
     #[error("the drive has lost power")]
     PowerLost,
-    /// The medium or the system reported an error; in its words.
+    /// The medium or the system reported an error. The text is the system's.
     #[error("{0}")]
     Failed(String),
 }
@@ -215,7 +216,7 @@ pub enum Cause {
 /// How a medium went away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
-    /// No directory entry is left for the file: what is written now is lost on close.
+    /// The file has no directory entry any more. Bytes that are written now are lost on close.
     #[error("the file has been deleted or replaced while it was served")]
     Deleted,
     /// The file is shorter than the drive.
@@ -241,8 +242,8 @@ impl fmt::Display for Extent {
     }
 }
 
-/// What every device refuses before it touches anything: a drive's bounds, and its name for the
-/// refusals.
+/// The bounds of a drive, and its name for errors. Every device checks an operation against them
+/// before it does anything.
 #[derive(Debug, Clone)]
 pub struct Limits {
     capacity: u64,
@@ -250,7 +251,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of a drive of `capacity` blocks.
+    /// The limits of a drive of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64, name: &Arc<str>) -> Self {
         Self { capacity, name: Arc::clone(name) }

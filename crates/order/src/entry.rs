@@ -1,6 +1,6 @@
 //! The 64-byte log entry: one ordering attribute at rest (`docs/log-format.md`, "Entry").
 //!
-//! An entry fills one cache line. Word 0 is the *persist* word, stored alone once the data is
+//! An entry fills one cache line. Word 0 is the *persist word*, stored alone once the data is
 //! durable; words 1 to 7 are written with the append and covered by a checksum. Half an entry, an
 //! entry of an older lap in a reused slot, or another partition's entry is never valid (T7).
 
@@ -11,13 +11,13 @@ use crate::region::{Crc32c, mix};
 /// Size of a log entry in bytes.
 pub const ENTRY_BYTES: usize = 64;
 
-/// The absolute count of an append in its partition, never reused for a durable entry. The slot
-/// is `position % slots`, so the position covers the lap too (T7).
+/// The number of an append in its partition, counted without end; never used again for a durable
+/// entry. The slot is `position % slots`, so the position includes the lap (T7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
-/// Whose partition it is. Seeds the checksums, so that bytes of another partition are not taken
-/// for entries of this one (T19).
+/// The identity of a partition. It seeds the checksums, so that bytes of another partition are not
+/// taken for entries of this one (T19).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PartitionId {
     /// The volume.
@@ -27,25 +27,25 @@ pub struct PartitionId {
 }
 
 impl PartitionId {
-    /// What entry checksums of this partition start from.
+    /// The value from which the entry checksums of this partition start.
     #[must_use]
     pub fn seed(&self, crc: Crc32c) -> u32 {
         crc(crc(0, &self.volume.0), &self.stream.0.to_le_bytes())
     }
 }
 
-/// Under which ownership and in which life of the target an entry was appended.
+/// The ownership and the incarnation of the target in which an entry was appended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Life {
-    /// The volume's generation: who owned it (T8).
+    /// The volume's generation. It identifies the owner (T8).
     pub generation: u32,
-    /// The target's incarnation: vouching never crosses it (T4).
+    /// The target's incarnation. No entry covers an entry of another incarnation (T4).
     pub incarnation: u32,
 }
 
 impl Life {
-    /// The persist word of the entry at `position`: never 0, and never equal to that of another
-    /// lap of the same slot, so that a stale word vouches for nothing (T7).
+    /// The persist word of the entry at `position`. It is never 0, and never equal to that of
+    /// another lap of the same slot, so a stale word is not valid for the entry (T7).
     #[must_use]
     #[inline]
     pub const fn stamp(self, position: Position) -> u64 {
@@ -57,12 +57,12 @@ impl Life {
     }
 }
 
-/// What one entry says.
+/// The content of one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it was appended.
+    /// The position of the append.
     pub position: Position,
-    /// By which owner, in which life of the target.
+    /// The owner and the incarnation of the target that appended it.
     pub life: Life,
     /// How many appends before it may not have been durable yet when it was written, as a power
     /// of two; see [`fenced_before`](Self::fenced_before).
@@ -73,13 +73,13 @@ pub struct Entry {
 
 /// An upper bound of how many appends before an entry were not fenced when it was written.
 ///
-/// An entry thereby proves that older ones were durable once: if one of *those* is unreadable, it
-/// was not torn but damaged, and the log is refused instead of being taken as shorter (T19).
+/// So an entry proves that older entries were durable once. If one of *those* is unreadable, it was
+/// not torn but damaged, and the log is refused instead of being taken as shorter (T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfenced(u8);
 
 impl Unfenced {
-    /// Claims nothing: 2¹⁴ or more appends were not fenced.
+    /// No bound: 2¹⁴ or more appends were not fenced.
     pub const UNKNOWN: Self = Self(15);
 
     /// The bound for `count` unfenced appends.
@@ -110,7 +110,7 @@ impl Entry {
 pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     let a = &entry.attribute;
     debug_assert!(loggable(a), "{a:?}");
-    // Put together word by word, as the checksum reads them again: a load that spans several
+    // Put together word by word, as the checksum reads the words again. A load that spans several
     // stores would have to wait for all of them.
     let words = [
         0,
@@ -134,7 +134,7 @@ pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     bytes
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// Nothing was ever written here.
@@ -143,7 +143,7 @@ pub enum Decoded {
     Torn,
     /// A whole entry of a version that knows more than this one.
     Newer {
-        /// Where it was appended.
+        /// The position of its append.
         position: Position,
         /// Its kind code.
         kind: u8,
@@ -152,22 +152,22 @@ pub enum Decoded {
     },
     /// A whole entry.
     Whole {
-        /// What it says.
+        /// Its content.
         entry: Entry,
-        /// What its persist word says.
+        /// The state of its persist word.
         persist: Persist,
     },
 }
 
-/// What a persist word says about its entry (T7).
+/// The state of the persist word of an entry (T7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
     /// 0: the data may not be durable.
     No,
     /// The stamp of exactly this entry: the data is durable.
     Yes,
-    /// Something else: the word of an older lap whose overwriting a crash lost, or damage.
-    /// Vouches for nothing.
+    /// Something else: the word of an older lap, left by a crash that lost the overwrite, or
+    /// damage. It is not valid.
     Alien,
 }
 
@@ -203,7 +203,8 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         blocks: if kind == Kind::Flush { 0 } else { blocks },
         tag: u64_at(bytes, 32),
     };
-    // A checksum is 32 bits: what no writer of this version writes is not believed.
+    // A checksum is only 32 bits. An attribute that no writer of this version writes is not
+    // accepted.
     if !loggable(&attribute) {
         return Decoded::Torn;
     }

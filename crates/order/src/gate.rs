@@ -1,13 +1,13 @@
-//! The gate: what a target holds until its predecessors are through (paper §4.3.1).
+//! The gate: a target holds entries in it until their predecessors are done (paper §4.3.1).
 //!
 //! One [`Gate`] per (stream, server) turns arrivals and completions into [`Step`]s. Plain writes
 //! need not wait for one another; the gate holds only
 //!
-//! - an entry that overtook its predecessors on the way (until they arrive),
+//! - an entry that overtook its predecessors (until they arrive),
 //! - a write that touches a block that an earlier write in flight touches too (T12),
 //! - the FLUSH of a flush entry, until all the stream's earlier entries on that device and the
 //!   entry's own write have completed (T2),
-//! - and, once something failed, everything that comes later, for good (T22, P6).
+//! - after a failure, every later entry, for good (T22, P6).
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -28,9 +28,9 @@ mod step;
 
 /// The per-stream, per-server gate.
 ///
-/// Its part of each entry is a [`Node`] in the caller's [`Table`], so that the caller finds all of an
-/// entry in one place. A gate works on one table for its life, in which it begins with every node
-/// [free](Node::FREE); nothing else changes nodes.
+/// Its part of each entry is a [`Node`] in the caller's [`Table`], so that the caller finds all of
+/// an entry in one place. A gate works on one table only. Every node of the table is
+/// [free](Node::FREE) at the beginning, and only the gate changes nodes.
 #[derive(Debug)]
 pub struct Gate {
     /// Tickets are below this.
@@ -51,8 +51,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are
-    /// there at once, with tickets `0..capacity`.
+    /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are at
+    /// the gate at once, with tickets `0..capacity`.
     ///
     /// # Panics
     ///
@@ -100,7 +100,7 @@ impl Gate {
         }
     }
 
-    /// An entry and all its data have arrived.
+    /// Takes in an entry that has arrived with all its data.
     ///
     /// # Errors
     ///
@@ -142,7 +142,8 @@ impl Gate {
         };
         self.inside += 1;
         if self.poison.is_some() {
-            // Whatever was admitted before the failure came earlier in order; this comes later.
+            // An entry that was admitted before the failure comes earlier in order; this one comes
+            // later.
             self.refuse(table, ticket.0, steps);
         } else if ahead == 0 {
             self.admit(table, ticket.0, steps);
@@ -158,7 +159,7 @@ impl Gate {
         Ok(())
     }
 
-    /// The drive has finished the entry's write or discard.
+    /// Notes that the drive has finished the entry's write or discard.
     ///
     /// # Panics
     ///
@@ -198,7 +199,7 @@ impl Gate {
         self.flush_if_due(table, node.drive, steps);
     }
 
-    /// The drive has finished the entry's FLUSH.
+    /// Notes that the drive has finished the entry's FLUSH.
     ///
     /// Its success also completes earlier flush entries that were waiting when it was submitted.
     ///
@@ -243,39 +244,39 @@ impl Gate {
         self.flush_if_due(table, node.drive, steps);
     }
 
-    /// What stopped the stream, if anything did.
+    /// The cause that stopped the stream, if it is stopped.
     #[must_use]
     pub fn poisoned(&self) -> Option<Cause> {
         self.poison.map(|poison| poison.cause)
     }
 
-    /// Whether the stream has writes on the drive, completed or under way, that no FLUSH vouches
-    /// for yet.
+    /// Whether the stream has writes on the drive, completed or in flight, that no FLUSH covers
+    /// yet.
     #[must_use]
     pub fn has_unflushed(&self, member: Member) -> bool {
         let drive = self.drive_of[usize::from(member.0)];
         self.drives.get(usize::from(drive)).is_some_and(|drive| drive.unflushed.is_some())
     }
 
-    /// Whether no entry is here.
+    /// Whether no entry is at the gate.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.inside == 0
     }
 
-    /// Entries that arrived and were neither completed nor refused.
+    /// The number of entries that arrived and were neither completed nor refused.
     #[must_use]
     pub const fn inside(&self) -> u32 {
         self.inside
     }
 
-    /// Entries that overtook their predecessors and wait for them.
+    /// The number of entries that overtook their predecessors and wait for them.
     #[must_use]
     pub const fn held(&self) -> u32 {
         self.held
     }
 
-    /// Those that overtook the one just admitted follow it.
+    /// Admits the early entries that follow the one just admitted.
     #[inline(never)]
     fn admit_held(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         while self.held > 0 {
@@ -339,7 +340,7 @@ impl Gate {
         count
     }
 
-    /// One write fewer in the way of those that wait.
+    /// Takes a finished write off the blockers of those that wait for it.
     fn wake(&mut self, table: &mut impl Table, done: &Node, steps: &mut Vec<Step>) {
         self.waiting.retain(|&ticket| {
             let node = table.node_mut(Ticket(ticket));
@@ -358,9 +359,9 @@ impl Gate {
         });
     }
 
-    /// Submits a FLUSH for the latest flush entry before which nothing of the stream is under way
+    /// Submits a FLUSH for the latest flush entry before which no write of the stream is in flight
     /// on the drive (T2). One at a time: a FLUSH that succeeds while an earlier one is still to
-    /// fail would vouch for what that one lost (T4).
+    /// fail would cover writes that the earlier one lost (T4).
     #[inline(always)]
     fn flush_if_due(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &self.drives[usize::from(drive)];
@@ -389,8 +390,8 @@ impl Gate {
             at.flushing = Some(last);
             steps.push(Step::Flush(Ticket(last)));
         } else {
-            // Completed is durable here; but the entry vouches for the earlier ones all the same,
-            // so it waited for them.
+            // A completed write is durable on this drive. But a flush entry covers the earlier
+            // entries all the same, so it waited for them.
             for _ in 0..ready {
                 let at = &mut self.drives[usize::from(drive)];
                 let ticket = at.pending.pop_front().expect("`ready` entries are pending");
@@ -426,7 +427,7 @@ impl Gate {
         }
     }
 
-    /// Takes it from there, and its blocks from the filter.
+    /// Takes an entry off that list, and its blocks out of the filter.
     #[inline(always)]
     fn leave_drive(&mut self, table: &mut impl Table, node: &Node) {
         self.filter.remove(node.drive, node.lba, node.end);
@@ -454,9 +455,9 @@ struct Drive {
     last: u32,
     /// Flush entries not completed, in ordinal order.
     pending: VecDeque<u32>,
-    /// The one whose FLUSH is under way; it covers all pending ones up to it.
+    /// The entry whose FLUSH is in flight. It covers all pending ones up to it.
     flushing: Option<u32>,
-    /// The ordinal of the last write here, unless a FLUSH has vouched for it.
+    /// The ordinal of the last write here, unless a FLUSH covers it.
     unflushed: Option<u32>,
 }
 

@@ -4,16 +4,16 @@ use alloc::collections::BTreeMap;
 
 use crate::attribute::Attribute;
 
-/// What a set of entries says about the one group that they belong to.
+/// The result of counting a set of entries of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupCount {
     /// Every one of the group's entries is there.
     Whole,
-    /// Some are missing.
+    /// Some entries are missing.
     Partial {
         /// Distinct entries found.
         found: u16,
-        /// Entries that the group has.
+        /// How many entries the group has.
         num: u16,
     },
     /// The entries cannot be of one group: different seq, size, tag or shape, or an index that
@@ -24,7 +24,7 @@ pub enum GroupCount {
 /// Counts the *distinct* entries of one group.
 ///
 /// An entry that was replayed after a target's crash is logged twice, with the same index and the
-/// same shape: it counts once. A fragment that never arrived is noticed by its missing index (T6).
+/// same shape: it counts once. A missing index shows a fragment that never arrived (T6).
 pub fn count_group<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> GroupCount {
     let mut distinct: BTreeMap<u16, &Attribute> = BTreeMap::new();
     let mut group: Option<&Attribute> = None;

@@ -1,16 +1,16 @@
-//! T15: who may write a block that another stream wrote.
+//! The ownership checker: when a stream may write a block that another stream wrote (T15).
 //!
 //! A block passes from one stream to another (or to unordered use) only after the first stream's
 //! write is *released*: until then, undoing or replaying the old write would destroy the new one.
-//! That is the caller's duty; this ledger checks it, in debug builds and simulation always, else
-//! as an option. It also catches a false [`Fresh`](crate::engine::Place::Fresh) that it can see
-//! (T11): a block declared fresh whose newest content a stream wrote and has not released.
+//! This is the caller's duty. The checker checks it: always in debug builds and in simulation, else
+//! as an option. It also finds a false [`Fresh`](crate::engine::Place::Fresh) (T11): a block that
+//! is declared fresh although its newest content was written by a stream and is not released.
 
 use alloc::collections::BTreeMap;
 
 use crate::attribute::{Seq, StreamId};
 
-/// A breach of T11 or T15.
+/// A violation of T11 or T15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
@@ -22,14 +22,14 @@ pub enum Breach {
     HandedOverTooEarly {
         /// The volume block.
         block: u64,
-        /// Who wants to write it.
+        /// The stream that is about to write it.
         stream: StreamId,
-        /// Who wrote it.
+        /// The stream that wrote it.
         holder: StreamId,
-        /// In which group.
+        /// The group of that earlier write.
         seq: Seq,
     },
-    /// A block called fresh holds what the stream's own earlier group put there, and the stream
+    /// A block declared fresh holds the content of the stream's own earlier group, and the stream
     /// may still recover to that state.
     #[error(
         "block {block} is written as fresh by stream {stream}, but its group {seq} wrote it and \
@@ -45,14 +45,14 @@ pub enum Breach {
     },
 }
 
-/// Which stream wrote each block last, as long as that write is not released.
+/// For each block, the stream that wrote it last, as long as that write is not released.
 #[derive(Debug, Default)]
 pub struct Ledger {
     blocks: BTreeMap<u64, (StreamId, Seq)>,
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// A checker that knows of no write.
     #[must_use]
     pub const fn new() -> Self {
         Self { blocks: BTreeMap::new() }
@@ -61,8 +61,8 @@ impl Ledger {
     /// Checks a write of `blocks` at `lba` (volume blocks) by `stream`, before it is admitted.
     ///
     /// `fresh` is whether the old content is lost for good: see
-    /// [`Op::is_fresh`](crate::engine::Op::is_fresh). An update in place and an extension may follow
-    /// any write of their own stream. `released` tells how far a stream is released.
+    /// [`Op::is_fresh`](crate::engine::Op::is_fresh). An update in place and an extension may
+    /// follow any write of their own stream. `released` returns the released seq of a stream.
     ///
     /// # Errors
     /// The first [`Breach`] found.
@@ -89,7 +89,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Which stream wrote a volume block last, and in which group, unless that has been pruned.
+    /// The stream that wrote a volume block last, and its group, unless that has been pruned.
     #[must_use]
     pub fn writer(&self, block: u64) -> Option<(StreamId, Seq)> {
         self.blocks.get(&block).copied()
@@ -102,7 +102,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets the released writes of a stream; call it now and then.
+    /// Forgets the released writes of a stream. To be called now and then.
     pub fn prune(&mut self, stream: StreamId, released: Seq) {
         self.blocks.retain(|_, (holder, seq)| *holder != stream || *seq > released);
     }

@@ -1,12 +1,12 @@
-//! Storage order as pure logic: what Rio is about.
+//! Storage order as pure logic.
 //!
 //! This crate decides *in what order things may happen and what may be forgotten*: the
 //! [attribute] that travels with each ordered request, the [ordering log](ordering_log)
 //! and the [gate] at the target, the sequencer, the ORDER queue and the
 //! [engines](engine) at the initiator.
 //!
-//! It never reads a clock, opens a socket, starts a thread or touches a device: it is `no_std`
-//! with `alloc`, and whatever it needs from outside is an argument.
+//! It never reads a clock, opens a socket, starts a thread or touches a device: it is `no_std` with
+//! `alloc`. Everything that it needs from outside is an argument.
 #![no_std]
 
 extern crate alloc;

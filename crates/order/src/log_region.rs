@@ -2,11 +2,11 @@
 //!
 //! The first [`HEADER_BYTES`] hold two copies of the header; every change writes both, one after
 //! the other with a fence in between, so that neither a crash in the middle nor the loss of one
-//! copy loses it. Partitions follow; [`VolumeRecord::partition`] says where. Whoever holds the
+//! copy loses it. Partitions follow; [`VolumeRecord::partition`] says where. The owner of the
 //! region splits it there: this module touches the header only.
 //!
-//! The region's bytes are input: what is not surely this region, of this version, whole and still
-//! to be trusted, is refused with what to do, never taken for "nothing to undo" (T19).
+//! The region's bytes are input. A region that is not surely this one, of this version, whole and
+//! valid, is refused with advice, never taken for "nothing to undo" (T19).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -28,19 +28,19 @@ pub const HEADER_COPY_BYTES: usize = 4096;
 pub const HEADER_BYTES: usize = 2 * HEADER_COPY_BYTES;
 /// Partitions begin at, and are padded to, multiples of this many bytes.
 pub const PARTITION_ALIGN: usize = 4096;
-/// Volumes in one region at most.
+/// Most volumes in one region.
 pub const VOLUMES_MAX: usize = 16;
-/// Members of one volume on one server at most.
+/// Most members of one volume on one server.
 pub const MEMBERS_MAX: usize = 16;
 /// Version of the header's layout.
 pub const VERSION: u32 = 1;
 
-/// What kind of medium the region rests on, and so what it survives. The same codes as on the
-/// wire (`docs/wire-format.md`).
+/// The kind of medium that the region is on. It decides which failures the region survives. The
+/// same codes as on the wire (`docs/wire-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LogKind {
-    /// A mapped file: survives the process, not the power. Its content counts only within the
+    /// A mapped file: survives the process, not a power cut. Its content is valid only within the
     /// boot that wrote it, or if it was written back when service ended (T19, T24).
     File = 1,
     /// Persistent memory.
@@ -52,13 +52,13 @@ pub enum LogKind {
 }
 
 impl LogKind {
-    /// Whether what was fenced survives a power cut.
+    /// Whether fenced bytes survive a power cut.
     #[must_use]
     pub const fn survives_power_cut(self) -> bool {
         !matches!(self, Self::File)
     }
 
-    /// What the program and the library call it.
+    /// The name of the kind in the program and the library.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,13 +83,13 @@ impl LogKind {
     }
 }
 
-/// Whether somebody may still need a volume's log (T21).
+/// Whether an initiator may still need a volume's log (T21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum VolumeState {
-    /// Closed in good order: nothing to recover, plain writers are welcome.
+    /// Closed: nothing to recover, plain hosts may write.
     Closed = 1,
-    /// Owned, or its owner vanished: its log must be recovered before anyone else writes.
+    /// Owned, or its owner vanished. Its log must be recovered before another initiator writes.
     Owned = 2,
 }
 
@@ -117,18 +117,19 @@ pub struct MemberNamespace {
 pub struct VolumeRecord {
     /// The volume.
     pub id: VolumeId,
-    /// Whose ownership is current; raised by each new owner before it reads any list (T8).
+    /// The number of the current ownership. Each new owner raises it before it reads any list (T8).
     pub generation: u32,
     /// Whether its log may be needed.
     pub state: VolumeState,
     /// Host identifier of the last owner, all zero if there was none.
     pub owner: [u8; 16],
     /// The generation of the owner that has last given up what was in the log (T26); 0 for none.
-    /// Whatever of a stream is older than this is in doubt, until the stream is started again.
+    /// Every group of a stream from before that is in doubt, until the stream is started again.
     pub given_up: u32,
-    /// How long the volume stays that owner's when the target loses it, milliseconds (T25).
+    /// How long the target keeps the volume for that owner when it has lost its connection,
+    /// milliseconds (T25).
     pub lease_ms: u32,
-    /// How many streams, each with a partition of its own.
+    /// The number of streams. Each has a partition of its own.
     pub streams: u16,
     /// Slots per partition.
     pub slots: u32,
@@ -155,7 +156,7 @@ impl VolumeRecord {
     }
 }
 
-/// What the header says.
+/// The content of the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionHeader {
     /// How often the header was written.
@@ -164,12 +165,14 @@ pub struct RegionHeader {
     pub uuid: [u8; 16],
     /// The boot in which the region was last opened for service.
     pub boot: [u8; 16],
-    /// The target's life; raised at every start, so that no vouching crosses it (T4).
+    /// The target's incarnation. Every start raises it, so that no entry covers one of an earlier
+    /// incarnation (T4).
     pub incarnation: u32,
     /// The medium.
     pub kind: LogKind,
-    /// Service has ended in good order, and all of the region was written back before this was
-    /// said: it is whole in every later boot. Only of kinds whose fences do not survive the power.
+    /// A clean stop has ended the service, and all of the region was written back before this flag:
+    /// the region is whole in every later boot. Only for kinds whose fences do not survive a power
+    /// cut.
     pub synced: bool,
     /// Size of the whole region in bytes.
     pub len: u64,
@@ -177,7 +180,7 @@ pub struct RegionHeader {
     pub volumes: Vec<VolumeRecord>,
 }
 
-/// What a region's first bytes are (T19).
+/// The classes of content at the start of a region (T19).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Class {
     /// All zero: never used, or erased.
@@ -185,8 +188,8 @@ pub enum Class {
     /// A log region of this version, fit for service.
     Ours(RegionHeader),
     /// A `file:` log of another boot with volumes in it that was not written back when its service
-    /// ended: its pages may be of different moments, so nothing in it can be believed, not even
-    /// that a volume was closed (T24).
+    /// ended. Its pages may be of different moments, so nothing in it is valid, not even that a
+    /// volume was closed (T24).
     StaleBoot(RegionHeader),
     /// A log region of a later version.
     Newer {
@@ -198,12 +201,12 @@ pub enum Class {
     /// A log region whose header copies are both unreadable, or contradict each other or the
     /// place they are in.
     Damaged {
-        /// How.
+        /// The damage.
         what: &'static str,
     },
 }
 
-/// Reads a region's header and says what it is. `header` covers at least the first
+/// Reads a region's header and returns its class. `header` covers at least the first
 /// [`HEADER_BYTES`]; `len` is the whole region's size in bytes, `boot` the running system's boot.
 #[must_use]
 pub fn inspect<R: Region>(header: &R, len: usize, boot: [u8; 16], crc: Crc32c) -> Class {
@@ -250,17 +253,17 @@ pub struct LogRegion<R> {
     region: R,
     header: RegionHeader,
     crc: Crc32c,
-    /// Where the copy is that was written first the last time.
+    /// Which copy was written first the last time.
     best: usize,
     failed: Option<RegionError>,
 }
 
-/// What a new volume needs.
+/// The request for a new volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
     /// The volume.
     pub id: VolumeId,
-    /// How many streams.
+    /// The number of streams.
     pub streams: u16,
     /// Slots per stream, [`SLOTS_MIN`] to [`SLOTS_MAX`].
     pub slots: u32,
@@ -269,8 +272,8 @@ pub struct NewVolume {
 }
 
 impl<R: Region> LogRegion<R> {
-    /// Makes a new, empty log region, durable before it returns. Whatever the header held is
-    /// gone: look with [`inspect`] first.
+    /// Makes a new, empty log region, durable before it returns. The old content of the header is
+    /// lost: call [`inspect`] first.
     ///
     /// # Errors
     ///
@@ -307,7 +310,7 @@ impl<R: Region> LogRegion<R> {
     ///
     /// # Errors
     ///
-    /// Whatever [`inspect`] does not call [`Class::Ours`] is refused, with what to do (T19).
+    /// Every class of [`inspect`] but [`Class::Ours`] is refused with advice (T19).
     pub fn open(region: R, len: usize, boot: [u8; 16], crc: Crc32c) -> Result<Self, OpenError> {
         let header = match inspect(&region, len, boot, crc) {
             Class::Ours(header) => header,
@@ -329,13 +332,13 @@ impl<R: Region> LogRegion<R> {
         Ok(log)
     }
 
-    /// What the header says.
+    /// The content of the header.
     #[must_use]
     pub const fn header(&self) -> &RegionHeader {
         &self.header
     }
 
-    /// The target's life, to go into every entry (T4).
+    /// The target's incarnation, for every entry (T4).
     #[must_use]
     pub const fn incarnation(&self) -> u32 {
         self.header.incarnation
@@ -347,8 +350,8 @@ impl<R: Region> LogRegion<R> {
         self.header.volumes.iter().find(|record| record.id == id)
     }
 
-    /// Gives a volume its place. `format` is called for every stream with the byte range of its
-    /// partition and must format it; the volume becomes visible, durably, only afterwards.
+    /// Adds a volume to the directory. `format` is called for every stream with the byte range of
+    /// its partition and must format it; the volume becomes visible, durably, only afterwards.
     ///
     /// # Errors
     ///
@@ -375,8 +378,8 @@ impl<R: Region> LogRegion<R> {
     ///
     /// # Errors
     ///
-    /// There is no such volume, or the region failed. Whether its log is still needed is for the
-    /// caller to know.
+    /// There is no such volume, or the region failed. The caller must know that the log is not
+    /// needed any more.
     pub fn remove_volume(&mut self, id: VolumeId) -> Result<(), ChangeError> {
         let at = self.position(id)?;
         let mut header = self.header.clone();
@@ -410,7 +413,7 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Notes that a volume's owner has come back, and its lease from now on, durable before it
+    /// Records that a volume's owner has come back, and its lease from now on, durable before it
     /// returns (T25).
     ///
     /// # Errors
@@ -428,8 +431,9 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Notes that the owner with this generation gives up what the log knew of a volume, durable
-    /// before it returns: nothing relies on it, and no partition is begun anew, before (T26).
+    /// Records that the owner with this generation gives up what the log knew of a volume, durable
+    /// before it returns. Only then may a recovery rely on it, or a partition be started again
+    /// (T26).
     ///
     /// # Errors
     ///
@@ -441,7 +445,7 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Notes whether a volume's log may still be needed, durable before it returns.
+    /// Records whether a volume's log may still be needed, durable before it returns.
     ///
     /// # Errors
     ///
@@ -456,7 +460,7 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Gives the region back.
+    /// Returns the region itself.
     #[must_use]
     pub fn into_region(self) -> R {
         self.region
@@ -539,7 +543,7 @@ impl<R: Region> LogRegion<R> {
     }
 }
 
-/// Where a copy with this content is.
+/// The copy that has this content.
 fn best_copy<R: Region>(region: &R, header: &RegionHeader, crc: Crc32c) -> usize {
     let mut bytes = [0; HEADER_COPY_BYTES];
     region.read(0, &mut bytes);

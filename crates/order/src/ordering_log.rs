@@ -5,8 +5,8 @@
 //! it submits the write, stores the persist word and fences before it answers (T7), and forgets
 //! an entry only when the initiator has released it *and* the mark that says so is durable (T1).
 //!
-//! From one owner or life of the target to the next, a log is [resumed](StreamLog::resume) by the
-//! same owner, or, once recovery has undone what lies beyond the prefix,
+//! From one owner or incarnation of the target to the next, a log is [resumed](StreamLog::resume)
+//! by the same owner, or, once recovery has undone the groups beyond the prefix,
 //! [settled](StreamLog::settle), [emptied](StreamLog::forget) and [started](StreamLog::start) anew.
 
 use alloc::vec;
@@ -37,9 +37,9 @@ pub const fn partition_bytes(slots: u32) -> usize {
     SLOTS_AT + slots as usize * ENTRY_BYTES
 }
 
-/// Fewest slots of a partition.
+/// The fewest slots of a partition.
 pub const SLOTS_MIN: u32 = 4;
-/// Most slots of a partition: positions of one lap must fit well inside 32 bits.
+/// The most slots of a partition. The positions of one lap must fit well inside 32 bits.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
 #[derive(Debug)]
@@ -57,36 +57,37 @@ pub struct StreamLog<R> {
     seed: u32,
     slots: u32,
     state: State,
-    /// For each slot, the last group of the entry appended there, and its tag.
+    /// For each slot, the end of the entry appended there: its last group, and the tag.
     ends: Vec<End>,
-    /// The next append.
+    /// The position of the next append.
     next: u64,
     next_slot: u32,
-    /// Appends stop here: the durable mark's head plus `slots`, or 0 while nothing may be appended.
+    /// Appends stop at this position: the durable mark's head plus `slots`, or 0 while nothing may
+    /// be appended.
     limit: u64,
     /// The first position not released, in memory.
     head: u64,
     head_slot: u32,
-    /// Everything before is durable.
+    /// Everything before this position is durable.
     fenced: u64,
     /// The first position of this binding.
     bound_from: u64,
     released: Seq,
     /// The newest released group before the head, and the caller's tag of it.
     tag: (Seq, u64),
-    /// The mark as it is durable.
+    /// The durable mark.
     durable: Mark,
-    /// A crash has torn the copy of the mark that is written next.
+    /// A crash has torn the copy of the mark that is the next to be written.
     torn_mark: bool,
-    /// Groups up to here may have entries in `adoption`; 0 if there is none.
+    /// The last group that may have entries in `adoption`; 0 if there is none.
     adoptable: Seq,
     /// The entries of older bindings.
     adoption: Adoption,
 }
 
 impl<R: Region> StreamLog<R> {
-    /// Makes a new, empty partition of the whole region, durable before it returns. Whatever the
-    /// region held is gone.
+    /// Makes a new, empty partition of the whole region, durable before it returns. The old content
+    /// of the region is lost.
     ///
     /// # Errors
     ///
@@ -98,8 +99,8 @@ impl<R: Region> StreamLog<R> {
         crc: Crc32c,
     ) -> Result<Self, FormatError> {
         let slots = slots_of(&region)?;
-        // The marks go first and come back last: a crash in between leaves a blank partition,
-        // never new marks over old entries.
+        // The marks go first and come back last. A crash in between leaves a blank partition, never
+        // new marks over old entries.
         const ZEROES: [u8; 4096] = [0; 4096];
         let len = partition_bytes(slots);
         for at in (0..len).step_by(ZEROES.len()) {
@@ -129,7 +130,7 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// See [`LogError`]: whatever is not surely this partition, whole, is refused (T19).
+    /// See [`LogError`]: bytes that are not surely this partition, whole, are refused (T19).
     pub fn open(region: R, id: PartitionId, crc: Crc32c) -> Result<(Self, Scan), LogError> {
         let slots = slots_of(&region)?;
         let (mark, torn) = read_mark(&region, id, slots, crc)?;
@@ -173,9 +174,9 @@ impl<R: Region> StreamLog<R> {
     /// Appends an entry with its persist word unset. Durable after the next
     /// [`fence`](Self::fence), and only then may the write be submitted.
     ///
-    /// An entry that a [resumed](Self::resume) log has already is *adopted*: the answer is where
-    /// it was appended, and nothing is written, so that a full log can be replayed, too (T13), and
-    /// nothing is logged twice (T6).
+    /// An entry that a [resumed](Self::resume) log has already is *adopted*: its old position is
+    /// returned, and nothing is written. So a full log can be replayed, too (T13), and nothing is
+    /// logged twice (T6).
     ///
     /// # Errors
     ///
@@ -208,9 +209,9 @@ impl<R: Region> StreamLog<R> {
         Ok(position)
     }
 
-    /// Says that the entry's data is durable (and, for a flushed entry, that of the earlier ones
-    /// it vouches for, T4). Durable after the next [`fence`](Self::fence), and only then may the
-    /// completion be sent (T7).
+    /// Records that the entry's data is durable (and, for a flushed entry, the data of the earlier
+    /// entries that it covers, T4). The record is durable after the next [`fence`](Self::fence),
+    /// and only then may the completion be sent (T7).
     ///
     /// # Panics
     ///
@@ -232,8 +233,8 @@ impl<R: Region> StreamLog<R> {
     /// fence must not be submitted, what was persisted not be answered (P6).
     #[inline]
     pub fn fence(&mut self) -> Result<(), RegionError> {
-        // A mark that frees a good part of the ring rides along, so that appends need not stop
-        // for a fence of their own when they come around.
+        // If a mark would free a good part of the ring, this fence makes it durable, too. So
+        // appends need not stop for a fence of their own when they reach the end of the ring.
         self.check_region()?;
         if self.head - self.durable.head >= u64::from(self.slots / 8).max(1) {
             return self.write_mark();
@@ -243,9 +244,9 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Takes note that groups up to `mark` are complete on all servers, durable and delivered
-    /// (T1). Made durable only when slots are needed; smaller marks than before are ignored, and
-    /// a settled log takes none.
+    /// Records that groups up to `mark` are complete on all servers, durable and delivered (T1).
+    /// The mark is made durable only when slots are needed. A smaller mark than before is ignored,
+    /// and a settled log takes none.
     #[inline]
     pub fn release(&mut self, mark: Seq) {
         if mark > self.released && !self.durable.settled {
@@ -258,7 +259,7 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Like [`release`](Self::release), but durable before it returns: for an orderly close.
+    /// Like [`release`](Self::release), but durable before it returns: for the close of a volume.
     ///
     /// # Errors
     ///
@@ -276,8 +277,8 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// See [`LogError`]; [`LogError::Region`] once a fence has failed, for what is there now may not
-    /// be what the next life of the target finds.
+    /// See [`LogError`]; [`LogError::Region`] once a fence has failed, because the next incarnation
+    /// of the target may find other bytes.
     pub fn scan(&self) -> Result<Scan, LogError> {
         self.check_region()?;
         Ok(scan(&self.region, &self.mark(), self.crc)?.0)
@@ -326,19 +327,19 @@ impl<R: Region> StreamLog<R> {
         self.durable.life
     }
 
-    /// Whose partition it is.
+    /// The identity of the partition.
     #[must_use]
     pub const fn id(&self) -> PartitionId {
         self.durable.id
     }
 
-    /// The region behind it.
+    /// The region of the partition.
     #[must_use]
     pub const fn region(&self) -> &R {
         &self.region
     }
 
-    /// Gives the region back.
+    /// Returns the region itself.
     #[must_use]
     pub fn into_region(self) -> R {
         self.region
@@ -384,10 +385,10 @@ impl<R: Region> StreamLog<R> {
 
     #[inline]
     fn vouch(&mut self, position: Position, life: Life) {
-        // An initiator that released an entry before it was complete gets no say in the next lap.
+        // A mark beyond an entry that was not complete yet must not affect the next lap.
         let back = self.next - position.0;
         if back <= u64::from(self.slots) {
-            // Counted back from the next slot: a division costs more than all the rest.
+            // Counted back from the next slot. A division would cost more than all the rest.
             let (back, next) = (back as u32, self.next_slot);
             let slot = if back <= next { next - back } else { next + self.slots - back };
             self.region.write_word(offset(slot), life.stamp(position));
@@ -402,7 +403,7 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Makes the mark durable as it is in memory, and everything else with it.
+    /// Makes the mark in memory durable, and everything else with it.
     #[cold]
     fn write_mark(&mut self) -> Result<(), RegionError> {
         self.put_mark(self.mark())?;
@@ -413,8 +414,8 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// A rare change that must survive the loss of one copy: writes both, one after the other,
-    /// and takes it for done as soon as the first is durable.
+    /// Makes a rare change that must survive the loss of one copy: writes both copies, one after
+    /// the other. The change counts as done as soon as the first is durable.
     fn change(&mut self, mark: Mark) -> Result<(), RegionError> {
         self.put_mark(mark)?;
         (self.released, self.tag) = (mark.released, mark.tag);
@@ -425,7 +426,7 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// The newest group up to `released` in what the log has passed or holds, and its tag.
+    /// The newest group up to `released` that the log holds or has passed, and its tag.
     fn tag_up_to(&self, released: Seq) -> (Seq, u64) {
         let mut tag = if self.tag.0 <= released { self.tag } else { (Seq::ZERO, 0) };
         for position in self.head..self.next {
@@ -434,7 +435,7 @@ impl<R: Region> StreamLog<R> {
         tag
     }
 
-    /// The mark as it is in memory.
+    /// The mark in memory.
     const fn mark(&self) -> Mark {
         Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable }
     }
@@ -443,8 +444,8 @@ impl<R: Region> StreamLog<R> {
         let mark = Mark { number: self.durable.number + 1, ..mark };
         let at = (mark.number % 2) as usize * MARK_BYTES;
         if mem::take(&mut self.torn_mark) {
-            // Should the power fail again, words of this mark must not complete the torn one:
-            // without its checksum it stays torn.
+            // If the power fails again, words of this mark must not complete the torn one. Without
+            // its checksum it stays torn.
             self.region.write_word(at, 0);
             self.fence_region()?;
         }
@@ -462,7 +463,7 @@ impl<R: Region> StreamLog<R> {
         })
     }
 
-    /// Moves the head over what is released.
+    /// Moves the head over released entries.
     #[inline]
     fn advance(&mut self) {
         while self.head < self.next {

@@ -1,8 +1,8 @@
 //! Test-only switches and counters, compiled in by the feature `probe` (the simulator's).
 //!
-//! - A [`Plant`] removes the defence of one trap; the simulator's oracle must then see a promise
-//!   broken. At most one is set in a process.
-//! - A [`Rare`] counts a path that is seldom taken; the simulator fails when one never was.
+//! - A [`Plant`] removes the defence of one trap. The simulator's oracle must then report a broken
+//!   promise. At most one is set in a process.
+//! - A [`Rare`] counts a path that is seldom taken. The simulator fails when one was never taken.
 //!
 //! Without the feature, [`planted`] is constantly false and [`hit`] does nothing: not an
 //! instruction is left of either.
@@ -16,10 +16,10 @@ macro_rules! named {
         }
 
         impl $name {
-            /// All of them.
+            /// All variants.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its name on the command line and in reports.
+            /// The name on the command line and in reports.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -27,7 +27,7 @@ macro_rules! named {
                 }
             }
 
-            /// The one with this name.
+            /// The variant with this name, if there is one.
             #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|it| it.name() == name)
@@ -43,19 +43,19 @@ macro_rules! named {
 }
 
 named! {
-    /// A bug that can be planted: the defence of a trap, removed.
+    /// A plant: the removed defence of a trap.
     Plant {
-        /// The initiator releases what is complete but not durable.
+        /// The initiator releases groups that are complete but not durable.
         T1ReleaseUndurable = "T1-release-undurable",
         /// The target reuses a slot before the mark that frees it is durable.
         T1ReuseBeforeMark = "T1-reuse-before-mark",
         /// Recovery starts at the smallest released mark among the servers, not the largest.
         T1SmallestMark = "T1-smallest-mark",
-        /// An idle stream tells targets a mark up to its last group, durable or not.
+        /// An idle stream sends targets a mark up to its last group, durable or not.
         T1IdleMarkEarly = "T1-idle-mark-early",
         /// A stream that its owner has left is not flushed in the background.
         T1NobodyFlushes = "T1-nobody-flushes",
-        /// A volume is closed without having told the targets how far its streams are.
+        /// A volume is closed without sending the targets how far its streams are.
         T1CloseUntold = "T1-close-untold",
         /// A FLUSH is issued without waiting for the stream's earlier writes there.
         T2FlushEarly = "T2-flush-early",
@@ -63,11 +63,11 @@ named! {
         T3OwnDrivesOnly = "T3-own-drives-only",
         /// The flush entries of a joint FLUSH are not counted in the group.
         T3NotCounted = "T3-not-counted",
-        /// A flushed entry vouches for entries on other drives, too.
+        /// A flushed entry covers entries on other drives, too.
         T4VouchOtherDrive = "T4-vouch-other-drive",
-        /// After a target's crash only what was not complete is replayed.
+        /// After a target's crash only requests that were not complete are replayed.
         T4ReplayIncompleteOnly = "T4-replay-incomplete-only",
-        /// A flush behind a failed write completes, and vouches for it.
+        /// A flush behind a failed write completes, and covers it.
         T4VouchAfterFailure = "T4-vouch-after-failure",
         /// Wire numbers are not widened next to the last seq: the upper half is taken as zero.
         T5NotWidened = "T5-not-widened",
@@ -75,9 +75,9 @@ named! {
         T6IgnoreNum = "T6-ignore-num",
         /// Entries are counted, not distinct ones; and replays are logged again.
         T6CountTwice = "T6-count-twice",
-        /// A torn entry is believed: its checksum is not looked at.
+        /// A torn entry is used: its checksum is not checked.
         T7NoChecksum = "T7-no-checksum",
-        /// Any persist word that is not zero vouches, also one of an older lap.
+        /// Any persist word that is not zero counts, also one of an older lap.
         T7AnyPersistWord = "T7-any-persist-word",
         /// A resumed log keeps persist words of older laps.
         T7AlienKept = "T7-alien-kept",
@@ -88,44 +88,44 @@ named! {
         /// Of several completions that a stream gets at once, the answers are sent before the
         /// persist words are durable.
         T7BatchBeforeFence = "T7-batch-before-fence",
-        /// A target started again believes what its last life stored and never fenced.
+        /// A target started again uses bytes that its last incarnation stored and never fenced.
         T7TrustUnfenced = "T7-trust-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
         /// A fence of a log on a block device does not wait for its writes: the next one writes their
         /// blocks again while they are in flight.
         M4LogBlockInFlight = "M4-log-block-in-flight",
-        /// A claim does not wait for the old owner's writes under way.
+        /// A claim does not wait for the old owner's writes in flight.
         T8ClaimNoWait = "T8-claim-no-wait",
         /// A fenced owner's requests are still carried out.
         T8StaleOwner = "T8-stale-owner",
-        /// A fenced owner's reads are still answered, with what recovery has left.
+        /// A fenced owner's reads are still answered, with the content after recovery.
         T8FencedReads = "T8-fenced-reads",
-        /// A read that was under way when its owner was overtaken, and that no fence waits for, is
-        /// answered with what recovery, or the next owner, has left.
+        /// A read was in flight when its owner was fenced, and no fence waits for it. It is
+        /// answered with the content after recovery, or with that of the next owner.
         T8LateReads = "T8-late-reads",
-        /// Replay starts before the first copy's writes have come back.
+        /// Replay starts before the writes of the first copy have come back.
         T8GhostReplay = "T8-ghost-replay",
-        /// A recovery that is begun anew does not wait for what the last attempt was zeroing.
+        /// A recovery that is started again does not wait for the zeroing of the last attempt.
         T8UndoGhosts = "T8-undo-ghosts",
-        /// An overtaken owner is a plain host as any other, once nobody has the volume.
+        /// Once a volume is free, a fenced owner of it may write as any other plain host.
         T8OvertakenPlain = "T8-overtaken-plain",
-        /// A restarted target serves a drive while writes of its former life are under way.
+        /// A restarted target serves a drive while writes of its former incarnation are in flight.
         T8ServeGhosts = "T8-serve-ghosts",
-        /// A message is lost between two cores of a target: the one that tells a core that something
-        /// was left for a connection.
+        /// A message between two cores of a target is lost. It would have informed a core that
+        /// something was left for a connection.
         T8NoticeLost = "T8-notice-lost",
-        /// Logs are shortened before undo is done everywhere.
+        /// Logs are settled before undo is done everywhere.
         T9SettleEarly = "T9-settle-early",
-        /// What was undone is not flushed before logs are shortened.
+        /// The undo is not flushed before logs are settled.
         T9UndoNotFlushed = "T9-undo-not-flushed",
-        /// A stream restarts before all logs are shortened.
+        /// A stream restarts before all logs are settled.
         T9RestartEarly = "T9-restart-early",
         /// A mark that is only in a target's memory counts as recovered.
         T9MarkInMemory = "T9-mark-in-memory",
         /// In-place lists are dropped without having been acknowledged.
         T9ForgetInPlace = "T9-forget-in-place",
-        /// Undo deallocates, whatever deallocated blocks read as.
+        /// Undo deallocates, although deallocated blocks may read as anything.
         T10Deallocate = "T10-deallocate",
         /// Undo zeroes in-place updates, too.
         T11UndoInPlace = "T11-undo-in-place",
@@ -137,63 +137,64 @@ named! {
         T11ListExtensions = "T11-list-extensions",
         /// A write does not wait for an earlier one to the same block.
         T12NoOverlap = "T12-no-overlap",
-        /// A durable write does not vouch for an earlier one to the same block.
+        /// A durable write does not cover an earlier one to the same block.
         T12NoOverlapVouch = "T12-no-overlap-vouch",
-        /// Groups are admitted without looking at the log's free slots.
+        /// Groups are admitted without checking the log's free slots.
         T13NoCredits = "T13-no-credits",
-        /// No slots are kept for the flush that makes room.
+        /// No slots are kept for the flush that frees space.
         T13NoReserve = "T13-no-reserve",
-        /// Payload is forgotten when complete, not when durable.
+        /// Payload is forgotten when it is complete, not when it is durable.
         T14ForgetEarly = "T14-forget-early",
         /// The replay memory is not bounded.
         T14Unbounded = "T14-unbounded",
-        /// The caller hands blocks from one stream to another before the first is released.
+        /// The caller reuses blocks of one stream in another before the first is released.
         T15HandOverEarly = "T15-hand-over-early",
         /// Requests are merged over gaps between their blocks.
         T16MergeGaps = "T16-merge-gaps",
         /// Writes of different places are merged: fresh, in place, extensions.
         T16MergePlaces = "T16-merge-places",
-        /// A target that says nothing of the extension is taken to speak it.
+        /// A target that does not report the extension is taken to have it.
         T17BelieveUnsaid = "T17-believe-unsaid",
-        /// Engine `rio` is run whatever the targets are.
+        /// Engine `rio` is run on every target, with or without the extension.
         T17NoFallback = "T17-no-fallback",
         /// A volume falls back to an engine that keeps no order.
         T17FallbackUnordered = "T17-fallback-unordered",
-        /// Whoever has not claimed a volume may have its log forgotten.
+        /// An initiator that has not claimed a volume may have its log forgotten.
         T18AnyoneForgets = "T18-anyone-forgets",
-        /// A log region's header is believed without its checksum.
+        /// A log region's header is used although its checksum is wrong.
         T19HeaderUnchecked = "T19-header-unchecked",
-        /// A partition's marks are believed without their checksums.
+        /// A partition's marks are used although their checksums are wrong.
         T19MarkUnchecked = "T19-mark-unchecked",
-        /// Another stream's partition is believed.
+        /// Another stream's partition is used.
         T19ForeignPartition = "T19-foreign-partition",
         /// A blank log where one is due is taken for nothing to undo.
         T19BlankLog = "T19-blank-log",
-        /// A drive's label is not asked which volume it is of.
+        /// The volume in a drive's label is not compared with the volume that is opened.
         T19OtherVolume = "T19-other-volume",
         /// A label of a newer version is read as if it were of this one.
         T19NewerLabel = "T19-newer-label",
         /// Recovery goes on without the lists of one server.
         T20MissingServer = "T20-missing-server",
-        /// A plain writer may write members of an unrecovered volume.
+        /// A plain host may write members of an unrecovered volume.
         T21NoGuard = "T21-no-guard",
         /// A stream's own failed FLUSH does not stop it.
         T22OwnFlush = "T22-own-flush",
         /// A failed FLUSH does not reach other streams with unflushed writes on the drive.
         T22OtherStreams = "T22-other-streams",
-        /// A plain FLUSH is called good although one that failed since has lost what it covers.
+        /// A plain FLUSH succeeds although one that failed since has lost writes that it covers.
         T22PlainFlush = "T22-plain-flush",
-        /// A drive that comes back without power-loss protection is believed to have it still.
+        /// A drive that comes back without power-loss protection is taken to have it still.
         T27BelieveProtection = "T27-believe-protection",
         /// A stream's connection that is being made when its association ends is made all the same.
         T27LateConnect = "T27-late-connect",
         /// Volumes without a log are never forgotten.
         T28RememberAll = "T28-remember-all",
-        /// An owner of a volume that was forgotten comes back, whoever has been there since.
+        /// The owner of a volume that was forgotten resumes, although another owner may have had it
+        /// since.
         T28ForgottenResumes = "T28-forgotten-resumes",
         /// A lease of any length is granted.
         T28AnyLease = "T28-any-lease",
-        /// A FLUSH's success is believed though another's failure may not have been heard of yet.
+        /// A FLUSH's success is used although another's failure may not be known yet.
         T29BelieveAtOnce = "T29-believe-at-once",
         /// A failed write does not stop its stream at the target.
         T22FailedWrite = "T22-failed-write",
@@ -205,7 +206,7 @@ named! {
         T26UndoInDoubt = "T26-undo-in-doubt",
         /// A log's generation is not compared with the labels'.
         T24LabelUnchecked = "T24-label-unchecked",
-        /// A mapped log of another boot is believed without having been synced cleanly.
+        /// A mapped log of another boot is used without having been synced cleanly.
         T24StampUnchecked = "T24-stamp-unchecked",
         /// A mapped log is stamped as synced before all of it is written back.
         T24StampEarly = "T24-stamp-early",
@@ -213,21 +214,21 @@ named! {
         T24StampKept = "T24-stamp-kept",
         /// An owner's lease ends with its connection.
         T25LeaseWithConnection = "T25-lease-with-connection",
-        /// The guard against plain writers falls with the owner's connection.
+        /// The guard against plain hosts ends with the owner's connection.
         T25GuardWithConnection = "T25-guard-with-connection",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.
         P7GiveUpAtOnce = "P7-give-up-at-once",
-        /// What the target's list shows durable is sent again all the same.
+        /// A request that the target's list shows durable is sent again all the same.
         P7ReplayDurable = "P7-replay-durable",
-        /// A binding that found the target busy is not asked for again.
+        /// A binding that found the target busy is not tried again.
         P8BusyForEver = "P8-busy-for-ever",
-        /// A Keep Alive that nobody answers counts as answered.
+        /// A Keep Alive without an answer counts as answered.
         P8BelieveKeepAlive = "P8-believe-keep-alive",
-        /// A target that cannot be reached is not tried again.
+        /// A target that is unreachable is not tried again.
         P8NeverAgain = "P8-never-again",
-        /// The background driver takes no stream over whose owner is elsewhere.
+        /// The background driver takes over no stream whose owner does not call.
         P8NobodyMinds = "P8-nobody-minds",
         /// A thread that begins to wait for a mark does not look whether it is there already.
         P8WaiterNotLooked = "P8-waiter-not-looked",
@@ -242,11 +243,11 @@ named! {
         P9OwnReads = "P9-own-reads",
         /// Reads do not wait for replays.
         P9ReadsRaceReplay = "P9-reads-race-replay",
-        /// Engine `sync` sends the next group without having flushed the one before.
+        /// Engine `sync` sends the next group before the FLUSH of the one before.
         SyncNoFlush = "sync-no-flush",
         /// Engine `sync` sends the next group before the one before is complete.
         SyncNextEarly = "sync-next-early",
-        /// Engine `none` calls durable what is only complete.
+        /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
         P9ReplayRacesReads = "P9-replay-races-reads",
@@ -262,7 +263,7 @@ named! {
         Replay = "replay",
         /// A replayed request was complete before, but not durable.
         ReplayComplete = "replay-of-complete",
-        /// A lost completion was made up for from the target's list.
+        /// The target's list made up for a lost completion.
         CompletionFromList = "completion-from-list",
         /// A replayed entry was found in the log and not appended again.
         Adopted = "adopted-entry",
@@ -276,7 +277,7 @@ named! {
         Cut = "cut",
         /// The gate held an entry that overtook its predecessors.
         GateEarly = "gate-early",
-        /// The gate held a write that overlaps one under way.
+        /// The gate held a write that overlaps one in flight.
         GateOverlap = "gate-overlap",
         /// The gate held a FLUSH for earlier writes.
         GateFlush = "gate-flush",
@@ -286,7 +287,7 @@ named! {
         MemoryFull = "memory-full",
         /// The engine put in a flush of its own.
         ForcedFlush = "forced-flush",
-        /// A mark was written to make room in the log.
+        /// A mark was written to free space in the log.
         MarkForRoom = "mark-for-room",
         /// A durable mark was sent alone by an idle stream.
         IdleMark = "idle-mark",
@@ -294,23 +295,23 @@ named! {
         BackgroundFlush = "background-flush",
         /// A new owner waited for the old one's operations.
         FenceWaited = "fence-waited",
-        /// An old owner was told that it is fenced.
+        /// A former owner got the answer that it is fenced.
         FencedOwner = "fenced-owner",
         /// A binding waited for the old connection's operations.
         GhostWaited = "ghost-waited",
-        /// A connection was given from one core of a target to another.
+        /// A connection was moved from one core of a target to another.
         HandedOver = "handed-over",
         /// Several completions of one stream shared a fence.
         FenceShared = "fence-shared",
-        /// An operation waited because its drive had as many as it is given at once.
+        /// An operation waited because its drive had the most operations that it takes at once.
         DriveFull = "drive-full",
         /// A drive finished a write after the process that issued it had died.
         LateWrite = "late-write",
-        /// A crash came while a recovery was under way.
+        /// A crash came during a recovery.
         CrashInRecovery = "crash-in-recovery",
-        /// A crash came while a replay was under way.
+        /// A crash came during a replay.
         CrashInReplay = "crash-in-replay",
-        /// Recovery found a partition that was settled already.
+        /// Recovery found a partition that was already settled.
         SettledBefore = "settled-before",
         /// Wire seq passed 2^32.
         SeqWrap = "seq-wrap",
@@ -326,7 +327,7 @@ named! {
         MergedGroups = "merged-groups",
         /// An in-place update beyond k was listed.
         InPlaceListed = "in-place-listed",
-        /// An extension beyond k was left.
+        /// An extension beyond k was left as it was.
         ExtensionLeft = "extension-left",
         /// A group beyond k was found whole.
         WholeBeyondK = "whole-beyond-k",
@@ -342,7 +343,7 @@ named! {
         FlushFailed = "flush-failed",
         /// A stream was poisoned by another's failed FLUSH.
         FlushFailedElsewhere = "flush-failed-elsewhere",
-        /// A FLUSH succeeded while another was under way, and waited for that.
+        /// A FLUSH succeeded while another was in flight, and waited for that.
         FlushInDoubt = "flush-in-doubt",
         /// A target came back changed, and was refused.
         Changed = "changed-target",
@@ -356,21 +357,21 @@ named! {
         LogBehind = "log-behind",
         /// Recovery was refused because a member was missing.
         MemberMissing = "member-missing",
-        /// A plain writer was kept from a guarded drive.
+        /// A plain host was kept from a guarded drive.
         Guarded = "guarded",
-        /// A volume was given free because its owner's lease had run out.
+        /// A volume was freed because its owner's lease had run out.
         LeaseOver = "lease-over",
-        /// An initiator gave a target up for good.
+        /// An initiator gave up a target for good.
         GivenUp = "given-up",
         /// A log was given up.
         LogGivenUp = "log-given-up",
-        /// A stream was recovered of which a log had been given up.
+        /// A stream was recovered although one of its logs had been given up.
         LogInDoubt = "log-in-doubt",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
-        /// A volume without a log was forgotten for another's sake.
+        /// A volume without a log was forgotten to free its place for another.
         Forgotten = "forgotten-volume",
-        /// The drives that were there did not make the volume.
+        /// The present drives did not make up the volume.
         DrivesRefused = "drives-refused",
         /// An answer to an abandoned attempt to recover came during a later one.
         LateAnswer = "late-answer",

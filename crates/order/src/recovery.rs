@@ -1,5 +1,5 @@
-//! What a crash has left: which entries are durable, how far each stream reaches, and what must
-//! be undone (Rio paper §4.4).
+//! The decisions of recovery: which entries are durable, how far each stream reaches, and which
+//! blocks must be undone (Rio paper §4.4).
 //!
 //! A target [`validate`]s the live entries of each of its partitions; the initiator merges the
 //! lists of all targets and [`decide`]s. Nothing here changes anything.
@@ -21,25 +21,26 @@ use crate::probe::{self, Plant, Rare};
 /// - its persist word is set, or
 /// - a persisted flush entry on the same drive comes later in stream order: the gate issued that
 ///   FLUSH after all earlier entries there had completed, without a failure among them, or
-/// - a durable entry on the same drive comes later in stream order and overlaps it: that one was
-///   submitted only after this one had completed (T12).
+/// - a durable entry on the same drive comes later in stream order and overlaps it: the later one
+///   was submitted only after this one had completed (T12).
 ///
-/// The last rule holds whatever the drive is now. While a drive has a volatile cache, only flush
-/// entries get a persist word there, and they vouch for all earlier ones anyway. So another entry
-/// with a persist word shows that the drive kept what was completed *then*. An owner that came back
-/// in that time counts the overlapped entry as done and does not send it again: it stays durable
-/// when the drive comes back without its protection (T27).
+/// The last rule does not depend on the drive's cache of now. While a drive has a volatile cache,
+/// only flush entries get a persist word there, and they cover all earlier ones anyway. So if
+/// another entry has a persist word, the drive kept completed writes *then*. An owner that came
+/// back in that time counts the overlapped entry as done and does not send it again. So the entry
+/// stays durable when the drive comes back without its protection (T27).
 ///
-/// Vouching crosses neither drives nor generations (live entries of a partition are of one). It
-/// does cross the lives of a target within a generation: there the owner replays everything that
-/// is not durable, in order, before anything new (P7), so that a later flush covers it, too.
+/// An entry covers none of another drive or generation (live entries of a partition are of one
+/// generation). It does cover entries of earlier incarnations within its generation: there the
+/// owner replays everything that is not durable, in order, before anything new (P7), so that a
+/// later flush covers it, too.
 #[must_use]
 pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|&i| stream_order(&entries[i].attribute));
     let mut durable = vec![false; entries.len()];
     let mut flushed: Vec<Member> = Vec::new();
-    // What later durable entries cover, by member: disjoint runs of blocks, first to end.
+    // The blocks that later durable entries cover, by member: disjoint runs, first to end.
     let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
     for &i in order.iter().rev() {
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
@@ -90,11 +91,11 @@ fn cover(covered: &mut BTreeMap<(u8, u64), u64>, a: &Attribute) {
 /// One live entry as a target reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedEntry {
-    /// Where it is in the log.
+    /// Its position in the log.
     pub position: Position,
-    /// What it says.
+    /// Its attribute.
     pub attribute: Attribute,
-    /// In which life of the target it was appended.
+    /// The incarnation of the target that appended it.
     pub incarnation: u32,
     /// Whether its persist word is set.
     pub persisted: bool,
@@ -102,20 +103,20 @@ pub struct ListedEntry {
     pub durable: bool,
 }
 
-/// What one server's partition holds of a stream.
+/// The content of one server's partition of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamList {
     /// The server, as the volume's topology counts them.
     pub server: u16,
-    /// Groups up to here are released (T1).
+    /// The last group that is released (T1).
     pub released: Seq,
     /// The newest group up to `released` of which the partition knows, and the caller's tag of it.
     pub tag: (Seq, u64),
-    /// An earlier recovery has settled the partition: `released` is its k, and everything listed
-    /// has been undone or is an in-place update (T9).
+    /// An earlier recovery has settled the partition. `released` is its k, and a listed entry has
+    /// been undone or is an in-place update (T9).
     pub settled: bool,
-    /// What this server's log knew of the stream was given up, and the stream has not been started
-    /// since (T26).
+    /// The content of this server's log was given up for the stream, and the stream has not been
+    /// started since (T26).
     pub in_doubt: bool,
     /// The live entries.
     pub entries: Vec<ListedEntry>,
@@ -138,11 +139,11 @@ pub struct DriveExtent {
 pub struct InPlace {
     /// Its (first) group.
     pub seq: Seq,
-    /// Where.
+    /// Its blocks.
     pub extent: DriveExtent,
 }
 
-/// What is to be done about one stream.
+/// The plan of a recovery for one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPlan {
     /// The stream.
@@ -155,21 +156,21 @@ pub struct StreamPlan {
     pub tag: u64,
     /// Entries listed by all servers, replayed copies and those up to `released` included.
     pub found: u32,
-    /// Groups beyond the released mark that are kept.
+    /// How many groups beyond the released mark are kept.
     pub kept: u64,
-    /// Groups beyond k of which at least one entry was found; of a request merged over several
-    /// groups, all of them.
+    /// How many groups beyond k are dropped. At least one entry of each was found; of a request
+    /// merged over several groups, all of them.
     pub dropped: u64,
-    /// Fresh blocks of dropped groups, to be zeroed: sorted, neighbours joined.
+    /// Fresh blocks of dropped groups, to be zeroed: sorted, adjacent ones joined.
     pub undo: Vec<DriveExtent>,
     /// In-place updates of dropped groups, in order of seq.
     pub in_place: Vec<InPlace>,
-    /// Whether a log was given up: nothing is undone, on no server (T26).
+    /// Whether a log was given up. Then nothing is undone, on no server (T26).
     pub log_given_up: bool,
-    /// Fresh blocks and extensions of dropped groups that are left because of that, in order of seq:
-    /// they may be of a group that was durable and confirmed.
+    /// Fresh blocks and extensions of dropped groups that are left because a log was given up, in
+    /// order of seq. They may be of a group that was durable and confirmed.
     pub in_doubt: Vec<InPlace>,
-    /// Servers that an earlier, interrupted recovery has settled.
+    /// How many servers an earlier, interrupted recovery has settled.
     pub settled: u16,
 }
 
@@ -180,18 +181,18 @@ impl StreamPlan {
         self.found == 0
     }
 
-    /// Blocks that are zeroed.
+    /// How many blocks are zeroed.
     #[must_use]
     pub fn undone_blocks(&self) -> u64 {
         self.undo.iter().map(|extent| extent.blocks).sum()
     }
 }
 
-/// What to do about logs that can't be believed (T26).
+/// The advice about logs that are not valid (T26).
 pub const ADVICE: &str = "put the right logs back, or open the volume with accept_lost_log: then \
     nothing is undone on any target, and what is in doubt is listed";
 
-/// Why no prefix can be told from the lists. Nothing was changed.
+/// Why the lists give no prefix. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecideError {
@@ -221,8 +222,8 @@ pub enum DecideError {
         /// The member.
         member: u8,
     },
-    /// A server was settled at another group than another one, or at one before what another
-    /// has released: no stream starts before all are settled, so that can't be (T9).
+    /// A server was settled at another group than another one, or at one before the released mark
+    /// of another. No stream starts before all are settled, so that cannot be (T9).
     #[error(
         "stream {stream} was settled at group {k} on one target, and is at {other} on another: \
          the logs are not all of this volume, or not of the same time; {ADVICE}"
@@ -230,15 +231,15 @@ pub enum DecideError {
     Settled {
         /// The stream.
         stream: StreamId,
-        /// Where it was settled.
+        /// The group at which it was settled.
         k: Seq,
-        /// What another server says.
+        /// The group of the other server.
         other: Seq,
     },
 }
 
 impl DecideError {
-    /// The stream it is about.
+    /// The stream that the error is about.
     #[must_use]
     pub const fn stream(&self) -> StreamId {
         match self {
@@ -249,15 +250,15 @@ impl DecideError {
     }
 }
 
-/// Merges what all servers have of one stream, and decides.
+/// Merges the lists of all servers for one stream, and decides.
 ///
-/// `server_of` tells which server has a drive; `None` for a drive that the volume does not have.
+/// `server_of` returns the server of a drive; `None` for a drive that the volume does not have.
 /// `lists` has one element for **every** server of the volume (T20).
 ///
-/// Where a log was given up, part of the order is missing, and no undo is safe: what looks like the
-/// other side of a hole may have been confirmed. Then nothing is undone, groups are counted from
-/// the largest mark as far as what is left shows them whole, and all that lies beyond is listed,
-/// whatever its place (T26). What contradicts the rest is no error there, but no proof either.
+/// Where a log was given up, part of the order is missing, and no undo is safe: a group behind a
+/// seeming hole may have been confirmed. Then nothing is undone. Groups are counted from the
+/// largest mark as far as the remaining lists show them whole. All entries beyond are listed, of
+/// every place (T26). An entry that contradicts the others is no error there, but no proof either.
 ///
 /// # Errors
 /// The lists cannot all be of this volume, or are damaged.
@@ -299,20 +300,21 @@ pub fn decide(
         groups.check(stream)?;
     }
     let settled = if given_up {
-        // What was given up may have been settled in its own time, long before the last groups. If it
-        // was settled by an attempt of this recovery, its mark is k, and the others still say so.
+        // A log that was given up may have been settled in its own time, long before the last
+        // groups. If an attempt of this recovery settled it, its mark is k, and the other lists
+        // show the same.
         lists.iter().any(|list| list.settled && !list.in_doubt).then_some(released)
     } else {
         settled_at(stream, lists, released)?
     };
     let k = match settled {
-        // Everything beyond was undone then; nothing is counted again (T9).
+        // Everything beyond was undone then. Nothing is counted again (T9).
         Some(k) => {
             probe::hit(Rare::SettledBefore);
             k
         }
         None if given_up => {
-            // What was given up vouches for nothing, its released mark apart: an older log may have
+            // A log that was given up proves nothing but its released mark. An older log may have
             // entries of groups whose numbers were given again since (T24, T26).
             let of_good = |entry: &&ListedEntry| {
                 let mut good = lists.iter().filter(|list| !list.in_doubt);
@@ -364,7 +366,7 @@ fn check_servers(
     Ok(())
 }
 
-/// The k that an interrupted recovery has recorded, if any has.
+/// The k that an interrupted recovery has recorded, if there was one.
 fn settled_at(
     stream: StreamId,
     lists: &[StreamList],
@@ -410,13 +412,14 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// How far the groups reach without a hole (P1): each must be whole and durable everywhere.
+    /// The last group before the first hole (P1): every group up to it is whole and durable
+    /// everywhere.
     fn prefix(&self) -> Seq {
         let mut k = self.released;
         for group in self.iter() {
             let first = &group[0].attribute;
-            // A request merged over groups on both sides of the mark is durable as a whole: the
-            // mark says so.
+            // A request merged over groups on both sides of the mark is durable as a whole, because
+            // the mark proves it.
             let whole = first.seq <= self.released || is_whole(group, |entry| entry.durable);
             let gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
             if gap || !whole {
@@ -447,14 +450,14 @@ struct Beyond {
     in_doubt: Vec<InPlace>,
 }
 
-/// What lies beyond the prefix: fresh blocks to be zeroed, in-place updates to be listed (T11).
+/// The blocks beyond the prefix: fresh ones to be zeroed, in-place updates to be listed (T11).
 ///
-/// Extensions are neither: whatever the block holds, the prefix has what it needs. Where the write
-/// that they extend is fresh and beyond the prefix, it is zeroed, and they with it: a stream's writes
-/// to one block reach one log, in their order.
+/// Extensions are neither: with the old or the new content of the block, the prefix has all that it
+/// needs. If an extension extends a fresh write beyond the prefix, that write is zeroed, and the
+/// extension with it: a stream's writes to one block reach one log, in their order.
 ///
 /// Where a log was given up, fresh writes and extensions are listed instead (T26): k may be below
-/// the state that the caller had in mind, and what the block holds may have been confirmed.
+/// the state that the caller knows, and the content of the block may have been confirmed.
 fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
     let Beyond { mut undo, mut in_place, mut in_doubt } = Beyond::default();
     for list in lists {

@@ -1,16 +1,17 @@
-//! Where a log rests: bytes that are durable once fenced, in units of 8 (media assumption 5).
+//! The medium of a log: bytes that are durable once fenced, in units of 8 (media assumption 5).
 //!
-//! The ordering log is written against [`Region`] alone; what stands behind it (a drive's PMR, a
-//! persistent-memory mapping, a file mapping) is the media room's business. [`MemRegion`] is the
-//! one that tests use: it can forget, after a crash, any subset of what was not fenced.
+//! The ordering log uses [`Region`] alone. The crate `media` implements it for a drive's PMR, a
+//! persistent-memory mapping and a file mapping. Tests use [`MemRegion`]: it can forget, after a
+//! crash, any subset of the stores that were not fenced.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// CRC-32C (Castagnoli) in append form: `crc(0, data)` is the checksum of `data`, and
-/// `crc(crc(0, a), b) == crc(0, a ‖ b)`. Hosts pass a hardware one.
+/// CRC-32C (Castagnoli) in append form: `crc(0, data)` is the checksum of `data`, and `crc(crc(0,
+/// a), b) == crc(0, a ‖ b)`. The caller passes an implementation, such as one that uses the
+/// processor's instruction.
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
 /// The bytes of a log.
@@ -18,14 +19,14 @@ pub type Crc32c = fn(u32, &[u8]) -> u32;
 /// Offsets and lengths are multiples of 8 and inside [`len`](Self::len): the log computes them,
 /// so a violation is a bug and implementations may panic.
 ///
-/// What is there when a region is opened is durable: the last process may have died between a
-/// store and its fence, and what it stored is decided upon, so whoever opens persistent memory
-/// writes back all of it first.
+/// The content of a region is durable when it is opened. The last process may have died between a
+/// store and its fence, and recovery decides by these stores. So the code that opens persistent
+/// memory writes back all of it first.
 pub trait Region {
     /// Size in bytes.
     fn len(&self) -> usize;
 
-    /// Whether there is no room at all.
+    /// Whether the region has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -37,19 +38,21 @@ pub trait Region {
     /// each aligned 8-byte word is old or new, in any combination.
     fn write(&mut self, offset: usize, bytes: &[u8]);
 
-    /// Writes one aligned word (little endian) with a single store: never seen half.
+    /// Writes one aligned word (little endian) with a single store, so that a reader never sees
+    /// half of it.
     fn write_word(&mut self, offset: usize, value: u64);
 
     /// Makes everything written so far durable before it returns.
     ///
     /// # Errors
     ///
-    /// The medium could not do it: what was written since the last fence may be lost, and the log
+    /// The medium could not do it: bytes written since the last fence may be lost, and the log
     /// refuses further appends.
     fn fence(&mut self) -> Result<(), RegionError>;
 
-    /// Makes everything written so far survive the power, too, where a fence does not: a mapped
-    /// file is written back to its disk. Slow: for when service begins and ends (T24).
+    /// Makes everything written so far survive a power cut, too, where a fence does not: a mapped
+    /// file is written back to its disk. It is slow, and used only when service begins and ends
+    /// (T24).
     ///
     /// # Errors
     ///
@@ -63,7 +66,7 @@ pub trait Region {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log region could not make its bytes durable: {cause}")]
 pub struct RegionError {
-    /// What the medium said.
+    /// The cause, in the medium's words.
     pub cause: String,
 }
 
@@ -76,8 +79,8 @@ impl RegionError {
 
 /// A region in plain memory, for tests and simulation.
 ///
-/// Made with [`new`](Self::new) it only stores; made with [`forgetful`](Self::forgetful) it also
-/// remembers what is not fenced yet, so that [`crash`](Self::crash) can lose it.
+/// Made with [`new`](Self::new) it only stores. Made with [`forgetful`](Self::forgetful) it also
+/// remembers the stores that are not fenced yet, so that [`crash`](Self::crash) can lose them.
 #[derive(Clone, Debug)]
 pub struct MemRegion {
     bytes: Vec<u8>,
@@ -99,15 +102,15 @@ impl MemRegion {
         Self { bytes: vec![0; len], unfenced: None, fences_left: None, fences: 0 }
     }
 
-    /// `len` zero bytes; what is not fenced may be lost in a [`crash`](Self::crash).
+    /// `len` zero bytes; stores that are not fenced may be lost in a [`crash`](Self::crash).
     #[must_use]
     pub fn forgetful(len: usize) -> Self {
         Self { unfenced: Some(BTreeMap::new()), ..Self::new(len) }
     }
 
-    /// The region after a power cut: each unfenced word holds, chosen by `seed`, its durable
-    /// value or any value stored since. Of some lines of 64 bytes every word is lost, of some
-    /// every word has arrived, so that whole entries are among what is found.
+    /// The region after a power cut: each unfenced word holds, chosen by `seed`, its durable value
+    /// or any value stored since. Of some lines of 64 bytes every word is lost, of some every word
+    /// has arrived, so that whole entries are found, too.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut after = self.clone();
@@ -139,7 +142,7 @@ impl MemRegion {
         self.fences
     }
 
-    /// The bytes as last written, to look at or to damage.
+    /// The bytes as last written, to be read or damaged.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -248,7 +251,7 @@ mod tests {
                 }
             }
         }
-        // A third each: by chance alone a line of eight words would be whole once in thousands.
+        // A third each. By chance alone, a line of eight words would be whole once in thousands.
         for count in [lost, arrived, mixed] {
             assert!((50..120).contains(&count), "{lost} lost, {arrived} whole, {mixed} mixed");
         }

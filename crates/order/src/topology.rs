@@ -1,4 +1,4 @@
-//! Where a volume's blocks lie: members, servers and the stripe map.
+//! The places of a volume's blocks: members, servers and the stripe map.
 //!
 //! Splitting follows from it: a write is cut where the stripe changes member and where a drive's
 //! transfer limit ends (Rio paper §4.5, "request splitting").
@@ -12,20 +12,21 @@ use crate::attribute::Member;
 pub struct MemberInfo {
     /// Which server (target) has it.
     pub server: u16,
-    /// First block of its data area; labels lie before.
+    /// First block of its data area. Labels lie before it.
     pub start: u64,
     /// Blocks of its data area.
     pub blocks: u64,
-    /// Blocks that one request may have at most (MDTS).
+    /// Most blocks of one request (MDTS).
     pub request_blocks_max: u32,
-    /// Whether it has a volatile write cache: completed is not durable, only flushed is.
+    /// Whether it has a volatile write cache. Then a completed write is not durable, only a flushed
+    /// one is.
     pub volatile: bool,
 }
 
 /// One target server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Slots of a stream's ordering log on it; 0 if it has none.
+    /// Slots of a stream's ordering log on it; 0 if it has no log.
     pub slots: u32,
 }
 
@@ -51,14 +52,14 @@ pub struct Extent {
     pub offset: u32,
 }
 
-/// Why members don't make a volume.
+/// Why members do not make up a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
     /// No members, or more than 256.
     #[error("a volume has 1 to 256 members, not {0}")]
     Members(usize),
-    /// A member that names a server that isn't there.
+    /// A member names a server that does not exist.
     #[error("member {member} names server {server}, which is not there")]
     Server {
         /// The member.
@@ -66,19 +67,19 @@ pub enum TopologyError {
         /// The server it names.
         server: u16,
     },
-    /// A member without room for a single stripe unit.
+    /// A member has no space for a single stripe unit.
     #[error(
         "member {member} has {blocks} blocks of data area, less than one stripe unit of {unit}"
     )]
     TooSmall {
         /// The member.
         member: usize,
-        /// Its data area, blocks.
+        /// The size of its data area, blocks.
         blocks: u64,
         /// The stripe unit, blocks.
         unit: u32,
     },
-    /// A stripe unit or transfer limit of 0 blocks.
+    /// The stripe unit or a transfer limit is 0 blocks.
     #[error("a stripe unit or transfer limit of 0 blocks")]
     Zero,
 }
@@ -88,7 +89,7 @@ impl Topology {
     /// units as the smallest has.
     ///
     /// # Errors
-    /// When the members don't make a volume.
+    /// When the members do not make up a volume.
     pub fn new(
         members: Vec<MemberInfo>,
         servers: Vec<ServerInfo>,
@@ -153,7 +154,7 @@ impl Topology {
         self.members.iter().filter(|m| m.server == server && m.volatile).count() as u32
     }
 
-    /// Requests that a write of so many blocks makes at most.
+    /// Most requests that a write of so many blocks becomes.
     #[must_use]
     pub fn parts_max(&self, blocks: u32) -> u64 {
         let smallest = self.members.iter().map(|m| m.request_blocks_max).min().unwrap_or(1);
@@ -169,8 +170,8 @@ impl Topology {
         self.members.iter().any(|m| m.volatile)
     }
 
-    /// The extent of `blocks` at volume block `lba`, if it is a single one; `None` where
-    /// [`map`](Self::map) has to look.
+    /// The extent of `blocks` at volume block `lba`, if it is a single one; `None` where only
+    /// [`map`](Self::map) can find it.
     #[inline]
     #[must_use]
     pub fn single(&self, lba: u64, blocks: u32) -> Option<Extent> {
@@ -206,7 +207,7 @@ impl Topology {
         let mut offset = 0;
         while offset < blocks {
             let at = lba + u64::from(offset);
-            // With one member, units are neighbours on the drive and need not be cut apart.
+            // On one member, units are adjacent on the drive and need not be cut apart.
             let (index, on_member, left) = if width == 1 {
                 (0, at, u64::from(blocks - offset))
             } else {
@@ -225,9 +226,9 @@ impl Topology {
         }
     }
 
-    /// Which block of the volume block `lba` of a member's drive is: [`map`](Self::map) the other
-    /// way round. `None` for a member that is not there, and outside of its data area: labels, and
-    /// what the smallest member leaves over on a larger one.
+    /// The volume block of block `lba` on a member's drive: the inverse of [`map`](Self::map).
+    /// `None` for a member that does not exist, and outside of its data area: for labels, and for
+    /// the excess of a larger member over the smallest.
     #[must_use]
     pub fn volume_block(&self, member: Member, lba: u64) -> Option<u64> {
         let info = self.members.get(usize::from(member.0))?;
@@ -238,8 +239,8 @@ impl Topology {
         (stripe < self.stripes).then(|| (stripe * width + u64::from(member.0)) * unit + within)
     }
 
-    /// Whether `blocks` at `lba` of a member's drive lie within one stripe unit (T16); always
-    /// so on a volume of one member.
+    /// Whether `blocks` at `lba` of a member's drive lie within one stripe unit (T16). Always true
+    /// on a volume of one member.
     #[must_use]
     pub fn within_unit(&self, member: Member, lba: u64, blocks: u32) -> bool {
         let unit = u64::from(self.unit_blocks);
@@ -281,7 +282,7 @@ mod tests {
     fn each_block_of_a_drive_leads_back_to_the_volume() {
         for width in 1..=3 {
             let mut members = vec![member(0, 3); width];
-            // Larger than the smallest: what it has more is of no use.
+            // Larger than the smallest: its excess is not used.
             members[width - 1].blocks += 40;
             members[0].start = 5;
             members[0].blocks = 67;

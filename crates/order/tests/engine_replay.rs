@@ -11,7 +11,7 @@ use riopipe_order::engine::rio::Rio;
 use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, Place, Refusal, RequestId, Write};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
-/// Payload handle that says which write it is of: later writes have higher versions.
+/// Payload handle with the version of its write. Later writes have higher versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bytes {
     version: u64,
@@ -74,10 +74,10 @@ struct Inside {
 #[derive(Debug, Default)]
 struct Server {
     bound: bool,
-    /// On the way there, in order.
+    /// The requests in transit there, in order.
     transit: VecDeque<(RequestId, u32, Seq, Shape)>,
     inside: Vec<Inside>,
-    /// Answers on their way back.
+    /// The answers in transit to the initiator.
     answers: VecDeque<(RequestId, Name)>,
     /// The live entries of its log, and whether they are persisted.
     log: BTreeMap<Name, (Attribute, bool)>,
@@ -85,7 +85,7 @@ struct Server {
     last: (u32, Option<Name>),
     /// Everything that the engine ever gave out for it, in order.
     given: Vec<Shape>,
-    /// What it must give out next, and what of that has not ended.
+    /// The entries that the engine must give out next, and those of them that have not ended.
     due: VecDeque<Name>,
     again: BTreeSet<Name>,
 }
@@ -93,7 +93,7 @@ struct Server {
 #[derive(Debug, Default)]
 struct Drive {
     volatile: bool,
-    /// What a power cut leaves, and the versions on top of it that it may take, oldest first.
+    /// The content after a power cut, and the versions on top of it that may survive, oldest first.
     media: BTreeMap<u64, u64>,
     cache: BTreeMap<u64, Vec<u64>>,
 }
@@ -115,7 +115,7 @@ impl Drive {
         }
     }
 
-    /// Any of the versions of each block may be what is left.
+    /// Leaves any of the versions of each block.
     fn cut_power(&mut self, choices: &mut Choices) {
         for (block, versions) in std::mem::take(&mut self.cache) {
             let left = choices.below(versions.len() as u64 + 1) as usize;
@@ -124,7 +124,7 @@ impl Drive {
     }
 }
 
-/// That the rare paths were taken.
+/// Counts of the rare paths taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     suspended: u32,
@@ -156,7 +156,7 @@ struct World {
     version: u64,
     /// The place of each write, by version.
     written: BTreeMap<u64, Place>,
-    /// Where a sequential writer goes on.
+    /// The next block of a sequential writer.
     next: u64,
     choices: Choices,
     seen: Seen,
@@ -300,8 +300,8 @@ impl World {
         server.inside.push(Inside { id, shape, written: false });
     }
 
-    /// The drive ends one of the entries, if the gate has let it go. `answers` says whether the
-    /// target is there to persist and answer.
+    /// The drive ends one of the entries, if the gate allows it. `answers` is whether the target
+    /// still runs, to persist and answer.
     fn end(&mut self, s: usize, at: usize, answers: bool) -> bool {
         let server = &mut self.servers[s];
         let Inside { shape, written, .. } = server.inside[at].clone();
@@ -365,7 +365,7 @@ impl World {
         new
     }
 
-    /// The connection breaks; perhaps because the target died; perhaps because its power did.
+    /// The connection breaks, perhaps because the target died, perhaps because its power failed.
     fn lose(&mut self, s: usize) {
         if !self.servers[s].bound {
             return;
@@ -373,7 +373,7 @@ impl World {
         self.seen.suspended += 1;
         self.seen.in_replay += u32::from(!self.servers[s].again.is_empty());
         for _ in 0..self.choices.below(4) {
-            self.arrive(s); // what the target had received
+            self.arrive(s); // the requests that the target had received
         }
         let dies = self.choices.chance(60);
         if dies {
@@ -383,7 +383,7 @@ impl World {
             {
                 let server = &mut self.servers[s];
                 let Some(entry) = server.inside.pop() else { break };
-                // If an earlier life has logged it, it stays.
+                // If an earlier incarnation has logged it, it stays.
                 let earlier = server.due.contains(&entry.shape.name())
                     || server.again.contains(&entry.shape.name());
                 if !earlier {
@@ -392,7 +392,7 @@ impl World {
                 }
             }
         }
-        // Some of what is at the drives ends; the target, if alive, notes it.
+        // Some of the operations at the drives end. A target that still runs notes it.
         for _ in 0..self.choices.below(12) {
             let inside = self.servers[s].inside.len() as u64;
             if inside > 0 {
@@ -473,8 +473,8 @@ impl World {
         assert!(marks.durable <= marks.complete);
         assert!(self.engine.released() <= marks.durable, "T1");
         self.marks = marks;
-        // Complete, exactly: each own group up to there, all of whose entries have ended. A flush
-        // that the engine put in holds up no completion.
+        // Exactly complete: each own group up to the mark, all of whose entries have ended. A flush
+        // that the engine put in delays no completion.
         let whole = |seq: &u64| {
             !self.groups.contains_key(seq)
                 || self.nums.get(seq).is_some_and(|num| {
@@ -487,7 +487,7 @@ impl World {
         self.check_media();
     }
 
-    /// Durable means that the power may go now: the drives keep every write up to the mark, or a
+    /// Durable means that the power may fail now: the drives keep every write up to the mark, or a
     /// later one to the same block (P2).
     fn check_media(&self) {
         for (seq, writes) in self.groups.range(..=self.marks.durable.0) {
@@ -525,8 +525,8 @@ impl World {
         assert!(self.engine.failure().is_none());
     }
 
-    /// Faults stop: everything ends (P8), nothing is lost (P7), each block holds what was written
-    /// last (P5).
+    /// Faults stop. Everything ends (P8), nothing is lost (P7), each block holds the last write to
+    /// it (P5).
     fn settle(&mut self) {
         let asked = self.engine.last();
         for round in 0.. {
@@ -591,16 +591,16 @@ fn p7_whatever_is_lost_whenever_replay_keeps_every_promise() {
         all.merged += seen.merged;
         all.torn += seen.torn;
     }
-    // Worth nothing if the runs stay in the harmless part of the space.
+    // The test proves nothing if the runs stay in the harmless part of the space.
     let rare = [all.in_replay, all.replayed_complete, all.by_the_log, all.torn, all.merged];
     assert!(rare.iter().all(|count| *count > 100), "{all:?}");
     assert!(all.power_cuts > 300 && all.full > 300 && all.forced > 300, "{all:?}");
-    // In the same test: what is planted is planted in the whole process.
+    // In the same test, because a plant is set for the whole process.
     #[cfg(feature = "probe")]
     the_judge_sees_each_planted_bug();
 }
 
-/// Each defence of the engine, removed: this judge sees it, and nothing else stumbles first.
+/// Each defence of the engine, removed. This judge reports it, and no other check fails before.
 #[cfg(feature = "probe")]
 fn the_judge_sees_each_planted_bug() {
     use std::sync::{Arc, Mutex};

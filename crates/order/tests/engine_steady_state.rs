@@ -1,5 +1,6 @@
 //! Once warm, an engine allocates nothing per request, although it keeps every request until it is
-//! released: with and without volatile caches, merged and not, with flushes asked for and put in.
+//! released. Tested with and without volatile caches, merged and not, with flushes asked for and
+//! put in.
 
 use riopipe_order::engine::{Engine, EngineKind, Limits, Op, Payload, Place, Write, engine};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
@@ -17,7 +18,7 @@ impl Payload for Bytes {
     }
 }
 
-/// Allocations of a round of 64 attempts to submit, most of all warm rounds.
+/// The most allocations in one of the warm rounds. A round has 64 attempts to submit.
 fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) -> u64 {
     let member =
         |server| MemberInfo { server, start: 8, blocks: 1 << 16, request_blocks_max: 32, volatile };

@@ -1,5 +1,5 @@
-//! The gate against a naive oracle: whatever arrives in whatever order, is written and flushed in
-//! whatever order, and fails: no rule is broken, nothing is held without need, everything ends.
+//! The gate against a naive oracle. Entries arrive in any order, are written and flushed in any
+//! order, and fail. No rule is broken, nothing is held without need, everything ends.
 
 mod common;
 
@@ -33,7 +33,7 @@ struct Item {
     phase: Phase,
 }
 
-/// The host and the drives, and all that must hold, in the plainest way.
+/// The host and the drives, and all rules that must hold, as simple as possible.
 struct Bench {
     gate: TableGate,
     members: Vec<MemberCache>,
@@ -45,14 +45,14 @@ struct Bench {
     failed: Option<usize>,
     /// A flush failed, or the stream was stopped from outside: nothing may complete.
     stopped: bool,
-    /// For each member, up to which place a successful FLUSH vouches.
+    /// For each member, the place up to which a successful FLUSH covers its writes.
     vouched: BTreeMap<u8, usize>,
     writing: Vec<Ticket>,
     flushing: Vec<Ticket>,
     seen: Marks,
 }
 
-/// That the rare paths were taken.
+/// Counts of the rare paths taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Marks {
     held: usize,
@@ -90,8 +90,8 @@ impl Bench {
         self.nothing_completes_after_a_failure(before);
     }
 
-    /// Checked when the gate decides, not when the host gets around to it: a completion decided
-    /// before a failure came back may still be sent after it.
+    /// Checked when the gate decides, not when the host acts: a completion decided before a failure
+    /// came back may still be sent after it.
     fn nothing_completes_after_a_failure(&self, before: usize) {
         for step in &self.steps[before..] {
             if let Step::Complete { ticket, .. } = step {
@@ -101,8 +101,8 @@ impl Bench {
         }
     }
 
-    /// Carries out what the gate asked for; the log refuses the append of place `full_at`, and
-    /// its fence fails if `fence_fails`.
+    /// Carries out the steps of the gate. The log refuses the append of place `full_at`, and its
+    /// fence fails if `fence_fails`.
     fn carry_out(&mut self, full_at: Option<usize>, fence_fails: bool) {
         let mut steps = std::mem::take(&mut self.steps);
         if fence_fails && steps.iter().any(|step| matches!(step, Step::Append(_))) {
@@ -157,7 +157,7 @@ impl Bench {
             Step::Write(_) => {
                 assert_eq!(item.phase, Phase::Appended);
                 for other in self.items.values().filter(|o| o.attribute.overlaps(&attribute)) {
-                    // T12: nothing overlapping is in flight, and the earlier went first.
+                    // T12: no overlapping write is in flight, and the earlier one went first.
                     assert_ne!(other.phase, Phase::Writing, "{other:?} and {item:?} overlap");
                     assert!(
                         other.place >= place || other.phase.is_written(),
@@ -179,7 +179,7 @@ impl Bench {
             Step::Complete { persist, .. } => {
                 assert!(matches!(item.phase, Phase::Written | Phase::Flushing));
                 if self.volatile(attribute.member) {
-                    // T4: what vouches was flushed, after all that it vouches for.
+                    // T4: an entry that covers others was flushed after all of them.
                     assert_eq!(persist, attribute.is_flush());
                     let vouched = self.vouched.get(&attribute.member.0);
                     assert!(!persist || vouched.is_some_and(|&upto| upto >= place), "{item:?}");
@@ -202,8 +202,8 @@ impl Bench {
         self.items.get_mut(&ticket).unwrap().phase = phase;
     }
 
-    /// Plain writes need not wait for one another (T2): an appended write that overlaps nothing
-    /// under way is submitted, and a due FLUSH is under way.
+    /// Plain writes need not wait for one another (T2). An appended write that overlaps nothing in
+    /// flight is submitted, and a due FLUSH is in flight.
     fn nothing_is_held_without_need(&mut self) {
         for item in self.items.values().filter(|item| item.phase == Phase::Appended) {
             let blocked = self.items.values().any(|other| {
@@ -310,13 +310,13 @@ fn run(total: usize, capacity: u32, mut choices: Choices) -> Marks {
         flushing: Vec::new(),
         seen: Marks::default(),
     };
-    // Entries on their way, at most `capacity` unanswered: they overtake one another.
+    // Entries in transit, at most `capacity` unanswered. They overtake one another.
     let mut sent: Vec<(usize, Attribute)> = Vec::new();
     let mut next = 0;
     let mut free: Vec<Ticket> = (0..capacity).rev().map(Ticket).collect();
     let mut past: Vec<Item> = Vec::new();
     for _ in 0..total * 30 {
-        // The one that gets lost on the way is never answered either.
+        // The entry that gets lost in transit is never answered either.
         let lost = usize::from(missing.is_some_and(|missing| missing < next));
         let open = bench.items.len() + sent.len() + lost;
         if next < total && open < capacity as usize && choices.below(3) != 0 {
@@ -359,8 +359,8 @@ fn run(total: usize, capacity: u32, mut choices: Choices) -> Marks {
             !over
         });
     }
-    // Faults stop; everything under way comes back. What still waits for an ordinal that never
-    // comes goes when the connection does.
+    // Faults stop, and everything in flight comes back. An entry that waits for an ordinal that
+    // never comes ends with the connection.
     for (place, attribute) in sent.drain(..) {
         let ticket = free.pop().expect("no more than `capacity` are open");
         bench.arrive(ticket, attribute, place);
@@ -401,7 +401,7 @@ proptest! {
     }
 }
 
-/// The property above is worth nothing if its runs stay in the harmless part of the space.
+/// The property above proves nothing if its runs stay in the harmless part of the space.
 #[test]
 fn the_property_takes_the_rare_paths() {
     let mut seen = Marks::default();

@@ -1,4 +1,4 @@
-//! Each planted bug of the gate does what its name says, and nothing stumbles over it.
+//! Each plant of the gate does what its name promises, and no other check fails over it.
 #![cfg(feature = "probe")]
 
 mod common;
@@ -63,7 +63,7 @@ fn write_failed(ordinal: u32) -> Cause {
     Cause::WriteFailed { member: Member(0), ordinal }
 }
 
-/// One test: what is planted is planted in the whole process.
+/// One test, because a plant is set for the whole process.
 #[test]
 fn each_plant_removes_its_defence() {
     flush_early();
@@ -138,7 +138,7 @@ fn own_flush() {
     gate.written(2, true);
     assert_eq!(gate.written(1, true), [Flush(Ticket(2))]);
     gate.written(3, true);
-    // The host tells the gate of every failure on the drive, its own as well.
+    // The host informs the gate of every failure on the drive, its own as well.
     assert!(!gate.0.flush_failed_on(Member(0), &mut Vec::new()));
     assert_eq!(gate.flushed(2, false), [refused(1, why), refused(2, why), Flush(Ticket(3))]);
     assert_eq!(gate.flushed(3, true), [done(3, true)], "it vouches for what that one lost");

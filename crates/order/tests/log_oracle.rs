@@ -1,5 +1,5 @@
-//! The ordering log against a naive oracle: whatever is appended, persisted, released, replayed,
-//! settled and lost in crashes, a scan finds every live durable entry and nothing that was never
+//! The ordering log against a naive oracle. After any appends, persists, releases, replays,
+//! settlements and crashes, a scan finds every live durable entry and nothing that was never
 //! appended.
 
 mod common;
@@ -18,14 +18,15 @@ struct Known {
     attribute: Attribute,
     life: Life,
     durable: bool,
-    /// A crash has left it behind a torn one: it may still go, nothing was submitted for it.
+    /// A crash has left the entry behind a torn one. It may still go, because nothing was submitted
+    /// for it.
     loose: bool,
     /// Whether its persist word was stored, and whether a fence followed.
     persisted: bool,
     persist_durable: bool,
 }
 
-/// What a log must remember, kept in the plainest way.
+/// The content that a log must remember, kept as simply as possible.
 struct Oracle {
     /// Everything appended in live generations, by position.
     entries: BTreeMap<u64, Known>,
@@ -34,9 +35,10 @@ struct Oracle {
     released: Seq,
     /// The largest mark that is surely durable.
     released_durable: Seq,
-    /// What the owner, who outlives the target's crashes, has released.
+    /// The last mark of the owner. The owner outlives the target's crashes.
     owner_released: Seq,
-    /// What the owner has sent and not released, in order: it is replayed when the log is resumed.
+    /// The entries that the owner has sent and not released, in order. It replays them when the log
+    /// is resumed.
     sent: Vec<Attribute>,
     /// Every group's tag that was ever given.
     tags: BTreeMap<Seq, u64>,
@@ -48,13 +50,13 @@ struct Oracle {
     ordinal: u32,
     life: Life,
     settled: bool,
-    /// Slots that may be torn beside the unfenced ones: no change has cleaned up yet.
+    /// Slots that may be torn beside the unfenced ones, because no change has cleaned up yet.
     repairing: usize,
     appends: u64,
     seen: Seen,
 }
 
-/// What a run came by.
+/// Counts of the rare paths of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     laps: u64,
@@ -85,7 +87,7 @@ impl Oracle {
         self.sent.retain(|sent| sent.seq_end() > mark);
     }
 
-    /// Checks what a scan found after a crash (or live).
+    /// Checks the result of a scan after a crash (or live).
     fn check(&self, scan: &Scan, live: bool) {
         assert!(scan.released >= self.released_durable && scan.released <= self.released);
         assert!(!live || scan.released == self.released);
@@ -125,7 +127,7 @@ impl Oracle {
         released.max().unwrap_or_default().max(self.tag_known)
     }
 
-    /// What a crash left is durable now, and what it took is gone.
+    /// The entries that a crash left are durable now, and the others are gone.
     fn absorb(&mut self, scan: &Scan) {
         self.tag_known = scan.tag.0;
         let mut behind_hole = false;
@@ -175,7 +177,7 @@ fn has(scan: &Scan, position: u64) -> bool {
     scan.entries.iter().any(|e| e.position == Position(position))
 }
 
-/// What happens to a log between two bindings, or begins one.
+/// A change of a log between two bindings, or at the beginning of one.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Resume(Life),
@@ -278,7 +280,7 @@ fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
                 assert_eq!((log.tag(), log.is_settled()), (scan.tag, false));
             }
             15 => {
-                // The connection is lost, the target lives on.
+                // The connection is lost, but the target lives on.
                 log.resume(oracle.life).unwrap();
                 oracle.fenced();
                 oracle.released_durable = oracle.released;
@@ -335,7 +337,7 @@ fn send(
     let fences = log.region().fences();
     let result = log.append(attribute);
     if log.region().fences() > fences {
-        // Room was made: the mark is durable, and all before it.
+        // Space was freed: the mark is durable, and all before it.
         oracle.fenced();
         oracle.released_durable = oracle.released;
     }
@@ -361,7 +363,7 @@ fn send(
     Some(position)
 }
 
-/// Sends again, in order, what the owner has not released, up to `count` entries.
+/// Sends again, in order, the entries that the owner has not released, up to `count` of them.
 fn replay(log: &mut StreamLog<MemRegion>, oracle: &mut Oracle, count: usize) {
     for (ordinal, sent) in (1..).zip(oracle.sent.clone()).take(count) {
         let again = Attribute { ordinal, ..sent };
@@ -392,8 +394,8 @@ fn persist(log: &mut StreamLog<MemRegion>, oracle: &mut Oracle, choices: &mut Ch
     }
 }
 
-/// Cuts the power, opens, checks, and changes the log until it is bound again, perhaps with the
-/// power failing once more in the middle of that.
+/// Cuts the power, opens, checks, and changes the log until it is bound again. The power may fail
+/// once more in the middle of that.
 fn crash(
     log: StreamLog<MemRegion>,
     oracle: &mut Oracle,
@@ -462,8 +464,8 @@ proptest! {
         run(slots, Choices::new(choices), 300);
     }
 
-    /// T18/T19: whatever the bytes are, even with good checksums, reading them ends well, and a
-    /// log that was opened can be used.
+    /// T18/T19: any bytes, even with good checksums, can be read without a panic, and a log that
+    /// was opened can be used.
     #[test]
     fn t19_any_bytes_are_scanned(
         damage in proptest::collection::vec((0..partition_bytes(6), any::<u8>()), 0..30),
@@ -512,7 +514,7 @@ proptest! {
     }
 }
 
-/// The property above is worth nothing if its runs stay in the harmless part of the space.
+/// The property above proves nothing if its runs stay in the harmless part of the space.
 #[test]
 fn the_property_reaches_what_it_is_about() {
     let mut seen = Seen::default();

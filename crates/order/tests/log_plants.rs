@@ -1,4 +1,4 @@
-//! Each planted bug of the ordering log does what its name says, and each rare path is counted.
+//! Each plant of the ordering log does what its name promises, and each rare path is counted.
 #![cfg(feature = "probe")]
 
 mod common;
@@ -30,7 +30,7 @@ fn count(rare: Rare) -> u64 {
     probe::counts()[rare as usize]
 }
 
-/// Plants are of the whole process, so this is one test.
+/// Plants are set for the whole process, so this is one test.
 #[test]
 fn plants_and_rare_paths_are_where_they_belong() {
     // Half an entry: the new position and group, the old blocks.

@@ -1,5 +1,5 @@
-//! What lies in a log that no program of this version would have put there: refused, or passed
-//! over, but never believed (T7, T19).
+//! Content of a log that no program of this version would have written: refused, or skipped, but
+//! never used (T7, T19).
 
 mod common;
 

@@ -371,13 +371,13 @@ fn t24_only_what_its_fences_do_not_keep_is_stamped() {
     assert!(matches!(open(forge(&region, 62, &[2])), Err(OpenError::Damaged { .. })));
 }
 
-/// A file that is mapped: fences do nothing for it, and what is on the disk is what was written
-/// back last.
+/// A mapped file: fences do nothing for it, and its disk holds the bytes that were written back
+/// last.
 #[derive(Clone)]
 struct Mapped {
     memory: MemRegion,
     disk: Rc<RefCell<MemRegion>>,
-    /// So many more times something is written back.
+    /// How many more write-backs succeed.
     left: u32,
 }
 
@@ -404,8 +404,8 @@ impl Region for Mapped {
     }
 }
 
-/// The stamp is gone from the disk before anything is served, and comes there only after
-/// everything else: cut off anywhere, and looked at as the disk has it.
+/// The stamp is gone from the disk before anything is served, and comes there only after everything
+/// else. Checked by cutting off anywhere, and reading the disk.
 #[test]
 fn t24_the_stamp_is_cleared_first_and_set_last_on_the_disk() {
     let id = VolumeId([1; 16]);
@@ -471,7 +471,7 @@ fn t19_no_flipped_bit_of_one_copy_loses_anything() {
     }
 }
 
-/// A region that tells where it was written to.
+/// A region that reports the offsets of its writes.
 #[derive(Debug)]
 struct Watched(MemRegion, Rc<RefCell<Vec<usize>>>);
 
@@ -526,8 +526,8 @@ fn a_failed_fence_is_for_good() {
 }
 
 proptest! {
-    /// Whatever was acknowledged survives a power cut at any fence, and of the change under way
-    /// all is there or nothing; twice in a row.
+    /// An acknowledged change survives a power cut at any fence. Of a change that was cut off, all
+    /// is there or nothing. Twice in a row.
     #[test]
     fn a_crash_in_a_change_leaves_it_done_or_undone(
         choices in proptest::collection::vec(any::<u16>(), 0..60),
@@ -559,7 +559,8 @@ proptest! {
                 }
                 after = Some(log);
             }
-            // Where the header is torn in mid-change, the next to open decides which it was.
+            // Where the header is torn in mid-change, the next opening decides which of the two it
+            // was.
             region = after.map_or(region, LogRegion::into_region);
             region = region.crash(choices.below(1 << 16) as u64);
             match inspect(&region, LEN, BOOT, crc32c) {
@@ -576,7 +577,7 @@ proptest! {
         }
     }
 
-    /// T18/T19: whatever the bytes are, looking at them ends well.
+    /// T18/T19: any bytes can be classified without a panic.
     #[test]
     fn t19_any_bytes_are_classified(
         mut damage in proptest::collection::vec((0..HEADER_COPY_BYTES, any::<u8>()), 1..40),

@@ -1,5 +1,5 @@
-//! Resuming a log after a lost connection or a target's restart: what stays, what a replay finds
-//! again, and what a crash in the middle of it leaves (P7).
+//! Resuming a log after a lost connection or a target's restart: the entries that stay, the entries
+//! that a replay finds again, and the result of a crash in the middle of it (P7).
 
 mod common;
 
@@ -15,7 +15,7 @@ fn life(incarnation: u32) -> Life {
     Life { incarnation, ..LIFE }
 }
 
-/// Sends groups again, in order, with new ordinals. Gives their positions.
+/// Sends groups again, in order, with new ordinals. Returns their positions.
 fn replay(log: &mut StreamLog<MemRegion>, range: std::ops::RangeInclusive<u64>) -> Vec<Position> {
     let again = |(seq, ordinal)| log.append(&write(seq, ordinal)).unwrap();
     let positions = range.zip(1..).map(again).collect();
@@ -78,7 +78,7 @@ fn t6_a_replayed_entry_is_adopted_and_not_logged_again() {
     }
     assert_eq!(log.region().bytes(), before, "nothing was written");
     assert_eq!(log.free(), 16 - 5);
-    // What was never there is appended.
+    // An entry that was never in the log is appended.
     let new = log.append(&Attribute { num: 4, index: 3, ..group(0) });
     assert_eq!(new, Ok(Position(5)));
 }
@@ -112,7 +112,7 @@ fn t6_a_replayed_entry_of_another_shape_is_refused() {
 
 #[test]
 fn t13_a_full_log_can_be_replayed() {
-    // Whatever the crash took of a batch that filled the log: all that was in it fits again.
+    // The crash takes any part of a batch that filled the log. All of the batch fits again.
     for durable in [0, 3] {
         let mut log = fresh(durable + 5);
         append_all(&mut log, 1..=u64::from(durable));
@@ -141,7 +141,7 @@ fn t7_an_adopted_entry_is_persisted_in_the_life_it_was_appended_in() {
     let mut log = fresh(16);
     let mut lives = Vec::new();
     for incarnation in 9..=13 {
-        // Two more groups in each life.
+        // Two more groups in each incarnation.
         let last = 2 * (u64::from(incarnation) - 8);
         replay(&mut log, 1..=last);
         lives.extend([life(incarnation); 2]);
@@ -191,7 +191,7 @@ fn an_entry_of_an_older_binding_is_persisted_only_when_resumed() {
 fn a_lost_connection_alone_loses_nothing() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=3);
-    // Not fenced yet when the connection went; the target lives on.
+    // Not fenced yet when the connection was lost. The target lives on.
     log.append(&write(4, 4)).unwrap();
     log.release(Seq(1));
     for round in 0..3 {
@@ -210,7 +210,7 @@ fn what_is_released_is_not_adopted_any_more() {
     let (mut log, _) = reopen(log.into_region());
     log.resume(LIFE).unwrap();
     log.release(Seq(2));
-    // No initiator sends these; what counts is that nothing is kept for them.
+    // No initiator sends these. The point is that nothing is kept for them.
     assert_eq!(log.append(&write(2, 1)), Ok(Position(4)));
     assert_eq!(log.append(&write(3, 2)), Ok(Position(2)));
     log.release(Seq(4));

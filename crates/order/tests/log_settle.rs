@@ -1,4 +1,4 @@
-//! What recovery records in a log: how far the prefix reaches, its tag, and that nothing is to be
+//! The records of recovery in a log: how far the prefix reaches, its tag, and that nothing is to be
 //! undone from it any more (T9).
 
 mod common;
@@ -282,14 +282,14 @@ fn the_tag_of_the_newest_released_group_is_never_lost() {
         assert_eq!(next.tag(), last);
         log = next;
     }
-    // Of groups that never were it keeps nothing.
+    // It keeps nothing of groups that never existed.
     log.start(NEW_OWNER, Seq(10)).unwrap();
     assert_eq!(log.tag(), (Seq::ZERO, 0));
 }
 
 #[test]
 fn the_tag_is_found_whatever_the_order_in_the_ring() {
-    // No target appends in this order; a log says what is true of it nevertheless.
+    // No target appends in this order. A log must give the right tag nevertheless.
     let mut log = fresh(8);
     for seq in [5, 3, 4, 9, 7] {
         log.append(&write(seq, 1)).unwrap();

@@ -149,7 +149,7 @@ fn t7_a_torn_entry_is_never_valid() {
             region.bytes_mut()[at..at + 8].copy_from_slice(&after[at..at + 8]);
         }
         let (_, scan) = reopen(region);
-        // Words that both laps share (the tag is not among them) don't matter.
+        // Words that both laps share (the tag is not among them) do not matter.
         let differs = |word: u32| {
             let at = MARKS + 8 * word as usize;
             before[at..at + 8] != after[at..at + 8]

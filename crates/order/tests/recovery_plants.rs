@@ -1,4 +1,4 @@
-//! The planted bugs of recovery's judgement do what they say, and its rare paths are counted.
+//! The plants of recovery's decisions do what they promise, and its rare paths are counted.
 #![cfg(feature = "probe")]
 
 mod common;

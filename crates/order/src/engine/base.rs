@@ -1,5 +1,5 @@
-//! What all engines share: shaping a group into requests, the ORDER queue with merging, and the
-//! request table.
+//! The part that all engines share: turning a group into requests, the ORDER queue with merging,
+//! and the request table.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -13,17 +13,17 @@ use crate::block_device::BLOCK_BYTES;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, Topology};
 
-/// An engine's part that is the same in all of them. No other crate has one, so that engines are
-/// made in this crate only.
+/// Access to the part of an engine that is the same in all engines. No other crate implements this
+/// trait, so only this crate makes engines.
 pub trait HasBase<P> {
-    /// The part.
+    /// The shared part.
     fn base(&self) -> &Base<P>;
 
-    /// The same, to be changed.
+    /// The shared part, to be changed.
     fn base_mut(&mut self) -> &mut Base<P>;
 }
 
-/// What every engine keeps of its stream.
+/// The state that every engine keeps of its stream.
 #[derive(Debug)]
 pub struct Base<P> {
     pub(super) topology: Topology,
@@ -34,23 +34,23 @@ pub struct Base<P> {
     pub(super) queues: Vec<VecDeque<RequestId>>,
     /// Requests of the group being shaped.
     pub(super) shaped: Vec<RequestId>,
-    /// How many of them go to each server.
+    /// How many of the shaped requests go to each server.
     pub(super) per_server: Vec<u32>,
     /// The last seq with a write on each member that no FLUSH has covered yet.
     pub(super) dirty: Vec<Option<Seq>>,
     /// The last seq with a write on each volatile member, flushed or not.
     last_write: Vec<Seq>,
-    /// Whether there is such a member.
+    /// Whether the volume has a volatile member.
     pub(super) any_volatile: bool,
     requests: Vec<Request<P>>,
     free: Vec<RequestId>,
     live: u32,
 }
 
-/// Groups that may be under way, or kept for replay, at once: what carries no payload must be
+/// Most groups that may be in flight, or kept for replay, at once. A group without payload must be
 /// bounded, too (T14).
 const GROUPS_MAX: usize = 1 << 16;
-/// Requests that may be under way, or kept for replay, at once.
+/// Most requests that may be in flight, or kept for replay, at once.
 const REQUESTS_MAX: usize = 1 << 17;
 
 impl<P: Payload> Base<P> {
@@ -90,7 +90,7 @@ impl<P: Payload> Base<P> {
         self.live
     }
 
-    /// What can be said of a group at once, whatever the engine; returns its payload bytes.
+    /// Checks a group as every engine must, and returns its payload bytes.
     ///
     /// # Errors
     /// The stream has failed, the group is empty, or it can never fit (T14).
@@ -119,8 +119,8 @@ impl<P: Payload> Base<P> {
             .sum()
     }
 
-    /// Whether a group with this much payload may be taken now. What is complete counts as long as
-    /// it may have to be replayed (T14).
+    /// Whether a group with this much payload may be taken now. A complete request counts as long
+    /// as it may have to be replayed (T14).
     #[inline]
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         let in_use = self.requests.len() - self.free.len();
@@ -134,11 +134,11 @@ impl<P: Payload> Base<P> {
         fits
     }
 
-    /// Turns a group's writes into requests: cut by stripe and transfer limit, neighbours merged.
-    /// They are in `shaped` and not queued yet.
+    /// Turns a group's writes into requests: cut by stripe and transfer limit, adjacent ones
+    /// merged. The requests are in `shaped` and not queued yet.
     ///
     /// # Errors
-    /// When there would be more of them than a group can count; nothing was done.
+    /// When there would be more requests than a group can count; nothing was done.
     #[inline]
     pub(super) fn shape(
         &mut self,
@@ -232,8 +232,8 @@ impl<P: Payload> Base<P> {
         }
         let server = self.topology.member(extent.member).server;
         let (id, request) = self.allot();
-        // Field by field, where it stays: a request that is put together elsewhere and moved here
-        // makes the processor wait for its own stores.
+        // Field by field, in its place. If the request were put together elsewhere and moved here,
+        // the processor would wait for its own stores.
         request.seq = seq;
         request.member = extent.member;
         request.server = server;
@@ -263,9 +263,9 @@ impl<P: Payload> Base<P> {
         self.per_server[usize::from(server)] += 1;
     }
 
-    /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last one
-    /// (T3): on the last write of the group there, or as an entry of its own. Where there is
-    /// nothing to flush, the group is on record all the same.
+    /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last FLUSH
+    /// (T3): on the last write of the group there, or as an entry of its own. A group without
+    /// anything to flush gets one flush entry all the same, so that it is in a log.
     pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
         for index in 0..self.topology.members().len() {
             let member = Member(index as u8);
@@ -291,7 +291,7 @@ impl<P: Payload> Base<P> {
     /// Numbers the group's entries (T6) and marks its boundary.
     ///
     /// # Errors
-    /// When there are more than 16 bits can count; the group is taken apart again.
+    /// When there are more entries than 16 bits can count; the group is taken apart again.
     #[inline]
     pub(super) fn number(&mut self) -> Result<(), Refusal> {
         let num = self.shaped.len();
@@ -309,12 +309,12 @@ impl<P: Payload> Base<P> {
         Ok(())
     }
 
-    /// Shapes and numbers a group that goes into no log, so that nothing but memory bounds it; returns
-    /// its seq and its payload bytes.
+    /// Shapes and numbers a group that goes into no log; returns its seq and its payload bytes.
+    /// Only memory bounds such a group.
     ///
     /// # Errors
-    /// As [`vet`](Self::vet), [`shape`](Self::shape) and [`number`](Self::number) have them, and when
-    /// there is no memory for it now (T14).
+    /// Those of [`vet`](Self::vet), [`shape`](Self::shape) and [`number`](Self::number), and
+    /// [`Refusal::Full`] when there is no memory for the group now (T14).
     #[inline]
     pub(super) fn take_in(
         &mut self,
@@ -332,16 +332,16 @@ impl<P: Payload> Base<P> {
         Ok((seq, bytes))
     }
 
-    /// Takes the group being shaped apart: it is refused.
+    /// Takes the group being shaped apart, because it is refused.
     pub(super) fn unshape(&mut self) {
         while let Some(id) = self.shaped.pop() {
             self.retire(id);
         }
     }
 
-    /// If the shaped group is one request that continues the last one queued for its server,
-    /// merges it there (T16): whole groups, consecutive, neighbours on one drive, nothing split,
-    /// a flush only last. Says whether it has.
+    /// Merges the shaped group into the last request queued for its server, if the group is one
+    /// request that continues that one (T16): whole groups, consecutive, adjacent on one drive,
+    /// nothing split, a flush only last. Returns whether it has merged.
     #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
@@ -376,7 +376,7 @@ impl<P: Payload> Base<P> {
         true
     }
 
-    /// Whether `extent` goes on where request `id` ends, on the same drive, within its transfer
+    /// Whether `extent` begins where request `id` ends, on the same drive, within its transfer
     /// limit and one stripe unit, with the same kind and place (T16).
     fn continues(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
         let request = self.request(id);
@@ -405,7 +405,7 @@ impl<P: Payload> Base<P> {
         shaped.clear();
     }
 
-    /// Remembers which drives the shaped group dirties.
+    /// Records which drives the shaped group dirties.
     #[inline]
     pub(super) fn note_dirty(&mut self, seq: Seq) {
         if !self.any_volatile {
@@ -445,8 +445,9 @@ impl<P: Payload> Base<P> {
         }
     }
 
-    /// What a failed FLUSH of `member`, asked for by somebody else, does to this stream (T22): its
-    /// writes there that are not durable may be gone, also those behind a FLUSH still under way.
+    /// The failure that a failed FLUSH of `member` means for this stream, if the FLUSH was not its
+    /// own (T22). The stream's writes there that are not durable may be lost, also those behind a
+    /// FLUSH in flight.
     pub(super) fn harmed_by_flush(&self, member: Member) -> Option<Failure> {
         let durable = self.window.durable();
         (self.last_write[usize::from(member.0)] > durable).then(|| Failure {
@@ -469,8 +470,8 @@ impl<P: Payload> Base<P> {
         pending
     }
 
-    /// A free place in the request table, live: of one group, without payload, not numbered. What
-    /// else is in it is its last user's.
+    /// A free place in the request table, live: of one group, without payload, not numbered. The
+    /// other fields are those of its last user.
     #[inline]
     fn allot(&mut self) -> (RequestId, &mut Request<P>) {
         self.live += 1;
@@ -509,7 +510,7 @@ impl<P: Payload> Base<P> {
         RequestId(self.requests.len() as u32 - 1)
     }
 
-    /// A request is over, and nothing of it is needed any more.
+    /// Frees a request that is over and of which nothing is needed any more.
     #[inline]
     pub(super) fn retire(&mut self, id: RequestId) {
         let was_live = self.end(id);
@@ -517,8 +518,8 @@ impl<P: Payload> Base<P> {
         self.free(id);
     }
 
-    /// A request is complete, but kept: it may have to be replayed (T14). Says whether it was not
-    /// before.
+    /// Notes that a request is complete, and keeps it, because it may have to be replayed (T14).
+    /// Returns whether this is its first completion.
     #[inline]
     pub(super) fn end(&mut self, id: RequestId) -> bool {
         let was_live = core::mem::replace(&mut self.request_mut(id).live, false);

@@ -6,7 +6,7 @@ use super::Bound;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
-/// One server's log, as far as it is this stream's.
+/// The part of one server's log that belongs to this stream.
 #[derive(Debug)]
 struct Partition {
     slots: u32,
@@ -14,12 +14,11 @@ struct Partition {
     reserve: u32,
 }
 
-/// What the stream may hold in each server's log.
-///
-/// What it does hold there is every request that waits to be sent or was, until it is released:
-/// each command carries the released mark, and the target takes it in before it appends, so a slot
-/// freed here is free there by the time it is needed. A replayed entry keeps its slot there, and
-/// counts once here.
+/// The number of slots that the stream may hold in each server's log.
+/// A slot is taken for every request that waits to be sent or was sent, until the request is
+/// released. Each command carries the released mark, and the target reads it before it appends. So
+/// a slot that is freed here is free there by the time it is needed. A replayed entry keeps its
+/// slot there, and counts once here.
 #[derive(Debug)]
 pub(super) struct Credits {
     partitions: Vec<Partition>,
@@ -68,7 +67,8 @@ impl Credits {
         planted || self.partitions.iter().enumerate().all(within)
     }
 
-    /// Whether some server's log is half full or more: time to make room before it is needed.
+    /// Whether some server's log is half full or more. Then it is time to free space before it is
+    /// needed.
     pub(super) fn half_used(&self, used: impl Fn(usize) -> usize) -> bool {
         self.partitions
             .iter()

@@ -1,17 +1,17 @@
-//! Which engines there are, by name, and what each of them does and needs.
+//! The engines by name, and what each of them does and needs.
 
 use core::fmt;
 
 use super::{none, rio, sync};
 
-/// Which engine.
+/// An engine, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineKind {
-    /// No order at all: the ceiling.
+    /// Keeps no order at all. Its throughput is the upper bound for the other engines.
     None,
-    /// Linux's: transfer, FLUSH, next.
+    /// Linux's method: transfer, FLUSH, next group.
     Sync,
-    /// Rio's.
+    /// Rio's method: ordering attributes and ordering logs.
     Rio,
 }
 
@@ -19,13 +19,13 @@ impl EngineKind {
     /// All engines, in the order that tables print them.
     pub const ALL: [Self; 3] = [Self::Sync, Self::Rio, Self::None];
 
-    /// The one that a volume is made for unless its maker says otherwise.
+    /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
 
-    /// The one that runs where [`PREFERRED`](Self::PREFERRED) can't (T17).
+    /// The engine of a volume where [`PREFERRED`](Self::PREFERRED) cannot run (T17).
     pub const FALLBACK: Self = Self::Sync;
 
-    /// What it does and needs.
+    /// What the engine does and needs.
     #[must_use]
     #[inline]
     pub const fn capabilities(self) -> Capabilities {
@@ -36,7 +36,7 @@ impl EngineKind {
         }
     }
 
-    /// The one word that chooses it.
+    /// The name of the engine in options and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl EngineKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// What it promises, in one sentence.
+    /// The promise of the engine, in one sentence.
     #[must_use]
     pub const fn promise(self) -> &'static str {
         match self {
@@ -65,22 +65,22 @@ impl EngineKind {
     }
 }
 
-/// What an engine does and needs, for those who run streams and volumes with it. Each engine states
-/// its own, beside its code.
+/// What an engine does and needs. The code that runs streams and volumes asks for it. Each engine
+/// states its own capabilities, beside its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// After a crash no group is there without all groups before it.
     pub keeps_order: bool,
-    /// A group counts as complete only once it is durable, and the next one is not sent before: to
-    /// submit more than one at a time gains nothing.
+    /// A group counts as complete only once it is durable, and the next one is not sent before. So
+    /// it gains nothing to submit more than one at a time.
     pub completes_durable: bool,
-    /// Its entries are in the targets' ordering logs: the volume needs room there, the released
-    /// mark must reach the targets (T1), and recovery finds a prefix and undoes the rest.
+    /// The engine's entries are in the targets' ordering logs. So the volume needs space there, the
+    /// released mark must reach the targets (T1), and recovery finds a prefix and undoes the rest.
     pub keeps_log: bool,
-    /// The target keeps the order of what comes on a connection that is bound to the stream: the
-    /// connection is bound before anything is sent, and the target judges failed FLUSHes (T22).
+    /// The target keeps the order of the commands on a connection that is bound to the stream. So
+    /// the connection is bound before anything is sent, and the target judges failed FLUSHes (T22).
     pub needs_binding: bool,
-    /// A lost connection costs time only: what is not durable is sent again (P7).
+    /// A lost connection costs time only: requests that are not durable are sent again (P7).
     pub can_replay: bool,
 }
 

@@ -1,4 +1,5 @@
-//! What went to one server: kept until released, and sent again when the server has lost it (P7).
+//! The requests that were sent to one server: kept until released, and sent again when the server
+//! has lost them (P7).
 
 use alloc::collections::VecDeque;
 
@@ -10,15 +11,15 @@ use crate::topology::Extent;
 
 /// The requests of one stream that were given out for one server.
 ///
-/// In steady state a request costs a push and a pop here. Replay goes by the list: it is the
-/// order in which everything went out, which is the order of (seq, index).
+/// In steady state a request costs a push and a pop here. Replay follows the list. The list has the
+/// order in which everything was sent, and that is the order of (seq, index).
 #[derive(Debug)]
 pub(super) struct Lane {
     /// Given out and not released, oldest first (T14).
     sent: VecDeque<RequestId>,
-    /// How many of them are not complete.
+    /// How many of the given requests are not complete.
     unfinished: usize,
-    /// What is to be sent again, oldest first; those in front that have ended are taken off.
+    /// The requests to be sent again, oldest first. Those in front that have ended are taken off.
     replays: VecDeque<RequestId>,
     /// How many of the replays have been given out.
     given: usize,
@@ -29,7 +30,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane to a server whose log has this many slots: no more can be kept for it.
+    /// The list for a server whose log has this many slots. No more requests can be kept for it.
     pub(super) fn new(slots: u32) -> Self {
         Self {
             sent: VecDeque::with_capacity(slots.min(1 << 16) as usize),
@@ -60,7 +61,7 @@ impl Lane {
         Some((id, self.ordinal))
     }
 
-    /// A request that was given out here is complete for the first time.
+    /// Notes that a request that was given out here is complete for the first time.
     #[inline]
     pub(super) fn finished(&mut self) {
         self.unfinished -= 1;
@@ -70,13 +71,14 @@ impl Lane {
         self.suspended = true;
     }
 
-    /// How much was given out and is not released: so many slots of the server's log are taken.
+    /// The number of requests that were given out and are not released. They take as many slots of
+    /// the server's log.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.sent.len()
     }
 
-    /// What was given out and is not released, oldest first.
+    /// The requests that were given out and are not released, oldest first.
     pub(super) fn sent(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sent.iter().copied()
     }
@@ -85,9 +87,9 @@ impl Lane {
         self.suspended
     }
 
-    /// A new binding, for which everything on the list that is not durable is to be sent again
-    /// before anything new, as it was sent: a later flush entry vouches for it only because of
-    /// that (T4). What is complete and not durable may be lost just as well as what is out.
+    /// Begins a new binding. Everything on the list that is not durable is sent again, as it was,
+    /// before anything new. Only because of that a later flush entry covers it (T4). A request that
+    /// is complete but not durable may be lost, just as one in flight.
     ///
     /// Calls `complete` for each request whose completion was lost.
     pub(super) fn resume<P: super::Payload>(
@@ -121,7 +123,7 @@ impl Lane {
         }
     }
 
-    /// A replay has ended: takes those that have off the front.
+    /// Notes that a replay has ended, and takes ended replays off the front.
     pub(super) fn replay_ended<P: super::Payload>(&mut self, base: &Base<P>) {
         while self.replays.front().is_some_and(|id| !base.request(*id).again) {
             self.replays.pop_front();
@@ -129,17 +131,18 @@ impl Lane {
         }
     }
 
-    /// Replays that are queued or out.
+    /// The number of replays that are queued or in flight.
     pub(super) fn replays(&self) -> usize {
         self.replays.len()
     }
 
-    /// The oldest replay that is queued or out.
+    /// The oldest replay that is queued or in flight.
     pub(super) fn replaying(&self) -> Option<RequestId> {
         self.replays.front().copied()
     }
 
-    /// Nothing more is sent again; what is out still ends, if its connection is there.
+    /// Ends the replay: nothing more is sent again. A request in flight still ends, if its
+    /// connection is there.
     pub(super) fn stop<P: super::Payload>(&mut self, base: &mut Base<P>) {
         if self.suspended {
             self.given = 0;
@@ -149,7 +152,7 @@ impl Lane {
         }
     }
 
-    /// Forgets what is released. What may still end is kept, whatever the mark says.
+    /// Forgets released requests. A request that may still end is kept, whatever the mark is.
     pub(super) fn release<P: super::Payload>(&mut self, base: &mut Base<P>, released: Seq) {
         while let Some(&id) = self.sent.front() {
             let request = base.request(id);
@@ -162,8 +165,8 @@ impl Lane {
         debug_assert!(self.unfinished <= self.sent.len(), "what is not there is not unfinished");
     }
 
-    /// Drops one request from the list, wherever it is: what must never be done to one that is
-    /// not released (T14).
+    /// Drops one request from the list, wherever it is. For a plant only: this must never be done
+    /// to a request that is not released (T14).
     pub(super) fn drop_one<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
         self.sent.retain(|kept| *kept != id);
         base.free(id);
@@ -171,7 +174,7 @@ impl Lane {
 
     /// Whether a request that is not complete touches these blocks (P9).
     pub(super) fn touches<P: super::Payload>(&self, base: &Base<P>, extent: &Extent) -> bool {
-        // The unfinished ones are the newest, mostly.
+        // Most of the unfinished requests are the newest.
         let newest = self.sent.iter().rev().map(|id| base.request(*id));
         newest.filter(|r| r.live).take(self.unfinished).any(|r| r.touches(extent))
     }

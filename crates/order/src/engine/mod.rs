@@ -1,9 +1,8 @@
-//! The ways to keep order, behind one trait ([`Engine`]).
+//! The methods to keep order, behind one trait ([`Engine`]).
 //!
-//! An engine is the initiator's half of an ordered stream: groups go in, requests come out in the
-//! order and with the attributes that the engine's way of keeping order asks for, completions go
-//! back in, and two watermarks tell the caller how far the stream is complete and how far it is
-//! durable.
+//! An engine is the initiator's half of an ordered stream. Groups go in. Requests come out, in the
+//! order and with the attributes that the engine's method needs. Completions go back in. Two marks
+//! show the caller how far the stream is complete and how far it is durable.
 //!
 //! | engine | order is kept by |
 //! |---|---|
@@ -36,32 +35,33 @@ pub trait Payload: Clone + fmt::Debug {
     #[must_use]
     fn part(&self, first_block: u32, blocks: u32) -> Self;
 
-    /// All of it, `blocks` blocks, of which nobody needs another reference here.
+    /// All of it, `blocks` blocks. The caller needs no other reference to them here.
     #[must_use]
     fn take(&mut self, blocks: u32) -> Self {
         self.part(0, blocks)
     }
 }
 
-/// Whether the blocks written hold something that recovery may still need (T11). No default: only
-/// the caller knows.
+/// What the caller declares of the old content of a write's blocks: whether recovery may still need
+/// it (T11). There is no default, because only the caller knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// No state that the volume may still recover to needs the old content: it was free as of the
-    /// *released* mark, not merely freed a moment ago. Undo may zero it.
+    /// No state that the volume may still recover to needs the old content. It was free as of the
+    /// *released* mark, not merely freed a moment ago. Undo may zero the blocks.
     Fresh,
-    /// Live data is overwritten: left alone by undo, and listed after a crash.
+    /// Live data is overwritten. Undo leaves it alone, and recovery lists it after a crash.
     InPlace,
-    /// The new content serves as well as the old one for every state that the volume may still
-    /// recover to: the tail of a log, written again with more records behind those that it holds,
-    /// each with a number and a checksum of its own. After a crash each block holds the content of
-    /// the prefix or that of a later extension; it is left alone by undo, and not listed. If what it
-    /// extends was [fresh](Self::Fresh) and is beyond the prefix, too, it is zeroed with that.
+    /// For every state that the volume may still recover to, the new content serves as well as the
+    /// old. An example is the tail of a log that is written again with more records behind the old
+    /// ones, where each record has a number and a checksum. After a crash each block holds the
+    /// content of the prefix or that of a later extension. Undo leaves it alone, and recovery does
+    /// not list it. If the extended content was [fresh](Self::Fresh) and is beyond the prefix, too,
+    /// it is zeroed with that.
     Extend,
 }
 
 impl Place {
-    /// The flag of an entry that says so (T11).
+    /// The flag of an entry with this place (T11).
     #[must_use]
     #[inline]
     pub const fn flag(self) -> Flags {
@@ -73,7 +73,7 @@ impl Place {
     }
 }
 
-/// What a write of a group does.
+/// The effect of a write of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op<P> {
     /// Writes the payload.
@@ -84,8 +84,8 @@ pub enum Op<P> {
 }
 
 impl<P> Op<P> {
-    /// Whether the blocks' old content is lost for good: no state that the volume may still recover
-    /// to may need it (T11).
+    /// Whether the old content of the blocks is lost for good. Then no state that the volume may
+    /// still recover to may need it (T11).
     #[must_use]
     #[inline]
     pub const fn is_fresh(&self) -> bool {
@@ -100,7 +100,7 @@ pub struct Write<P> {
     pub lba: u64,
     /// Blocks, at least 1.
     pub blocks: u32,
-    /// What it does.
+    /// The effect.
     pub op: Op<P>,
 }
 
@@ -109,12 +109,12 @@ pub struct Write<P> {
 pub struct Marks {
     /// Every group up to this is complete on all targets (P3: in order, each once).
     pub complete: Seq,
-    /// Every group up to this is durable, as far as the media keep what is assumed of them.
+    /// Every group up to this is durable, if the media keep the assumptions about them.
     pub durable: Seq,
 }
 
-/// A request under way, by number; numbers are reused once a request is done and, where it may
-/// have to be replayed, released.
+/// The number of a request in flight. A number is used again once its request is done and, where it
+/// may have to be replayed, released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
@@ -123,17 +123,17 @@ pub struct RequestId(pub u32);
 pub struct Request<P> {
     /// The (first) group it belongs to.
     pub seq: Seq,
-    /// Whole groups it covers.
+    /// How many whole groups it covers.
     pub span: u16,
-    /// Entries of its group.
+    /// How many entries its group has.
     pub num: u16,
-    /// Which of them it is.
+    /// Which entry of its group it is.
     pub index: u16,
     /// The drive.
     pub member: Member,
     /// The server that has the drive.
     pub server: u16,
-    /// What it does.
+    /// Its effect on the drive.
     pub kind: Kind,
     /// Boundary, flush, in place, split.
     pub flags: Flags,
@@ -143,11 +143,11 @@ pub struct Request<P> {
     pub blocks: u32,
     /// The caller's tag of the (last) group.
     pub tag: u64,
-    /// Its payload, in order.
+    /// Its payload, in order of the blocks.
     pub pieces: Vec<P>,
     /// Whether it is neither complete nor free.
     live: bool,
-    /// Whether it is to be sent again, or was and is out.
+    /// Whether it is to be sent again, or was sent again and has not ended.
     again: bool,
 }
 
@@ -187,14 +187,14 @@ impl<P> Request<P> {
 /// A request that may be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch {
-    /// Which one.
+    /// The request.
     pub id: RequestId,
-    /// For ordered requests, its place among the stream's entries on its server and the released
+    /// For ordered requests: the place among the stream's entries on its server, and the released
     /// mark to send with it.
     pub ordered: Option<(u32, Seq)>,
 }
 
-/// Why a request failed.
+/// The cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The target answered with this NVMe status.
@@ -206,13 +206,13 @@ pub enum Cause {
     /// Another stream's FLUSH of the same drive failed; this stream's unflushed data there may be
     /// gone (T22).
     SharedFlush,
-    /// The target's log of the stream is not what was sent to it (T18, T19).
+    /// The target's log of the stream differs from what was sent to it (T18, T19).
     LogMismatch,
-    /// The target came back, and its log or a drive is not what it was (T27).
+    /// The target came back, and its log or a drive has changed (T27).
     Changed,
 }
 
-/// A stream's first failure: what poisons it (P6).
+/// A stream's first failure, which poisons it (P6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The first group that it touches.
@@ -221,11 +221,11 @@ pub struct Failure {
     pub member: Member,
     /// Whether a FLUSH failed, alone or behind a write.
     pub flush: bool,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
-/// Which bound a group ran into.
+/// The bound that a group exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The ordering log of this server (T13).
@@ -233,14 +233,14 @@ pub enum Bound {
         /// The server.
         server: u16,
     },
-    /// The memory for what may have to be replayed (T14).
+    /// The memory for requests that may have to be replayed (T14).
     Memory,
 }
 
-/// Why a group is refused; nothing of it was taken.
+/// Why a group is refused. A refused group changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No room right now; there will be.
+    /// There is no space right now; there will be.
     Full(Bound),
     /// The group can never fit.
     TooLarge(Bound),
@@ -252,18 +252,17 @@ pub enum Refusal {
     Poisoned(Failure),
 }
 
-/// A stream's engine: one way to keep order.
+/// A stream's engine: one method to keep order.
 ///
 /// The owner calls [`admit`](Self::admit) for each group, then takes what may go to each server
-/// ([`next`](Self::next)), tells of each end ([`done`](Self::done)), and reads the marks
-/// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or looks at a
-/// clock.
+/// ([`next`](Self::next)), reports each end ([`done`](Self::done)), and reads the marks
+/// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or reads a clock.
 pub trait Engine<P: Payload>: base::HasBase<P> {
     /// Takes a group, whole or not at all. The payloads are [taken](Payload::take) out of `writes`,
     /// also of some that are then refused.
     ///
     /// # Errors
-    /// [`Refusal`] says which bound was hit, or that the stream has failed.
+    /// [`Refusal`] names the bound that was hit, or the failure of the stream.
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
 
     /// The next request that may go to `server` now. The caller must send it.
@@ -277,66 +276,67 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().request(id)
     }
 
-    /// A request that [`next`](Self::next) has returned since the last [`suspend`](Self::suspend)
-    /// of its server has ended.
+    /// Reports the end of a request that [`next`](Self::next) has returned since the last
+    /// [`suspend`](Self::suspend) of its server.
     fn done(&mut self, id: RequestId, result: Result<(), Cause>);
 
-    /// The connection to a server is lost. If the engine can replay, it gives out nothing for
-    /// that server until [`resume`](Self::resume), expects no [`done`](Self::done) for what was
-    /// out there, and returns true; groups are admitted as before, within the bounds. If it
-    /// cannot, or the stream has failed, nothing changes: the caller [`poison`](Self::poison)s
-    /// the stream.
+    /// Notes that the connection to a server is lost. If the engine can replay, it returns true.
+    /// Then it gives out nothing for that server until [`resume`](Self::resume), and expects no
+    /// [`done`](Self::done) for the requests in flight there; groups are admitted as before, within
+    /// the bounds. If the engine cannot replay, or the stream has failed, it returns false and
+    /// nothing changes: the caller [`poison`](Self::poison)s the stream.
     ///
-    /// It may come at any time, also while a replay is under way.
+    /// The call may come at any time, also during a replay.
     fn suspend(&mut self, server: u16) -> bool {
         let _ = server;
         false
     }
 
-    /// The stream is bound to a suspended server again, by the same owner; the server has looked
-    /// through its log. `durable` tells whether it found the entry with this (first) seq and
-    /// index *durable*, not merely there.
+    /// Notes that the stream is bound to a suspended server again, by the same owner, and that the
+    /// server has read its log. `durable` returns whether the server found the entry with this
+    /// (first) seq and index *durable*, not merely there.
     ///
-    /// Ordinals start at 1 again. What is durable there counts as complete. Everything else that
-    /// was given out for this server and is not released comes again from [`next`](Self::next),
-    /// as it was, in the order in which it first did, before anything new (P7, T4). Entries keep
-    /// their slots in the server's log, so no credits are needed (T13).
+    /// Ordinals start at 1 again. An entry that is durable there counts as complete. Everything
+    /// else that was given out for this server and is not released comes again from
+    /// [`next`](Self::next), as it was, in the order in which it first did, before anything new
+    /// (P7, T4). Entries keep their slots in the server's log, so no credits are needed (T13).
     ///
     /// On a stream that has failed meanwhile, nothing is sent again.
     fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
         let _ = (server, durable);
     }
 
-    /// Visits what was given out for a server and may have to be sent again, in that order, with
-    /// ordinal 0: what the server's log may hold beyond the released mark.
+    /// Visits the requests that were given out for a server and may have to be sent again, in that
+    /// order, with ordinal 0. The server's log may hold these beyond the released mark.
     fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
         let _ = (server, visit);
     }
 
-    /// Whether requests to this server wait to be sent again, or are out again: until they have
-    /// ended, its blocks may hold older content than they did before (P9).
+    /// Whether requests to this server wait to be sent again, or are in flight again. Until they
+    /// have ended, its blocks may hold older content than they did before (P9).
     fn replaying(&self, server: u16) -> bool {
         let _ = server;
         false
     }
 
-    /// Requests that were put in line to be sent again, ever: for reports.
+    /// How many requests were queued to be sent again since the stream began. For reports.
     fn replayed(&self) -> u64 {
         0
     }
 
-    /// The marks, which thereby count as delivered (T1).
+    /// The marks. They count as delivered with this call (T1).
     fn poll(&mut self) -> Marks;
 
-    /// Asks that all groups up to `seq` become durable without being waited for by a later one.
+    /// Asks that all groups up to `seq` become durable without waiting for a later group.
     fn ask_durable(&mut self, seq: Seq);
 
-    /// The payload of groups up to this is no longer needed (T14).
+    /// Returns the seq up to which the payload of groups is no longer needed (T14).
     fn kept_after(&self) -> Seq {
         self.base().window.forgotten()
     }
 
-    /// Up to here the stream is complete, durable and delivered: attributes may be dropped (T1).
+    /// The seq up to which the stream is complete, durable and delivered. Attributes up to it may
+    /// be dropped (T1).
     fn released(&self) -> Seq {
         self.base().window.released()
     }
@@ -351,13 +351,13 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().failure
     }
 
-    /// The whole stream has failed for a reason outside a single request (P6).
+    /// Fails the whole stream, for a reason outside a single request (P6).
     fn poison(&mut self, failure: Failure) {
         self.base_mut().poison(failure);
     }
 
-    /// Another stream's FLUSH of `member` failed (T22): poisons this one if it has unflushed
-    /// writes there.
+    /// Notes that another stream's FLUSH of `member` failed (T22). This poisons the stream if it
+    /// has unflushed writes there.
     fn flush_failed_elsewhere(&mut self, member: Member) {
         if let Some(failure) = self.base().harmed_by_flush(member) {
             self.poison(failure);
@@ -369,25 +369,26 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().writes_pending(lba, blocks)
     }
 
-    /// Whether nothing is under way: every request is complete, and no replay is queued or out.
+    /// Whether nothing is in flight: every request is complete, and no replay is queued or in
+    /// flight.
     fn is_idle(&self) -> bool {
-        // What waits, or is flushed, has a request that has not ended.
+        // A group that waits, or is flushed, has a request that has not ended.
         self.base().live() == 0
     }
 }
 
-/// What bounds and tunes an engine.
+/// The bounds and options of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Payload bytes that may be held for replay, or in flight (T14).
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (T16).
     pub merge: bool,
-    /// Blocks that writes are merged up to: as many as go with their command. Beyond that a merged
-    /// request would wait for the target to ask for its data, and with it all that was merged (T16
-    /// bounds it, too). Discards have no data.
+    /// Blocks that writes are merged up to: as many as go with their command. A larger merged
+    /// request would wait until the target asks for its data, and everything that was merged would
+    /// wait with it (T16 bounds it, too). Discards have no data.
     pub merged_blocks_max: u32,
-    /// The mark from which the stream goes on; its first group is the next seq.
+    /// The mark from which the stream continues. Its first group is the next seq.
     pub start: Seq,
 }
 
@@ -402,8 +403,9 @@ impl Default for Limits {
     }
 }
 
-// Engines go to another thread wherever their payloads do. The trait does not say so, because the
-// library's payloads go only together with what owns them all; that owner relies on it.
+// An engine may move to another thread if its payloads may. The trait does not demand this, because
+// the library's payloads move only together with the object that owns them all. That owner relies
+// on this check.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<none::NoOrder<()>>();

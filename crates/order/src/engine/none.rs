@@ -1,5 +1,5 @@
-//! No order at all: what the hardware and the stack can do at best. Requests go out at once and
-//! without attributes; only the marks that the caller sees are in order.
+//! No order at all: the most that the hardware and the stack can do. Requests are sent at once and
+//! without attributes. Only the marks that the caller sees are in order.
 
 use super::base::{Base, HasBase};
 use super::{Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write};
@@ -7,7 +7,7 @@ use crate::attribute::{Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
-/// What it does and needs.
+/// What the engine does and needs.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: false,
     completes_durable: false,
@@ -23,12 +23,12 @@ pub struct NoOrder<P> {
     flush: FlushRound,
 }
 
-/// A FLUSH of all dirty drives under way, or wanted.
+/// A FLUSH of all dirty drives, in flight or wanted.
 #[derive(Debug, Default)]
 pub(super) struct FlushRound {
-    /// Somebody wants everything up to this durable.
+    /// The caller wants everything up to this durable.
     wanted: Seq,
-    /// The round under way: covers up to this, with so many FLUSHes outstanding.
+    /// The round in flight: the last group that it covers, and the number of outstanding FLUSHes.
     running: Option<(Seq, u32)>,
 }
 
@@ -37,7 +37,7 @@ impl FlushRound {
         self.wanted = self.wanted.max(seq);
     }
 
-    /// Starts a round if one is wanted and all it must cover has completed (T2).
+    /// Starts a round if one is wanted and all writes that it must cover have completed (T2).
     #[inline]
     pub(super) fn start<P: Payload>(&mut self, base: &mut Base<P>) {
         let upto = base.window.complete();
@@ -111,7 +111,7 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
             base.enqueue();
         }
         if requests == 0 {
-            // A durable group without writes: complete once all before it is.
+            // A durable group without writes is complete once all groups before it are.
             base.window.settle();
         }
         if durable {
@@ -138,7 +138,7 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
 
     fn poll(&mut self) -> Marks {
         let marks = self.base.window.deliver();
-        // Nothing is ever replayed: what is complete may be forgotten.
+        // This engine never replays. So a complete group may be forgotten.
         self.base.window.forget(self.base.window.complete());
         marks
     }

@@ -1,25 +1,26 @@
-//! Rio's engine: everything is sent at once, with an ordering attribute each; the targets log,
-//! the initiator completes in order (Rio paper §4), and sends again what a target has lost (P7).
+//! Rio's engine. It sends everything at once, each request with an ordering attribute. The targets
+//! log the attributes. The initiator completes in order (Rio paper §4), and sends again the
+//! requests that a target has lost (P7).
 //!
 //! # Why replay keeps durability honest
 //!
-//! Group v *vouches* if, once everything up to v is complete, everything up to v is durable: it
-//! carries a FLUSH for each drive with unflushed writes, or there is none such. A target that
-//! crashes takes completed writes with it, so "complete" must not be forgotten to have been said,
-//! and yet not be relied on:
+//! Group v *covers* the groups before it if everything up to v is durable once everything up to v
+//! is complete: v carries a FLUSH for each drive with unflushed writes, or there is no such drive.
+//! A target that crashes loses completed writes. So the engine must remember that it has reported
+//! them complete, and yet must not rely on it:
 //!
-//! - A flush entry that is complete was persisted before its completion (T7). The log shows it,
-//!   and with it all that it vouches for: nothing of that is sent again.
-//! - A flush entry that is not complete is on the list, too, behind the writes it is to vouch for,
-//!   and is sent again behind them, or was never sent and goes behind all replays. Its group
-//!   becomes complete, and so vouches, only when it ends, which the gate delays until the writes
-//!   before it, sent again, have ended (T2).
-//! - A write that is complete and not durable is sent again although nobody waits for it; its end
-//!   changes no mark.
+//! - A flush entry that is complete was persisted before its completion (T7). The log shows it, and
+//!   with it all entries that it covers. None of them is sent again.
+//! - A flush entry that is not complete is on the list, too, behind the writes that it is to cover.
+//!   It is sent again behind them. If it was never sent, it goes behind all replays. Its group
+//!   becomes complete, and so covers the others, only when the entry ends. The gate delays this end
+//!   until the writes before it, sent again, have ended (T2).
+//! - A write that is complete and not durable is sent again although no caller waits for it. Its
+//!   end changes no mark.
 //!
-//! A log that does not show what it persisted would break the first point. No log does, but so
-//! little is needed to be safe even then that it is done: nothing becomes durable, and nothing is
-//! released, up to or beyond a request that is being replayed.
+//! A log that does not show an entry that it persisted would break the first point. No log does
+//! this, but a small rule makes the engine safe even then: nothing becomes durable, and nothing is
+//! released, at or beyond a request that is being replayed.
 
 use alloc::vec::Vec;
 
@@ -34,7 +35,7 @@ use crate::attribute::{Attribute, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
-/// What it does and needs.
+/// What the engine does and needs.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
     completes_durable: false,
@@ -48,30 +49,30 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 pub struct Rio<P> {
     base: Base<P>,
     credits: Credits,
-    /// What went to each server.
+    /// The requests that were sent to each server.
     lanes: Vec<Lane>,
     /// The last group with a joint FLUSH.
     flushed: Seq,
-    /// A flush that the engine itself put in, until it is released: it alone may use the slots
-    /// reserved for flushes, so there is one at a time (T13).
+    /// A flush that the engine itself put in, until it is released. Only this flush may use the
+    /// slots reserved for flushes, so there is one at a time (T13).
     forced: Option<Seq>,
-    /// Up to here somebody waits for durability.
+    /// The last group that the caller wants durable.
     wanted: Seq,
     /// The last tag seen: a forced flush repeats it, so that recovery never loses it.
     tag: u64,
-    /// How many flushes were forced, for the curious.
+    /// How many flushes were forced. For reports.
     forced_count: u64,
-    /// How many requests were put in line to be sent again, for the curious.
+    /// How many requests were queued to be sent again. For reports.
     replayed: u64,
 }
 
-/// Whether a group flushes, and for whom.
+/// Whether a group flushes, and at whose request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flush {
     No,
     /// The caller wants the group durable.
     Asked,
-    /// The engine makes room.
+    /// The engine needs space.
     Forced,
 }
 
@@ -92,7 +93,7 @@ impl<P: Payload> Rio<P> {
         }
     }
 
-    /// Flushes that the engine put in because nobody asked for one (T1).
+    /// How many flushes the engine put in because the caller asked for none (T1).
     #[must_use]
     pub fn forced_flushes(&self) -> u64 {
         self.forced_count
@@ -119,10 +120,11 @@ impl<P: Payload> Rio<P> {
             base.dirty.fill(None);
             self.flushed = seq;
         }
-        // Without volatile caches, or with none dirty, what is complete is durable.
+        // A group covers all before it if no drive is dirty: without volatile caches, or after a
+        // FLUSH of all, a complete group is durable.
         let vouches = base.dirty.iter().all(Option::is_none);
         let opened = match flush {
-            // Overlapped: nobody waits for it, so it holds up no completion.
+            // No caller waits for this flush, so it holds up no completion.
             Flush::Forced => base.window.open_silent(requests),
             Flush::No | Flush::Asked => base.window.open(requests, vouches, bytes),
         };
@@ -134,8 +136,9 @@ impl<P: Payload> Rio<P> {
         seq
     }
 
-    /// Without PLP nothing is released until flushed: when nobody flushes, do it before the log
-    /// or the replay memory fills, overlapped with the writing (T1, T14).
+    /// Puts in a flush. Without PLP nothing is released until it is flushed. If the caller never
+    /// flushes, the engine does it before the log or the replay memory fills, overlapped with the
+    /// writing (T1, T14).
     fn force_flush(&mut self) {
         if self.forced.is_some() || self.base.failure.is_some() || !self.any_dirty() {
             return;
@@ -162,19 +165,19 @@ impl<P: Payload> Rio<P> {
             self.forced = None;
         }
         if self.wanted > self.flushed {
-            // Asked for while another forced flush had the reserve.
+            // Asked for while another forced flush used the reserve.
             self.force_flush();
         }
     }
 
-    /// Tells the window how far the replays are.
+    /// Reports to the window how far the replays are.
     fn note_replays(&mut self) {
         let oldest = self.lanes.iter().filter_map(Lane::replaying);
         let oldest = oldest.map(|id| self.base.request(id).seq).min();
         self.base.window.replay_from(oldest);
     }
 
-    /// The stream has failed: nothing is sent again either (P6).
+    /// Stops the stream after a failure: nothing is sent again either (P6).
     fn stop(&mut self) {
         for lane in &mut self.lanes {
             lane.stop(&mut self.base);
@@ -227,7 +230,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
             self.force_flush();
         }
         if !self.base.has_room(bytes) {
-            // What is kept may be all that nobody flushed.
+            // All kept memory may be of groups that were never flushed.
             self.force_flush();
             return Err(Refusal::Full(Bound::Memory));
         }
@@ -264,7 +267,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
             self.lanes[server].replay_ended(&self.base);
             self.note_replays();
         }
-        // Complete before, and lost with its target: counted then (T6).
+        // A request that was complete before, and was lost with its target, was counted then (T6).
         if first_time && result.is_ok() {
             self.base.window.request_done(first, last);
         }
@@ -282,8 +285,8 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
-        // What the marks sent so far have released is gone from the server's log: not there does
-        // not mean not durable.
+        // Entries that the marks sent so far have released are gone from the server's log. Such an
+        // entry may be durable although the log does not show it.
         self.reclaim();
         let Self { base, lanes, .. } = self;
         let lane = &mut lanes[usize::from(server)];

@@ -1,5 +1,5 @@
-//! Linux's way: one group at a time. Wait for the transfer, FLUSH the drives that it dirtied
-//! (unless they have PLP), then the next group (Rio paper §2.2).
+//! Linux's method: one group at a time. Wait for the transfer, FLUSH the drives that it dirtied
+//! (unless they have PLP), then send the next group (Rio paper §2.2).
 
 use alloc::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
-/// What it does and needs.
+/// What the engine does and needs.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
     completes_durable: true,
@@ -24,7 +24,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 #[derive(Debug)]
 pub struct Sync<P> {
     base: Base<P>,
-    /// Shaped groups that wait for their turn, each its requests.
+    /// Shaped groups that wait for their turn, each with its requests.
     waiting: VecDeque<(Seq, alloc::vec::Vec<RequestId>)>,
     /// Requests of the current group, or of its FLUSH, that have not ended.
     outstanding: u32,
@@ -47,7 +47,7 @@ impl<P: Payload> Sync<P> {
         }
     }
 
-    /// Sends the next group if none is under way.
+    /// Sends the next group if none is in flight.
     fn start_next(&mut self) {
         while (self.current.is_none() || probe::planted(Plant::SyncNextEarly))
             && self.base.failure.is_none()
@@ -67,7 +67,8 @@ impl<P: Payload> Sync<P> {
         }
     }
 
-    /// The group's transfer is complete: FLUSH what it dirtied, or go on.
+    /// The transfer of the group is complete: FLUSHes the drives that it dirtied, or goes on with
+    /// the next group.
     fn transferred(&mut self, seq: Seq) {
         for index in 0..self.base.dirty.len() {
             if self.base.dirty[index].take().is_some() && !probe::planted(Plant::SyncNoFlush) {
@@ -146,7 +147,7 @@ impl<P: Payload> Engine<P> for Sync<P> {
 
     fn poll(&mut self) -> Marks {
         let mut marks = self.base.window.deliver();
-        // A group counts as complete once its FLUSH is back: that is what the caller waits for.
+        // A group counts as complete once its FLUSH is back, because the caller waits for that.
         marks.complete = marks.durable;
         self.base.window.forget(marks.durable);
         marks

@@ -1,4 +1,4 @@
-//! Engines against drives that end requests in any order, judged by far simpler rules.
+//! Engines with drives that end requests in any order, judged by far simpler rules.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -43,7 +43,7 @@ fn write(lba: u64, blocks: u32) -> Write<Piece> {
     Write { lba, blocks, op: Op::Write(Place::Fresh, Piece(lba as u32, blocks)) }
 }
 
-/// Takes all that may be sent.
+/// Takes all requests that may be sent.
 fn drain(engine: &mut dyn Engine<Piece>, servers: u16) -> Vec<Dispatch> {
     (0..servers).flat_map(|s| core::iter::from_fn(|| engine.next(s)).collect::<Vec<_>>()).collect()
 }
@@ -104,7 +104,7 @@ fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
         .collect();
     entries.sort_by_key(|e| e.0);
     assert_eq!(entries, [(0, Kind::Flush, 2, true), (1, Kind::Write, 2, true)]);
-    // Clean drives get none.
+    // A clean drive gets no flush entry.
     engine.admit(&mut [write(6, 1)], 0, true).unwrap();
     assert_eq!(drain(&mut engine, 3).len(), 1);
 }
@@ -247,7 +247,8 @@ fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
     for lba in 0..3 {
         engine.admit(&mut [write(lba * 2, 1)], 0, false).unwrap();
     }
-    // Three of eight slots are used, so nothing pressed so far; nobody ever asks for a flush.
+    // Three of eight slots are used, so there is no need for a flush yet, and the caller never asks
+    // for one.
     let group: Vec<_> = (0..6).map(|i| write(20 + 2 * i, 1)).collect();
     assert_eq!(
         engine.admit(&mut group.clone(), 0, false),
@@ -264,7 +265,7 @@ fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
 fn t14_memory_that_nobody_flushes_is_flushed_for_a_group_that_needs_it() {
     let limits = Limits { merge: false, kept_bytes_max: 10 * 4096, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
-    engine.admit(&mut [write(0, 4)], 0, false).unwrap(); // less than half: nothing presses
+    engine.admit(&mut [write(0, 4)], 0, false).unwrap(); // less than half: no flush is needed
     assert_eq!(engine.admit(&mut [write(20, 7)], 0, false), Err(Refusal::Full(Bound::Memory)));
     for d in drain(&mut engine, 1) {
         engine.done(d.id, Ok(()));
@@ -677,7 +678,8 @@ fn a_drive_written_to_while_it_is_flushed_is_not_clean() {
     engine.ask_durable(Seq(1));
     let [second, flush] = drain(&mut engine, 1)[..] else { panic!("a write and a FLUSH") };
     assert_eq!(engine.request(flush.id).kind, Kind::Flush);
-    // The second write ends, and is wanted durable, while the FLUSH that may not cover it is out.
+    // The second write ends, and is wanted durable, while a FLUSH that may not cover it is in
+    // flight.
     engine.done(second.id, Ok(()));
     engine.ask_durable(Seq(2));
     assert!(engine.next(0).is_none(), "one round at a time");
@@ -727,7 +729,7 @@ fn none_flushes_only_what_has_completed() {
     assert_eq!(engine.poll().durable, Seq(2));
 }
 
-/// What the judge knows of a request that is out.
+/// The judge's record of a request in flight.
 #[derive(Clone, Debug)]
 struct Out {
     dispatch: Dispatch,
@@ -834,7 +836,7 @@ proptest! {
                     prop_assert!(marks.durable >= durable_seen);
                     durable_seen = marks.durable;
                     for seq in 1..=marks.complete.0 {
-                        // A flush that the engine put in holds up durability, not completion.
+                        // A flush that the engine put in delays durability, not completion.
                         if seq <= marks.durable.0 || blocks_of.contains_key(&seq) {
                             let done = ended.get(&seq).map_or(0, BTreeSet::len);
                             prop_assert_eq!(done, usize::from(nums[&seq]), "complete means all entries ended");

@@ -8,12 +8,12 @@ use crate::probe::{self, Plant};
 
 #[derive(Clone, Copy, Debug)]
 struct GroupState {
-    /// Requests that have not ended.
+    /// How many of its requests have not ended.
     remaining: u32,
-    /// Once complete in order, everything up to this group is durable.
+    /// The group covers all before it: once complete in order, everything up to it is durable.
     vouches: bool,
-    /// The engine's own flush: nobody waits for it, so what the caller sees as complete goes on
-    /// past it; what is durable does not.
+    /// The group is the engine's own flush. No caller waits for it, so the complete mark that the
+    /// caller sees passes it; the durable mark does not.
     silent: bool,
     /// Payload bytes held.
     bytes: u64,
@@ -29,19 +29,20 @@ pub(super) struct Window {
     durable: Seq,
     delivered: Seq,
     kept_bytes: u64,
-    /// The last complete group that vouches for all before it.
+    /// The last complete group that covers all before it.
     vouched: Seq,
-    /// The silent group that has not ended; there is one at most.
+    /// The internal group that has not ended. There is one at most.
     silent: Option<Seq>,
-    /// Nothing at or after this seq is ever reported complete (P6).
+    /// The first failed group: nothing at or after this seq is ever reported complete (P6).
     barred: Option<Seq>,
-    /// The oldest group of which a request is being replayed: what it puts back does not become
-    /// durable before that, and is not released (T4).
+    /// The oldest group with a request that is being replayed. Its data does not become durable
+    /// before the replay ends, and is not released (T4).
     replayed: Option<Seq>,
-    /// What is before this, and no more, may become durable: the least of `barred`, `replayed` and
-    /// `silent`, kept beside them because every completion asks.
+    /// Groups before this seq, and no others, may become durable. It is the least of `barred`,
+    /// `replayed` and `silent`. The window keeps it, because every completion needs it.
     durable_before: Seq,
-    /// Likewise of what may be released, the least of `barred` and `replayed`.
+    /// Groups before this seq, and no others, may be released. It is the least of `barred` and
+    /// `replayed`.
     released_before: Seq,
     /// Complete on all servers, durable and delivered (T1).
     released: Seq,
@@ -66,7 +67,7 @@ impl Window {
         }
     }
 
-    /// Draws the two bounds again: `barred`, `replayed` or `silent` has changed.
+    /// Computes the two bounds again, after `barred`, `replayed` or `silent` has changed.
     fn draw_bounds(&mut self) {
         let least = |of: &[Option<Seq>]| of.iter().flatten().min().copied();
         let released = least(&[self.barred, self.replayed]);
@@ -155,12 +156,12 @@ impl Window {
         self.draw_bounds();
     }
 
-    /// Takes a group without requests in: it ends when all before it has.
+    /// Takes in a group without requests. It ends when all groups before it have ended.
     pub(super) fn settle(&mut self) {
         self.advance();
     }
 
-    /// Moves the marks as far as whole groups go, in order (P3).
+    /// Moves the marks over complete groups, in order (P3).
     #[inline]
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
@@ -174,9 +175,9 @@ impl Window {
                 self.vouched = seq;
             }
         }
-        // A flush behind an unfinished silent one vouches only for what was written after that.
-        // What failed is behind the bar, and so is whatever would vouch for it. What is being
-        // replayed was not durable, whatever vouched for it before (T4).
+        // A flush behind an unfinished internal flush covers only the later writes. A failed group
+        // is at or behind `barred`, and so is every group that would cover it. A group that is
+        // being replayed was not durable, whichever group covered it before (T4).
         if self.vouched < self.durable_before {
             self.durable = self.durable.max(self.vouched);
         }
@@ -195,14 +196,14 @@ impl Window {
         }
     }
 
-    /// Groups up to `seq` are durable by other means than a vouching group.
+    /// Notes that groups up to `seq` are durable without a covering group.
     pub(super) fn set_durable(&mut self, seq: Seq) {
         debug_assert!(seq <= self.complete);
         self.durable = self.durable.max(seq);
         self.release();
     }
 
-    /// The oldest group of which a request is being replayed is this, or there is none.
+    /// Notes the oldest group with a request that is being replayed, if there is one.
     pub(super) fn replay_from(&mut self, oldest: Option<Seq>) {
         if self.replayed != oldest {
             self.replayed = oldest;
@@ -211,7 +212,8 @@ impl Window {
         }
     }
 
-    /// Nothing from `seq` on is ever reported, nor anything that a replay was still to put back.
+    /// Fails the stream from `seq` on: nothing from there on is ever reported, nor anything that a
+    /// replay still had to write again.
     pub(super) fn bar(&mut self, seq: Seq) {
         let seq = self.replayed.map_or(seq, |from| from.min(seq));
         self.barred = Some(self.barred.map_or(seq, |bar| bar.min(seq)));

@@ -1,4 +1,4 @@
-//! The gate's part of an entry, and the table that has it.
+//! The gate's part of an entry, and the table of these parts.
 
 use super::step::Ticket;
 
@@ -13,21 +13,21 @@ pub trait Table {
     /// The gate's part of an entry.
     fn node(&self, ticket: Ticket) -> &Node;
 
-    /// The same, to be changed.
+    /// The gate's part of an entry, to be changed.
     fn node_mut(&mut self, ticket: Ticket) -> &mut Node;
 }
 
-/// What the gate keeps of an entry. It stays in the caller's table, beside whatever else the caller
-/// keeps of the entry.
+/// The gate's state of an entry. It stays in the caller's table, beside the caller's own state of
+/// the entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
     pub(super) lba: u64,
     pub(super) end: u64,
     pub(super) ordinal: u32,
-    /// Neighbours on the drive's list.
+    /// The entries before and after it on the drive's list.
     pub(super) before: u32,
     pub(super) after: u32,
-    /// Earlier entries, not completed, that overlap this one.
+    /// How many earlier entries that are not completed overlap this one.
     pub(super) blockers: u32,
     pub(super) drive: u8,
     pub(super) writes: bool,
@@ -36,7 +36,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Of a ticket that is free.
+    /// The node of a free ticket.
     pub const FREE: Self = Self {
         lba: 0,
         end: 0,
@@ -61,9 +61,9 @@ pub(super) enum State {
     Free,
     /// Arrived before its predecessors.
     Early,
-    /// Admitted, but its write would overlap one under way.
+    /// Admitted, but its write would overlap one in flight.
     Waiting,
     Writing,
-    /// Written (or with nothing to write): the FLUSH is to come or under way.
+    /// Written (or with nothing to write). Its FLUSH is to come or in flight.
     Unflushed,
 }

@@ -1,11 +1,11 @@
-//! Which blocks are touched by entries at the gate: a counting filter that says "surely none" or
-//! "look closely" (T12).
+//! The blocks that entries at the gate touch: a counting filter whose answer is "surely none" or
+//! "check the list" (T12).
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Entries up to this many blocks are counted block by block; larger ones make every look a close
-/// one while they are there.
+/// Entries up to this many blocks are counted block by block. While a larger entry is at the gate,
+/// the answer is always "check the list".
 const SMALL_BLOCKS: u64 = 32;
 
 /// Counts, per hash of (drive, block), the entries that touch it.
@@ -24,8 +24,8 @@ impl Filter {
         Self { cells: vec![0; cells], shift: 64 - cells.trailing_zeros(), small: 0, large: 0 }
     }
 
-    /// Counts the blocks `lba..end` of a drive, and says whether any of them *may* have been
-    /// touched already.
+    /// Counts the blocks `lba..end` of a drive. Returns whether any of them *may* have been touched
+    /// already.
     #[inline]
     pub(crate) fn add(&mut self, drive: u8, lba: u64, end: u64) -> bool {
         let mut hit = self.large > 0;
@@ -69,7 +69,7 @@ impl Filter {
 
     #[inline]
     fn cell(&self, drive: u8, block: u64) -> usize {
-        // Fibonacci hashing: neighbouring blocks fall far apart.
+        // Fibonacci hashing: adjacent blocks get keys that are far apart.
         let key = block ^ u64::from(drive) << 56;
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }

@@ -1,4 +1,4 @@
-//! Stopping a stream after a failure: nothing that comes later in order completes (P6, T22).
+//! Stopping a stream after a failure: no later entry completes (P6, T22).
 
 use alloc::vec::Vec;
 
@@ -14,15 +14,15 @@ pub(super) struct Poison {
 }
 
 impl Gate {
-    /// Stops the stream: what waits is refused now, what is in flight when it comes back, what
-    /// arrives later at once.
+    /// Stops the stream. An entry that waits is refused now, an entry in flight when it comes back,
+    /// a later arrival at once.
     pub fn poison(&mut self, table: &mut impl Table, cause: Cause, steps: &mut Vec<Step>) {
         self.poison_from(table, cause, None, steps);
     }
 
-    /// A FLUSH of the drive failed, issued by whomever. Stops the stream if it has unflushed
-    /// writes there, since they may be lost even if a later FLUSH succeeds (T22), and says
-    /// whether it did.
+    /// Notes that a FLUSH of the drive failed, whichever stream asked for it. Stops the stream if
+    /// it has unflushed writes there, since they may be lost even if a later FLUSH succeeds (T22),
+    /// and returns whether it did.
     pub fn flush_failed_on(
         &mut self,
         table: &mut impl Table,
@@ -40,9 +40,9 @@ impl Gate {
         harmed
     }
 
-    /// The log did not take `steps[at]`, an [`Step::Append`]: takes it and all later entries
-    /// back. `steps[at..]` are rewritten; those before stay. No step from `at` on may have been
-    /// carried out.
+    /// Notes that the log did not take `steps[at]`, a [`Step::Append`], and takes back that entry
+    /// and all later ones. `steps[at..]` are rewritten; those before stay. No step from `at` on may
+    /// have been carried out.
     ///
     /// # Panics
     ///
@@ -61,8 +61,8 @@ impl Gate {
         self.retract(table, at, cause, Some(ordinal), steps);
     }
 
-    /// The log's fence failed: takes all of `steps` back, of which only `Append`s and persist
-    /// words may have been carried out, and stops the stream.
+    /// Notes that the log's fence failed. Takes all of `steps` back, of which only `Append`s and
+    /// persist words may have been carried out, and stops the stream.
     pub fn fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         self.retract(table, 0, Cause::LogFailed, None, steps);
     }
@@ -108,7 +108,7 @@ impl Gate {
         });
         self.waiting = waiting;
         for drive in 0..self.drives.len() {
-            // Those that a FLUSH under way covers come back with it.
+            // The entries that a FLUSH in flight covers come back with it.
             let covered = self.drives[drive].flushing.map(|last| table.node(Ticket(last)).ordinal);
             let mut pending = core::mem::take(&mut self.drives[drive].pending);
             pending.retain(|&ticket| {
@@ -174,8 +174,8 @@ impl Gate {
         from.is_none_or(|from| !is_after(from, node.ordinal)) && !spared
     }
 
-    /// Refuses an entry, and for a FLUSH all that it was to cover, as if nothing else were harmed
-    /// by what failed: the planted bugs of T22.
+    /// Refuses an entry, and for a FLUSH all entries that it was to cover, as if the failure
+    /// affected nothing else. Only for the plants of T22.
     #[cold]
     pub(super) fn fail_alone(
         &mut self,

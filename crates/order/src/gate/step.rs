@@ -1,13 +1,13 @@
-//! What goes in and out of the gate: tickets, steps, causes.
+//! The arguments and results of the gate: tickets, steps, causes.
 
 use crate::attribute::Member;
 
-/// The host's name for an entry at the gate: an index below the gate's capacity, free to be used
+/// The host's name for an entry at the gate: an index below the gate's capacity. It may be used
 /// again once the entry was completed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
-/// What a member drive does with completed writes.
+/// Whether a member drive has a volatile cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberCache {
     /// Which member of the volume it is.
@@ -17,7 +17,7 @@ pub struct MemberCache {
     pub volatile: bool,
 }
 
-/// What the host does next, in the order given.
+/// The next action of the host, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
@@ -30,39 +30,39 @@ pub enum Step {
     Flush(Ticket),
     /// Answer with success. The ticket is free.
     Complete {
-        /// Whose.
+        /// The ticket of the entry.
         ticket: Ticket,
         /// Set the entry's persist word and fence before answering (T7).
         persist: bool,
     },
     /// Answer with failure. The ticket is free.
     Refuse {
-        /// Whose.
+        /// The ticket of the entry.
         ticket: Ticket,
-        /// Why.
+        /// The cause to answer with.
         why: Cause,
     },
 }
 
-/// What stopped a stream. The first cause stays (P6).
+/// The cause that stopped a stream. The first cause stays (P6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// A write of the stream failed.
     #[error("the write of entry {ordinal} on member {} failed", member.0)]
     WriteFailed {
-        /// Where.
+        /// The drive.
         member: Member,
-        /// Which entry.
+        /// The ordinal of the entry.
         ordinal: u32,
     },
     /// A FLUSH failed on a drive where the stream had unflushed writes: they may be lost, even
     /// if a later FLUSH succeeds (T22).
     #[error("a FLUSH of member {} failed while the stream had unflushed writes there", member.0)]
     FlushFailed {
-        /// Where.
+        /// The drive.
         member: Member,
     },
-    /// The ordering log has no room: the initiator exceeded its credits (T13).
+    /// The ordering log is full: the initiator exceeded its credits (T13).
     #[error("the ordering log is full")]
     LogFull,
     /// The log region failed.
@@ -73,33 +73,33 @@ pub enum Cause {
     Closed,
 }
 
-/// Why an arrival was not taken. The peer broke the protocol: close its connection (T18).
+/// Why an arrival was not taken. The peer broke the protocol; its connection is to be closed (T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
-    /// The ordinal was seen before.
+    /// The ordinal has arrived before.
     #[error("entry {ordinal} arrived twice or too late: entry {expected} is next")]
     Duplicate {
-        /// What came.
+        /// The ordinal that arrived.
         ordinal: u32,
-        /// What is next.
+        /// The next ordinal.
         expected: u32,
     },
     /// The ordinal is further ahead than there can be entries.
     #[error("entry {ordinal} is too far ahead: entry {expected} is next, the window is {window}")]
     TooFar {
-        /// What came.
+        /// The ordinal that arrived.
         ordinal: u32,
-        /// What is next.
+        /// The next ordinal.
         expected: u32,
-        /// Entries that may be at the gate at once.
+        /// How many entries may be at the gate at once.
         window: u32,
     },
     /// The volume has no such member here.
     #[error("entry {ordinal} is for member {}, which is not on this server", member.0)]
     UnknownMember {
-        /// What came.
+        /// The ordinal that arrived.
         ordinal: u32,
-        /// For which member.
+        /// The unknown member.
         member: Member,
     },
 }

@@ -22,7 +22,7 @@ const MEMBER_BYTES: usize = 8;
 const _: () = assert!(RECORDS_AT + VOLUMES_MAX * RECORD_BYTES == HEADER_COPY_BYTES);
 const _: () = assert!(MEMBERS_AT + MEMBERS_MAX * MEMBER_BYTES <= RECORD_BYTES);
 
-/// What one copy of the header is.
+/// The classes of content of one copy of the header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Copy {
     Blank,
@@ -80,7 +80,7 @@ pub(super) fn decode(bytes: &[u8; HEADER_COPY_BYTES], crc: Crc32c) -> Copy {
     let checked =
         crc(0, &bytes[12..]) == u32_at(bytes, 8) || probe::planted(Plant::T19HeaderUnchecked);
     if bytes[..8] != MAGIC {
-        // Were the magic alone flipped, the checksum would still hold.
+        // If only the magic was damaged, the checksum is still right.
         return if checked { Copy::Torn } else { Copy::Foreign };
     }
     if !checked {

@@ -27,7 +27,7 @@ pub enum OpenError {
     /// Nothing was ever written there.
     #[error("log region is blank: create it, or, if it should have held a log, restore it")]
     Blank,
-    /// Something else is there.
+    /// The region holds something else.
     #[error("this is not a log region: it holds other data; check the path")]
     NotALog,
     /// Written by a later version.
@@ -45,10 +45,10 @@ pub enum OpenError {
          accept_lost_log"
     )]
     Damaged {
-        /// How.
+        /// The damage.
         what: &'static str,
     },
-    /// A `file:` log of another boot whose service was not ended in good order (T24).
+    /// A `file:` log of another boot whose service was not ended by a clean stop (T24).
     #[error(
         "log region was last used before this system booted, and its target was not stopped in \
          good order: a file: log does not survive the power otherwise, so nothing may be undone \
@@ -64,16 +64,16 @@ pub enum OpenError {
     Region(#[from] RegionError),
 }
 
-/// Why a volume was not given a place.
+/// Why a volume was not added to the directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// It has one.
+    /// The volume is in the directory already.
     #[error("volume {volume} is in the log region already")]
     AlreadyThere {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
     },
-    /// The directory has no room.
+    /// The directory has no free record.
     #[error("log region holds {VOLUMES_MAX} volumes, which is all it can: remove one first")]
     DirectoryFull,
     /// No gap is large enough.
@@ -112,7 +112,7 @@ pub enum ChangeError {
     /// Not in the directory.
     #[error("volume {volume} is not in the log region")]
     NoSuchVolume {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
     },
     /// Generations only rise (T8).
@@ -120,11 +120,11 @@ pub enum ChangeError {
         "generation {given} of volume {volume} is not above {current}: another owner came first"
     )]
     Generation {
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// What was asked for.
+        /// The generation that was asked for.
         given: u32,
-        /// What is current.
+        /// The current generation.
         current: u32,
     },
     /// The region failed.

@@ -1,11 +1,11 @@
-//! What becomes of what is found where a log region should be.
+//! The decision about the content of a place where a log region should be.
 
 use super::{
     Class, CreateError, HEADER_BYTES, LogKind, OpenError, PARTITION_ALIGN, RegionHeader, inspect,
 };
 use crate::region::{Crc32c, Region};
 
-/// Where a log region should be, and what is known of the place.
+/// A place where a log region should be: its size, its kind, the boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Size of the whole place in bytes.
@@ -16,15 +16,15 @@ pub struct Place {
     pub boot: [u8; 16],
 }
 
-/// What becomes of what is there.
+/// The decision about the content of the place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It is opened for service.
     Open,
     /// Nothing is there: a new region is made.
     Create,
-    /// It is given up, and a new region is made. With its header, where that can be believed: its
-    /// volumes get back the room that they had (T26).
+    /// It is given up, and a new region is made. With its header, if that is valid: its volumes get
+    /// back the space that they had (T26).
     GiveUp(Option<RegionHeader>),
     /// It is lost and left as it is: its volumes are refused and their members guarded, while other
     /// namespaces are served (T19, T21).
@@ -34,13 +34,13 @@ pub enum Decision {
 /// Why a place is not served at all (T19). It is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// What is there is no region that this program can serve.
+    /// The place holds no region that this program can serve.
     #[error(transparent)]
     Region(#[from] OpenError),
     /// A new region can't be made.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// A new region would have no room for a volume.
+    /// A new region would have no space for a volume.
     #[error(
         "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
     )]
@@ -57,9 +57,9 @@ pub enum Refused {
 
 /// A log region that was made on a medium of another kind than the one it is opened on.
 ///
-/// What the kind says of a power cut decides later whether the log is trusted (T19): a region that
-/// is stamped `block` but was last served through a mapped file would vouch for what no fence had
-/// made durable.
+/// The kind decides later whether the log is valid after a power cut (T19). A region that is
+/// stamped `block` but was last served through a mapped file would show entries as durable that no
+/// fence had made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
@@ -67,13 +67,13 @@ pub enum Refused {
     medium(*made), as_medium(*now)
 )]
 pub struct OtherKind {
-    /// How it is stamped.
+    /// The kind that it is stamped with.
     pub made: LogKind,
-    /// What it is now.
+    /// The kind that it has now.
     pub now: LogKind,
 }
 
-/// What made a region that has this stamp.
+/// The kind of medium of a region with this stamp.
 const fn medium(kind: LogKind) -> &'static str {
     match kind {
         LogKind::File => "a mapped file (file:), or on something that a power cut empties",
@@ -92,11 +92,11 @@ const fn as_medium(kind: LogKind) -> &'static str {
     }
 }
 
-/// Decides what becomes of what is at a place, of which `header` is the first [`HEADER_BYTES`], or
-/// all of it if it is smaller. With `accept_lost`, what can't be trusted is given up.
+/// Decides about the content of a place. `header` is its first [`HEADER_BYTES`], or all of it if it
+/// is smaller. With `accept_lost`, a region that is not valid is given up.
 ///
 /// # Errors
-/// [`Refused`]: what to do, never "nothing to undo" (T19).
+/// [`Refused`]: the reason with advice, never "nothing to undo" (T19).
 pub fn decide<R: Region>(
     header: &R,
     place: Place,

@@ -1,11 +1,11 @@
-//! The *synced* stamp: what makes a region believable after another boot although its fences do
-//! not survive the power (T24).
+//! The *synced* stamp: it makes a region valid in a later boot although its fences do not survive a
+//! power cut (T24).
 //!
-//! A power cut takes a mapped file back to what the kernel had written back, and each of its pages
-//! to a moment of its own: a header may say "closed" over partitions from before. Nothing in such
-//! bytes tells. So the header carries a stamp that is set when service ends in good order, after
-//! all of the region has been written back, and cleared, durably, before anything is served. A
-//! region whose fences survive the power needs none: what it holds is what was fenced.
+//! A power cut takes each page of a mapped file back to the moment at which the kernel last wrote
+//! it back. So a header may have "closed" over partitions that are older. Nothing in such bytes
+//! shows this. Therefore the header carries a stamp. It is set at a clean stop, after all of the
+//! region has been written back. It is cleared, durably, before anything is served. A region whose
+//! fences survive a power cut needs no stamp: it holds all that was fenced.
 
 use crate::probe::{self, Plant};
 use crate::region::{Region, RegionError};
@@ -13,26 +13,26 @@ use crate::region::{Region, RegionError};
 use super::{LogRegion, RegionHeader};
 
 impl RegionHeader {
-    /// Whether what it heads can be believed in this boot: nothing in between has taken it back to
-    /// an earlier moment, or parts of it to several.
+    /// Whether the region with this header is valid in this boot: no power cut in between has taken
+    /// it, or parts of it, back to an earlier moment.
     pub(super) fn is_believable(&self, boot: [u8; 16]) -> bool {
         self.boot == boot
             || self.kind.survives_power_cut()
             || self.synced
-            // Whoever misses a volume here learns that it is missing.
+            // An initiator that misses a volume here learns that it is missing.
             || self.volumes.is_empty()
             || probe::planted(Plant::T24StampUnchecked)
     }
 }
 
 impl<R: Region> LogRegion<R> {
-    /// Ends service in good order: `write_back` makes all of the region survive the power, header
-    /// and partitions, and then the header says so. Nothing may be stored anywhere in the region
-    /// any more, and nothing is taken by this module.
+    /// Ends service by a clean stop: `write_back` makes all of the region survive a power cut,
+    /// header and partitions, and then the header gets the stamp. Afterwards nothing may be stored
+    /// anywhere in the region, and this module accepts no change.
     ///
     /// # Errors
     ///
-    /// Something could not be written back: the region stays without its stamp, and is good for
+    /// Something could not be written back: the region stays without its stamp, and is valid in
     /// this boot only.
     pub fn close(
         &mut self,
@@ -55,8 +55,8 @@ impl<R: Region> LogRegion<R> {
         Ok(())
     }
 
-    /// Begins a life of the target over what `header` says; the stamp is gone, durably, before
-    /// this returns.
+    /// Begins an incarnation of the target with the content of `header`, without the stamp, durable
+    /// before it returns.
     pub(super) fn begin(&mut self, header: RegionHeader) -> Result<(), RegionError> {
         if header.kind.survives_power_cut() || probe::planted(Plant::T24StampKept) {
             return self.change(header);
@@ -64,7 +64,7 @@ impl<R: Region> LogRegion<R> {
         self.change_for_good(RegionHeader { synced: false, ..header })
     }
 
-    /// A change that survives the power on every kind of medium, one copy after the other.
+    /// A change that survives a power cut on every kind of medium, one copy after the other.
     fn change_for_good(&mut self, header: RegionHeader) -> Result<(), RegionError> {
         self.put(header, R::write_back)
     }

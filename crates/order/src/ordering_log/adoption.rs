@@ -1,5 +1,5 @@
-//! What a resumed log remembers of its older bindings: which entries it has, so that a replayed
-//! one is not appended twice, and in which life each was appended (P7, T6, T13).
+//! The entries of older bindings that a resumed log remembers, so that a replayed one is not
+//! appended twice, and the incarnation in which each was appended (P7, T6, T13).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -13,14 +13,14 @@ use crate::group::same_shape;
 /// The entries of older bindings that are not released yet.
 #[derive(Debug, Default)]
 pub(super) struct Adoption {
-    /// By group and index in it (T6).
+    /// The entries by group and index in it (T6).
     entries: BTreeMap<(Seq, u16), (Position, Attribute)>,
-    /// From which position on which life was bound, in order.
+    /// The first position of each binding, and its owner and incarnation, in order.
     lives: Vec<(Position, Life)>,
 }
 
 impl Adoption {
-    /// Of these entries, in order of position.
+    /// Remembers these entries. They are in order of position.
     pub(super) fn of(entries: &[LoggedEntry]) -> Self {
         let mut lives: Vec<(Position, Life)> = Vec::new();
         for entry in entries {
@@ -33,7 +33,7 @@ impl Adoption {
         Self { entries: entries.iter().map(by_identity).collect(), lives }
     }
 
-    /// Where a replayed entry was appended before; `None` if it is not there.
+    /// The old position of a replayed entry; `None` if the log does not have it.
     pub(super) fn find(&self, replayed: &Attribute) -> Option<Result<Position, AppendError>> {
         let Attribute { seq, index, .. } = *replayed;
         let (position, known) = self.entries.get(&(seq, index))?;
@@ -41,7 +41,7 @@ impl Adoption {
         Some(if same { Ok(*position) } else { Err(AppendError::OtherShape { seq, index }) })
     }
 
-    /// In which life the entry at a position of an older binding was appended.
+    /// The owner and incarnation that appended the entry at a position of an older binding.
     pub(super) fn life_of(&self, position: Position) -> Option<Life> {
         let after = self.lives.partition_point(|&(first, _)| first <= position);
         Some(self.lives[after.checked_sub(1)?].1)

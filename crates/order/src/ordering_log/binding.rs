@@ -1,6 +1,6 @@
-//! From one owner or life of the target to the next: starting anew, resuming, and what recovery
-//! records in between (P7, T9). All of it is rare, durable before it returns, and leaves, should
-//! a crash come in the middle, the log as it was before or as it is after.
+//! The steps from one owner or incarnation of the target to the next: starting, resuming, and the
+//! records of recovery in between (P7, T9). All of them are rare and durable before they return. A
+//! crash in the middle leaves the log as it was before or as it is after.
 
 use alloc::vec::Vec;
 
@@ -16,8 +16,8 @@ use crate::region::{Region, RegionError};
 
 impl<R: Region> StreamLog<R> {
     /// Begins anew: every entry so far is dead, groups up to `released` are done with, and the log
-    /// is not settled any more. To be called on a clean log, or when recovery has undone and
-    /// flushed everywhere, and settled all logs (T9). Durable before it returns.
+    /// is not settled any more. Call it on a clean log, or when recovery has undone and flushed
+    /// everywhere, and settled all logs (T9). Durable before it returns.
     ///
     /// Group numbers go on across generations; `released` is taken as it is. The newest
     /// [tag](Self::tag) up to it stays known.
@@ -39,13 +39,14 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Goes on after the target's restart or a lost connection, with the same owner: the entries
-    /// beyond the released mark stay, and the owner replays what was not durable, in order, before
-    /// anything new (P7, T4). Those that are there already are adopted by
-    /// [`append`](Self::append).
+    /// beyond the released mark stay, and the owner replays those that are not durable, in order,
+    /// before anything new (P7, T4). [`append`](Self::append) adopts the entries that are in the
+    /// log already.
     ///
-    /// Where a crash has torn an append, this entry and all behind it go: no fence came after
-    /// them, so nothing was submitted for any. So the log keeps no holes, the replayed entries fit
-    /// (T13), and a later scan can tell new damage from old. Durable before it returns.
+    /// Where a crash has torn an append, this entry and all behind it are dropped: no fence came
+    /// after them, so nothing was submitted for any of them. So the log keeps no holes, the
+    /// replayed entries fit (T13), and a later scan can distinguish new damage from old. Durable
+    /// before it returns.
     ///
     /// # Errors
     ///
@@ -67,10 +68,10 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Records the result of a recovery that has undone and flushed everywhere (T9): groups up to
-    /// `k`, the last of which has the caller's tag `tag`, stay and are released; whatever lies
-    /// beyond has been undone, or is an in-place update. Those entries stay listed until the log
-    /// is [emptied](Self::forget) or [started](Self::start); nothing is appended until then.
-    /// Durable before it returns.
+    /// `k`, the last of which has the caller's tag `tag`, stay and are released. An entry beyond
+    /// `k` has been undone, or is an in-place update. Those entries stay listed until the log is
+    /// [emptied](Self::forget) or [started](Self::start); nothing is appended until then. Durable
+    /// before it returns.
     ///
     /// Settling again at the same group is fine, and keeps the tag.
     ///
@@ -91,8 +92,8 @@ impl<R: Region> StreamLog<R> {
         Ok(self.change(Mark { released: k, tag, settled: true, ..self.mark() })?)
     }
 
-    /// Settles a settled log again, at a later group: only where what the logs say is given up
-    /// (T26). Durable before it returns.
+    /// Settles a settled log again, at a later group: only where a log is given up (T26). Durable
+    /// before it returns.
     ///
     /// # Errors
     ///
@@ -131,12 +132,12 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Cleans up after torn appends: slots that are neither blank nor whole become blank; with
-    /// `keep` the ring is cut at its first hole, and persist words of older laps become 0. Gives
+    /// Cleans up after torn appends: slots that are neither blank nor whole become blank. With
+    /// `keep` the ring is cut at its first hole, and persist words of older laps become 0. Returns
     /// the live entries.
     fn repair(&mut self, keep: bool) -> Result<Vec<LoggedEntry>, RegionError> {
-        // A damaged partition cannot have been opened, so what a scan refuses now is the
-        // region's fault.
+        // A damaged partition cannot have been opened. So if this scan refuses it, the region has
+        // failed.
         let (mut found, slots) = scan(&self.region, &self.mark(), self.crc)
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
         let mut blank = slots.torn;
@@ -151,7 +152,7 @@ impl<R: Region> StreamLog<R> {
             self.next_slot = self.slot_of(Position(hole));
         }
         if !blank.is_empty() {
-            // Without its checksum first, or words that become 0 might complete a torn entry.
+            // The checksum goes first. Else words that become 0 might complete a torn entry.
             for &slot in &blank {
                 self.region.write_word(offset(slot) + 8, 0);
             }

@@ -5,7 +5,7 @@ use crate::attribute::{Seq, StreamId, VolumeId};
 use crate::entry::{PartitionId, Position};
 use crate::region::RegionError;
 
-/// Why a partition cannot be used. Never to be taken for "nothing to undo" (T19).
+/// Why a partition cannot be used. It must never be taken for "nothing to undo" (T19).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The byte range cannot hold a partition.
@@ -16,26 +16,26 @@ pub enum LogError {
         /// Smallest usable size in bytes.
         need: usize,
     },
-    /// There is nothing where the directory says a partition is.
+    /// The place of the partition in the directory is blank.
     #[error(
         "log partition of volume {} stream {} is blank though its volume is listed: the log was \
          erased or replaced; restore it, or give up what it knew with accept_lost_log",
         id.volume, id.stream
     )]
     Blank {
-        /// Whose partition was expected.
+        /// The partition that was expected.
         id: PartitionId,
     },
-    /// It belongs to somebody else.
+    /// It belongs to another stream or volume.
     #[error(
         "log partition belongs to volume {} stream {}, not to volume {} stream {}: the log region \
          was swapped; serve the right one, or give up what it knew with accept_lost_log",
         found.volume, found.stream, expected.volume, expected.stream
     )]
     Foreign {
-        /// Whose it is.
+        /// The partition that was found.
         found: PartitionId,
-        /// Whose was expected.
+        /// The partition that was expected.
         expected: PartitionId,
     },
     /// It has another number of slots than the byte range.
@@ -65,7 +65,7 @@ pub enum LogError {
          use the newer program that wrote it", position.0
     )]
     NewerEntry {
-        /// Where.
+        /// The position of the entry.
         position: Position,
         /// Its kind code.
         kind: u8,
@@ -82,15 +82,15 @@ pub enum LogError {
         volume: VolumeId,
         /// The stream.
         stream: StreamId,
-        /// What is wrong.
+        /// The damage.
         what: Damage,
     },
-    /// The region has failed: what it holds now may be gone when it is read again.
+    /// The region has failed. Its bytes of now may be gone when it is read again.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// What is unreadable in a partition although it was durable once.
+/// The part of a partition that is unreadable although it was durable once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     /// Neither copy of the mark is whole.
@@ -173,7 +173,8 @@ pub enum AppendError {
         /// Its index in the group.
         index: u16,
     },
-    /// Opened, but neither [`start`](super::StreamLog::start) nor [`resume`](super::StreamLog::resume) came.
+    /// The log was opened, but neither [`start`](super::StreamLog::start) nor
+    /// [`resume`](super::StreamLog::resume) was called.
     #[error("ordering log is not bound to an owner: start or resume it first")]
     Unbound,
     /// The region failed, now or before: nothing more is appended.
@@ -190,9 +191,9 @@ pub enum BindError {
          taken the volume over"
     )]
     Generation {
-        /// What was asked for.
+        /// The generation that was asked for.
         given: u32,
-        /// What the log says.
+        /// The generation of the log.
         current: u32,
     },
     /// Incarnations never go back.
@@ -201,13 +202,13 @@ pub enum BindError {
          header was replaced by an older one"
     )]
     Incarnation {
-        /// What was asked for.
+        /// The incarnation that was asked for.
         given: u32,
-        /// What the log says.
+        /// The last incarnation of the log.
         current: u32,
     },
-    /// Resumed, though recovery has [settled](super::StreamLog::settle) the log: what it lists
-    /// has been undone, so nothing may be replayed.
+    /// Resumed, though recovery has [settled](super::StreamLog::settle) the log. Its entries have
+    /// been undone, so nothing may be replayed.
     #[error(
         "recovery has settled the log at group {released}: nothing can be replayed; start the \
          stream anew"
@@ -227,18 +228,18 @@ pub enum SettleError {
     /// Released groups are never undone.
     #[error("group {k} cannot be the last: groups up to {released} are released")]
     Released {
-        /// What was asked for.
+        /// The group that was asked for.
         k: Seq,
         /// The released mark.
         released: Seq,
     },
-    /// An earlier recovery has come to another result: the lists are not all of this volume, or
-    /// it was undone from different ones (T9).
+    /// An earlier recovery has come to another result: the lists are not all of this volume, or it
+    /// was undone from different ones (T9).
     #[error("group {k} cannot be the last: an earlier recovery has settled the log at {settled}")]
     Settled {
-        /// What was asked for.
+        /// The group that was asked for.
         k: Seq,
-        /// What is recorded.
+        /// The group of the earlier recovery.
         settled: Seq,
     },
     /// The region failed.

@@ -1,4 +1,4 @@
-//! The mark: the 128 bytes that say which part of a partition is alive (`docs/log-format.md`,
+//! The mark: the 128 bytes that define which part of a partition is alive (`docs/log-format.md`,
 //! "Mark").
 //!
 //! Two copies are written alternately, so that a crash in the middle of one leaves the other.
@@ -16,28 +16,28 @@ const SETTLED: u64 = 1 << 0;
 pub(crate) const VERSION: u16 = 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"RIOm");
 
-/// What the mark says.
+/// The content of the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// How often a mark was written; the copy is `number % 2`.
     pub(crate) number: u64,
-    /// Groups up to here need nothing any more (T1).
+    /// The last group that is released (T1).
     pub(crate) released: Seq,
-    /// The first position that may be alive. Slots of older ones may be reused (T1).
+    /// The first position that may be alive. Slots of older positions may be reused (T1).
     pub(crate) head: u64,
-    /// Entries of a smaller generation are dead (T7); the incarnation last bound.
+    /// The generation and incarnation last bound. Entries of a smaller generation are dead (T7).
     pub(crate) life: Life,
-    /// Whose partition.
+    /// The identity of the partition.
     pub(crate) id: PartitionId,
-    /// How many slots follow.
+    /// The number of slots that follow.
     pub(crate) slots: u32,
     /// The newest group before `head` that is released, and the caller's tag of it.
     pub(crate) tag: (Seq, u64),
-    /// Recovery has undone what lies beyond `released` (T9).
+    /// Recovery has undone the groups beyond `released` (T9).
     pub(crate) settled: bool,
 }
 
-/// What a copy's bytes hold.
+/// The content of one copy's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkCopy {
     Blank,
@@ -82,7 +82,7 @@ impl Mark {
         }
         let (released, tag_seq) = (Seq(u64_at(bytes, 16)), Seq(u64_at(bytes, 64)));
         let flags = u64_at(bytes, 80);
-        // A checksum is 32 bits: what no writer of this version writes is not believed.
+        // A checksum is only 32 bits. A mark that no writer of this version writes is not accepted.
         if tag_seq > released || flags & !SETTLED != 0 {
             return MarkCopy::Torn;
         }

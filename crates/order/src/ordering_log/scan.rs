@@ -13,31 +13,31 @@ use crate::region::{Crc32c, Region};
 /// Where the entries begin in a partition.
 pub(crate) const SLOTS_AT: usize = 2 * MARK_BYTES;
 
-/// No count of a real log comes near: 2⁶² appends take 10⁵ years.
+/// No count of a real log comes near this: 2⁶² appends take 10⁵ years.
 const COUNT_MAX: u64 = 1 << 62;
 
 /// One live entry as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedEntry {
-    /// Where it was appended.
+    /// Its position.
     pub position: Position,
-    /// What it describes.
+    /// Its attribute.
     pub attribute: Attribute,
-    /// By which owner and in which life of the target it was appended (T4, T8).
+    /// The owner and the incarnation of the target that appended it (T4, T8).
     pub life: Life,
-    /// Whether its persist word was set: the data is durable; for a flushed entry also that of
+    /// Whether its persist word was set: its data is durable; for a flushed entry also the data of
     /// earlier ones (T4).
     pub persisted: bool,
 }
 
-/// What a partition holds.
+/// The content of a partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Groups up to here are released: no entry of theirs is listed (T1). For a settled partition
+    /// The last group that is released: no entry up to it is listed (T1). For a settled partition
     /// the k of its recovery.
     pub released: Seq,
-    /// Recovery has settled the partition: whatever is listed was undone, or is an in-place
-    /// update to be acknowledged (T9, T11).
+    /// Recovery has settled the partition: a listed entry was undone, or is an in-place update to
+    /// be acknowledged (T9, T11).
     pub settled: bool,
     /// The newest released group of which the partition knows, and the caller's tag of it; seq 0
     /// if it knows of none. Another server's partition may know of a newer one.
@@ -61,7 +61,7 @@ impl Scan {
     }
 }
 
-/// Reads both copies of the mark and takes the newer. Says, too, whether the other one is torn.
+/// Reads both copies of the mark and takes the newer. Returns, too, whether the other copy is torn.
 pub(crate) fn read_mark<R: Region>(
     region: &R,
     id: PartitionId,
@@ -75,7 +75,7 @@ pub(crate) fn read_mark<R: Region>(
         region.read(copy * MARK_BYTES, &mut bytes);
         match Mark::decode(&bytes, crc) {
             MarkCopy::Newer { version } => return Err(LogError::Newer { version }),
-            // No program has written such a one there.
+            // No program has written such a mark there.
             MarkCopy::Whole(mark)
                 if mark.number % 2 != copy as u64 || mark.head.max(mark.number) >= COUNT_MAX =>
             {
@@ -113,7 +113,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Of no entry: never released.
+    /// The end of no entry: never released.
     pub(crate) const HOLE: Self = Self { seq: Seq(u64::MAX), tag: 0 };
 
     pub(crate) const fn of(attribute: &Attribute) -> Self {
@@ -129,7 +129,7 @@ impl End {
     }
 }
 
-/// What [`scan`] found besides the list.
+/// What [`scan`] found besides the list: the state of each slot.
 pub(crate) struct Slots {
     /// For each position from the mark's head up to the last whole entry, the end of that entry;
     /// a hole where an append was torn.
@@ -141,7 +141,7 @@ pub(crate) struct Slots {
     pub(crate) alien: Vec<Position>,
 }
 
-/// Reads all slots and tells live, stale, torn and damaged apart.
+/// Reads all slots and distinguishes live, stale, torn and damaged ones.
 ///
 /// Slot by slot, exactly one position from `head` to `head + slots` may live there, because a
 /// slot was reused only after the mark that freed it had become durable (T1).

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Shared parts of the tests of this crate.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod table_gate;
@@ -33,7 +33,7 @@ pub(crate) fn write(seq: u64, ordinal: u32) -> Attribute {
 pub(crate) const MARK: usize = 128;
 pub(crate) const MARKS: usize = 2 * MARK;
 
-/// The life in which [`fresh`] binds.
+/// The owner and incarnation with which [`fresh`] binds.
 pub(crate) const LIFE: Life = Life { generation: 5, incarnation: 9 };
 
 /// A new log that a crash can make forget.
@@ -59,8 +59,8 @@ pub(crate) fn append_all(log: &mut StreamLog<MemRegion>, range: std::ops::RangeI
     log.fence().unwrap();
 }
 
-/// What a crash must keep of a log, or replace as a whole: its mark, and the live entries up to
-/// the first hole. Nothing was submitted for what lies behind a hole, so it may stay or go.
+/// The part of a log that a crash must keep, or replace as a whole: its mark, and the live entries
+/// up to the first hole. Nothing was submitted for entries behind a hole, so they may stay or go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     released: Seq,
@@ -81,8 +81,8 @@ impl State {
     }
 }
 
-/// Lets the power fail at every fence of `change`, in many ways each: the log is then as it was
-/// before or as it is after, and once `change` has returned, it is as after, for good. Gives the
+/// Lets the power fail at every fence of `change`, with many outcomes each. The log is then as it
+/// was before or as it is after. Once `change` has returned, it is as after, for good. Returns the
 /// number of fences.
 pub(crate) fn old_or_new<E>(
     before: &MemRegion,
@@ -109,8 +109,8 @@ pub(crate) fn old_or_new<E>(
     fences
 }
 
-/// What a crash makes of `after`, whose slots `batch` were not fenced since `before`: each of them
-/// arrived not at all, wholly or in part, as the digits of `outcome` to base 3 say.
+/// A possible result of a crash of `after`, whose slots `batch` were not fenced since `before`.
+/// Each of them arrived not at all, wholly or in part, by the digits of `outcome` to base 3.
 pub(crate) fn lose(
     before: &MemRegion,
     after: &MemRegion,
@@ -130,8 +130,8 @@ pub(crate) fn lose(
     region
 }
 
-/// A log of 8 slots in its second lap, full, one entry persisted, the last batch of four open:
-/// what a crash may make of it, in 81 ways.
+/// A log of 8 slots in its second lap after a crash: full, one entry persisted, the last batch of
+/// four open. There are 81 outcomes.
 pub(crate) fn torn(outcome: u32) -> MemRegion {
     let mut log = fresh(8);
     append_all(&mut log, 1..=8);

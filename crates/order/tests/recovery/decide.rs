@@ -1,4 +1,4 @@
-//! How far a stream reaches, what is undone and what is listed, case by case.
+//! How far a stream reaches, which blocks are undone and which are listed, case by case.
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
@@ -15,7 +15,7 @@ fn server_of(member: Member) -> Option<u16> {
     (member.0 < 4).then_some(u16::from(member.0) / 2)
 }
 
-/// What a server has, each entry durable or not.
+/// A server's list, each entry durable or not.
 fn list(server: u16, released: u64, entries: &[(Attribute, bool)]) -> StreamList {
     let entry = |(at, &(attribute, durable)): (usize, &(Attribute, bool))| ListedEntry {
         position: Position(at as u64),
@@ -84,8 +84,8 @@ fn p1_the_prefix_ends_at_the_first_hole() {
 
 #[test]
 fn t1_the_largest_mark_counts() {
-    // Server 1 knows that 6 was released, so what server 0 still has up to there is not judged:
-    // its flush may be gone from the log that vouched for it.
+    // Server 1 knows that 6 was released. So the entries of server 0 up to there are not judged:
+    // the flush that covered them may be gone from its log.
     let a = list(0, 2, &[(on(3, 0), false), (on(5, 1), false), (on(7, 0), true)]);
     let b = list(1, 6, &[]);
     let found = plan(&[a, b]);
@@ -140,7 +140,7 @@ fn t6_entries_that_cannot_both_be_true_are_refused() {
     refused(&[merged(5, 3), merged(7, 2)], &[], 7);
     refused(&[merged(5, 3), merged(5, 2)], &[], 5);
     refused(&[on(9, 0)], &[Attribute { tag: 1, ..part(5, 0, 2, 2) }, part(5, 1, 2, 3)], 5);
-    // Dead entries are not looked at.
+    // Dead entries are not checked.
     let dead = [(part(3, 0, 2, 0), true), (part(3, 0, 3, 1), true)];
     assert_eq!(plan(&[list(0, 4, &dead), list(1, 4, &[])]).k, Seq(4));
 }
@@ -228,7 +228,8 @@ fn t11_an_extension_across_blocks_and_groups_is_one_by_one() {
     assert_eq!((found.undo, found.in_place), (vec![], vec![]));
 }
 
-/// What was given up may have known of newer groups, and what an extension left may be theirs.
+/// The log that was given up may have known of newer groups, and the content that an extension left
+/// may be theirs.
 #[test]
 fn t26_extensions_beyond_are_in_doubt_when_a_log_is_given_up() {
     let extend = |seq: u64| Attribute { flags: Flags::EXTEND, ..write_at(seq, 0, 9, 1) };
@@ -249,8 +250,8 @@ fn flush_entries_have_nothing_to_undo_and_discards_have() {
 
 #[test]
 fn t9_a_settled_partition_tells_k_and_is_not_undone_again() {
-    // The first recovery found 5 and settled server 0, which keeps its list; on server 1 the
-    // group after it is still there, and whole by itself.
+    // The first recovery found 5 and settled server 0, which keeps its list. On server 1 the group
+    // after it is still there, and whole by itself.
     let kept = Attribute { flags: Flags::IN_PLACE, ..on(7, 0) };
     let a = settled(0, 5, &[(kept, true), (on(8, 1), true)]);
     let b = list(1, 3, &[(on(6, 2), true), (on(9, 3), true)]);
@@ -287,7 +288,7 @@ fn the_tag_is_that_of_the_newest_group_kept() {
     // A server that lags behind the mark still has it in its list.
     let lists = [mark(list(0, 2, &[(write(3), false)]), 2, 22), mark(list(1, 3, &[]), 1, 11)];
     assert_eq!(plan(&lists).tag, write(3).tag);
-    // What is dropped has no say.
+    // A dropped group has no effect.
     let lists = [mark(list(0, 2, &[(write(3), false)]), 2, 22), mark(list(1, 0, &[]), 0, 0)];
     assert_eq!(plan(&lists).tag, 22);
 }
@@ -306,7 +307,7 @@ fn neighbours_are_joined_and_others_not() {
     assert_eq!(join(vec![]), []);
 }
 
-/// An older log may have been settled in its own time, which says nothing of the groups since.
+/// An older log may have been settled in its own time, which proves nothing about the groups since.
 #[test]
 fn t26_an_older_log_that_was_settled_does_not_end_the_prefix() {
     let good = list(0, 5, &[(on(6, 0), true), (on(7, 1), true), (on(8, 0), false)]);

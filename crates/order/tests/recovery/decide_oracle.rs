@@ -1,5 +1,5 @@
-//! Deciding, against an oracle that looks at each group and block by itself; and again after
-//! every partial order of settling (T9).
+//! The decision against an oracle that judges each group and block by itself; and again after every
+//! partial settling (T9).
 
 use std::collections::BTreeSet;
 
@@ -20,8 +20,8 @@ fn server_of(member: Member) -> Option<u16> {
     (u16::from(member.0) < 2 * SERVERS).then_some(u16::from(member.0) / 2)
 }
 
-/// What three servers may have of one stream after a crash: of every group some of its entries,
-/// on each server only those beyond its own mark.
+/// The lists of three servers for one stream after a crash: of every group some of its entries, on
+/// each server only those beyond its own mark.
 fn random_lists(choices: &mut Choices) -> Vec<StreamList> {
     let base = choices.below(3) as u64;
     let mut all: Vec<(Attribute, bool)> = Vec::new();
@@ -58,7 +58,7 @@ fn random_lists(choices: &mut Choices) -> Vec<StreamList> {
         }
         next += span;
     }
-    // What is released is durable, so the marks don't go beyond the durable prefix.
+    // Released groups are durable, so the marks do not go beyond the durable prefix.
     let everything = lists_of(&all, &[Seq(base); SERVERS as usize]);
     let durable = oracle_prefix(&everything, Seq(base));
     let mut marks = [Seq(base); SERVERS as usize];
@@ -121,8 +121,8 @@ fn blocks_of(a: &Attribute) -> impl Iterator<Item = (u8, u64)> + use<> {
     (a.lba..a.lba + u64::from(a.blocks)).map(move |block| (member, block))
 }
 
-/// What is zeroed, block by block: what a fresh write or a discard beyond k names, whatever else
-/// was written there.
+/// The zeroed blocks: each block of a fresh write or a discard beyond k, even if it was written
+/// otherwise, too.
 fn oracle_undo(lists: &[StreamList], k: Seq) -> BTreeSet<(u8, u64)> {
     let unsettled = lists.iter().filter(|list| !list.settled).flat_map(|list| &list.entries);
     let beyond = unsettled.map(|e| &e.attribute).filter(|a| a.seq > k);
@@ -169,7 +169,7 @@ enum Left {
     Forgotten,
 }
 
-/// What a server has after it was settled (or not) by this plan.
+/// A server's list after this plan has settled it (or not).
 fn settled(list: &StreamList, plan: &StreamPlan, left: Left) -> StreamList {
     let mut list = list.clone();
     if matches!(left, Left::AsItWas) {
@@ -202,7 +202,7 @@ proptest! {
             .filter(|seq| *seq > plan.k.0)
             .collect();
         prop_assert_eq!(plan.dropped as usize, groups.len());
-        // Tags are !seq here, so the tag tells of which group it is.
+        // Tags are !seq here, so the tag shows the group that it is of.
         let known = all.map(|e| e.attribute.seq_end()).chain(lists.iter().map(|l| l.tag.0));
         let newest = known.filter(|seq| *seq <= plan.k).max().unwrap();
         prop_assert_eq!(plan.tag, if newest == Seq::ZERO { 0 } else { !newest.0 });

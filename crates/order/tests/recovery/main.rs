@@ -1,6 +1,6 @@
-//! Recovery's judgement, against oracles far simpler than the code: which entries are durable
-//! (T4), how far each stream reaches (T1, T6), what is undone and what is listed (T11), and that
-//! an interrupted recovery finds the same prefix again (T9).
+//! The decisions of recovery, against oracles far simpler than the code: which entries are durable
+//! (T4), how far each stream reaches (T1, T6), which blocks are undone and which are listed (T11),
+//! and that an interrupted recovery finds the same prefix again (T9).
 
 #[path = "../common/mod.rs"]
 mod common;

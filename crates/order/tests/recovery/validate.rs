@@ -97,7 +97,7 @@ fn t12_overlap_proves_nothing_by_what_is_not_durable_or_on_another_drive() {
     assert_eq!(durable(&[at(1, 2, false), at(2, 3, true)]), [2]);
 }
 
-/// The rules as they are said, again and again until nothing changes.
+/// The rules as they are written, again and again until nothing changes.
 fn oracle(entries: &[LoggedEntry]) -> Vec<bool> {
     let later = |a: &Attribute, b: &Attribute| (b.seq, b.index) > (a.seq, a.index);
     let touch = |a: &Attribute, b: &Attribute| {

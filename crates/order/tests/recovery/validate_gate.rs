@@ -1,5 +1,6 @@
-//! What is taken for durable really is, and what was answered as durable is taken for it: with
-//! the real gate over modelled drives, through crashes of the target and replays (T4, P2, P7).
+//! An entry that is taken for durable really is durable, and an entry that was answered as durable
+//! is taken for it: with the real gate over modelled drives, through crashes of the target and
+//! replays (T4, P2, P7).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,19 +21,19 @@ struct World {
     volatile: [bool; 3],
     gate: TableGate,
     tickets: BTreeMap<u32, Attribute>,
-    /// The log, in order of position: what was appended, and whether it is persisted.
+    /// The log, in order of position: each attribute, and whether it is persisted.
     log: Vec<(Attribute, bool)>,
     writing: Vec<u32>,
-    /// FLUSHes under way, with the writes that had completed there when they were submitted.
+    /// FLUSHes in flight, with the writes that had completed there when they were submitted.
     flushing: Vec<(u32, BTreeSet<u64>)>,
-    /// Writes that have completed in this life.
+    /// Writes that have completed in this incarnation.
     written: BTreeSet<u64>,
-    /// Writes that no power cut takes away any more.
+    /// Writes that no power cut can destroy any more.
     safe: BTreeSet<u64>,
-    /// Those whose persist word waits for a fence, and after it they are answered.
+    /// Writes whose persist word waits for a fence. After it they are answered.
     unfenced: Vec<u64>,
     answered: BTreeSet<u64>,
-    /// Durable by a list that the owner has read: it counts them as done.
+    /// Durable by a list that the owner has read. The owner counts them as done.
     listed: BTreeSet<u64>,
     failed: bool,
     replayed: usize,
@@ -108,7 +109,7 @@ impl World {
 
     /// A drive finishes something.
     fn finish(&mut self, choices: &mut Choices) {
-        // What finishes together shares a fence.
+        // Operations that finish together share a fence.
         if choices.below(3) > 0 {
             self.answered.extend(self.unfenced.drain(..));
         }
@@ -140,7 +141,7 @@ impl World {
         self.carry_out(steps);
     }
 
-    /// Which entries recovery takes for durable.
+    /// The entries that recovery takes for durable.
     fn durable(&mut self) -> BTreeSet<u64> {
         let entry = |(at, &(attribute, persisted)): (usize, &(Attribute, bool))| LoggedEntry {
             position: Position(at as u64),
@@ -156,7 +157,7 @@ impl World {
     }
 
     /// The target dies at this instant and comes back, perhaps with drives that have gained or lost
-    /// their protection. Persist words that were not answered yet may be lost, but for those that
+    /// their protection. Persist words that were not answered yet may be lost, except those that
     /// were read: a log is written back before that.
     fn crash(&mut self, choices: &mut Choices) {
         for (attribute, persisted) in &mut self.log {
@@ -227,8 +228,8 @@ fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
                 _ => world.finish(&mut choices),
             }
         }
-        // What was appended last may not have been fenced, so that nothing was submitted for it:
-        // it may be there and may be torn.
+        // The last append may not have been fenced, so that nothing was submitted for it. It may be
+        // there and may be torn.
         for _ in 0..choices.below(3) {
             ordinal += 1;
             let a = next(&sent, ordinal, &mut choices);

@@ -1,10 +1,11 @@
 //! Small worlds, all of them: two targets with a drive each, up to four groups of up to two writes,
-//! one crash at every step, every log and every subset of lost writes that the media may leave.
+//! one crash at every step, every log and every subset of lost writes that the media allow.
 //!
-//! The engine, the gates, the logs and recovery's judgement are the real ones. After each crash the
-//! promises are checked against what was submitted. A power cut may leave any subset of what was not
-//! flushed, block by block; instead of going through all subsets one after the other, each block is
-//! checked with *everything* that it may hold, which is the same and is counted as such.
+//! The engine, the gates, the logs and recovery's decisions are the real ones. After each crash the
+//! promises are checked against the submitted groups. A power cut may leave any subset of the
+//! writes that were not flushed, block by block. The test does not go through all subsets one after
+//! the other. It checks each block with *everything* that the block may hold. This gives the same
+//! result and is counted as such.
 //!
 //! `cargo test -p riopipe-order --test small_worlds -- full` takes more shapes of groups. With
 //! `--features probe` the name of a plant removes a defence, and the run must fail.
@@ -26,10 +27,10 @@ use world::{Action, World, is_listed, is_undone};
 /// Which drives have a volatile cache.
 const CACHES: [[bool; 2]; 3] = [[true, true], [false, false], [true, false]];
 
-/// In what order things happen, where they may happen in several.
+/// The number of schedules. A schedule is the order of steps that may happen in several orders.
 const SCHEDULES: usize = 4;
 
-/// What was looked at.
+/// Counts of the checked cases.
 #[derive(Default)]
 struct Counts {
     worlds: u64,
@@ -46,7 +47,7 @@ fn main() {
         return println!("small_worlds: test");
     }
     let full = args.iter().any(|arg| arg == "full");
-    // With the feature `probe`: one defence removed, which must be noticed.
+    // With the feature `probe`: one defence removed. The test must report it.
     #[cfg(feature = "probe")]
     riopipe_order::probe::plant(
         args.iter().find_map(|arg| riopipe_order::probe::Plant::from_name(arg)),
@@ -56,7 +57,7 @@ fn main() {
         true => [&[(1, 8), (2, 8), (3, 5), (4, 2)], &[(1, 4), (2, 4), (3, 3), (4, 2)]],
         false => [&[(1, 8), (2, 6), (3, 2), (4, 1)], &[(1, 4), (2, 4), (3, 2)]],
     };
-    // Whoever fails ends all.
+    // The first thread that fails ends all.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         hook(panic);
@@ -119,8 +120,8 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Runs from the start up to `steps` steps or the end; calls `each` before every step and at the
-    /// end. Returns how many steps there were.
+    /// Runs from the start up to `steps` steps or the end; calls `each` before every step and at
+    /// the end. Returns the number of steps.
     fn run(&self, steps: u32, mut each: impl FnMut(&World)) -> u32 {
         let mut world = self.world();
         each(&world);
@@ -145,7 +146,7 @@ impl Case<'_> {
                 return;
             };
             if !world.act(action) {
-                // Nothing to arrive: that was no step.
+                // Nothing arrived, so that was no step.
                 world.steps -= 1;
                 let (Action::Arrive(t)
                 | Action::Submit(t)
@@ -187,7 +188,7 @@ impl Case<'_> {
         }
     }
 
-    /// P1, P2, P4, P5: what is there after recovery is the prefix, whole and exact.
+    /// P1, P2, P4, P5: the content after recovery is the prefix, whole and exact.
     fn judge(&self, world: &World, plan: &StreamPlan, drives: &[media::Drive; 2]) {
         let k = plan.k;
         if k < world.marks.durable {
@@ -235,7 +236,7 @@ impl Case<'_> {
                 }
                 for content in found {
                     let listed = left.contains(&content) && listed;
-                    // What is extended beyond the prefix is what the prefix has there.
+                    // An extension beyond the prefix contains the content of the prefix.
                     let extends = extended.contains(&content) && !fresh_beyond;
                     if content != want && !listed && !extends {
                         let what =
@@ -264,7 +265,8 @@ impl Case<'_> {
         }
     }
 
-    /// P7: one target loses power at this step and comes back; nothing is lost, and everything ends.
+    /// P7: one target loses power at this step and comes back. Nothing is lost, and everything
+    /// ends.
     fn targets_crash_at(&self, step: u32, counts: &mut Counts) {
         for t in 0..2 {
             let mut which = 0;
@@ -306,7 +308,8 @@ impl Case<'_> {
     }
 }
 
-/// What comes first: groups or requests, one target or the other, old operations or new ones.
+/// The order of steps: groups or requests first, one target or the other, old operations or new
+/// ones.
 fn rank(action: Action, schedule: usize) -> (usize, usize) {
     let (kind, target, op) = match action {
         Action::Admit => (0, 0, 0),
@@ -316,9 +319,9 @@ fn rank(action: Action, schedule: usize) -> (usize, usize) {
         Action::Answer(t) => (4, t, 0),
     };
     match schedule {
-        // Everything is out before anything comes back: the most that can be merged and lost.
+        // Everything is sent before anything comes back: the most that can be merged and lost.
         0 => (kind * 100 + target * 20 + op, 0),
-        // What can be finished is finished first: the marks are as far as they can be.
+        // An operation that can be finished is finished first: the marks are as far as they can be.
         1 => ((4 - kind) * 100 + target * 20 + op, 0),
         // The second target first, the newest operations first.
         2 => (kind * 100 + (1 - target) * 20 + (19 - op.min(19)), 0),

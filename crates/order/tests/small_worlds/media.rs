@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use riopipe_order::region::{Region, RegionError};
 
-/// A log region that remembers what is not fenced, write by write. A write that a crash tears counts
-/// as absent: that a torn entry and a torn mark are never believed has tests of its own (T7).
+/// A log region that remembers unfenced stores, write by write. A write that a crash tears counts
+/// as absent: other tests check that a torn entry or mark is never used (T7).
 #[derive(Clone)]
 pub(crate) struct Words {
     durable: Vec<u8>,
@@ -23,7 +23,7 @@ impl Words {
         1 << self.pending.len()
     }
 
-    /// The state in which those writes are there whose bit is set.
+    /// The state in which exactly the writes are present whose bit is set.
     pub(crate) fn cut(&self, which: u32) -> Self {
         let mut bytes = self.durable.clone();
         for (i, (offset, data)) in self.pending.iter().enumerate() {
@@ -34,7 +34,7 @@ impl Words {
         Self { durable: bytes.clone(), now: bytes, pending: Vec::new() }
     }
 
-    /// As it is, for whoever reads it after the process has died.
+    /// The region as it is, for a reader after the process has died.
     pub(crate) fn as_is(&self) -> Self {
         self.cut(u32::MAX)
     }
@@ -65,16 +65,16 @@ impl Region for Words {
     }
 }
 
-/// What a block may hold.
+/// The possible contents of a block.
 #[derive(Clone, Default)]
 struct Block {
-    /// Of these one is at rest; empty stands for zeroes alone.
+    /// The possible contents at rest, one of which is the real one. Empty stands for zeroes alone.
     rest: BTreeSet<u64>,
     /// Completed and not flushed, oldest first.
     cached: Vec<u64>,
 }
 
-/// A write or FLUSH under way.
+/// A write or FLUSH in flight.
 #[derive(Clone)]
 struct Op {
     ticket: u32,
@@ -103,7 +103,7 @@ impl Drive {
     }
 
     pub(crate) fn flush(&mut self, ticket: u32) {
-        // Covered is what had completed by now.
+        // A FLUSH covers the writes that had completed by now.
         let last = |block: &Block| block.cached.last().copied();
         let covers = self.blocks.iter().filter_map(|(lba, b)| Some((*lba, last(b)?))).collect();
         self.under_way.push(Op { ticket, writes: Vec::new(), flush: true, covers });
@@ -134,7 +134,7 @@ impl Drive {
         (op.ticket, op.flush)
     }
 
-    /// Power is lost: each block keeps what is at rest, or any of what was on its way there.
+    /// Power is lost: each block keeps its content at rest, or any of its cached writes.
     pub(crate) fn power_cut(&self) -> Self {
         let mut after = self.clone();
         for op in after.under_way.drain(..) {
@@ -150,7 +150,8 @@ impl Drive {
         after
     }
 
-    /// Its process has died: what is under way ends all the same (M4), and is waited for (T8).
+    /// The process of the drive's user has died. Operations in flight end all the same (M4), and
+    /// recovery waits for them (T8).
     pub(crate) fn drained(&self) -> Self {
         let mut after = self.clone();
         while !after.under_way.is_empty() {
@@ -159,7 +160,7 @@ impl Drive {
         after
     }
 
-    /// All that a reader may find in a block; 0 for zeroes.
+    /// All that a read may find in a block; 0 for zeroes.
     pub(crate) fn may_hold(&self, lba: u64) -> BTreeSet<u64> {
         match self.blocks.get(&lba) {
             None => BTreeSet::from([0]),
@@ -171,7 +172,7 @@ impl Drive {
         }
     }
 
-    /// In how many ways its blocks can be: the subsets of lost writes.
+    /// The number of possible states of its blocks: the subsets of lost writes.
     pub(crate) fn ways(&self) -> u64 {
         self.blocks.values().map(|block| block.rest.len().max(1) as u64).product()
     }

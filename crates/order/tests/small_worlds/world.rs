@@ -20,7 +20,7 @@ const TICKETS: u32 = 32;
 const GENERATION: u32 = 1;
 const ID: PartitionId = PartitionId { volume: VolumeId([7; 16]), stream: StreamId(0) };
 
-/// What a block holds: the number of the group's write, never 0.
+/// The content of a block: the number of the group's write, never 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Content(u64);
 
@@ -30,18 +30,18 @@ impl Payload for Content {
     }
 }
 
-/// What can happen next.
+/// A step that can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
     /// The next group is submitted.
     Admit,
     /// A request reaches its target, and its attribute the log.
     Arrive(usize),
-    /// The log is fenced, and what the gate lets go goes to the drive.
+    /// The log is fenced, and the steps of the gate go to the drive.
     Submit(usize),
     /// The drive finishes an operation; persist words are stored.
     Finish(usize, usize),
-    /// The log is fenced, and what is complete is answered.
+    /// The log is fenced, and complete entries are answered.
     Answer(usize),
 }
 
@@ -52,13 +52,13 @@ struct Target {
     incarnation: u32,
     entries: Vec<(RequestId, Attribute, Position, Vec<u64>)>,
     free: Vec<u32>,
-    /// What the gate wants done at the drive.
+    /// The steps of the gate to be done at the drive.
     todo: VecDeque<Step>,
-    /// What is complete, to be answered after the next fence.
+    /// Complete entries, to be answered after the next fence.
     done: Vec<(RequestId, bool)>,
 }
 
-/// The whole of it.
+/// The whole small world.
 pub(crate) struct World {
     topology: Topology,
     engine: Rio<Content>,
@@ -113,8 +113,9 @@ impl World {
         }
     }
 
-    /// What can happen now. A request can arrive at a target if the engine has one for it; that is
-    /// seen only by asking, so an arrival is always offered and may turn out to be nothing.
+    /// The steps that can happen now. A request can arrive at a target if the engine has one for
+    /// it. Only a call of the engine shows this, so an arrival is always offered and may turn out
+    /// to be nothing.
     pub(crate) fn actions(&self, waiting: [bool; 2]) -> Vec<Action> {
         let mut actions = Vec::new();
         if !self.groups.is_empty() {
@@ -137,7 +138,7 @@ impl World {
         actions
     }
 
-    /// Does it. An arrival of nothing says false.
+    /// Does a step. Returns false for an arrival of nothing.
     pub(crate) fn act(&mut self, action: Action) -> bool {
         self.steps += 1;
         match action {
@@ -186,7 +187,7 @@ impl World {
         true
     }
 
-    /// Nothing goes on by itself any more, and all groups are admitted: ask for what is left.
+    /// No step is left, and all groups are admitted: asks for durability of the rest.
     pub(crate) fn ask_durable(&mut self) -> bool {
         self.marks = self.engine.poll();
         let last = self.engine.last();
@@ -196,8 +197,8 @@ impl World {
         asked
     }
 
-    /// Target `t` loses power and comes back; the same owner goes on (P7). `log` says which of its
-    /// unfenced log writes are there.
+    /// Target `t` loses power and comes back; the same owner goes on (P7). `log` selects the
+    /// unfenced log writes that are present.
     pub(crate) fn target_crashes(&mut self, t: usize, log: u32) {
         assert!(self.engine.suspend(t as u16));
         let target = &mut self.targets[t];
@@ -238,7 +239,7 @@ impl World {
         &self.targets[t].drive
     }
 
-    /// What target `t` reports of this log.
+    /// The list that target `t` reports of this log.
     pub(crate) fn list(&self, t: usize, region: &Words) -> StreamList {
         let (_, scan) = StreamLog::open(region.clone(), ID, crate::crc32c).unwrap();
         let durable = validate(&scan.entries);
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// What recovery makes of these logs.
+    /// The plan of recovery for these logs.
     pub(crate) fn plan(&self, logs: &[Words; 2]) -> StreamPlan {
         let lists = [0, 1].map(|t| self.list(t, &logs[t]));
         let server = |member: Member| Some(self.topology.member(member).server);
@@ -348,7 +349,7 @@ impl Target {
     }
 }
 
-/// Whether an entry of a group beyond k may leave what it wrote.
+/// Whether the blocks of an entry beyond k may keep the content that it wrote.
 pub(crate) fn is_listed(plan: &StreamPlan, member: u8, lba: u64) -> bool {
     plan.in_place.iter().any(|p| {
         p.extent.member == Member(member)

@@ -6,7 +6,7 @@ fn no_merge() -> Limits {
     Limits { merge: false, ..Limits::default() }
 }
 
-/// What goes over the wire, whatever the binding.
+/// The attribute and payload of a request, without the ordinal of its binding.
 fn shape(engine: &dyn Engine<Piece>, d: Dispatch) -> (Attribute, Vec<Piece>) {
     let request = engine.request(d.id);
     (request.attribute(0), request.pieces.clone())
@@ -155,7 +155,7 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     engine.done(again[1].id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(2));
 
-    // And if the mark had been reported durable before: at least it is not released.
+    // And if the mark had been reported durable before, it is at least not released.
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 4), no_merge());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.admit(&mut [], 0, true).unwrap();
@@ -173,7 +173,7 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     engine.poll();
     assert_eq!((engine.released(), engine.kept_after()), (Seq(2), Seq(2)));
 
-    // The oldest replay of all servers counts.
+    // The oldest replay of all servers is the bound.
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
     engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     engine.admit(&mut [write(4, 1)], 0, false).unwrap();
