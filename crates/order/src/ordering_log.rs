@@ -355,7 +355,7 @@ impl<R: Region> StreamLog<R> {
         if self.free() == 0 {
             return Err(AppendError::Full { slots: self.slots, released: self.released });
         }
-        probe::hit(Rare::MarkForRoom);
+        probe::hit(Rare::MarkForSpace);
         if probe::planted(Plant::T1ReuseBeforeMark) {
             self.limit = self.head + u64::from(self.slots);
             return Ok(());

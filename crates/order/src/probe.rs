@@ -54,9 +54,9 @@ named! {
         /// An idle stream sends targets a mark up to its last group, durable or not.
         T1IdleMarkEarly = "T1-idle-mark-early",
         /// A stream that its owner has left is not flushed in the background.
-        T1NobodyFlushes = "T1-nobody-flushes",
+        T1NoBackgroundFlush = "T1-no-background-flush",
         /// A volume is closed without sending the targets how far its streams are.
-        T1CloseUntold = "T1-close-untold",
+        T1CloseWithoutMark = "T1-close-without-mark",
         /// A FLUSH is issued without waiting for the stream's earlier writes there.
         T2FlushEarly = "T2-flush-early",
         /// A joint FLUSH reaches only the drives that its own group writes.
@@ -64,11 +64,11 @@ named! {
         /// The flush entries of a joint FLUSH are not counted in the group.
         T3NotCounted = "T3-not-counted",
         /// A flushed entry covers entries on other drives, too.
-        T4VouchOtherDrive = "T4-vouch-other-drive",
+        T4CoverOtherDrive = "T4-cover-other-drive",
         /// After a target's crash only requests that were not complete are replayed.
         T4ReplayIncompleteOnly = "T4-replay-incomplete-only",
         /// A flush behind a failed write completes, and covers it.
-        T4VouchAfterFailure = "T4-vouch-after-failure",
+        T4CoverAfterFailure = "T4-cover-after-failure",
         /// Wire numbers are not widened next to the last seq: the upper half is taken as zero.
         T5NotWidened = "T5-not-widened",
         /// A group counts as whole without all of its entries.
@@ -80,7 +80,7 @@ named! {
         /// Any persist word that is not zero counts, also one of an older lap.
         T7AnyPersistWord = "T7-any-persist-word",
         /// A resumed log keeps persist words of older laps.
-        T7AlienKept = "T7-alien-kept",
+        T7InvalidWordKept = "T7-invalid-word-kept",
         /// A resumed log is not cut at its first hole.
         T7NoCut = "T7-no-cut",
         /// The completion is sent before the persist word is durable.
@@ -89,7 +89,7 @@ named! {
         /// persist words are durable.
         T7BatchBeforeFence = "T7-batch-before-fence",
         /// A target started again uses bytes that its last incarnation stored and never fenced.
-        T7TrustUnfenced = "T7-trust-unfenced",
+        T7UseUnfenced = "T7-use-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
         /// A fence of a log on a block device does not wait for its writes: the next one writes their
@@ -105,13 +105,13 @@ named! {
         /// answered with the content after recovery, or with that of the next owner.
         T8LateReads = "T8-late-reads",
         /// Replay starts before the writes of the first copy have come back.
-        T8GhostReplay = "T8-ghost-replay",
+        T8ReplayNoWait = "T8-replay-no-wait",
         /// A recovery that is started again does not wait for the zeroing of the last attempt.
-        T8UndoGhosts = "T8-undo-ghosts",
+        T8UndoNoWait = "T8-undo-no-wait",
         /// Once a volume is free, a fenced owner of it may write as any other plain host.
-        T8OvertakenPlain = "T8-overtaken-plain",
+        T8FencedPlain = "T8-fenced-plain",
         /// A restarted target serves a drive while writes of its former incarnation are in flight.
-        T8ServeGhosts = "T8-serve-ghosts",
+        T8ServeNoWait = "T8-serve-no-wait",
         /// A message between two cores of a target is lost. It would have informed a core that
         /// something was left for a connection.
         T8NoticeLost = "T8-notice-lost",
@@ -138,7 +138,7 @@ named! {
         /// A write does not wait for an earlier one to the same block.
         T12NoOverlap = "T12-no-overlap",
         /// A durable write does not cover an earlier one to the same block.
-        T12NoOverlapVouch = "T12-no-overlap-vouch",
+        T12NoOverlapCover = "T12-no-overlap-cover",
         /// Groups are admitted without checking the log's free slots.
         T13NoCredits = "T13-no-credits",
         /// No slots are kept for the flush that frees space.
@@ -148,13 +148,13 @@ named! {
         /// The replay memory is not bounded.
         T14Unbounded = "T14-unbounded",
         /// The caller reuses blocks of one stream in another before the first is released.
-        T15HandOverEarly = "T15-hand-over-early",
+        T15ReuseEarly = "T15-reuse-early",
         /// Requests are merged over gaps between their blocks.
         T16MergeGaps = "T16-merge-gaps",
         /// Writes of different places are merged: fresh, in place, extensions.
         T16MergePlaces = "T16-merge-places",
         /// A target that does not report the extension is taken to have it.
-        T17BelieveUnsaid = "T17-believe-unsaid",
+        T17AssumeExtension = "T17-assume-extension",
         /// Engine `rio` is run on every target, with or without the extension.
         T17NoFallback = "T17-no-fallback",
         /// A volume falls back to an engine that keeps no order.
@@ -184,7 +184,7 @@ named! {
         /// A plain FLUSH succeeds although one that failed since has lost writes that it covers.
         T22PlainFlush = "T22-plain-flush",
         /// A drive that comes back without power-loss protection is taken to have it still.
-        T27BelieveProtection = "T27-believe-protection",
+        T27AssumeProtection = "T27-assume-protection",
         /// A stream's connection that is being made when its association ends is made all the same.
         T27LateConnect = "T27-late-connect",
         /// Volumes without a log are never forgotten.
@@ -195,7 +195,7 @@ named! {
         /// A lease of any length is granted.
         T28AnyLease = "T28-any-lease",
         /// A FLUSH's success is used although another's failure may not be known yet.
-        T29BelieveAtOnce = "T29-believe-at-once",
+        T29AcceptAtOnce = "T29-accept-at-once",
         /// A failed write does not stop its stream at the target.
         T22FailedWrite = "T22-failed-write",
         /// The answers to an abandoned attempt to recover are taken for the next one's.
@@ -225,17 +225,17 @@ named! {
         /// A binding that found the target busy is not tried again.
         P8BusyForEver = "P8-busy-for-ever",
         /// A Keep Alive without an answer counts as answered.
-        P8BelieveKeepAlive = "P8-believe-keep-alive",
+        P8KeepAliveUnanswered = "P8-keep-alive-unanswered",
         /// A target that is unreachable is not tried again.
         P8NeverAgain = "P8-never-again",
         /// The background driver takes over no stream whose owner does not call.
-        P8NobodyMinds = "P8-nobody-minds",
-        /// A thread that begins to wait for a mark does not look whether it is there already.
-        P8WaiterNotLooked = "P8-waiter-not-looked",
-        /// Threads that wait for a mark are not told that their stream has failed.
-        P8WaiterNotTold = "P8-waiter-not-told",
-        /// The background driver leaves a stream that other threads wait for to its owner, who is
-        /// elsewhere.
+        P8OwnerNotCalling = "P8-owner-not-calling",
+        /// A thread that begins to wait for a mark does not check whether it is reached already.
+        P8WaiterNotChecked = "P8-waiter-not-checked",
+        /// Threads that wait for a mark do not learn that their stream has failed.
+        P8WaiterNotWoken = "P8-waiter-not-woken",
+        /// The background driver leaves a stream for which other threads wait to its owner, although
+        /// the owner is not calling.
         P8AwaitedLeft = "P8-awaited-left",
         /// A durable group is not sent before the owner's next call.
         P8DurableUnsent = "P8-durable-unsent",
@@ -272,7 +272,7 @@ named! {
         /// A whole entry of an older lap or generation was found.
         StaleEntry = "stale-entry",
         /// A persist word of an older lap was found.
-        AlienPersist = "alien-persist-word",
+        InvalidPersist = "invalid-persist-word",
         /// A log had a hole among its live entries, and was cut there.
         Cut = "cut",
         /// The gate held an entry that overtook its predecessors.
@@ -288,7 +288,7 @@ named! {
         /// The engine put in a flush of its own.
         ForcedFlush = "forced-flush",
         /// A mark was written to free space in the log.
-        MarkForRoom = "mark-for-room",
+        MarkForSpace = "mark-for-space",
         /// A durable mark was sent alone by an idle stream.
         IdleMark = "idle-mark",
         /// The background driver flushed a stream that its owner had left.
@@ -298,7 +298,7 @@ named! {
         /// A former owner got the answer that it is fenced.
         FencedOwner = "fenced-owner",
         /// A binding waited for the old connection's operations.
-        GhostWaited = "ghost-waited",
+        BindWaited = "bind-waited",
         /// A connection was moved from one core of a target to another.
         HandedOver = "handed-over",
         /// Several completions of one stream shared a fence.
@@ -334,9 +334,9 @@ named! {
         /// A group was found with some entries missing.
         PartialGroup = "partial-group",
         /// An entry without a persist word was durable by a later flush.
-        Vouched = "vouched",
+        CoveredByFlush = "covered-by-flush",
         /// An entry without a persist word was durable by a later overlapping write.
-        VouchedByOverlap = "vouched-by-overlap",
+        CoveredByOverlap = "covered-by-overlap",
         /// A stream was poisoned by its own failed write.
         WriteFailed = "write-failed",
         /// A stream was poisoned by its own failed FLUSH.

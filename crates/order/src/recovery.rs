@@ -45,13 +45,13 @@ pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     for &i in order.iter().rev() {
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
         let vouched = flushed.contains(&a.member)
-            || probe::planted(Plant::T4VouchOtherDrive) && !flushed.is_empty();
-        let overlapped = overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapVouch);
+            || probe::planted(Plant::T4CoverOtherDrive) && !flushed.is_empty();
+        let overlapped = overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapCover);
         durable[i] = *persisted || vouched || overlapped;
         if !persisted && vouched {
-            probe::hit(Rare::Vouched);
+            probe::hit(Rare::CoveredByFlush);
         } else if !persisted && overlapped {
-            probe::hit(Rare::VouchedByOverlap);
+            probe::hit(Rare::CoveredByOverlap);
         }
         if *persisted && a.is_flush() && !flushed.contains(&a.member) {
             flushed.push(a.member);

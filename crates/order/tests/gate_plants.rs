@@ -98,7 +98,7 @@ fn no_overlap() {
 }
 
 fn vouch_after_failure() {
-    let mut gate = Bench::new(Plant::T4VouchAfterFailure);
+    let mut gate = Bench::new(Plant::T4CoverAfterFailure);
     let why = write_failed(1);
     gate.arrive(plain(1));
     gate.arrive(flushing(2));

@@ -46,7 +46,7 @@ fn plants_and_rare_paths_are_where_they_belong() {
     probe::plant(None);
     let stale_word = half_an_entry(1..8);
     assert!(!reopen(stale_word.clone()).1.entries[0].persisted);
-    assert!(count(Rare::AlienPersist) > 0);
+    assert!(count(Rare::InvalidPersist) > 0);
     probe::plant(Some(Plant::T7AnyPersistWord));
     assert!(reopen(stale_word).1.entries[0].persisted);
 
@@ -62,8 +62,8 @@ fn plants_and_rare_paths_are_where_they_belong() {
         log.append(&write(9, 9)).unwrap();
         (log.region().fences() - fences, log)
     };
-    let made = count(Rare::MarkForRoom);
-    assert_eq!((room().0, count(Rare::MarkForRoom)), (1, made + 1));
+    let made = count(Rare::MarkForSpace);
+    assert_eq!((room().0, count(Rare::MarkForSpace)), (1, made + 1));
     probe::plant(Some(Plant::T1ReuseBeforeMark));
     let (fences, mut log) = room();
     assert_eq!(fences, 0);

@@ -89,7 +89,7 @@ fn t4_vouch_other_drive() {
     let flush = Attribute { flags: Flags::FLUSH, member: Member(1), ..write(2, 2) };
     let entries = [(write(1, 1), false), (flush, true)];
     assert_eq!(with(None, || durable(&entries)), [false, true]);
-    assert_eq!(with(Plant::T4VouchOtherDrive, || durable(&entries)), [true, true]);
+    assert_eq!(with(Plant::T4CoverOtherDrive, || durable(&entries)), [true, true]);
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn rare_paths_are_counted() {
     assert_eq!(counts(Rare::SettledBefore, || one(&[])), 0);
     let flush = Attribute { flags: Flags::FLUSH, ..write(2, 2) };
     let vouched = [(write(1, 1), false), (flush, true)];
-    assert_eq!(counts(Rare::Vouched, || drop(durable(&vouched))), 1);
+    assert_eq!(counts(Rare::CoveredByFlush, || drop(durable(&vouched))), 1);
     let on = |seq| Attribute { member: Member(3), lba: 7, ..write(seq, 1) };
     let over = [(on(1), false), (on(2), true)];
-    assert_eq!(counts(Rare::VouchedByOverlap, || drop(durable(&over))), 1);
+    assert_eq!(counts(Rare::CoveredByOverlap, || drop(durable(&over))), 1);
 }

@@ -138,7 +138,7 @@ impl Extension {
 fn believed_unsaid() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
-    probe::planted(Plant::T17BelieveUnsaid).then_some(Extension {
+    probe::planted(Plant::T17AssumeExtension).then_some(Extension {
         version,
         log_kind,
         incarnation,

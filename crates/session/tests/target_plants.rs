@@ -118,7 +118,7 @@ fn t8_stale_owner() {
 
 #[test]
 fn t8_ghost_replay() {
-    let _planted = plant(Plant::T8GhostReplay);
+    let _planted = plant(Plant::T8ReplayNoWait);
     let (mut w, Owner { io, cntlid, .. }) = with_one(true);
     w.host.drives[0].holds = true;
     w.command(io, ordered(2, &attribute(2, 2), 0), &block(2));
@@ -191,7 +191,7 @@ fn rare_paths_are_counted_where_they_are_taken() {
         assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0x70a);
     }));
     let other = w.io(cntlid, 2);
-    assert!(counts(Rare::GhostWaited, || assert_eq!(w.bind_again(other, 0, 1, 0).status, 0x709)));
+    assert!(counts(Rare::BindWaited, || assert_eq!(w.bind_again(other, 0, 1, 0).status, 0x709)));
     assert_eq!(w.bind_again(other, 0, 1, 0).status, 0);
     assert_eq!(w.call(other, ordered(2, &attribute(1, 1), 0), &block(1)).status, 0);
     assert!(counts(Rare::FlushFailedElsewhere, || {

@@ -426,7 +426,7 @@ impl World {
         if machine.is_up() {
             return;
         }
-        if machine.is_haunted() && !probe::planted(Plant::T8ServeGhosts) {
+        if machine.is_haunted() && !probe::planted(Plant::T8ServeNoWait) {
             // The drives are locked as long as the last life's writes are under way (T8).
             return self.core.after(20 * US, Ev::StartMachine(at));
         }

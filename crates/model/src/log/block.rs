@@ -74,7 +74,7 @@ pub struct FlushFailure(Option<RegionError>);
 /// # Errors
 /// The device could not flush.
 pub fn open<B: Blocks>(blocks: &B) -> Result<(), RegionError> {
-    if !blocks.is_volatile() || probe::planted(Plant::T7TrustUnfenced) {
+    if !blocks.is_volatile() || probe::planted(Plant::T7UseUnfenced) {
         return Ok(());
     }
     blocks.flush()

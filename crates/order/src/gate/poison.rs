@@ -167,7 +167,7 @@ impl Gate {
     #[inline]
     pub(super) fn is_doomed(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
-        let spared = probe::planted(Plant::T4VouchAfterFailure)
+        let spared = probe::planted(Plant::T4CoverAfterFailure)
             && node.flush
             && node.blockers == 0
             && from.is_some_and(|from| from != node.ordinal);

@@ -164,7 +164,7 @@ impl<R: Region> StreamLog<R> {
         if keep {
             found.entries.retain(|entry| entry.position.0 < self.next);
             let alien = slots.alien.into_iter().filter(|position| position.0 < self.next);
-            for position in alien.filter(|_| !probe::planted(Plant::T7AlienKept)) {
+            for position in alien.filter(|_| !probe::planted(Plant::T7InvalidWordKept)) {
                 self.region.write_word(offset(self.slot_of(position)), 0);
             }
         }

@@ -201,7 +201,7 @@ pub(crate) fn scan<R: Region>(
         match persist {
             Persist::Yes => proven = proven.max(Position(position.0 + 1)),
             Persist::Alien => {
-                probe::hit(Rare::AlienPersist);
+                probe::hit(Rare::InvalidPersist);
                 alien.push(position);
             }
             Persist::No => {}

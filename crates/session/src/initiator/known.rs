@@ -187,7 +187,7 @@ impl KnownTarget {
             if found.blocks < drive.blocks {
                 return Err(Changed::Shrunk { nsid, needed: drive.blocks, now: found.blocks });
             }
-            if now.vwc && !self.volatile && !probe::planted(Plant::T27BelieveProtection) {
+            if now.vwc && !self.volatile && !probe::planted(Plant::T27AssumeProtection) {
                 return Err(Changed::Unprotected(nsid));
             }
         }

@@ -464,8 +464,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return Err(refused);
         }
         let released = self.engine.released();
-        let logged =
-            self.config.engine.capabilities().keeps_log && !probe::planted(Plant::T1CloseUntold);
+        let logged = self.config.engine.capabilities().keeps_log
+            && !probe::planted(Plant::T1CloseWithoutMark);
         let told = |link: &Link<P>| link.marks_out == 0 && link.told.0 >= released;
         Ok(!logged || self.links.iter().all(|link| link.carries() && told(link)))
     }

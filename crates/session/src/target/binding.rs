@@ -86,7 +86,7 @@ impl<R: Region> Volumes<R> {
         let (unsettled, kept) = (partition.unsettled(), partition.kept());
         let log = match partition {
             Partition::Bound { .. } => {
-                probe::hit(Rare::GhostWaited);
+                probe::hit(Rare::BindWaited);
                 return Err((wire::status::STREAM_BUSY, 0));
             }
             Partition::Damaged => return refuse(wire::status::LOG_LOST),

@@ -383,7 +383,7 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.shut(&mut self.cx);
             // Nobody is left to answer.
             ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
-            if probe::planted(Plant::T8GhostReplay) {
+            if probe::planted(Plant::T8ReplayNoWait) {
                 self.give_back_stream(env);
             }
         }

@@ -269,7 +269,7 @@ impl<E: TargetEnv> TargetConn<E> {
             Some(queue) => queue.device_result(cx, index, result, env),
             None => {
                 debug_assert!(
-                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8GhostReplay),
+                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8ReplayNoWait),
                     "a stream was given back with operations under way (T8)"
                 );
                 cx.answer(index, overtaken(), 0, out);

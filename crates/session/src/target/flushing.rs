@@ -32,7 +32,7 @@ impl<E: TargetEnv> Context<E> {
         let doubt = state.flushes.end(ticket, || shared(env, |s| s.flushes_accounted(ns)));
         command.doubt = doubt;
         // Nobody is left to answer at the end of a connection, and its gate believes nothing.
-        let believed = !ok || self.closing || probe::planted(Plant::T29BelieveAtOnce);
+        let believed = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
         if believed || !self.is_in_doubt(index, env) {
             return false;
         }

@@ -35,7 +35,7 @@ impl<E: TargetEnv> Context<E> {
         let is_overtaken = || {
             queue.as_ref().is_some_and(|q: &Queue| !q.standing.is_good())
                 && !state.is_of(assoc)
-                && !probe::planted(Plant::T8OvertakenPlain)
+                && !probe::planted(Plant::T8FencedPlain)
         };
         let is_welcome = || {
             state.may_write(assoc) && !is_overtaken()

@@ -158,7 +158,7 @@ impl<R: Region> Volume<R> {
         // Streams of a log carry a generation and are fenced by it, also when they read. Without a
         // log they are plain commands: so the association of the old owner ends, which learns of it
         // then, and reads nothing of the new one's (T8, P9).
-        let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8OvertakenPlain);
+        let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
         let before = before.filter(|assoc| *assoc != who.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);
         let overtaken = before.filter(|_| !claim.resume);

@@ -299,7 +299,7 @@ impl Stream {
         }
         let checked = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
         if let Err(breach) = process.ledger.check(StreamId(id), checked)
-            && !probe::planted(Plant::T15HandOverEarly)
+            && !probe::planted(Plant::T15ReuseEarly)
         {
             let what = format!("a group that keeps its caller's duties is refused: {breach}");
             core.oracle.broken(Promise::P8, what);

@@ -26,7 +26,7 @@ pub(super) fn stage(
         let holder = if again { Some(own) } else { ledger.holder(block.into()) };
         let place = match holder {
             Some(other) if other != own => {
-                if !probe::planted(Plant::T15HandOverEarly) {
+                if !probe::planted(Plant::T15ReuseEarly) {
                     continue;
                 }
                 wanted

@@ -471,7 +471,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
                     let out = &mut self.outboxes[ControlQueue::Admin as usize];
                     admin.keep_alive(self.asked, now, out);
                 }
-                if probe::planted(Plant::P8BelieveKeepAlive) {
+                if probe::planted(Plant::P8KeepAliveUnanswered) {
                     admin.believe_keep_alives();
                 }
                 is_overdue(admin, admin_ns, now).then_some(admin_ns)

@@ -67,7 +67,7 @@ impl<P> Drives<P> {
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
     /// Asked for until `by`. `asked` changes from one time to the next.
     pub(super) fn wanted(by: u64, asked: u64) -> Self {
-        let other = probe::planted(Plant::T8UndoGhosts);
+        let other = probe::planted(Plant::T8UndoNoWait);
         let qid = if other { 26 + (asked % 6) as u16 } else { DRIVES_QUEUE };
         Self::Wanted { qid, by }
     }

@@ -164,7 +164,7 @@ impl BackgroundDriver {
             }
             turn = true;
         }
-        if probe::planted(Plant::P8NobodyMinds) {
+        if probe::planted(Plant::P8OwnerNotCalling) {
             stream.due = Some(now.saturating_add(away_ns));
             return Look::Owner;
         }

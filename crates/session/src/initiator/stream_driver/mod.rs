@@ -326,7 +326,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let lies = self.session.config().engine.capabilities().keeps_log
             && self.session.marks().durable < last
             && engine.is_idle();
-        if !lies || probe::planted(Plant::T1NobodyFlushes) {
+        if !lies || probe::planted(Plant::T1NoBackgroundFlush) {
             self.undurable = None;
             return None;
         }

@@ -110,7 +110,7 @@ impl<W> Waitlist<W> {
         self.tokens += 1;
         let place = Place { seq, token: self.tokens };
         self.list(mark).insert(place, waiter);
-        if probe::planted(Plant::P8WaiterNotLooked) {
+        if probe::planted(Plant::P8WaiterNotChecked) {
             return Entry::Waits { place, first };
         }
         let standing = look();
@@ -155,7 +155,7 @@ impl<W> Waitlist<W> {
 
     /// The marks move no more: takes all waiters.
     pub fn take_all(&mut self) -> Vec<W> {
-        if probe::planted(Plant::P8WaiterNotTold) {
+        if probe::planted(Plant::P8WaiterNotWoken) {
             return Vec::new();
         }
         let complete = core::mem::take(&mut self.complete).into_values();
