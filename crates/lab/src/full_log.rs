@@ -6,7 +6,7 @@ use std::path::Path;
 use riopipe_media::{LogStore, PartError, boot_id, open_log};
 use riopipe_order::{
     attribute::{Attribute, Flags, Kind, Member, StreamId},
-    entry::{Life, PartitionId},
+    entry::{Origin, PartitionId},
     log_region::{Class, HEADER_BYTES, VolumeRecord, inspect},
     ordering_log::{StreamLog, partition_bytes},
 };
@@ -90,8 +90,8 @@ fn fill_partition(
     let id = PartitionId { volume: record.id, stream };
     let (mut log, scan) =
         StreamLog::open(store.part(range)?, id, crc32c).map_err(|e| fault(e.to_string()))?;
-    let life = Life { generation: record.generation, incarnation: scan.life.incarnation };
-    log.start(life, scan.released).map_err(|e| fault(e.to_string()))?;
+    let origin = Origin { generation: record.generation, incarnation: scan.origin.incarnation };
+    log.start(origin, scan.released).map_err(|e| fault(e.to_string()))?;
     let targets = u64::from(place.targets);
     for slot in 0..u64::from(record.slots) {
         let number = slot * targets + u64::from(place.target);

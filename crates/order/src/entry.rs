@@ -36,21 +36,21 @@ impl PartitionId {
 
 /// The ownership and the incarnation of the target in which an entry was appended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Life {
+pub struct Origin {
     /// The volume's generation. It identifies the owner (T8).
     pub generation: u32,
     /// The target's incarnation. No entry covers an entry of another incarnation (T4).
     pub incarnation: u32,
 }
 
-impl Life {
+impl Origin {
     /// The persist word of the entry at `position`. It is never 0, and never equal to that of
     /// another lap of the same slot, so a stale word is not valid for the entry (T7).
     #[must_use]
     #[inline]
     pub const fn stamp(self, position: Position) -> u64 {
-        let life = mix((self.generation as u64) << 32 | self.incarnation as u64);
-        match mix(position.0 ^ life) {
+        let origin = mix((self.generation as u64) << 32 | self.incarnation as u64);
+        match mix(position.0 ^ origin) {
             0 => 1,
             stamp => stamp,
         }
@@ -63,7 +63,7 @@ pub struct Entry {
     /// The position of the append.
     pub position: Position,
     /// The owner and the incarnation of the target that appended it.
-    pub life: Life,
+    pub origin: Origin,
     /// How many appends before it may not have been durable yet when it was written, as a power
     /// of two; see [`fenced_before`](Self::fenced_before).
     pub unfenced: Unfenced,
@@ -114,7 +114,7 @@ pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     // stores would have to wait for all of them.
     let words = [
         0,
-        u64::from(entry.life.generation) << 32,
+        u64::from(entry.origin.generation) << 32,
         entry.position.0,
         a.seq.0,
         a.tag,
@@ -123,7 +123,7 @@ pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
         u64::from(a.blocks.saturating_sub(1) as u16)
             | u64::from((a.span - 1) as u8) << 16
             | u64::from(a.flags.0) << 24
-            | u64::from(entry.life.incarnation) << 32,
+            | u64::from(entry.origin.incarnation) << 32,
     ];
     let mut bytes = [0; ENTRY_BYTES];
     for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -182,7 +182,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         return Decoded::Torn;
     }
     let position = Position(u64_at(bytes, 16));
-    let life = Life { generation: u32_at(bytes, 12), incarnation: u32_at(bytes, 60) };
+    let origin = Origin { generation: u32_at(bytes, 12), incarnation: u32_at(bytes, 60) };
     let (code, flags) = (bytes[47] & 0x0f, Flags(bytes[59]));
     let kind = match Kind::from_code(code) {
         Some(kind) if flags.are_known(kind) => kind,
@@ -209,10 +209,10 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         return Decoded::Torn;
     }
     Decoded::Whole {
-        entry: Entry { position, life, unfenced: Unfenced(bytes[47] >> 4), attribute },
+        entry: Entry { position, origin, unfenced: Unfenced(bytes[47] >> 4), attribute },
         persist: match u64_at(bytes, 0) {
             0 => Persist::No,
-            word if word == life.stamp(position) => Persist::Yes,
+            word if word == origin.stamp(position) => Persist::Yes,
             _ if probe::planted(Plant::T7AnyPersistWord) => Persist::Yes,
             _ => Persist::Alien,
         },

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use core::mem;
 
 use crate::attribute::{Attribute, Seq};
-use crate::entry::{ENTRY_BYTES, Entry, Life, PartitionId, Position, Unfenced, encode, loggable};
+use crate::entry::{ENTRY_BYTES, Entry, Origin, PartitionId, Position, Unfenced, encode, loggable};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Crc32c, Region, RegionError};
 use adoption::Adoption;
@@ -114,7 +114,7 @@ impl<R: Region> StreamLog<R> {
             number: 0,
             released: Seq::ZERO,
             head: 0,
-            life: Life { generation, incarnation: 0 },
+            origin: Origin { generation, incarnation: 0 },
             id,
             slots,
             tag: (Seq::ZERO, 0),
@@ -197,7 +197,7 @@ impl<R: Region> StreamLog<R> {
         let position = Position(self.next);
         let entry = Entry {
             position,
-            life: self.durable.life,
+            origin: self.durable.origin,
             unfenced: Unfenced::of(self.next - self.fenced),
             attribute: *attribute,
         };
@@ -222,7 +222,7 @@ impl<R: Region> StreamLog<R> {
             return self.persist_adopted(position);
         }
         assert!(position.0 < self.next, "{position:?} was not appended");
-        self.vouch(position, self.durable.life);
+        self.vouch(position, self.durable.origin);
     }
 
     /// Makes all appends, persist words and marks so far durable.
@@ -323,8 +323,8 @@ impl<R: Region> StreamLog<R> {
 
     /// The generation and incarnation of the binding.
     #[must_use]
-    pub const fn life(&self) -> Life {
-        self.durable.life
+    pub const fn origin(&self) -> Origin {
+        self.durable.origin
     }
 
     /// The identity of the partition.
@@ -378,20 +378,20 @@ impl<R: Region> StreamLog<R> {
 
     #[cold]
     fn persist_adopted(&mut self, position: Position) {
-        let life = self.adoption.life_of(position);
-        let life = life.unwrap_or_else(|| panic!("{position:?} is not of this binding"));
-        self.vouch(position, life);
+        let origin = self.adoption.origin_of(position);
+        let origin = origin.unwrap_or_else(|| panic!("{position:?} is not of this binding"));
+        self.vouch(position, origin);
     }
 
     #[inline]
-    fn vouch(&mut self, position: Position, life: Life) {
+    fn vouch(&mut self, position: Position, origin: Origin) {
         // A mark beyond an entry that was not complete yet must not affect the next lap.
         let back = self.next - position.0;
         if back <= u64::from(self.slots) {
             // Counted back from the next slot. A division would cost more than all the rest.
             let (back, next) = (back as u32, self.next_slot);
             let slot = if back <= next { next - back } else { next + self.slots - back };
-            self.region.write_word(offset(slot), life.stamp(position));
+            self.region.write_word(offset(slot), origin.stamp(position));
         }
     }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::{ID, crc32c};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
-use riopipe_order::entry::Life;
+use riopipe_order::entry::Origin;
 use riopipe_order::log_region::{
     HEADER_BYTES, HEADER_COPY_BYTES, LogKind, LogRegion, MemberNamespace, NewVolume,
 };
@@ -40,7 +40,7 @@ fn mix(mut x: u64) -> u64 {
 fn a_partition_is_laid_out_as_documented() {
     let region = MemRegion::new(partition_bytes(4));
     let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
-    log.start(Life { generation: 0x0102_0304, incarnation: 0x0506_0708 }, Seq(0x11)).unwrap();
+    log.start(Origin { generation: 0x0102_0304, incarnation: 0x0506_0708 }, Seq(0x11)).unwrap();
     let write = Attribute {
         seq: Seq(0x1112_1314_1516_1718),
         span: 256,
@@ -117,7 +117,7 @@ fn a_partition_is_laid_out_as_documented() {
 fn a_settled_mark_is_laid_out_as_documented() {
     let region = MemRegion::new(partition_bytes(4));
     let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
-    log.start(Life { generation: 1, incarnation: 2 }, Seq(0x11)).unwrap();
+    log.start(Origin { generation: 1, incarnation: 2 }, Seq(0x11)).unwrap();
     log.settle(Seq(0x1112_1314_1516_1718), 0x2122_2324_2526_2728).unwrap();
     let found = log.into_region().bytes()[..256].to_vec();
     let mark = Bytes(vec![0; 128])

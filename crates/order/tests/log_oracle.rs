@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, VecDeque};
 use common::{Choices, ID, MARK, MARKS, crc32c, write};
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Seq};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::{AppendError, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::MemRegion;
 
 #[derive(Clone, Copy)]
 struct Known {
     attribute: Attribute,
-    life: Life,
+    origin: Origin,
     durable: bool,
     /// A crash has left the entry behind a torn one. It may still go, because nothing was submitted
     /// for it.
@@ -48,7 +48,7 @@ struct Oracle {
     /// The next entry's index in group `seq`.
     index: u16,
     ordinal: u32,
-    life: Life,
+    origin: Origin,
     settled: bool,
     /// Slots that may be torn beside the unfenced ones, because no change has cleaned up yet.
     repairing: usize,
@@ -91,14 +91,14 @@ impl Oracle {
     fn check(&self, scan: &Scan, live: bool) {
         assert!(scan.released >= self.released_durable && scan.released <= self.released);
         assert!(!live || scan.released == self.released);
-        assert_eq!((scan.life, scan.settled), (self.life, self.settled));
+        assert_eq!((scan.origin, scan.settled), (self.origin, self.settled));
         let mut last = None;
         for found in &scan.entries {
             assert!(last < Some(found.position), "in position order, each once");
             last = Some(found.position);
             let known = self.entries.get(&found.position.0);
             let known = known.unwrap_or_else(|| panic!("{found:?} was never appended"));
-            assert_eq!((found.attribute, found.life), (known.attribute, known.life));
+            assert_eq!((found.attribute, found.origin), (known.attribute, known.origin));
             assert!(found.attribute.seq_end() > scan.released);
             assert!(known.persisted || !found.persisted, "{found:?} was never persisted");
             assert!(!known.persist_durable || found.persisted, "{found:?} lost its persist word");
@@ -147,15 +147,15 @@ impl Oracle {
     /// A change of the log is durable.
     fn changed(&mut self, change: Change) {
         match change {
-            Change::Resume(life) => {
-                self.life = life;
+            Change::Resume(origin) => {
+                self.origin = origin;
                 let before = self.entries.len();
                 self.entries.retain(|_, known| known.durable);
                 self.seen.cut += (before - self.entries.len()) as u64;
             }
-            Change::Start(life, released) => {
+            Change::Start(origin, released) => {
                 self.tag_known = self.tag_due(released);
-                (self.life, self.settled) = (life, false);
+                (self.origin, self.settled) = (origin, false);
                 (self.released, self.released_durable) = (released, released);
                 self.owner_released = released;
                 (self.seq, self.index) = (released.0 + 1, 0);
@@ -180,17 +180,17 @@ fn has(scan: &Scan, position: u64) -> bool {
 /// A change of a log between two bindings, or at the beginning of one.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    Resume(Life),
-    Start(Life, Seq),
+    Resume(Origin),
+    Start(Origin, Seq),
     Settle(Seq, u64),
     Forget,
 }
 
 impl Change {
     fn choose(oracle: &Oracle, scan: &Scan, choices: &mut Choices) -> Self {
-        let Life { generation, incarnation } = oracle.life;
-        let resumed = Life { generation, incarnation: incarnation + 1 };
-        let started = Life { generation: generation + 1, ..resumed };
+        let Origin { generation, incarnation } = oracle.origin;
+        let resumed = Origin { generation, incarnation: incarnation + 1 };
+        let started = Origin { generation: generation + 1, ..resumed };
         let ends: Vec<Seq> = scan.entries.iter().map(|e| e.attribute.seq_end()).collect();
         match choices.below(8) {
             0 | 1 if scan.settled => Self::Start(started, scan.released),
@@ -208,8 +208,8 @@ impl Change {
 
     fn apply(self, log: &mut StreamLog<MemRegion>) -> bool {
         match self {
-            Self::Resume(life) => log.resume(life).is_ok(),
-            Self::Start(life, released) => log.start(life, released).is_ok(),
+            Self::Resume(origin) => log.resume(origin).is_ok(),
+            Self::Start(origin, released) => log.start(origin, released).is_ok(),
             Self::Settle(k, tag) => log.settle(k, tag).is_ok(),
             Self::Forget => log.forget().is_ok(),
         }
@@ -218,7 +218,7 @@ impl Change {
     /// Whether an interrupted change has become durable.
     fn shows(self, oracle: &Oracle, after: &Scan) -> bool {
         match self {
-            Self::Resume(life) | Self::Start(life, _) => after.life == life,
+            Self::Resume(origin) | Self::Start(origin, _) => after.origin == origin,
             Self::Settle(..) => after.settled && !oracle.settled,
             Self::Forget => after.entries.is_empty(),
         }
@@ -226,10 +226,10 @@ impl Change {
 }
 
 fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
-    let life = Life { generation: 1, incarnation: 1 };
+    let origin = Origin { generation: 1, incarnation: 1 };
     let region = MemRegion::forgetful(partition_bytes(slots));
     let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
-    log.start(life, Seq::ZERO).unwrap();
+    log.start(origin, Seq::ZERO).unwrap();
     let near_wrap = u64::from(u32::MAX) - 20;
     let mut oracle = Oracle {
         entries: BTreeMap::new(),
@@ -243,7 +243,7 @@ fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
         seq: if choices.below(2) == 0 { 1 } else { near_wrap },
         index: 0,
         ordinal: if choices.below(2) == 0 { 1 } else { u32::MAX - 9 },
-        life,
+        origin,
         settled: false,
         repairing: 0,
         appends: 0,
@@ -281,7 +281,7 @@ fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
             }
             15 => {
                 // The connection is lost, but the target lives on.
-                log.resume(oracle.life).unwrap();
+                log.resume(oracle.origin).unwrap();
                 oracle.fenced();
                 oracle.released_durable = oracle.released;
                 replay(&mut log, &mut oracle, usize::MAX);
@@ -348,7 +348,7 @@ fn send(
     };
     let known = Known {
         attribute: *attribute,
-        life: oracle.life,
+        origin: oracle.origin,
         durable: false,
         loose: false,
         persisted: false,
@@ -473,9 +473,9 @@ proptest! {
         fix_marks in any::<bool>(),
         fix_entries in any::<bool>(),
     ) {
-        let life = Life { generation: 1, incarnation: 1 };
+        let origin = Origin { generation: 1, incarnation: 1 };
         let mut log = StreamLog::format(MemRegion::new(partition_bytes(6)), ID, 1, crc32c).unwrap();
-        log.start(life, Seq::ZERO).unwrap();
+        log.start(origin, Seq::ZERO).unwrap();
         for i in 1..=9 {
             log.append(&write(i, i as u32)).unwrap();
             log.fence().unwrap();
@@ -499,15 +499,15 @@ proptest! {
         }
         if let Ok((mut log, scan)) = StreamLog::open(region, ID, crc32c) {
             prop_assert!(scan.entries.len() <= 6);
-            let life = Life { generation: scan.life.generation, incarnation: u32::MAX };
-            if log.resume(life).is_ok() {
+            let origin = Origin { generation: scan.origin.generation, incarnation: u32::MAX };
+            if log.resume(origin).is_ok() {
                 let appended = (0..7).take_while(|_| log.append(&write(20, 1)).is_ok());
                 prop_assert!(appended.count() <= 6);
                 prop_assert_eq!(log.free(), 0);
                 log.fence().unwrap();
                 log.scan().unwrap();
             }
-            log.start(life, Seq(30)).unwrap();
+            log.start(origin, Seq(30)).unwrap();
             prop_assert_eq!(log.free(), 6);
             prop_assert!(log.scan().unwrap().is_clean());
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{ID, LIFE, MARKS, append_all, crc32c, fresh, lose, reopen, seqs, write};
+use common::{ID, MARKS, ORIGIN, append_all, crc32c, fresh, lose, reopen, seqs, write};
 use riopipe_order::attribute::Seq;
 use riopipe_order::entry::Position;
 use riopipe_order::ordering_log::StreamLog;
@@ -84,7 +84,7 @@ fn plants_and_rare_paths_are_where_they_belong() {
     for (plant, position) in [(None, 1), (Some(Plant::T6CountTwice), 2)] {
         probe::plant(plant);
         let (mut log, _) = reopen(cut.clone());
-        log.resume(LIFE).unwrap();
+        log.resume(ORIGIN).unwrap();
         assert_eq!(log.append(&write(2, 1)), Ok(Position(position)), "{plant:?}");
     }
     assert_eq!((count(Rare::Cut), count(Rare::Adopted)), (2, 1));

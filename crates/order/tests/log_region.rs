@@ -8,7 +8,7 @@ use std::rc::Rc;
 use common::{Choices, ID, crc32c, write};
 use proptest::prelude::*;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::log_region::{
     AddError, ChangeError, Class, CreateError, HEADER_BYTES, HEADER_COPY_BYTES, LogKind, LogRegion,
     MEMBERS_MAX, MemberNamespace, NewVolume, OpenError, VOLUMES_MAX, VolumeState, inspect,
@@ -66,7 +66,7 @@ fn a_region_is_what_it_was_made() {
     assert_eq!((found.generation, found.state, found.owner), (4, VolumeState::Owned, OWNER));
     assert_eq!(found.members, record.members);
     assert_eq!((found.streams, found.slots, found.offset), (3, 100, 8192));
-    assert_eq!(log.incarnation(), 2, "every start is a life of its own (T4)");
+    assert_eq!(log.incarnation(), 2, "every start is an incarnation of its own (T4)");
     assert_eq!((log.header().uuid, log.header().kind), (UUID, LogKind::Dax));
 }
 
@@ -107,11 +107,11 @@ fn partitions_hold_logs() {
     let header = MemRegion::new(HEADER_BYTES);
     let mut log = LogRegion::create(header, LEN, UUID, BOOT, LogKind::Dax, crc32c).unwrap();
     let new = NewVolume { id: ID.volume, ..volume(1, 2, 16) };
-    let life = Life { generation: 1, incarnation: log.incarnation() };
+    let origin = Origin { generation: 1, incarnation: log.incarnation() };
     let record = log.add_volume(new, |stream, range| {
         let id = PartitionId { stream, ..ID };
         let mut log = StreamLog::format(MemRegion::new(range.len()), id, 0, crc32c).unwrap();
-        log.start(life, Seq::ZERO).unwrap();
+        log.start(origin, Seq::ZERO).unwrap();
         log.append(&write(u64::from(stream.0) + 1, 1)).unwrap();
         log.fence().unwrap();
         assert_eq!(log.slots(), 16);

@@ -4,15 +4,15 @@
 mod common;
 
 use common::{
-    ID, LIFE, MARKS, append_all, crc32c, fresh, lose, old_or_new, reopen, seqs, torn, write,
+    ID, MARKS, ORIGIN, append_all, crc32c, fresh, lose, old_or_new, reopen, seqs, torn, write,
 };
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::{AppendError, BindError, Damage, LogError, StreamLog};
 use riopipe_order::region::MemRegion;
 
-fn life(incarnation: u32) -> Life {
-    Life { incarnation, ..LIFE }
+fn origin(incarnation: u32) -> Origin {
+    Origin { incarnation, ..ORIGIN }
 }
 
 /// Sends groups again, in order, with new ordinals. Returns their positions.
@@ -36,15 +36,18 @@ fn a_resumed_log_is_cut_at_its_first_hole_and_tells_old_holes_from_new_damage() 
     region.bytes_mut()[MARKS + 4 * 64 + 30] ^= 4;
     let (mut log, scan) = reopen(region);
     assert_eq!((seqs(&scan), scan.torn), (vec![1, 2, 4], 1));
-    assert_eq!(log.resume(life(8)), Err(BindError::Incarnation { given: 8, current: 9 }));
-    log.resume(life(10)).unwrap();
+    assert_eq!(log.resume(origin(8)), Err(BindError::Incarnation { given: 8, current: 9 }));
+    log.resume(origin(10)).unwrap();
     assert_eq!(seqs(&log.scan().unwrap()), [1, 2], "nothing was submitted for 4");
     let positions = replay(&mut log, 1..=6);
     assert_eq!(positions, [0, 1, 2, 3, 4, 5].map(Position));
     let (_, scan) = reopen(log.region().crash(7));
     assert_eq!((seqs(&scan), scan.torn), (vec![1, 2, 3, 4, 5, 6], 0));
-    assert_eq!(scan.entries[1].life, LIFE, "an entry keeps the life it was appended in (T4)");
-    assert_eq!(scan.entries[2].life, life(10));
+    assert_eq!(
+        scan.entries[1].origin, ORIGIN,
+        "an entry keeps the incarnation it was appended in (T4)"
+    );
+    assert_eq!(scan.entries[2].origin, origin(10));
     append_all(&mut log, 7..=7);
     // The same loss again is damage: the next batch proves that it was durable.
     let mut region = log.into_region();
@@ -70,7 +73,7 @@ fn t6_a_replayed_entry_is_adopted_and_not_logged_again() {
     let first = sent.map(|a| log.append(&a).unwrap());
     log.fence().unwrap();
     let (mut log, _) = reopen(log.into_region().crash(0));
-    log.resume(life(10)).unwrap();
+    log.resume(origin(10)).unwrap();
     let before = log.region().bytes().to_vec();
     let again = [1, 2, 3, 4, 5].map(|ordinal| Attribute { ordinal, ..sent[ordinal as usize - 1] });
     for (sent, position) in again.iter().zip(first) {
@@ -88,7 +91,7 @@ fn t6_a_replayed_entry_of_another_shape_is_refused() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=3);
     let (mut log, _) = reopen(log.into_region());
-    log.resume(LIFE).unwrap();
+    log.resume(ORIGIN).unwrap();
     let before = log.region().bytes().to_vec();
     let sent = write(2, 9);
     let others = [
@@ -125,7 +128,7 @@ fn t13_a_full_log_can_be_replayed() {
         let batch: Vec<_> = (durable as usize..durable as usize + 5).collect();
         for outcome in 0..3_u32.pow(5) {
             let (mut log, _) = reopen(lose(&before, &after, &batch, outcome));
-            log.resume(life(10)).unwrap();
+            log.resume(origin(10)).unwrap();
             let positions = replay(&mut log, all.clone());
             assert_eq!(positions, (0..*all.end()).map(Position).collect::<Vec<_>>(), "{outcome}");
             let full = AppendError::Full { slots: durable + 5, released: Seq::ZERO };
@@ -139,14 +142,14 @@ fn t13_a_full_log_can_be_replayed() {
 #[test]
 fn t7_an_adopted_entry_is_persisted_in_the_life_it_was_appended_in() {
     let mut log = fresh(16);
-    let mut lives = Vec::new();
+    let mut origins = Vec::new();
     for incarnation in 9..=13 {
         // Two more groups in each incarnation.
         let last = 2 * (u64::from(incarnation) - 8);
         replay(&mut log, 1..=last);
-        lives.extend([life(incarnation); 2]);
+        origins.extend([origin(incarnation); 2]);
         log = reopen(log.into_region().crash(0)).0;
-        log.resume(life(incarnation + 1)).unwrap();
+        log.resume(origin(incarnation + 1)).unwrap();
     }
     let positions = replay(&mut log, 1..=10);
     for position in positions {
@@ -154,8 +157,8 @@ fn t7_an_adopted_entry_is_persisted_in_the_life_it_was_appended_in() {
     }
     log.fence().unwrap();
     let (_, scan) = reopen(log.into_region().crash(0));
-    let found: Vec<_> = scan.entries.iter().map(|e| e.life).collect();
-    assert_eq!(found, lives);
+    let found: Vec<_> = scan.entries.iter().map(|e| e.origin).collect();
+    assert_eq!(found, origins);
     assert!(scan.entries.iter().all(|e| e.persisted), "{scan:#?}");
 }
 
@@ -164,7 +167,7 @@ fn t7_a_released_entry_has_no_say_in_the_next_lap() {
     let mut log = fresh(4);
     append_all(&mut log, 1..=4);
     let (mut log, _) = reopen(log.into_region());
-    log.resume(life(10)).unwrap();
+    log.resume(origin(10)).unwrap();
     let positions = replay(&mut log, 1..=4);
     log.release(Seq(4));
     append_all(&mut log, 5..=6);
@@ -183,7 +186,7 @@ fn t7_a_released_entry_has_no_say_in_the_next_lap() {
 fn an_entry_of_an_older_binding_is_persisted_only_when_resumed() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=3);
-    log.start(LIFE, Seq(3)).unwrap();
+    log.start(ORIGIN, Seq(3)).unwrap();
     log.persist(Position(2));
 }
 
@@ -195,7 +198,7 @@ fn a_lost_connection_alone_loses_nothing() {
     log.append(&write(4, 4)).unwrap();
     log.release(Seq(1));
     for round in 0..3 {
-        log.resume(LIFE).unwrap();
+        log.resume(ORIGIN).unwrap();
         assert_eq!(log.free(), 8 - 3, "what is released in memory stays so");
         assert_eq!(replay(&mut log, 2..=4), [1, 2, 3].map(Position), "round {round}");
     }
@@ -208,7 +211,7 @@ fn what_is_released_is_not_adopted_any_more() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=4);
     let (mut log, _) = reopen(log.into_region());
-    log.resume(LIFE).unwrap();
+    log.resume(ORIGIN).unwrap();
     log.release(Seq(2));
     // No initiator sends these. The point is that nothing is kept for them.
     assert_eq!(log.append(&write(2, 1)), Ok(Position(4)));
@@ -222,8 +225,8 @@ fn t7_a_log_started_anew_adopts_nothing() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=3);
     let (mut log, _) = reopen(log.into_region());
-    log.resume(LIFE).unwrap();
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.resume(ORIGIN).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     assert_eq!(replay(&mut log, 1..=2), [3, 4].map(Position));
     let (_, scan) = reopen(log.into_region());
     let found: Vec<_> = scan.entries.iter().map(|e| (e.position.0, e.attribute.seq.0)).collect();
@@ -237,7 +240,7 @@ fn t13_nothing_is_adopted_after_a_fault() {
     let mut region = log.into_region();
     region.fail_fences_after(3);
     let (mut log, _) = reopen(region);
-    log.resume(LIFE).unwrap();
+    log.resume(ORIGIN).unwrap();
     log.append(&write(1, 1)).unwrap();
     assert!(log.fence().is_err());
     assert!(matches!(log.append(&write(2, 2)), Err(AppendError::Region(_))));
@@ -257,7 +260,7 @@ fn t7_a_resumed_log_forgets_persist_words_of_older_laps() {
     let mut region = log.into_region();
     region.bytes_mut()[MARKS..MARKS + 8].copy_from_slice(&stale);
     let (mut log, _) = reopen(region);
-    log.resume(LIFE).unwrap();
+    log.resume(ORIGIN).unwrap();
     append_all(&mut log, 6..=6);
     let scan = reopen(log.into_region()).1;
     assert_eq!(seqs(&scan), [5, 6], "not taken for damage once a later entry vouches for it");
@@ -270,7 +273,7 @@ fn t1_a_resumed_log_reuses_a_slot_only_after_the_mark_is_durable() {
         let mut log = fresh(8);
         append_all(&mut log, 1..=8);
         let (mut log, _) = reopen(log.into_region().crash(seed));
-        log.resume(life(10)).unwrap();
+        log.resume(origin(10)).unwrap();
         replay(&mut log, 1..=8);
         log.release(Seq(2));
         log.append(&write(9, 9)).unwrap();
@@ -284,7 +287,7 @@ fn t1_a_resumed_log_reuses_a_slot_only_after_the_mark_is_durable() {
 #[test]
 fn t9_a_crash_while_resuming_leaves_the_old_log_or_the_new() {
     for outcome in 0..81 {
-        let fences = old_or_new(&torn(outcome), |log| log.resume(life(10)));
+        let fences = old_or_new(&torn(outcome), |log| log.resume(origin(10)));
         assert!(fences >= 3, "the clean-up, and both copies of the mark");
     }
 }
@@ -305,7 +308,7 @@ fn t7_cleaning_up_completes_no_torn_entry() {
         let mut faulty = torn.clone();
         faulty.fail_fences_after(fences);
         let (mut log, _) = reopen(faulty);
-        assert!(log.resume(life(10)).is_err());
+        assert!(log.resume(origin(10)).is_err());
         for seed in 0..4000 {
             let scan = reopen(log.region().crash(seed)).1;
             assert_eq!(seqs(&scan), [], "{fences} fences, seed {seed}");

@@ -4,16 +4,17 @@
 mod common;
 
 use common::{
-    ID, LIFE, MARK, MARKS, State, append_all, crc32c, fresh, old_or_new, reopen, seqs, torn, write,
+    ID, MARK, MARKS, ORIGIN, State, append_all, crc32c, fresh, old_or_new, reopen, seqs, torn,
+    write,
 };
 use riopipe_order::attribute::{Attribute, Seq};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::{
     AppendError, BindError, ForgetError, LogError, SettleError, StreamLog, partition_bytes,
 };
 use riopipe_order::region::MemRegion;
 
-const NEW_OWNER: Life = Life { generation: LIFE.generation + 1, incarnation: 10 };
+const NEW_OWNER: Origin = Origin { generation: ORIGIN.generation + 1, incarnation: 10 };
 
 /// The tag that [`write`] gives a group.
 fn tagged(seq: u64) -> (Seq, u64) {
@@ -32,7 +33,7 @@ fn t9_settling_records_k_and_keeps_what_lies_beyond_listed() {
     let (mut log, scan) = reopen(log.into_region().crash(0));
     assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), true));
     assert_eq!(seqs(&scan), [5, 6]);
-    assert_eq!(scan.life, LIFE, "nobody has bound it");
+    assert_eq!(scan.origin, ORIGIN, "nobody has bound it");
     assert_eq!((log.released(), log.tag(), log.is_settled()), (Seq(4), (Seq(4), 0x44), true));
     // Nothing is added to it, and k stays.
     assert_eq!(log.append(&write(7, 1)), Err(AppendError::Unbound));
@@ -66,19 +67,19 @@ fn t9_a_settled_log_is_not_resumed() {
     append_all(&mut log, 1..=3);
     log.settle(Seq(1), 0).unwrap();
     let settled = Err(BindError::Settled { released: Seq(1) });
-    assert_eq!(log.resume(LIFE), settled);
+    assert_eq!(log.resume(ORIGIN), settled);
     let (mut log, _) = reopen(log.into_region());
-    assert_eq!(log.resume(LIFE), settled);
+    assert_eq!(log.resume(ORIGIN), settled);
     assert_eq!(log.append(&write(2, 1)), Err(AppendError::Unbound), "nothing is adopted either");
-    log.start(LIFE, Seq(1)).unwrap();
-    log.resume(LIFE).unwrap();
+    log.start(ORIGIN, Seq(1)).unwrap();
+    log.resume(ORIGIN).unwrap();
 }
 
 #[test]
 fn t9_a_binding_that_is_settled_under_its_owner_takes_nothing_more() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=3);
-    log.resume(LIFE).unwrap();
+    log.resume(ORIGIN).unwrap();
     log.settle(Seq(2), 0).unwrap();
     assert_eq!(log.append(&write(3, 1)), Err(AppendError::Unbound), "it would have been adopted");
     assert_eq!(log.append(&write(4, 1)), Err(AppendError::Unbound));
@@ -98,7 +99,7 @@ fn t11_only_a_settled_log_is_emptied_and_it_stays_settled() {
         let (_, scan) = reopen(log.region().crash(0));
         assert!(scan.is_clean());
         assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), true));
-        assert_eq!(scan.life, LIFE);
+        assert_eq!(scan.origin, ORIGIN);
     }
 }
 
@@ -115,7 +116,7 @@ fn t9_a_log_started_anew_is_settled_no_more_and_keeps_the_tag() {
         let (_, scan) = reopen(log.region().crash(0));
         assert!(scan.is_clean());
         assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), false));
-        assert_eq!(scan.life, NEW_OWNER);
+        assert_eq!(scan.origin, NEW_OWNER);
         append_all(&mut log, 5..=5);
         assert_eq!(seqs(&log.scan().unwrap()), [5]);
         // The next recovery may come to another k.
@@ -177,7 +178,7 @@ fn t9_a_change_that_a_crash_undid_never_comes_back() {
     let written = (0..2 * MARK / 8).map(|word| 8 * word..8 * word + 8);
     let written: Vec<_> =
         written.filter(|w| settled.bytes()[w.clone()] != started.bytes()[w.clone()]).collect();
-    assert!(written.len() >= 4, "checksum, number, head, life, settled: {written:?}");
+    assert!(written.len() >= 4, "checksum, number, head, origin, settled: {written:?}");
     for missing in written {
         let mut torn = started.crash(0);
         torn.bytes_mut()[..MARKS].copy_from_slice(&started.bytes()[..MARKS]);
@@ -208,7 +209,7 @@ fn t9_a_region_that_fails_while_settling_ends_the_log() {
         assert!(matches!(log.settle(Seq(2), 0), Err(SettleError::Region(_))));
         assert!(matches!(log.settle(Seq(2), 0), Err(SettleError::Region(_))));
         assert!(matches!(log.forget(), Err(ForgetError::Region(_))));
-        assert!(matches!(log.start(LIFE, Seq(2)), Err(BindError::Region(_))));
+        assert!(matches!(log.start(ORIGIN, Seq(2)), Err(BindError::Region(_))));
         assert!(matches!(log.scan(), Err(LogError::Region(_))), "what it says may not last");
         assert_eq!(log.is_settled(), fences == 1, "it says what is durable for sure");
         let durable = reopen(log.into_region().crash(0)).1;
@@ -271,13 +272,13 @@ fn the_tag_of_the_newest_released_group_is_never_lost() {
     append_all(&mut log, 7..=11);
     log.release_now(Seq(11)).unwrap();
     let last = tagged(11);
-    for life in [LIFE, NEW_OWNER] {
+    for origin in [ORIGIN, NEW_OWNER] {
         // Released is further than this server's last group: another has the rest.
-        log.start(life, Seq(20)).unwrap();
+        log.start(origin, Seq(20)).unwrap();
         assert_eq!((log.tag(), log.scan().unwrap().tag), (last, last));
         let (mut next, scan) = reopen(log.into_region().crash(0));
         assert_eq!((next.tag(), scan.tag), (last, last));
-        next.start(life, Seq(20)).unwrap();
+        next.start(origin, Seq(20)).unwrap();
         append_all(&mut next, 21..=28);
         assert_eq!(next.tag(), last);
         log = next;
@@ -299,7 +300,7 @@ fn the_tag_is_found_whatever_the_order_in_the_ring() {
         log.release(Seq(mark));
         assert_eq!(log.tag(), tagged(newest), "in memory, at {mark}");
         let mut durable = reopen(log.region().clone()).0;
-        durable.resume(LIFE).unwrap();
+        durable.resume(ORIGIN).unwrap();
         durable.release_now(Seq(mark)).unwrap();
         let (log, scan) = reopen(durable.into_region().crash(0));
         assert_eq!((scan.tag, log.tag()), (tagged(newest), tagged(newest)), "durably, at {mark}");
@@ -325,6 +326,6 @@ fn a_settled_log_of_a_volume_that_never_wrote() {
     let (mut log, scan) = reopen(log.into_region().crash(0));
     assert!(scan.is_clean() && scan.settled);
     assert_eq!((scan.released, scan.tag), (Seq::ZERO, (Seq::ZERO, 0)));
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     assert_eq!(log.append(&write(1, 1)), Ok(Position(0)));
 }

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{ID, LIFE, MARK, MARKS, append_all, crc32c, fresh, reopen, seqs, write};
+use common::{ID, MARK, MARKS, ORIGIN, append_all, crc32c, fresh, reopen, seqs, write};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId, Position};
+use riopipe_order::entry::{Origin, PartitionId, Position};
 use riopipe_order::ordering_log::{
     AppendError, BindError, Damage, LogError, StreamLog, partition_bytes,
 };
@@ -46,7 +46,7 @@ fn what_was_appended_is_found() {
     let (_, scan) = reopen(log.into_region().crash(1));
     let found: Vec<_> = scan.entries.iter().map(|e| (e.attribute, e.persisted)).collect();
     assert_eq!(found, [(written, false), (flush, true), (extension, false)]);
-    assert!(scan.entries.iter().all(|e| e.life == LIFE));
+    assert!(scan.entries.iter().all(|e| e.origin == ORIGIN));
     assert!(!scan.is_clean());
 }
 
@@ -170,7 +170,7 @@ fn t7_an_entry_of_an_older_lap_is_never_valid() {
     append_all(&mut log, 5..=8);
     // The second lap never reached the medium: its slots still hold the first lap, whole, with
     // groups beyond the mark as far as its bytes say.
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     let mut region = log.into_region();
     region.bytes_mut()[MARKS..].copy_from_slice(&old);
     let (_, scan) = reopen(region);
@@ -206,8 +206,8 @@ fn t7_a_stamp_of_another_life_vouches_for_nothing() {
     for generation in 0..20 {
         for incarnation in 0..20 {
             for position in 0..50 {
-                let life = Life { generation, incarnation };
-                stamps.insert(life.stamp(Position(position)));
+                let origin = Origin { generation, incarnation };
+                stamps.insert(origin.stamp(Position(position)));
             }
         }
     }
@@ -219,13 +219,13 @@ fn t7_a_stamp_of_another_life_vouches_for_nothing() {
 fn t7_the_generation_floor_buries_older_entries() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=5);
-    let mut next = LIFE;
+    let mut next = ORIGIN;
     next.generation += 1;
     log.start(next, Seq(3)).unwrap();
     let (mut log, scan) = reopen(log.into_region().crash(0));
     assert_eq!((seqs(&scan), scan.released, scan.stale), (vec![], Seq(3), 5));
     assert!(scan.is_clean());
-    let old = log.start(LIFE, Seq(3));
+    let old = log.start(ORIGIN, Seq(3));
     assert_eq!(old, Err(BindError::Generation { given: 5, current: 6 }));
     log.start(next, Seq(3)).unwrap();
     append_all(&mut log, 4..=4);
@@ -242,7 +242,7 @@ fn t7_start_cleans_up_after_a_torn_append() {
     let (mut log, scan) = reopen(region);
     assert_eq!((seqs(&scan), scan.torn), (vec![1, 2], 1));
     assert!(!scan.is_clean());
-    log.start(LIFE, Seq(2)).unwrap();
+    log.start(ORIGIN, Seq(2)).unwrap();
     assert!(reopen(log.into_region()).1.is_clean());
 }
 
@@ -270,11 +270,11 @@ fn t13_nothing_is_appended_before_a_binding_or_after_a_fault() {
     let region = MemRegion::new(partition_bytes(4));
     let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
     assert_eq!(log.append(&write(1, 1)), Err(AppendError::Unbound));
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     let mut region = log.into_region();
     region.fail_fences_after(3);
     let (mut log, _) = reopen(region);
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     log.append(&write(1, 1)).unwrap();
     assert!(log.fence().is_err());
     assert!(matches!(log.append(&write(2, 2)), Err(AppendError::Region(_))));
@@ -338,7 +338,7 @@ fn t19_another_partitions_entries_are_not_entries() {
     let other = PartitionId { stream: StreamId(4), ..ID };
     let region = MemRegion::new(partition_bytes(8));
     let mut log = StreamLog::format(region, other, 1, crc32c).unwrap();
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     let mut region = log.into_region();
     region.bytes_mut()[MARKS..].copy_from_slice(&entries);
     let (_, scan) = StreamLog::open(region, other, crc32c).unwrap();
@@ -461,7 +461,7 @@ fn t19_no_flipped_bit_goes_unnoticed() {
 
 #[test]
 fn t19_entries_of_a_binding_that_the_marks_do_not_know_are_noticed() {
-    for newer in [Life { incarnation: 10, ..LIFE }, Life { generation: 6, ..LIFE }] {
+    for newer in [Origin { incarnation: 10, ..ORIGIN }, Origin { generation: 6, ..ORIGIN }] {
         let mut log = fresh(8);
         let marks = log.region().bytes()[..MARKS].to_vec();
         log.start(newer, Seq::ZERO).unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use common::write;
 use riopipe_order::attribute::{Attribute, Flags, Member, Seq, StreamId};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::{ListedEntry, StreamList, StreamPlan, decide, validate};
@@ -57,7 +57,7 @@ fn durable(entries: &[(Attribute, bool)]) -> Vec<bool> {
     let entry = |&(attribute, persisted): &(Attribute, bool)| LoggedEntry {
         position: Position(attribute.seq.0),
         attribute,
-        life: Life { generation: 1, incarnation: 1 },
+        origin: Origin { generation: 1, incarnation: 1 },
         persisted,
     };
     let entries: Vec<LoggedEntry> = entries.iter().map(entry).collect();

@@ -86,7 +86,10 @@ fn p7_the_owner_goes_on_after_a_restart_with_a_full_log() {
     }
     let scan = w.scan(0, 1);
     assert_eq!(scan.entries.len(), 64);
-    assert!(scan.entries.iter().all(|e| e.life.incarnation == 1), "nothing was logged again (T6)");
+    assert!(
+        scan.entries.iter().all(|e| e.origin.incarnation == 1),
+        "nothing was logged again (T6)"
+    );
     // Something new needs room, and a new entry is of the new life.
     let flush = flush_entry(65, 0);
     assert_eq!(w.call(io, ordered(1, &flush, 1), &[]).status, 0);
@@ -119,8 +122,10 @@ fn p7_an_adopted_entry_is_persisted_where_it_stands() {
     }
     for seed in 0..10 {
         let entries = w.scan(0, seed).entries;
-        let found: Vec<_> =
-            entries.iter().map(|e| (e.attribute.seq.0, e.persisted, e.life.incarnation)).collect();
+        let found: Vec<_> = entries
+            .iter()
+            .map(|e| (e.attribute.seq.0, e.persisted, e.origin.incarnation))
+            .collect();
         assert_eq!(found, [(1, true, 1), (2, true, 1), (3, true, 1), (4, true, 2)]);
     }
     // Another shape under a known number is no replay.

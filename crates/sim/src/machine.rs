@@ -2,7 +2,7 @@
 
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::log_region::opening::Place;
 use riopipe_order::log_region::{
     Class, HEADER_BYTES, LogRegion, MemberNamespace, NewVolume, PARTITION_ALIGN, VolumeState,
@@ -136,8 +136,8 @@ impl Machine {
                     .map_err(|e| RegionError::new(e.to_string()))?;
                 if *start > Seq::ZERO {
                     // As if so many groups had been written and released.
-                    let life = Life { generation: 0, incarnation: 1 };
-                    log.start(life, *start).map_err(|e| RegionError::new(e.to_string()))?;
+                    let origin = Origin { generation: 0, incarnation: 1 };
+                    log.start(origin, *start).map_err(|e| RegionError::new(e.to_string()))?;
                 }
                 Ok(())
             });

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use riopipe::crc32c;
 use riopipe_media::boot_id;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::log_region::{
     HEADER_COPY_BYTES, LogKind, LogRegion, MemberNamespace, NewVolume, VolumeState,
 };
@@ -49,7 +49,7 @@ fn region() -> Vec<u8> {
             let part = MemRegion::new(partition_bytes(SLOTS));
             let mut log = StreamLog::format(part, id, 1, crc32c).unwrap();
             if id.volume == VOLUMES[0] && stream == StreamId(1) {
-                log.start(Life { generation: 5, incarnation: 9 }, Seq(0)).unwrap();
+                log.start(Origin { generation: 5, incarnation: 9 }, Seq(0)).unwrap();
                 let at: Vec<_> = (1..=9).map(|s| log.append(&attribute(s)).unwrap()).collect();
                 log.fence().unwrap();
                 at[..6].iter().for_each(|position| log.persist(*position));

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::error::AppendError;
 use super::scan::LoggedEntry;
 use crate::attribute::{Attribute, Seq};
-use crate::entry::{Life, Position};
+use crate::entry::{Origin, Position};
 use crate::group::same_shape;
 
 /// The entries of older bindings that are not released yet.
@@ -16,21 +16,21 @@ pub(super) struct Adoption {
     /// The entries by group and index in it (T6).
     entries: BTreeMap<(Seq, u16), (Position, Attribute)>,
     /// The first position of each binding, and its owner and incarnation, in order.
-    lives: Vec<(Position, Life)>,
+    origins: Vec<(Position, Origin)>,
 }
 
 impl Adoption {
     /// Remembers these entries. They are in order of position.
     pub(super) fn of(entries: &[LoggedEntry]) -> Self {
-        let mut lives: Vec<(Position, Life)> = Vec::new();
+        let mut origins: Vec<(Position, Origin)> = Vec::new();
         for entry in entries {
-            if lives.last().is_none_or(|&(_, life)| life != entry.life) {
-                lives.push((entry.position, entry.life));
+            if origins.last().is_none_or(|&(_, origin)| origin != entry.origin) {
+                origins.push((entry.position, entry.origin));
             }
         }
         let by_identity =
             |e: &LoggedEntry| ((e.attribute.seq, e.attribute.index), (e.position, e.attribute));
-        Self { entries: entries.iter().map(by_identity).collect(), lives }
+        Self { entries: entries.iter().map(by_identity).collect(), origins }
     }
 
     /// The old position of a replayed entry; `None` if the log does not have it.
@@ -42,9 +42,9 @@ impl Adoption {
     }
 
     /// The owner and incarnation that appended the entry at a position of an older binding.
-    pub(super) fn life_of(&self, position: Position) -> Option<Life> {
-        let after = self.lives.partition_point(|&(first, _)| first <= position);
-        Some(self.lives[after.checked_sub(1)?].1)
+    pub(super) fn origin_of(&self, position: Position) -> Option<Origin> {
+        let after = self.origins.partition_point(|&(first, _)| first <= position);
+        Some(self.origins[after.checked_sub(1)?].1)
     }
 
     /// Drops the entries of groups up to `mark`.

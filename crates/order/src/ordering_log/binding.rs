@@ -10,7 +10,7 @@ use super::mark::Mark;
 use super::scan::{End, LoggedEntry, scan};
 use super::{State, StreamLog, offset};
 use crate::attribute::Seq;
-use crate::entry::{ENTRY_BYTES, Life, Position};
+use crate::entry::{ENTRY_BYTES, Origin, Position};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Region, RegionError};
 
@@ -25,17 +25,17 @@ impl<R: Region> StreamLog<R> {
     /// # Errors
     ///
     /// The generation is older than the log's, or the region failed.
-    pub fn start(&mut self, life: Life, released: Seq) -> Result<(), BindError> {
-        self.check_life(life)?;
-        if life.generation < self.durable.life.generation {
+    pub fn start(&mut self, origin: Origin, released: Seq) -> Result<(), BindError> {
+        self.check_origin(origin)?;
+        if origin.generation < self.durable.origin.generation {
             return Err(BindError::Generation {
-                given: life.generation,
-                current: self.durable.life.generation,
+                given: origin.generation,
+                current: self.durable.origin.generation,
             });
         }
         self.repair(false)?;
         let (head, tag) = (self.next, self.tag_up_to(released));
-        self.bind(Mark { life, head, released, tag, ..self.mark() }, Adoption::default())
+        self.bind(Mark { origin, head, released, tag, ..self.mark() }, Adoption::default())
     }
 
     /// Goes on after the target's restart or a lost connection, with the same owner: the entries
@@ -52,19 +52,19 @@ impl<R: Region> StreamLog<R> {
     ///
     /// Another generation than the log's, an older incarnation, the log is settled, or the region
     /// failed.
-    pub fn resume(&mut self, life: Life) -> Result<(), BindError> {
-        self.check_life(life)?;
-        if life.generation != self.durable.life.generation {
+    pub fn resume(&mut self, origin: Origin) -> Result<(), BindError> {
+        self.check_origin(origin)?;
+        if origin.generation != self.durable.origin.generation {
             return Err(BindError::Generation {
-                given: life.generation,
-                current: self.durable.life.generation,
+                given: origin.generation,
+                current: self.durable.origin.generation,
             });
         }
         if self.durable.settled {
             return Err(BindError::Settled { released: self.released });
         }
         let entries = self.repair(true)?;
-        self.bind(Mark { life, ..self.mark() }, Adoption::of(&entries))
+        self.bind(Mark { origin, ..self.mark() }, Adoption::of(&entries))
     }
 
     /// Records the result of a recovery that has undone and flushed everywhere (T9): groups up to
@@ -123,11 +123,11 @@ impl<R: Region> StreamLog<R> {
         Ok(self.change(Mark { head: self.next, ..self.mark() })?)
     }
 
-    fn check_life(&self, life: Life) -> Result<(), BindError> {
+    fn check_origin(&self, origin: Origin) -> Result<(), BindError> {
         self.check_region()?;
-        let current = self.durable.life.incarnation;
-        if life.incarnation < current {
-            return Err(BindError::Incarnation { given: life.incarnation, current });
+        let current = self.durable.origin.incarnation;
+        if origin.incarnation < current {
+            return Err(BindError::Incarnation { given: origin.incarnation, current });
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! Two copies are written alternately, so that a crash in the middle of one leaves the other.
 
 use crate::attribute::{Seq, StreamId, VolumeId};
-use crate::entry::{Life, PartitionId, u16_at, u32_at, u64_at};
+use crate::entry::{Origin, PartitionId, u16_at, u32_at, u64_at};
 use crate::probe::{self, Plant};
 use crate::region::Crc32c;
 
@@ -26,7 +26,7 @@ pub(crate) struct Mark {
     /// The first position that may be alive. Slots of older positions may be reused (T1).
     pub(crate) head: u64,
     /// The generation and incarnation last bound. Entries of a smaller generation are dead (T7).
-    pub(crate) life: Life,
+    pub(crate) origin: Origin,
     /// The identity of the partition.
     pub(crate) id: PartitionId,
     /// The number of slots that follow.
@@ -54,8 +54,8 @@ impl Mark {
         bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.released.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.head.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.life.generation.to_le_bytes());
-        bytes[36..40].copy_from_slice(&self.life.incarnation.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.origin.generation.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.origin.incarnation.to_le_bytes());
         bytes[40..56].copy_from_slice(&self.id.volume.0);
         bytes[56..60].copy_from_slice(&self.slots.to_le_bytes());
         bytes[60..64].copy_from_slice(&MAGIC.to_le_bytes());
@@ -90,7 +90,7 @@ impl Mark {
             number: u64_at(bytes, 8),
             released,
             head: u64_at(bytes, 24),
-            life: Life { generation: u32_at(bytes, 32), incarnation: u32_at(bytes, 36) },
+            origin: Origin { generation: u32_at(bytes, 32), incarnation: u32_at(bytes, 36) },
             id: PartitionId {
                 volume: VolumeId(bytes[40..56].try_into().expect("16 bytes were sliced")),
                 stream: StreamId(u16_at(bytes, 6)),

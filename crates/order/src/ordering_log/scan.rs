@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::error::{Damage, LogError};
 use super::mark::{MARK_BYTES, Mark, MarkCopy};
 use crate::attribute::{Attribute, Seq};
-use crate::entry::{Decoded, ENTRY_BYTES, Life, PartitionId, Persist, Position, decode};
+use crate::entry::{Decoded, ENTRY_BYTES, Origin, PartitionId, Persist, Position, decode};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Crc32c, Region};
 
@@ -24,7 +24,7 @@ pub struct LoggedEntry {
     /// Its attribute.
     pub attribute: Attribute,
     /// The owner and the incarnation of the target that appended it (T4, T8).
-    pub life: Life,
+    pub origin: Origin,
     /// Whether its persist word was set: its data is durable; for a flushed entry also the data of
     /// earlier ones (T4).
     pub persisted: bool,
@@ -43,7 +43,7 @@ pub struct Scan {
     /// if it knows of none. Another server's partition may know of a newer one.
     pub tag: (Seq, u64),
     /// The generation and incarnation of the last binding. Older generations are dead.
-    pub life: Life,
+    pub origin: Origin,
     /// The live entries, in position order.
     pub entries: Vec<LoggedEntry>,
     /// Slots with bytes that are no whole entry: appends torn by the crash, before anything was
@@ -156,7 +156,7 @@ pub(crate) fn scan<R: Region>(
         released: mark.released,
         settled: mark.settled,
         tag: mark.tag,
-        life: mark.life,
+        origin: mark.origin,
         ..Scan::default()
     };
     let mut ends = Vec::new();
@@ -186,14 +186,14 @@ pub(crate) fn scan<R: Region>(
                 continue;
             }
         };
-        if entry.position < position || entry.life.generation < mark.life.generation {
+        if entry.position < position || entry.origin.generation < mark.origin.generation {
             probe::hit(Rare::StaleEntry);
             found.stale += 1;
             continue;
         }
         if entry.position > position
-            || entry.life.generation > mark.life.generation
-            || entry.life.incarnation > mark.life.incarnation
+            || entry.origin.generation > mark.origin.generation
+            || entry.origin.incarnation > mark.origin.incarnation
         {
             return Err(damaged(mark.id, Damage::MarkLost(entry.position)));
         }
@@ -214,7 +214,7 @@ pub(crate) fn scan<R: Region>(
             found.entries.push(LoggedEntry {
                 position,
                 attribute: entry.attribute,
-                life: entry.life,
+                origin: entry.origin,
                 persisted: persist == Persist::Yes,
             });
         }

@@ -5,7 +5,7 @@ pub(crate) mod table_gate;
 
 pub(crate) use riopipe_nvme::digest::soft as crc32c;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::ordering_log::{LoggedEntry, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::MemRegion;
 
@@ -34,13 +34,13 @@ pub(crate) const MARK: usize = 128;
 pub(crate) const MARKS: usize = 2 * MARK;
 
 /// The owner and incarnation with which [`fresh`] binds.
-pub(crate) const LIFE: Life = Life { generation: 5, incarnation: 9 };
+pub(crate) const ORIGIN: Origin = Origin { generation: 5, incarnation: 9 };
 
 /// A new log that a crash can make forget.
 pub(crate) fn fresh(slots: u32) -> StreamLog<MemRegion> {
     let region = MemRegion::forgetful(partition_bytes(slots));
     let mut log = StreamLog::format(region, ID, 1, crc32c).unwrap();
-    log.start(LIFE, Seq::ZERO).unwrap();
+    log.start(ORIGIN, Seq::ZERO).unwrap();
     log
 }
 
@@ -66,18 +66,18 @@ pub(crate) struct State {
     released: Seq,
     tag: (Seq, u64),
     settled: bool,
-    life: Life,
+    origin: Origin,
     entries: Vec<LoggedEntry>,
 }
 
 impl State {
     pub(crate) fn of(scan: &Scan) -> Self {
-        let Scan { released, tag, settled, life, .. } = *scan;
+        let Scan { released, tag, settled, origin, .. } = *scan;
         let mut entries = scan.entries.clone();
         let first = entries.first().map_or(0, |e| e.position.0);
         let whole = entries.iter().zip(first..).take_while(|(e, at)| e.position.0 == *at).count();
         entries.truncate(whole);
-        Self { released, tag, settled, life, entries }
+        Self { released, tag, settled, origin, entries }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::recovery::validate;
 
@@ -14,7 +14,7 @@ fn logged(entries: &[(Attribute, bool)]) -> Vec<LoggedEntry> {
     let entry = |(at, &(attribute, persisted)): (usize, &(Attribute, bool))| LoggedEntry {
         position: Position(100 + at as u64),
         attribute,
-        life: Life { generation: 3, incarnation: 1 },
+        origin: Origin { generation: 3, incarnation: 1 },
         persisted,
     };
     entries.iter().enumerate().map(entry).collect()

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member};
-use riopipe_order::entry::{Life, Position};
+use riopipe_order::entry::{Origin, Position};
 use riopipe_order::gate::{MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::recovery::validate;
@@ -146,7 +146,7 @@ impl World {
         let entry = |(at, &(attribute, persisted)): (usize, &(Attribute, bool))| LoggedEntry {
             position: Position(at as u64),
             attribute,
-            life: Life { generation: 1, incarnation: 1 },
+            origin: Origin { generation: 1, incarnation: 1 },
             persisted,
         };
         let entries: Vec<LoggedEntry> = self.log.iter().enumerate().map(entry).collect();
@@ -215,7 +215,7 @@ fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
     let mut world = World::new();
     let mut sent: Vec<Attribute> = Vec::new();
     let mut ordinal = 0;
-    for _life in 0..3 {
+    for _incarnation in 0..3 {
         for _ in 0..50 {
             match choices.below(40) {
                 0 => break,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use riopipe_order::attribute::{Attribute, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::rio::Rio;
 use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, RequestId, Write};
-use riopipe_order::entry::{Life, PartitionId, Position};
+use riopipe_order::entry::{Origin, PartitionId, Position};
 use riopipe_order::gate::{MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 use riopipe_order::recovery::{ListedEntry, StreamList, StreamPlan, decide, validate};
@@ -86,11 +86,11 @@ impl World {
         let servers = vec![ServerInfo { slots: SLOTS }; 2];
         let topology = Topology::new(members.to_vec(), servers, UNIT as u32).unwrap();
         let limits = Limits { kept_bytes_max: 1 << 20, merge, ..Limits::default() };
-        let life = Life { generation: GENERATION, incarnation: 1 };
+        let origin = Origin { generation: GENERATION, incarnation: 1 };
         let target = |volatile| {
             let region = Words::new(partition_bytes(SLOTS));
             let mut log = StreamLog::format(region, ID, GENERATION, crate::crc32c).unwrap();
-            log.start(life, Seq::ZERO).unwrap();
+            log.start(origin, Seq::ZERO).unwrap();
             Target {
                 gate: TableGate::new(&caches(volatile), TICKETS),
                 log,
@@ -206,7 +206,9 @@ impl World {
         let volatile = target.drive.volatile;
         let (mut reopened, _) =
             StreamLog::open(target.log.region().cut(log), ID, crate::crc32c).unwrap();
-        reopened.resume(Life { generation: GENERATION, incarnation: target.incarnation }).unwrap();
+        reopened
+            .resume(Origin { generation: GENERATION, incarnation: target.incarnation })
+            .unwrap();
         target.log = reopened;
         target.drive = target.drive.power_cut();
         target.gate = TableGate::new(&caches(volatile), TICKETS);
@@ -246,7 +248,7 @@ impl World {
         let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
             position: entry.position,
             attribute: entry.attribute,
-            incarnation: entry.life.incarnation,
+            incarnation: entry.origin.incarnation,
             persisted: entry.persisted,
             durable,
         });

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
-use riopipe_order::entry::{Life, PartitionId};
+use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::ordering_log::{BindError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -101,8 +101,8 @@ impl<R: Region> Volumes<R> {
         if !resume && unsettled > 0 && !early {
             return refuse(wire::status::UNRECOVERED);
         }
-        let life = Life { generation, incarnation };
-        let bound = if resume { log.resume(life) } else { log.start(life, released) };
+        let origin = Origin { generation, incarnation };
+        let bound = if resume { log.resume(origin) } else { log.start(origin, released) };
         match bound {
             Ok(()) => {}
             Err(BindError::Settled { .. }) => return refuse(wire::status::SETTLED),

@@ -39,7 +39,7 @@ impl Listing {
         let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
             position: entry.position,
             attribute: entry.attribute,
-            incarnation: entry.life.incarnation,
+            incarnation: entry.origin.incarnation,
             persisted: entry.persisted,
             durable,
         });

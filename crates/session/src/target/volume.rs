@@ -118,7 +118,7 @@ impl<R: Region> Volume<R> {
 
     /// Whether a stream has not been started since its log was given up (T26).
     pub(super) fn in_doubt(&self, log: &StreamLog<R>) -> bool {
-        self.given_up > log.life().generation
+        self.given_up > log.origin().generation
     }
 
     /// Entries in partitions at rest that no recovery has settled.
@@ -185,7 +185,7 @@ impl<R: Region> Volume<R> {
             return;
         }
         self.recovered = self.partitions.iter_mut().all(|partition| match partition {
-            Partition::Home { log, .. } if log.life().generation == generation => true,
+            Partition::Home { log, .. } if log.origin().generation == generation => true,
             Partition::Home { log, entries } => {
                 (log.is_settled() || *entries == 0)
                     && (probe::planted(Plant::T9MarkInMemory)

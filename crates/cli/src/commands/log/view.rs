@@ -152,8 +152,8 @@ impl PartitionView {
                     tag_seq: scan.tag.0.0,
                     tag: scan.tag.1,
                     settled: scan.settled,
-                    generation: scan.life.generation,
-                    incarnation: scan.life.incarnation,
+                    generation: scan.origin.generation,
+                    incarnation: scan.origin.incarnation,
                     live: scan.entries.len(),
                     torn: scan.torn,
                     stale: scan.stale,
@@ -192,8 +192,8 @@ impl EntryView {
             blocks: a.blocks,
             tag: a.tag,
             persisted: entry.persisted,
-            generation: entry.life.generation,
-            incarnation: entry.life.incarnation,
+            generation: entry.origin.generation,
+            incarnation: entry.origin.incarnation,
         }
     }
 }
@@ -221,7 +221,7 @@ impl Report for RegionView {
             match (self.this_boot, self.trusted) {
                 (true, _) => " (this one)",
                 (false, true) => "",
-                (false, false) => " (another one: not to be trusted)",
+                (false, false) => " (another one: not valid)",
             },
         );
         for volume in &self.volumes {

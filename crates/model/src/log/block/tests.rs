@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use proptest::prelude::*;
 use riopipe_nvme::digest::soft as crc32c;
 use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
-use riopipe_order::entry::{Life, PartitionId, Position};
+use riopipe_order::entry::{Origin, PartitionId, Position};
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
 
 use super::*;
@@ -314,7 +314,7 @@ fn two_runs(ops: [&[Op]; 2], first: u64, second: u64, seed: u64) -> [u64; 2] {
         }
         let mut log = StreamLog::open(Watched::open(&fake), ID, crc32c).unwrap().0;
         // The power cut may also hit the binding.
-        if log.resume(Life { generation: 1, incarnation: index as u32 + 1 }).is_ok() {
+        if log.resume(Origin { generation: 1, incarnation: index as u32 + 1 }).is_ok() {
             expected.entries.clone_from(&expected.fenced);
             expected.bound_from = expected.last + 1;
             live(&mut log, &mut expected, ops);
@@ -387,7 +387,7 @@ fn neighbouring_blocks_are_written_together() {
 fn the_common_fence_is_one_write() {
     let fake = Fake::new(DEVICE);
     let mut log = StreamLog::format(Watched::open(&fake), ID, 1, crc32c).unwrap();
-    log.resume(Life { generation: 1, incarnation: 1 }).unwrap();
+    log.resume(Origin { generation: 1, incarnation: 1 }).unwrap();
     let before = fake.state().writes;
     // Fewer entries than it takes to write a head mark as well.
     for seq in 1..=20 {
@@ -404,7 +404,7 @@ fn the_common_fence_is_one_write() {
 fn a_failed_fence_stops_the_log_for_good() {
     let fake = Fake::new(DEVICE);
     let mut log = StreamLog::format(Watched::open(&fake), ID, 1, crc32c).unwrap();
-    log.resume(Life { generation: 1, incarnation: 1 }).unwrap();
+    log.resume(Origin { generation: 1, incarnation: 1 }).unwrap();
     log.append(&attribute(1)).unwrap();
     fake.state().left = 1;
     log.fence().unwrap_err();
