@@ -197,7 +197,7 @@ pub enum Cause {
     /// The host file system is full, a quota is reached or a file may not grow further. The text is
     /// the system's.
     #[error(
-        "no space left for the file ({0}): make room there, or create the file with size= so that \
+        "no space left for the file ({0}): free space there, or create the file with size= so that \
          its space is reserved beforehand"
     )]
     NoSpace(String),
@@ -213,7 +213,7 @@ pub enum Cause {
     Failed(String),
 }
 
-/// How a medium went away.
+/// How a medium was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
     /// The file has no directory entry any more. Bytes that are written now are lost on close.

@@ -168,7 +168,7 @@ pub enum Persist {
     Yes,
     /// Something else: the word of an older lap, left by a crash that lost the overwrite, or
     /// damage. It is not valid.
-    Alien,
+    Invalid,
 }
 
 /// Reads a slot.
@@ -214,7 +214,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
             0 => Persist::No,
             word if word == origin.stamp(position) => Persist::Yes,
             _ if probe::planted(Plant::T7AnyPersistWord) => Persist::Yes,
-            _ => Persist::Alien,
+            _ => Persist::Invalid,
         },
     }
 }

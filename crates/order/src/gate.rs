@@ -70,7 +70,7 @@ impl Gate {
     /// See [`new`](Self::new).
     #[must_use]
     pub fn starting_at(first: u32, members: &[MemberCache], capacity: u32) -> Self {
-        assert!((1..=1 << 16).contains(&capacity), "a gate has room for 1 to 65536 entries");
+        assert!((1..=1 << 16).contains(&capacity), "a gate has space for 1 to 65536 entries");
         assert!(members.len() < usize::from(NO_DRIVE), "too many members");
         let mut drive_of = [NO_DRIVE; 256];
         for (i, cache) in members.iter().enumerate() {
@@ -186,7 +186,7 @@ impl Gate {
             self.poison_from(table, cause, Some(ordinal), steps);
         }
         let volatile = self.drives[usize::from(node.drive)].cache.volatile;
-        if self.is_doomed(&node) {
+        if self.must_fail(&node) {
             self.refuse(table, ticket.0, steps);
         } else if node.flush {
             table.node_mut(ticket).state = State::Unflushed;
@@ -235,7 +235,7 @@ impl Gate {
                 break;
             }
             self.drives[usize::from(node.drive)].pending.pop_front();
-            if self.is_doomed(&covered) {
+            if self.must_fail(&covered) {
                 self.refuse(table, first, steps);
             } else {
                 self.complete(table, first, true, steps);

@@ -2,7 +2,7 @@
 //!
 //! The first [`HEADER_BYTES`] hold two copies of the header; every change writes both, one after
 //! the other with a fence in between, so that neither a crash in the middle nor the loss of one
-//! copy loses it. Partitions follow; [`VolumeRecord::partition`] says where. The owner of the
+//! copy loses it. Partitions follow; [`VolumeRecord::partition`] gives their places. The owner of the
 //! region splits it there: this module touches the header only.
 //!
 //! The region's bytes are input. A region that is not surely this one, of this version, whole and

@@ -192,7 +192,7 @@ impl<R: Region> StreamLog<R> {
             return adopted;
         }
         if self.next >= self.limit {
-            self.make_room()?;
+            self.free_space()?;
         }
         let position = Position(self.next);
         let entry = Entry {
@@ -222,7 +222,7 @@ impl<R: Region> StreamLog<R> {
             return self.persist_adopted(position);
         }
         assert!(position.0 < self.next, "{position:?} was not appended");
-        self.vouch(position, self.durable.origin);
+        self.write_persist_word(position, self.durable.origin);
     }
 
     /// Makes all appends, persist words and marks so far durable.
@@ -346,7 +346,7 @@ impl<R: Region> StreamLog<R> {
     }
 
     #[cold]
-    fn make_room(&mut self) -> Result<(), AppendError> {
+    fn free_space(&mut self) -> Result<(), AppendError> {
         match &self.state {
             State::Unbound => return Err(AppendError::Unbound),
             State::Failed(error) => return Err(error.clone().into()),
@@ -380,11 +380,11 @@ impl<R: Region> StreamLog<R> {
     fn persist_adopted(&mut self, position: Position) {
         let origin = self.adoption.origin_of(position);
         let origin = origin.unwrap_or_else(|| panic!("{position:?} is not of this binding"));
-        self.vouch(position, origin);
+        self.write_persist_word(position, origin);
     }
 
     #[inline]
-    fn vouch(&mut self, position: Position, origin: Origin) {
+    fn write_persist_word(&mut self, position: Position, origin: Origin) {
         // A mark beyond an entry that was not complete yet must not affect the next lap.
         let back = self.next - position.0;
         if back <= u64::from(self.slots) {

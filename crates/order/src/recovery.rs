@@ -44,11 +44,11 @@ pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
     for &i in order.iter().rev() {
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
-        let vouched = flushed.contains(&a.member)
+        let flushed_over = flushed.contains(&a.member)
             || probe::planted(Plant::T4CoverOtherDrive) && !flushed.is_empty();
         let overlapped = overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapCover);
-        durable[i] = *persisted || vouched || overlapped;
-        if !persisted && vouched {
+        durable[i] = *persisted || flushed_over || overlapped;
+        if !persisted && flushed_over {
             probe::hit(Rare::CoveredByFlush);
         } else if !persisted && overlapped {
             probe::hit(Rare::CoveredByOverlap);

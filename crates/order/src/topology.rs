@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_one_piece_is_told_at_once_and_nothing_else() {
+    fn single_finds_what_lies_in_one_piece_and_nothing_else() {
         for (width, max) in [(1, 3), (1, 32), (2, 3), (3, 32)] {
             let t = Topology::new(vec![member(0, max); width], vec![ServerInfo { slots: 8 }], 4)
                 .unwrap();

@@ -46,7 +46,7 @@ struct Bench {
     /// A flush failed, or the stream was stopped from outside: nothing may complete.
     stopped: bool,
     /// For each member, the place up to which a successful FLUSH covers its writes.
-    vouched: BTreeMap<u8, usize>,
+    covered: BTreeMap<u8, usize>,
     writing: Vec<Ticket>,
     flushing: Vec<Ticket>,
     seen: Marks,
@@ -68,7 +68,7 @@ impl Bench {
         self.members.iter().any(|m| m.member == member && m.volatile)
     }
 
-    fn doomed(&self, place: usize) -> bool {
+    fn must_fail(&self, place: usize) -> bool {
         self.stopped || self.failed.is_some_and(|failed| failed <= place)
     }
 
@@ -96,7 +96,10 @@ impl Bench {
         for step in &self.steps[before..] {
             if let Step::Complete { ticket, .. } = step {
                 let item = self.items[ticket];
-                assert!(!self.doomed(item.place), "{item:?} completes after a failure (P6, T22)");
+                assert!(
+                    !self.must_fail(item.place),
+                    "{item:?} completes after a failure (P6, T22)"
+                );
             }
         }
     }
@@ -168,7 +171,7 @@ impl Bench {
                 Phase::Writing
             }
             Step::Flush(_) => {
-                assert!(self.volatile(attribute.member), "nobody needs that FLUSH");
+                assert!(self.volatile(attribute.member), "that FLUSH is not needed");
                 assert!(attribute.is_flush());
                 // T2: all the stream's earlier entries on that drive, and its own, are written.
                 assert_eq!(item.phase, Phase::Written);
@@ -181,8 +184,8 @@ impl Bench {
                 if self.volatile(attribute.member) {
                     // T4: an entry that covers others was flushed after all of them.
                     assert_eq!(persist, attribute.is_flush());
-                    let vouched = self.vouched.get(&attribute.member.0);
-                    assert!(!persist || vouched.is_some_and(|&upto| upto >= place), "{item:?}");
+                    let covered = self.covered.get(&attribute.member.0);
+                    assert!(!persist || covered.is_some_and(|&upto| upto >= place), "{item:?}");
                 } else {
                     assert!(persist, "completed is durable");
                     if attribute.is_flush() {
@@ -192,7 +195,7 @@ impl Bench {
                 Phase::Completed
             }
             Step::Refuse { .. } => {
-                assert!(self.doomed(place), "{item:?} is refused for nothing");
+                assert!(self.must_fail(place), "{item:?} is refused for nothing");
                 assert!(!matches!(item.phase, Phase::Writing) || !self.writing.contains(&ticket));
                 self.seen.refused += 1;
                 Phase::Refused
@@ -242,7 +245,7 @@ impl Bench {
     fn flush_ends(&mut self, ticket: Ticket, ok: bool) {
         let item = self.items[&ticket];
         if ok {
-            let upto = self.vouched.entry(item.attribute.member.0).or_default();
+            let upto = self.covered.entry(item.attribute.member.0).or_default();
             *upto = (*upto).max(item.place);
         } else {
             self.stopped = true;
@@ -305,7 +308,7 @@ fn run(total: usize, capacity: u32, mut choices: Choices) -> Marks {
         arrived: 0,
         failed: None,
         stopped: false,
-        vouched: BTreeMap::new(),
+        covered: BTreeMap::new(),
         writing: Vec::new(),
         flushing: Vec::new(),
         seen: Marks::default(),

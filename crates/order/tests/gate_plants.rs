@@ -68,7 +68,7 @@ fn write_failed(ordinal: u32) -> Cause {
 fn each_plant_removes_its_defence() {
     flush_early();
     no_overlap();
-    vouch_after_failure();
+    cover_after_failure();
     failed_write();
     own_flush();
     probe::plant(None);
@@ -97,7 +97,7 @@ fn no_overlap() {
     assert!(gate.0.is_idle());
 }
 
-fn vouch_after_failure() {
+fn cover_after_failure() {
     let mut gate = Bench::new(Plant::T4CoverAfterFailure);
     let why = write_failed(1);
     gate.arrive(plain(1));
@@ -109,7 +109,7 @@ fn vouch_after_failure() {
     assert_eq!(gate.written(2, true), []);
     assert_eq!(gate.written(1, false), [refused(5, why), refused(1, why), Flush(Ticket(2))]);
     assert_eq!(gate.written(3, true), [refused(3, why)]);
-    assert_eq!(gate.flushed(2, true), [done(2, true), Flush(Ticket(4))], "it vouches for entry 1");
+    assert_eq!(gate.flushed(2, true), [done(2, true), Flush(Ticket(4))], "it covers entry 1");
     assert_eq!(gate.flushed(4, true), [done(4, true)]);
     assert_eq!(gate.arrive(plain(6)), [refused(6, why)], "the stream is stopped all the same");
     assert!(gate.0.is_idle());
@@ -141,7 +141,7 @@ fn own_flush() {
     // The host informs the gate of every failure on the drive, its own as well.
     assert!(!gate.0.flush_failed_on(Member(0), &mut Vec::new()));
     assert_eq!(gate.flushed(2, false), [refused(1, why), refused(2, why), Flush(Ticket(3))]);
-    assert_eq!(gate.flushed(3, true), [done(3, true)], "it vouches for what that one lost");
+    assert_eq!(gate.flushed(3, true), [done(3, true)], "it covers what that one lost");
     assert_eq!(gate.0.poisoned(), None);
     assert!(gate.0.is_idle());
 }
@@ -155,11 +155,11 @@ fn rare_paths_are_counted() {
     gate.written(1, true);
     gate.written(2, true);
     gate.flushed(3, false);
-    let mut harmed =
+    let mut affected =
         Bench(TableGate::new(&[MemberCache { member: Member(0), volatile: true }], 16));
-    harmed.arrive(plain(1));
-    harmed.0.flush_failed_on(Member(0), &mut Vec::new());
-    harmed.written(1, false);
+    affected.arrive(plain(1));
+    affected.0.flush_failed_on(Member(0), &mut Vec::new());
+    affected.written(1, false);
     let after = probe::counts();
     for rare in [
         Rare::GateEarly,

@@ -129,20 +129,20 @@ fn t3_a_flush_entry_counts_the_writes_of_its_own_drive_only() {
 }
 
 #[test]
-fn t4_one_flush_vouches_for_the_flush_entries_that_waited_with_it() {
+fn t4_one_flush_covers_the_flush_entries_that_waited_with_it() {
     let mut gate = Bench::new();
     gate.arrive(flushing(plain(1)));
     gate.arrive(flushing(plain(2)));
     gate.arrive(flushing(plain(3)));
     assert_eq!(gate.written(2, true), []);
     assert_eq!(gate.written(1, true), [Flush(Ticket(2))], "the FLUSH of 2 covers 1");
-    assert_eq!(gate.written(3, true), [], "one FLUSH at a time: 3 may not vouch for what 2 loses");
+    assert_eq!(gate.written(3, true), [], "one FLUSH at a time: 3 may not cover what 2 loses");
     assert_eq!(gate.flushed(2, true), [done(1, true), done(2, true), Flush(Ticket(3))]);
     assert_eq!(gate.flushed(3, true), [done(3, true)]);
 }
 
 #[test]
-fn t4_nothing_vouches_after_a_failure() {
+fn t4_no_entry_covers_others_after_a_failure() {
     let mut gate = Bench::new();
     gate.arrive(plain(1));
     gate.arrive(flushing(plain(2)));
@@ -153,7 +153,7 @@ fn t4_nothing_vouches_after_a_failure() {
 }
 
 #[test]
-fn t4_with_plp_a_flush_entry_vouches_only_once_the_earlier_are_done() {
+fn t4_with_plp_a_flush_entry_covers_only_once_the_earlier_are_done() {
     let mut gate = Bench::new();
     gate.arrive(on(1, plain(1)));
     gate.arrive(on(1, flushing(plain(2))));
@@ -184,7 +184,11 @@ fn t12_an_overlapping_write_waits_for_the_earlier() {
     gate.arrive(at(1, 10, 4));
     assert_eq!(gate.arrive(at(2, 13, 2)), [Append(Ticket(2))]);
     assert_eq!(gate.arrive(at(3, 14, 1)), [Append(Ticket(3))], "2 waits, and 3 for it");
-    assert_eq!(gate.arrive(at(4, 14, 600)), [Append(Ticket(4))], "a large one looks closely too");
+    assert_eq!(
+        gate.arrive(at(4, 14, 600)),
+        [Append(Ticket(4))],
+        "a large one checks the list, too"
+    );
     assert_eq!(gate.arrive(at(5, 600, 1)), [Append(Ticket(5))], "in its shadow");
     assert_eq!(gate.arrive(on(1, at(6, 10, 4))), goes(6), "another drive");
     assert_eq!(gate.arrive(at(7, 9, 1)), goes(7), "touching is not overlapping");
@@ -271,7 +275,7 @@ fn t22_a_failed_write_stops_what_comes_later_and_only_that() {
 }
 
 #[test]
-fn t22_somebody_elses_failed_flush_stops_streams_with_unflushed_writes() {
+fn t22_another_streams_failed_flush_stops_streams_with_unflushed_writes() {
     let mut steps = Vec::new();
     let mut clean = Bench::new();
     clean.arrive(flushing(plain(1)));
@@ -283,20 +287,24 @@ fn t22_somebody_elses_failed_flush_stops_streams_with_unflushed_writes() {
     assert!(!clean.0.flush_failed_on(Member(9), &mut steps), "no such drive");
     assert_eq!(clean.written(2, true), [done(2, true)]);
 
-    let mut harmed = Bench::new();
-    harmed.arrive(plain(1));
-    assert_eq!(harmed.written(1, true), [done(1, false)], "complete, but not durable");
-    harmed.arrive(bare_flush(2));
-    harmed.arrive(plain(3));
-    assert!(harmed.0.flush_failed_on(Member(0), &mut steps));
+    let mut affected = Bench::new();
+    affected.arrive(plain(1));
+    assert_eq!(affected.written(1, true), [done(1, false)], "complete, but not durable");
+    affected.arrive(bare_flush(2));
+    affected.arrive(plain(3));
+    assert!(affected.0.flush_failed_on(Member(0), &mut steps));
     let why = Cause::FlushFailed { member: Member(0) };
     assert_eq!(steps, [], "both are in flight");
-    assert_eq!(harmed.flushed(2, true), [refused(2, why)], "its success says nothing any more");
-    assert_eq!(harmed.written(3, true), [refused(3, why)]);
+    assert_eq!(
+        affected.flushed(2, true),
+        [refused(2, why)],
+        "its success changes nothing any more"
+    );
+    assert_eq!(affected.written(3, true), [refused(3, why)]);
 }
 
 #[test]
-fn a_write_after_the_flush_entry_is_not_vouched_for() {
+fn a_write_after_the_flush_entry_is_not_covered() {
     let mut gate = Bench::new();
     gate.arrive(bare_flush(1));
     gate.arrive(plain(2));
@@ -310,7 +318,7 @@ fn a_write_after_the_flush_entry_is_not_vouched_for() {
 }
 
 #[test]
-fn t18_a_peer_that_miscounts_is_told_so() {
+fn t18_a_peer_that_miscounts_gets_an_error() {
     let mut gate = Bench::new();
     let mut steps = Vec::new();
     let mut arrive = |ticket, attribute| gate.0.arrive(Ticket(ticket), &attribute, &mut steps);
@@ -324,7 +332,7 @@ fn t18_a_peer_that_miscounts_is_told_so() {
     let (ordinal, expected, window) = (2 + 16, 2, 16);
     assert_eq!(arrive(3, plain(18)), Err(GateError::TooFar { ordinal, expected, window }));
     let (ordinal, member) = (2, Member(2));
-    let stranger = Err(GateError::UnknownMember { ordinal, member });
-    assert_eq!(arrive(3, on(2, plain(2))), stranger);
-    assert_eq!(gate.0.inside(), 3, "who was refused left no trace");
+    let unknown = Err(GateError::UnknownMember { ordinal, member });
+    assert_eq!(arrive(3, on(2, plain(2))), unknown);
+    assert_eq!(gate.0.inside(), 3, "a refused entry left no trace");
 }

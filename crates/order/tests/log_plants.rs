@@ -38,9 +38,9 @@ fn plants_and_rare_paths_are_where_they_belong() {
     let torn = reopen(half.clone()).1;
     assert_eq!((seqs(&torn), torn.torn, count(Rare::TornEntry)), (vec![], 1, 1));
     probe::plant(Some(Plant::T7NoChecksum));
-    let believed = reopen(half).1;
-    assert_eq!((seqs(&believed), believed.torn), (vec![5], 0));
-    assert_eq!(believed.entries[0].attribute.lba, write(1, 1).lba, "undo would hit another's");
+    let accepted = reopen(half).1;
+    assert_eq!((seqs(&accepted), accepted.torn), (vec![5], 0));
+    assert_eq!(accepted.entries[0].attribute.lba, write(1, 1).lba, "undo would hit another's");
 
     // A whole entry under the persist word of the one before.
     probe::plant(None);
@@ -54,7 +54,7 @@ fn plants_and_rare_paths_are_where_they_belong() {
     probe::plant(None);
     assert_eq!(count(Rare::LogLap), 2, "one for each log of four slots");
     assert!(count(Rare::StaleEntry) > 0, "entries of their first lap");
-    let room = || {
+    let needs_a_slot = || {
         let mut log = fresh(8);
         append_all(&mut log, 1..=8);
         log.release(Seq(1));
@@ -63,9 +63,9 @@ fn plants_and_rare_paths_are_where_they_belong() {
         (log.region().fences() - fences, log)
     };
     let made = count(Rare::MarkForSpace);
-    assert_eq!((room().0, count(Rare::MarkForSpace)), (1, made + 1));
+    assert_eq!((needs_a_slot().0, count(Rare::MarkForSpace)), (1, made + 1));
     probe::plant(Some(Plant::T1ReuseBeforeMark));
-    let (fences, mut log) = room();
+    let (fences, mut log) = needs_a_slot();
     assert_eq!(fences, 0);
     let after = |seed| StreamLog::open(log.region().crash(seed), ID, crc32c);
     assert!((0..50).any(|seed| after(seed).is_err()), "what is alive is overwritten");

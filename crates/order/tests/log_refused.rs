@@ -53,11 +53,11 @@ fn t19_an_entry_in_another_ones_slot_is_no_entry() {
 
 #[test]
 fn t7_a_mark_in_the_others_place_is_cleared_before_it_is_written_over() {
-    let fences = |spoil: fn(&mut MemRegion)| {
+    let fences = |corrupt: fn(&mut MemRegion)| {
         let mut log = fresh(8);
         append_all(&mut log, 1..=2);
         let mut region = log.into_region();
-        spoil(&mut region);
+        corrupt(&mut region);
         let (mut log, _) = reopen(region);
         let before = log.region().fences();
         log.release_now(Seq(1)).unwrap();

@@ -129,7 +129,7 @@ fn partitions_hold_logs() {
 }
 
 #[test]
-fn volumes_fill_gaps_and_say_what_is_missing() {
+fn volumes_fill_gaps_and_report_what_is_missing() {
     let mut log = create(LogKind::Dax);
     let page = 60; // slots that fill one page
     add(&mut log, volume(1, 10, page)).unwrap();
@@ -162,7 +162,7 @@ fn volumes_fill_gaps_and_say_what_is_missing() {
 }
 
 #[test]
-fn a_region_must_have_room_for_something() {
+fn a_region_must_have_space_for_something() {
     let made = |header, len| {
         LogRegion::create(MemRegion::new(header), len, UUID, BOOT, LogKind::Dax, crc32c).map(drop)
     };
@@ -199,16 +199,16 @@ fn t8_generations_only_rise_and_survive() {
     }
     let mut log = open(log.into_region().crash(5)).unwrap();
     assert_eq!(log.volume(id).unwrap().generation, 7);
-    let stranger = VolumeId([5; 16]);
-    let missing = Err(ChangeError::NoSuchVolume { volume: stranger });
-    assert_eq!(log.set_generation(stranger, 1, OWNER, LEASE_MS), missing);
-    assert_eq!(log.remove_volume(stranger), missing);
-    assert_eq!(log.set_state(stranger, VolumeState::Closed), missing);
-    assert_eq!(log.renew(stranger, 1), missing);
+    let unknown = VolumeId([5; 16]);
+    let missing = Err(ChangeError::NoSuchVolume { volume: unknown });
+    assert_eq!(log.set_generation(unknown, 1, OWNER, LEASE_MS), missing);
+    assert_eq!(log.remove_volume(unknown), missing);
+    assert_eq!(log.set_state(unknown, VolumeState::Closed), missing);
+    assert_eq!(log.renew(unknown, 1), missing);
 }
 
 #[test]
-fn t19_every_kind_of_wrong_region_is_told_apart() {
+fn t19_every_kind_of_wrong_region_is_distinguished() {
     let blank = MemRegion::new(HEADER_BYTES);
     assert_eq!(open(blank.clone()).unwrap_err(), OpenError::Blank);
     assert_eq!(inspect(&blank, LEN, BOOT, crc32c), Class::Blank);
@@ -366,7 +366,7 @@ fn t24_only_what_its_fences_do_not_keep_is_stamped() {
         assert!(matches!(open(forged), Err(OpenError::Damaged { .. })), "no writer writes that");
     }
     let region = create(LogKind::File).into_region();
-    assert!(in_next_boot(&region).is_ok(), "nobody's");
+    assert!(in_next_boot(&region).is_ok(), "no volume's");
     assert!(open(forge(&region, 62, &[1])).is_ok());
     assert!(matches!(open(forge(&region, 62, &[2])), Err(OpenError::Damaged { .. })));
 }
@@ -466,8 +466,12 @@ fn t19_no_flipped_bit_of_one_copy_loses_anything() {
         damaged.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
         let log = open(damaged).unwrap_or_else(|error| panic!("bit {bit}: {error}"));
         assert_eq!(log.header().volumes, truth, "bit {bit}");
-        let mended = log.into_region();
-        assert_eq!(mended.bytes()[..4096], mended.bytes()[4096..], "bit {bit}: and it is mended");
+        let repaired = log.into_region();
+        assert_eq!(
+            repaired.bytes()[..4096],
+            repaired.bytes()[4096..],
+            "bit {bit}: and it is repaired"
+        );
     }
 }
 

@@ -24,7 +24,7 @@ fn replay(log: &mut StreamLog<MemRegion>, range: std::ops::RangeInclusive<u64>) 
 }
 
 #[test]
-fn a_resumed_log_is_cut_at_its_first_hole_and_tells_old_holes_from_new_damage() {
+fn a_resumed_log_is_cut_at_its_first_hole_and_knows_old_holes_from_new_damage() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=2);
     for seq in 3..=5 {
@@ -140,7 +140,7 @@ fn t13_a_full_log_can_be_replayed() {
 }
 
 #[test]
-fn t7_an_adopted_entry_is_persisted_in_the_life_it_was_appended_in() {
+fn t7_an_adopted_entry_is_persisted_in_the_incarnation_it_was_appended_in() {
     let mut log = fresh(16);
     let mut origins = Vec::new();
     for incarnation in 9..=13 {
@@ -163,7 +163,7 @@ fn t7_an_adopted_entry_is_persisted_in_the_life_it_was_appended_in() {
 }
 
 #[test]
-fn t7_a_released_entry_has_no_say_in_the_next_lap() {
+fn t7_a_released_entry_does_not_affect_the_next_lap() {
     let mut log = fresh(4);
     append_all(&mut log, 1..=4);
     let (mut log, _) = reopen(log.into_region());
@@ -263,7 +263,7 @@ fn t7_a_resumed_log_forgets_persist_words_of_older_laps() {
     log.resume(ORIGIN).unwrap();
     append_all(&mut log, 6..=6);
     let scan = reopen(log.into_region()).1;
-    assert_eq!(seqs(&scan), [5, 6], "not taken for damage once a later entry vouches for it");
+    assert_eq!(seqs(&scan), [5, 6], "not taken for damage once a later entry covers it");
     assert!(!scan.entries[0].persisted);
 }
 

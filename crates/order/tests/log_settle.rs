@@ -33,7 +33,7 @@ fn t9_settling_records_k_and_keeps_what_lies_beyond_listed() {
     let (mut log, scan) = reopen(log.into_region().crash(0));
     assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), true));
     assert_eq!(seqs(&scan), [5, 6]);
-    assert_eq!(scan.origin, ORIGIN, "nobody has bound it");
+    assert_eq!(scan.origin, ORIGIN, "no stream is bound to it");
     assert_eq!((log.released(), log.tag(), log.is_settled()), (Seq(4), (Seq(4), 0x44), true));
     // Nothing is added to it, and k stays.
     assert_eq!(log.append(&write(7, 1)), Err(AppendError::Unbound));
@@ -210,8 +210,8 @@ fn t9_a_region_that_fails_while_settling_ends_the_log() {
         assert!(matches!(log.settle(Seq(2), 0), Err(SettleError::Region(_))));
         assert!(matches!(log.forget(), Err(ForgetError::Region(_))));
         assert!(matches!(log.start(ORIGIN, Seq(2)), Err(BindError::Region(_))));
-        assert!(matches!(log.scan(), Err(LogError::Region(_))), "what it says may not last");
-        assert_eq!(log.is_settled(), fences == 1, "it says what is durable for sure");
+        assert!(matches!(log.scan(), Err(LogError::Region(_))), "its content may not last");
+        assert_eq!(log.is_settled(), fences == 1, "it shows only what is surely durable");
         let durable = reopen(log.into_region().crash(0)).1;
         assert!(durable.settled || fences == 0);
     }
@@ -235,7 +235,7 @@ fn t19_no_single_copy_of_the_mark_decides_whether_a_log_is_settled() {
 }
 
 #[test]
-fn t19_a_mark_that_no_program_writes_is_not_believed() {
+fn t19_a_mark_that_no_program_writes_is_not_accepted() {
     let mut log = fresh(8);
     append_all(&mut log, 1..=2);
     log.settle(Seq(2), 0x22).unwrap();

@@ -169,7 +169,7 @@ fn t7_an_entry_of_an_older_lap_is_never_valid() {
     log.release_now(Seq(4)).unwrap();
     append_all(&mut log, 5..=8);
     // The second lap never reached the medium: its slots still hold the first lap, whole, with
-    // groups beyond the mark as far as its bytes say.
+    // groups beyond the mark by its bytes.
     log.start(ORIGIN, Seq::ZERO).unwrap();
     let mut region = log.into_region();
     region.bytes_mut()[MARKS..].copy_from_slice(&old);
@@ -180,7 +180,7 @@ fn t7_an_entry_of_an_older_lap_is_never_valid() {
 }
 
 #[test]
-fn t7_a_persist_word_of_an_older_lap_vouches_for_nothing() {
+fn t7_a_persist_word_of_an_older_lap_is_not_valid() {
     let mut log = fresh(4);
     for seq in 1..=4 {
         let position = log.append(&write(seq, seq as u32)).unwrap();
@@ -201,7 +201,7 @@ fn t7_a_persist_word_of_an_older_lap_vouches_for_nothing() {
 }
 
 #[test]
-fn t7_a_stamp_of_another_life_vouches_for_nothing() {
+fn t7_a_stamp_of_another_incarnation_is_not_valid() {
     let mut stamps = std::collections::BTreeSet::new();
     for generation in 0..20 {
         for incarnation in 0..20 {
@@ -445,7 +445,7 @@ fn t19_no_flipped_bit_goes_unnoticed() {
                     assert!(found.persisted <= entry.persisted, "bit {bit} made it durable");
                     assert!(
                         found.persisted == entry.persisted || entry.position >= last_proven,
-                        "bit {bit} made {entry:?} look less durable than it was"
+                        "bit {bit} made {entry:?} less durable than it was"
                     );
                 }
                 None => assert!(

@@ -85,7 +85,7 @@ fn t1_smallest_mark() {
 }
 
 #[test]
-fn t4_vouch_other_drive() {
+fn t4_cover_other_drive() {
     let flush = Attribute { flags: Flags::FLUSH, member: Member(1), ..write(2, 2) };
     let entries = [(write(1, 1), false), (flush, true)];
     assert_eq!(with(None, || durable(&entries)), [false, true]);
@@ -129,8 +129,8 @@ fn rare_paths_are_counted() {
     assert_eq!(counts(Rare::SettledBefore, || drop(plan(&settled))), 1);
     assert_eq!(counts(Rare::SettledBefore, || one(&[])), 0);
     let flush = Attribute { flags: Flags::FLUSH, ..write(2, 2) };
-    let vouched = [(write(1, 1), false), (flush, true)];
-    assert_eq!(counts(Rare::CoveredByFlush, || drop(durable(&vouched))), 1);
+    let covered = [(write(1, 1), false), (flush, true)];
+    assert_eq!(counts(Rare::CoveredByFlush, || drop(durable(&covered))), 1);
     let on = |seq| Attribute { member: Member(3), lba: 7, ..write(seq, 1) };
     let over = [(on(1), false), (on(2), true)];
     assert_eq!(counts(Rare::CoveredByOverlap, || drop(durable(&over))), 1);

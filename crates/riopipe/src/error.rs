@@ -7,7 +7,7 @@ use riopipe_net::ConnectError;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::EngineKind;
-use riopipe_order::handover::Breach;
+use riopipe_order::ownership::Violation;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
 use riopipe_session::engine_choice::Lack;
@@ -460,7 +460,7 @@ pub enum SubmitErrorKind {
     },
     /// A breach of the caller's duty (T11, T15).
     #[error(transparent)]
-    Handover(#[from] Breach),
+    Handover(#[from] Violation),
     /// The stream has failed.
     #[error(transparent)]
     Poisoned(StreamFailure),

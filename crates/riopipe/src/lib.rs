@@ -184,7 +184,7 @@ pub use watch::{MarkWait, Watch};
 pub mod cause {
     pub use riopipe_net::ConnectError;
     pub use riopipe_nvme::command::Status;
-    pub use riopipe_order::handover::Breach;
+    pub use riopipe_order::ownership::Violation;
     pub use riopipe_order::recovery::DecideError;
     pub use riopipe_order::topology::TopologyError;
     pub use riopipe_session::engine_choice::Lack;

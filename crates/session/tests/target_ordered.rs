@@ -265,7 +265,7 @@ fn t12_writes_that_finish_at_once_overlap_in_order_too() {
 }
 
 #[test]
-fn t13_a_full_log_refuses_and_releases_make_room() {
+fn t13_a_full_log_refuses_and_releases_free_space() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     for seq in 1..=64u64 {

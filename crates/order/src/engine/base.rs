@@ -122,7 +122,7 @@ impl<P: Payload> Base<P> {
     /// Whether a group with this much payload may be taken now. A complete request counts as long
     /// as it may have to be replayed (T14).
     #[inline]
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
+    pub(super) fn has_space(&self, bytes: u64) -> bool {
         let in_use = self.requests.len() - self.free.len();
         let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
             && self.window.len() < GROUPS_MAX
@@ -323,7 +323,7 @@ impl<P: Payload> Base<P> {
         durable: bool,
     ) -> Result<(Seq, u64), Refusal> {
         let bytes = self.vet(writes, durable)?;
-        if !self.has_room(bytes) {
+        if !self.has_space(bytes) {
             return Err(Refusal::Full(Bound::Memory));
         }
         let seq = self.window.last().next();
@@ -434,7 +434,7 @@ impl<P: Payload> Base<P> {
 
     /// Poisons the stream; the first failure is the one reported.
     pub(super) fn poison(&mut self, failure: Failure) {
-        self.window.bar(failure.seq);
+        self.window.fail_from(failure.seq);
         if self.failure.is_none() {
             self.failure = Some(failure);
         }
@@ -448,7 +448,7 @@ impl<P: Payload> Base<P> {
     /// The failure that a failed FLUSH of `member` means for this stream, if the FLUSH was not its
     /// own (T22). The stream's writes there that are not durable may be lost, also those behind a
     /// FLUSH in flight.
-    pub(super) fn harmed_by_flush(&self, member: Member) -> Option<Failure> {
+    pub(super) fn affected_by_flush(&self, member: Member) -> Option<Failure> {
         let durable = self.window.durable();
         (self.last_write[usize::from(member.0)] > durable).then(|| Failure {
             seq: durable.next(),

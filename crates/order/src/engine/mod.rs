@@ -13,9 +13,9 @@
 mod base;
 mod credits;
 mod kind;
-mod lane;
 pub mod none;
 pub mod rio;
+mod sent;
 pub mod sync;
 mod window;
 
@@ -359,7 +359,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// Notes that another stream's FLUSH of `member` failed (T22). This poisons the stream if it
     /// has unflushed writes there.
     fn flush_failed_elsewhere(&mut self, member: Member) {
-        if let Some(failure) = self.base().harmed_by_flush(member) {
+        if let Some(failure) = self.base().affected_by_flush(member) {
             self.poison(failure);
         }
     }

@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 
 use super::base::{Base, HasBase};
 use super::credits::Credits;
-use super::lane::Lane;
+use super::sent::SentRequests;
 use super::{
     Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal,
     RequestId, Write,
@@ -50,7 +50,7 @@ pub struct Rio<P> {
     base: Base<P>,
     credits: Credits,
     /// The requests that were sent to each server.
-    lanes: Vec<Lane>,
+    sent: Vec<SentRequests>,
     /// The last group with a joint FLUSH.
     flushed: Seq,
     /// A flush that the engine itself put in, until it is released. Only this flush may use the
@@ -82,7 +82,7 @@ impl<P: Payload> Rio<P> {
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
             credits: Credits::new(&topology),
-            lanes: topology.servers().iter().map(|server| Lane::new(server.slots)).collect(),
+            sent: topology.servers().iter().map(|server| SentRequests::new(server.slots)).collect(),
             flushed: limits.start,
             forced: None,
             wanted: limits.start,
@@ -122,11 +122,11 @@ impl<P: Payload> Rio<P> {
         }
         // A group covers all before it if no drive is dirty: without volatile caches, or after a
         // FLUSH of all, a complete group is durable.
-        let vouches = base.dirty.iter().all(Option::is_none);
+        let covers = base.dirty.iter().all(Option::is_none);
         let opened = match flush {
             // No caller waits for this flush, so it holds up no completion.
-            Flush::Forced => base.window.open_silent(requests),
-            Flush::No | Flush::Asked => base.window.open(requests, vouches, bytes),
+            Flush::Forced => base.window.open_internal(requests),
+            Flush::No | Flush::Asked => base.window.open(requests, covers, bytes),
         };
         debug_assert_eq!(opened, seq);
         if !base.merge_into_tail() {
@@ -157,8 +157,8 @@ impl<P: Payload> Rio<P> {
 
     fn reclaim(&mut self) {
         let released = self.base.window.released();
-        for lane in &mut self.lanes {
-            lane.release(&mut self.base, released);
+        for sent in &mut self.sent {
+            sent.release(&mut self.base, released);
         }
         self.base.window.forget(released);
         if self.forced.is_some_and(|seq| seq <= released) {
@@ -172,22 +172,22 @@ impl<P: Payload> Rio<P> {
 
     /// Reports to the window how far the replays are.
     fn note_replays(&mut self) {
-        let oldest = self.lanes.iter().filter_map(Lane::replaying);
+        let oldest = self.sent.iter().filter_map(SentRequests::replaying);
         let oldest = oldest.map(|id| self.base.request(id).seq).min();
         self.base.window.replay_from(oldest);
     }
 
     /// Stops the stream after a failure: nothing is sent again either (P6).
     fn stop(&mut self) {
-        for lane in &mut self.lanes {
-            lane.stop(&mut self.base);
+        for sent in &mut self.sent {
+            sent.stop(&mut self.base);
         }
         self.note_replays();
     }
 
     /// Slots of a server's log that are taken, or will be.
     fn used(&self, server: usize) -> usize {
-        self.base.queues[server].len() + self.lanes[server].len()
+        self.base.queues[server].len() + self.sent[server].len()
     }
 
     fn pressed(&self) -> bool {
@@ -229,7 +229,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         if self.pressed() {
             self.force_flush();
         }
-        if !self.base.has_room(bytes) {
+        if !self.base.has_space(bytes) {
             // All kept memory may be of groups that were never flushed.
             self.force_flush();
             return Err(Refusal::Full(Bound::Memory));
@@ -246,7 +246,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
 
     fn next(&mut self, server: u16) -> Option<Dispatch> {
         let at = usize::from(server);
-        let (id, ordinal) = self.lanes[at].next(&mut self.base.queues[at])?;
+        let (id, ordinal) = self.sent[at].next(&mut self.base.queues[at])?;
         Some(Dispatch { id, ordered: Some((ordinal, self.base.window.released())) })
     }
 
@@ -257,14 +257,14 @@ impl<P: Payload> Engine<P> for Rio<P> {
         let replay = core::mem::replace(&mut request.again, false);
         let first_time = self.base.end(id);
         if first_time {
-            self.lanes[server].finished();
+            self.sent[server].finished();
         }
         if let Err(cause) = result {
             self.base.fail(id, cause);
             self.stop();
         }
         if replay {
-            self.lanes[server].replay_ended(&self.base);
+            self.sent[server].replay_ended(&self.base);
             self.note_replays();
         }
         // A request that was complete before, and was lost with its target, was counted then (T6).
@@ -272,7 +272,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
             self.base.window.request_done(first, last);
         }
         if probe::planted(Plant::T14ForgetEarly) {
-            self.lanes[server].drop_one(&mut self.base, id);
+            self.sent[server].drop_one(&mut self.base, id);
         }
     }
 
@@ -280,7 +280,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         if self.base.failure.is_some() {
             return false;
         }
-        self.lanes[usize::from(server)].suspend();
+        self.sent[usize::from(server)].suspend();
         true
     }
 
@@ -288,23 +288,23 @@ impl<P: Payload> Engine<P> for Rio<P> {
         // Entries that the marks sent so far have released are gone from the server's log. Such an
         // entry may be durable although the log does not show it.
         self.reclaim();
-        let Self { base, lanes, .. } = self;
-        let lane = &mut lanes[usize::from(server)];
-        debug_assert!(lane.is_suspended() || base.failure.is_some(), "resumed, never suspended");
+        let Self { base, sent, .. } = self;
+        let sent = &mut sent[usize::from(server)];
+        debug_assert!(sent.is_suspended() || base.failure.is_some(), "resumed, never suspended");
         if base.failure.is_none() {
-            lane.resume(base, durable, |base, id| {
+            sent.resume(base, durable, |base, id| {
                 base.end(id);
                 let request = base.request(id);
                 let (first, last) = (request.seq, request.seq_end());
                 base.window.request_done(first, last);
             });
-            self.replayed += lane.replays() as u64;
+            self.replayed += sent.replays() as u64;
         }
         self.note_replays();
     }
 
     fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
-        for id in self.lanes[usize::from(server)].sent() {
+        for id in self.sent[usize::from(server)].sent() {
             visit(&self.base.request(id).attribute(0));
         }
     }
@@ -314,7 +314,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn replaying(&self, server: u16) -> bool {
-        self.lanes[usize::from(server)].replaying().is_some()
+        self.sent[usize::from(server)].replaying().is_some()
     }
 
     fn poll(&mut self) -> Marks {
@@ -343,20 +343,20 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        let Self { base, lanes, .. } = self;
+        let Self { base, sent, .. } = self;
         if base.live() == 0 {
             return false;
         }
         let mut pending = false;
         base.topology.map(lba, blocks, |extent| {
             let server = usize::from(base.topology.member(extent.member).server);
-            pending |= lanes[server].touches(base, &extent)
+            pending |= sent[server].touches(base, &extent)
                 || base.queues[server].iter().any(|id| base.request(*id).touches(&extent));
         });
         pending
     }
 
     fn is_idle(&self) -> bool {
-        self.base.live() == 0 && self.lanes.iter().all(|lane| lane.replaying().is_none())
+        self.base.live() == 0 && self.sent.iter().all(|sent| sent.replaying().is_none())
     }
 }

@@ -110,7 +110,7 @@ fn t3_a_joint_flush_reaches_each_dirty_drive_and_is_counted() {
 }
 
 #[test]
-fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
+fn t13_a_full_log_pushes_back_and_a_forced_flush_frees_space() {
     let mut engine =
         rio::Rio::new(topology(&[true], 1, 9, 64), Limits { merge: false, ..Limits::default() });
     let mut admitted = 0;
@@ -137,7 +137,7 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_makes_room() {
     assert_eq!(
         engine.admit(&mut (0..9).map(|i| write(2 * i, 1)).collect::<Vec<_>>(), 0, false),
         Err(Refusal::TooLarge(Bound::Log { server: 0 })),
-        "a group that can never fit is told so at submit"
+        "a group that can never fit is refused at submit"
     );
 }
 
@@ -168,7 +168,11 @@ fn t13_a_group_may_take_all_but_the_reserve_and_what_is_full_holds_up_no_other()
         "the ninth is the flush's"
     );
     assert_eq!(engine.forced_flushes(), 1);
-    assert_eq!(engine.admit(&mut [write(4, 1)], 0, false), Ok(Seq(3)), "the other server has room");
+    assert_eq!(
+        engine.admit(&mut [write(4, 1)], 0, false),
+        Ok(Seq(3)),
+        "the other server has space"
+    );
 }
 
 #[test]
@@ -182,7 +186,7 @@ fn t14_half_the_memory_presses_for_a_flush() {
 }
 
 #[test]
-fn t3_a_flush_behind_a_forced_one_vouches_only_with_it() {
+fn t3_a_flush_behind_a_forced_one_covers_only_with_it() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // drive 0
     engine.ask_durable(Seq(1)); // a forced flush of drive 0: group 2
@@ -241,7 +245,7 @@ fn p8_a_durable_group_without_writes_ends() {
 }
 
 #[test]
-fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
+fn t13_a_group_that_does_not_fit_now_frees_its_own_space() {
     let limits = Limits { merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 9, 64), limits);
     for lba in 0..3 {
@@ -262,7 +266,7 @@ fn t13_a_group_that_does_not_fit_now_makes_its_own_room() {
 }
 
 #[test]
-fn t14_memory_that_nobody_flushes_is_flushed_for_a_group_that_needs_it() {
+fn t14_unflushed_memory_is_flushed_for_a_group_that_needs_it() {
     let limits = Limits { merge: false, kept_bytes_max: 10 * 4096, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
     engine.admit(&mut [write(0, 4)], 0, false).unwrap(); // less than half: no flush is needed
@@ -290,7 +294,7 @@ fn t14_groups_without_requests_are_bounded_too() {
     for kind in [EngineKind::None, EngineKind::Sync] {
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), Limits::default());
         let taken = (0..100_000).take_while(|_| engine.admit(&mut [], 0, true).is_ok()).count();
-        assert_eq!(taken, 1 << 16, "{kind}: nobody looks how far it is");
+        assert_eq!(taken, 1 << 16, "{kind}: no caller reads how far it is");
         engine.poll();
         assert!(engine.admit(&mut [], 0, true).is_ok(), "{kind}");
     }
@@ -375,7 +379,7 @@ fn p9_a_write_that_is_out_is_known_by_its_blocks() {
 }
 
 #[test]
-fn t22_a_flush_that_ends_after_the_failure_vouches_for_nothing() {
+fn t22_a_flush_that_ends_after_the_failure_covers_nothing() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.ask_durable(Seq(1));
@@ -388,7 +392,7 @@ fn t22_a_flush_that_ends_after_the_failure_vouches_for_nothing() {
 }
 
 #[test]
-fn p6_what_a_lost_flush_may_have_harmed_is_never_reported() {
+fn p6_what_a_lost_flush_may_have_affected_is_never_reported() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.admit(&mut [write(4, 1)], 0, true).unwrap();
@@ -426,7 +430,7 @@ fn t14_replay_memory_is_bounded_and_never_forgotten() {
     assert_eq!(
         engine.admit(&mut [write(9, 5)], 0, false),
         Err(Refusal::TooLarge(Bound::Memory)),
-        "a group beyond the bound is told so"
+        "a group beyond the bound is refused as such"
     );
 }
 
@@ -460,7 +464,7 @@ fn p6_after_a_failure_nothing_later_is_reported() {
 }
 
 #[test]
-fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
+fn t22_a_failed_flush_stops_a_stream_with_unflushed_writes_there() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
@@ -478,7 +482,7 @@ fn t22_a_failed_flush_harms_who_has_unflushed_writes_there() {
 #[test]
 fn t16_whole_groups_merge_and_only_where_allowed() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), Limits::default());
-    // The journal workload of §3.1: two blocks, then one, neighbours.
+    // The journal workload of §3.1: two blocks, then one, adjacent.
     engine.admit(&mut [write(0, 1), write(1, 1)], 1, false).unwrap();
     engine.admit(&mut [write(2, 1)], 2, false).unwrap();
     engine.admit(&mut [write(4, 1)], 3, false).unwrap(); // a hole before it
@@ -556,7 +560,7 @@ fn t16_what_must_not_be_merged_is_not() {
     assert_eq!(
         shapes(4, &[true, true], &[&[write(3, 1)], &[write(8, 1)]]),
         [(1, 0, 3, 1), (2, 0, 4, 1)],
-        "neighbours on the drive, but of two stripe units"
+        "adjacent on the drive, but of two stripe units"
     );
     assert_eq!(
         shapes(64, &[true], &[&[write(0, 10), write(10, 1)]]),
@@ -595,7 +599,7 @@ fn t16_what_must_not_be_merged_is_not() {
     assert_eq!(
         shapes(64, &[true], &[&[extend(0)], &[extend(1)]]),
         [(1, 0, 0, 2)],
-        "extensions of neighbours"
+        "extensions of adjacent blocks"
     );
     assert_eq!(
         shapes(64, &[true], &[&[extend(0)], &[extend(0)]]),
@@ -611,7 +615,7 @@ fn t16_what_must_not_be_merged_is_not() {
 }
 
 #[test]
-fn t16_nothing_is_merged_where_nothing_may_be_and_each_write_says_its_own_place() {
+fn t16_nothing_is_merged_where_nothing_may_be_and_each_write_has_its_own_place() {
     let limits = Limits { merge: false, ..Limits::default() };
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
     let in_place = Write { op: Op::Write(Place::InPlace, Piece(2, 1)), ..write(2, 1) };
@@ -625,7 +629,7 @@ fn t16_nothing_is_merged_where_nothing_may_be_and_each_write_says_its_own_place(
 }
 
 #[test]
-fn every_engine_says_how_far_it_is_and_hears_of_a_lost_flush() {
+fn every_engine_reports_how_far_it_is_and_takes_a_lost_flush() {
     for kind in EngineKind::ALL {
         let limits = Limits { merge: false, ..Limits::default() };
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), limits);
@@ -708,7 +712,7 @@ fn a_stream_that_failed_comes_to_rest() {
             engine.done(dispatch.id, Err(Cause::Disconnected));
         }
         assert!(engine.failure().is_some());
-        assert!(engine.is_idle(), "nothing is under way any more");
+        assert!(engine.is_idle(), "nothing is in flight any more");
     }
 }
 
@@ -762,7 +766,7 @@ proptest! {
     /// marks never ahead of the drives (T1, P3), durable only behind FLUSHes of all dirty drives
     /// (T3), merging keeps every block (T16), and that all ends well (P8).
     #[test]
-    fn rio_keeps_its_word(steps in proptest::collection::vec(step(), 1..200), volatile in any::<[bool; 3]>()) {
+    fn rio_keeps_its_promises(steps in proptest::collection::vec(step(), 1..200), volatile in any::<[bool; 3]>()) {
         let slots = 24;
         let topology = topology(&volatile, 2, slots, 4);
         let mut engine = rio::Rio::new(topology.clone(), Limits { kept_bytes_max: 64 * 4096, ..Limits::default() });

@@ -11,10 +11,10 @@ struct GroupState {
     /// How many of its requests have not ended.
     remaining: u32,
     /// The group covers all before it: once complete in order, everything up to it is durable.
-    vouches: bool,
+    covers: bool,
     /// The group is the engine's own flush. No caller waits for it, so the complete mark that the
     /// caller sees passes it; the durable mark does not.
-    silent: bool,
+    internal: bool,
     /// Payload bytes held.
     bytes: u64,
 }
@@ -30,18 +30,18 @@ pub(super) struct Window {
     delivered: Seq,
     kept_bytes: u64,
     /// The last complete group that covers all before it.
-    vouched: Seq,
+    covered: Seq,
     /// The internal group that has not ended. There is one at most.
-    silent: Option<Seq>,
+    internal: Option<Seq>,
     /// The first failed group: nothing at or after this seq is ever reported complete (P6).
-    barred: Option<Seq>,
+    failed_from: Option<Seq>,
     /// The oldest group with a request that is being replayed. Its data does not become durable
     /// before the replay ends, and is not released (T4).
     replayed: Option<Seq>,
-    /// Groups before this seq, and no others, may become durable. It is the least of `barred`,
-    /// `replayed` and `silent`. The window keeps it, because every completion needs it.
+    /// Groups before this seq, and no others, may become durable. It is the least of `failed_from`,
+    /// `replayed` and `internal`. The window keeps it, because every completion needs it.
     durable_before: Seq,
-    /// Groups before this seq, and no others, may be released. It is the least of `barred` and
+    /// Groups before this seq, and no others, may be released. It is the least of `failed_from` and
     /// `replayed`.
     released_before: Seq,
     /// Complete on all servers, durable and delivered (T1).
@@ -57,9 +57,9 @@ impl Window {
             durable: start,
             delivered: start,
             kept_bytes: 0,
-            vouched: start,
-            silent: None,
-            barred: None,
+            covered: start,
+            internal: None,
+            failed_from: None,
             replayed: None,
             durable_before: Seq(u64::MAX),
             released_before: Seq(u64::MAX),
@@ -67,12 +67,12 @@ impl Window {
         }
     }
 
-    /// Computes the two bounds again, after `barred`, `replayed` or `silent` has changed.
+    /// Computes the two bounds again, after `failed_from`, `replayed` or `internal` has changed.
     fn draw_bounds(&mut self) {
         let least = |of: &[Option<Seq>]| of.iter().flatten().min().copied();
-        let released = least(&[self.barred, self.replayed]);
+        let released = least(&[self.failed_from, self.replayed]);
         self.released_before = released.unwrap_or(Seq(u64::MAX));
-        self.durable_before = least(&[released, self.silent]).unwrap_or(Seq(u64::MAX));
+        self.durable_before = least(&[released, self.internal]).unwrap_or(Seq(u64::MAX));
     }
 
     #[inline]
@@ -101,22 +101,22 @@ impl Window {
     }
 
     #[inline]
-    pub(super) fn open(&mut self, requests: u32, vouches: bool, bytes: u64) -> Seq {
-        self.groups.push_back(GroupState { remaining: requests, vouches, silent: false, bytes });
+    pub(super) fn open(&mut self, requests: u32, covers: bool, bytes: u64) -> Seq {
+        self.groups.push_back(GroupState { remaining: requests, covers, internal: false, bytes });
         self.kept_bytes += bytes;
         self.last()
     }
 
     /// Opens a group that holds up no completion: the engine's own flush.
-    pub(super) fn open_silent(&mut self, requests: u32) -> Seq {
+    pub(super) fn open_internal(&mut self, requests: u32) -> Seq {
         self.groups.push_back(GroupState {
             remaining: requests,
-            vouches: false,
-            silent: true,
+            covers: false,
+            internal: true,
             bytes: 0,
         });
-        debug_assert!(self.silent.is_none(), "one forced flush at a time");
-        self.silent = Some(self.last());
+        debug_assert!(self.internal.is_none(), "one forced flush at a time");
+        self.internal = Some(self.last());
         self.draw_bounds();
         self.last()
     }
@@ -140,18 +140,18 @@ impl Window {
             return;
         };
         group.remaining -= 1;
-        if group.silent && group.remaining == 0 {
-            group.vouches = true;
-            self.silent_done(seq);
+        if group.internal && group.remaining == 0 {
+            group.covers = true;
+            self.internal_done(seq);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn silent_done(&mut self, seq: Seq) {
-        self.silent = None;
+    fn internal_done(&mut self, seq: Seq) {
+        self.internal = None;
         if seq <= self.complete {
-            self.vouched = self.vouched.max(seq);
+            self.covered = self.covered.max(seq);
         }
         self.draw_bounds();
     }
@@ -166,20 +166,20 @@ impl Window {
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
             let seq = self.complete.next();
-            let open = group.remaining > 0 && !group.silent;
-            if open || self.barred.is_some_and(|bar| seq >= bar) {
+            let open = group.remaining > 0 && !group.internal;
+            if open || self.failed_from.is_some_and(|first| seq >= first) {
                 break;
             }
             self.complete = seq;
-            if group.vouches {
-                self.vouched = seq;
+            if group.covers {
+                self.covered = seq;
             }
         }
         // A flush behind an unfinished internal flush covers only the later writes. A failed group
-        // is at or behind `barred`, and so is every group that would cover it. A group that is
+        // is at or behind `failed_from`, and so is every group that would cover it. A group that is
         // being replayed was not durable, whichever group covered it before (T4).
-        if self.vouched < self.durable_before {
-            self.durable = self.durable.max(self.vouched);
+        if self.covered < self.durable_before {
+            self.durable = self.durable.max(self.covered);
         }
         self.release();
     }
@@ -189,7 +189,7 @@ impl Window {
     fn release(&mut self) {
         let mut mark = self.delivered.min(self.durable);
         if probe::planted(Plant::T1ReleaseUndurable) {
-            mark = self.silent.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
+            mark = self.internal.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
         }
         if mark < self.released_before {
             self.released = mark;
@@ -214,9 +214,9 @@ impl Window {
 
     /// Fails the stream from `seq` on: nothing from there on is ever reported, nor anything that a
     /// replay still had to write again.
-    pub(super) fn bar(&mut self, seq: Seq) {
+    pub(super) fn fail_from(&mut self, seq: Seq) {
         let seq = self.replayed.map_or(seq, |from| from.min(seq));
-        self.barred = Some(self.barred.map_or(seq, |bar| bar.min(seq)));
+        self.failed_from = Some(self.failed_from.map_or(seq, |first| first.min(seq)));
         self.draw_bounds();
     }
 

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_left_makes_nobody_look_closely() {
+    fn entries_that_have_left_leave_no_count() {
         let mut filter = Filter::new(4096);
         for blocks in [1, SMALL_BLOCKS, SMALL_BLOCKS + 1, 1000] {
             for time in 1..=3 {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_large_ones_make_those_elsewhere_look_closely() {
+    fn only_large_entries_make_others_check_the_list() {
         let mut filter = Filter::new(4096);
         assert!(!filter.add(0, 100, 100 + SMALL_BLOCKS));
         assert!(!filter.add(0, 900, 900 + SMALL_BLOCKS), "nothing is near");

@@ -30,14 +30,14 @@ impl Gate {
         steps: &mut Vec<Step>,
     ) -> bool {
         let own = self.drives.iter().any(|d| d.cache.member == member && d.flushing.is_some());
-        let harmed = self.has_unflushed(member) && !(own && probe::planted(Plant::T22OwnFlush));
-        if harmed {
+        let affected = self.has_unflushed(member) && !(own && probe::planted(Plant::T22OwnFlush));
+        if affected {
             if !own {
                 probe::hit(Rare::FlushFailedElsewhere);
             }
             self.poison_from(table, Cause::FlushFailed { member }, None, steps);
         }
-        harmed
+        affected
     }
 
     /// Notes that the log did not take `steps[at]`, a [`Step::Append`], and takes back that entry
@@ -95,8 +95,8 @@ impl Gate {
         }
         let mut waiting = core::mem::take(&mut self.waiting);
         waiting.retain(|&ticket| {
-            let doomed = self.is_doomed(table.node(Ticket(ticket)));
-            if doomed {
+            let must_fail = self.must_fail(table.node(Ticket(ticket)));
+            if must_fail {
                 let node = *table.node(Ticket(ticket));
                 self.leave_drive(table, &node);
                 table.node_mut(Ticket(ticket)).state = State::Unflushed;
@@ -104,7 +104,7 @@ impl Gate {
                     self.refuse(table, ticket, steps);
                 }
             }
-            !doomed
+            !must_fail
         });
         self.waiting = waiting;
         for drive in 0..self.drives.len() {
@@ -115,7 +115,7 @@ impl Gate {
                 let node = table.node(Ticket(ticket));
                 let (ordinal, state) = (node.ordinal, node.state);
                 let goes =
-                    self.is_doomed(node) && covered.is_none_or(|last| is_after(ordinal, last));
+                    self.must_fail(node) && covered.is_none_or(|last| is_after(ordinal, last));
                 if goes && state == State::Unflushed {
                     self.refuse(table, ticket, steps);
                 }
@@ -165,7 +165,7 @@ impl Gate {
     }
 
     #[inline]
-    pub(super) fn is_doomed(&self, node: &Node) -> bool {
+    pub(super) fn must_fail(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
         let spared = probe::planted(Plant::T4CoverAfterFailure)
             && node.flush

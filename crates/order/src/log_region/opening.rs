@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_room_is_told_how_much_it_needs() {
+    fn a_place_without_space_is_refused_with_the_size_it_needs() {
         let small = Place { len: 4096, kind: LogKind::File, boot: [1; 16] };
         let need = HEADER_BYTES + PARTITION_ALIGN;
         let too_small = Err(Refused::TooSmall { have: 4096, need });

@@ -163,8 +163,8 @@ impl<R: Region> StreamLog<R> {
         }
         if keep {
             found.entries.retain(|entry| entry.position.0 < self.next);
-            let alien = slots.alien.into_iter().filter(|position| position.0 < self.next);
-            for position in alien.filter(|_| !probe::planted(Plant::T7InvalidWordKept)) {
+            let invalid = slots.invalid.into_iter().filter(|position| position.0 < self.next);
+            for position in invalid.filter(|_| !probe::planted(Plant::T7InvalidWordKept)) {
                 self.region.write_word(offset(self.slot_of(position)), 0);
             }
         }

@@ -40,7 +40,7 @@ pub enum LogError {
     },
     /// It has another number of slots than the byte range.
     #[error(
-        "log partition says {found} slots, but its place has room for {expected}: the log region \
+        "log partition records {found} slots, but its place has space for {expected}: the log region \
          was moved or resized; serve the original one, or give up what it knew with \
          accept_lost_log"
     )]

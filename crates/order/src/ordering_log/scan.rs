@@ -138,7 +138,7 @@ pub(crate) struct Slots {
     pub(crate) torn: Vec<u32>,
     /// Positions of whole entries whose persist word is neither 0 nor their own: a crash kept the
     /// word of an older lap (T7).
-    pub(crate) alien: Vec<Position>,
+    pub(crate) invalid: Vec<Position>,
 }
 
 /// Reads all slots and distinguishes live, stale, torn and damaged ones.
@@ -162,7 +162,7 @@ pub(crate) fn scan<R: Region>(
     let mut ends = Vec::new();
     let mut torn = Vec::new();
     let mut proven = Position(mark.head);
-    let mut alien = Vec::new();
+    let mut invalid = Vec::new();
     for position in (mark.head..mark.head + slots).map(Position) {
         let slot = (position.0 % slots) as u32;
         let mut bytes = [0; ENTRY_BYTES];
@@ -200,9 +200,9 @@ pub(crate) fn scan<R: Region>(
         proven = proven.max(entry.fenced_before());
         match persist {
             Persist::Yes => proven = proven.max(Position(position.0 + 1)),
-            Persist::Alien => {
+            Persist::Invalid => {
                 probe::hit(Rare::InvalidPersist);
-                alien.push(position);
+                invalid.push(position);
             }
             Persist::No => {}
         }
@@ -223,8 +223,8 @@ pub(crate) fn scan<R: Region>(
     if let Some((hole, _)) = holes.into_iter().find(|(_, end)| **end == End::HOLE) {
         return Err(damaged(mark.id, Damage::EntryLost(Position(hole))));
     }
-    if let Some(&position) = alien.iter().find(|&&position| position < proven) {
+    if let Some(&position) = invalid.iter().find(|&&position| position < proven) {
         return Err(damaged(mark.id, Damage::PersistWord(position)));
     }
-    Ok((found, Slots { ends, torn, alien }))
+    Ok((found, Slots { ends, torn, invalid }))
 }

@@ -249,7 +249,7 @@ fn flush_entries_have_nothing_to_undo_and_discards_have() {
 }
 
 #[test]
-fn t9_a_settled_partition_tells_k_and_is_not_undone_again() {
+fn t9_a_settled_partition_reports_k_and_is_not_undone_again() {
     // The first recovery found 5 and settled server 0, which keeps its list. On server 1 the group
     // after it is still there, and whole by itself.
     let kept = Attribute { flags: Flags::IN_PLACE, ..on(7, 0) };
@@ -294,7 +294,7 @@ fn the_tag_is_that_of_the_newest_group_kept() {
 }
 
 #[test]
-fn neighbours_are_joined_and_others_not() {
+fn adjacent_extents_are_joined_and_others_not() {
     let joined = join(vec![
         extent(1, 5, 2),
         extent(0, 8, 1),

@@ -151,7 +151,7 @@ fn check(lists: &[StreamList], plan: &StreamPlan, k: Seq) -> Result<(), TestCase
         .undo
         .windows(2)
         .all(|pair| (pair[0].member, pair[0].lba + pair[0].blocks) < (pair[1].member, pair[1].lba));
-    prop_assert!(gaps, "sorted, and neighbours joined: {:?}", plan.undo);
+    prop_assert!(gaps, "sorted, and adjacent ones joined: {:?}", plan.undo);
     let listed: Vec<_> = plan
         .in_place
         .iter()
@@ -214,9 +214,9 @@ proptest! {
     ) {
         let lists = random_lists(&mut Choices::new(bytes));
         let first = decide(STREAM, &lists, server_of).unwrap();
-        let ways = [Left::AsItWas, Left::Kept, Left::Forgotten];
+        let states = [Left::AsItWas, Left::Kept, Left::Forgotten];
         for number in 0..27 {
-            let way = |server: usize| ways[number / 3_usize.pow(server as u32) % 3];
+            let way = |server: usize| states[number / 3_usize.pow(server as u32) % 3];
             let now: Vec<StreamList> =
                 lists.iter().enumerate().map(|(i, list)| settled(list, &first, way(i))).collect();
             let again = decide(STREAM, &now, server_of).unwrap();

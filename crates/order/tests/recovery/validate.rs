@@ -36,15 +36,19 @@ fn what_is_persisted_is_durable_and_nothing_else_by_itself() {
 }
 
 #[test]
-fn t4_a_flush_vouches_for_earlier_writes_on_its_own_drive_only() {
+fn t4_a_flush_covers_earlier_writes_on_its_own_drive_only() {
     let on = |seq, member| (write_at(seq, member, seq, 1), false);
     let history = |persisted| [on(1, 0), on(2, 1), (flush(3, 0), persisted), on(4, 0)];
     assert_eq!(durable(&history(true)), [1, 3], "not for another drive, not for what came later");
-    assert_eq!(durable(&history(false)), [] as [u64; 0], "a flush that has not ended says nothing");
+    assert_eq!(
+        durable(&history(false)),
+        [] as [u64; 0],
+        "a flush that has not ended covers nothing"
+    );
 }
 
 #[test]
-fn t4_a_flushed_write_vouches_as_a_flush_does() {
+fn t4_a_flushed_write_covers_as_a_flush_does() {
     let flags = Flags::BOUNDARY.with(Flags::FLUSH);
     let last = Attribute { flags, ..write(3) };
     assert_eq!(durable(&[(write(1), false), (write(2), false), (last, true)]), [1, 2, 3]);
@@ -78,13 +82,17 @@ fn t12_a_later_durable_write_over_it_proves_an_earlier_one_complete() {
     let at = |seq, lba, blocks, persisted| (write_at(seq, 2, lba, blocks), persisted);
     assert_eq!(durable(&[at(1, 10, 1, false), at(2, 10, 1, true)]), [1, 2]);
     assert_eq!(durable(&[at(1, 10, 1, true), at(2, 10, 1, false)]), [1], "not the other way");
-    assert_eq!(durable(&[at(1, 10, 1, false), at(2, 11, 1, true)]), [2], "neighbours don't touch");
+    assert_eq!(
+        durable(&[at(1, 10, 1, false), at(2, 11, 1, true)]),
+        [2],
+        "adjacent blocks do not overlap"
+    );
     assert_eq!(durable(&[at(1, 10, 4, false), at(2, 13, 9, true)]), [1, 2]);
     assert_eq!(durable(&[at(1, 10, 4, false), at(2, 14, 9, true)]), [2]);
     assert_eq!(durable(&[at(1, 10, 4, false), at(2, 2, 8, true)]), [2]);
     assert_eq!(durable(&[at(1, 10, 4, false), at(2, 2, 9, true)]), [1, 2]);
     let chain = [at(1, 10, 2, false), at(2, 11, 2, false), at(3, 12, 2, true)];
-    assert_eq!(durable(&chain), [1, 2, 3], "one vouches for the next");
+    assert_eq!(durable(&chain), [1, 2, 3], "one covers the next");
     let apart = [at(1, 10, 2, false), at(2, 12, 2, false), at(3, 11, 1, true)];
     assert_eq!(durable(&apart), [1, 3]);
 }
@@ -158,7 +166,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn t4_durable_is_what_the_rules_say(bytes in prop::collection::vec(any::<u16>(), 0..300)) {
+    fn t4_durable_entries_are_those_of_the_rules(bytes in prop::collection::vec(any::<u16>(), 0..300)) {
         let entries = logged(&random_partition(&mut Choices::new(bytes)));
         prop_assert_eq!(validate(&entries), oracle(&entries));
     }

@@ -37,7 +37,7 @@ struct World {
     listed: BTreeSet<u64>,
     failed: bool,
     replayed: usize,
-    vouched: usize,
+    covered: usize,
 }
 
 fn gate(volatile: [bool; 3]) -> TableGate {
@@ -62,7 +62,7 @@ impl World {
             listed: BTreeSet::new(),
             failed: false,
             replayed: 0,
-            vouched: 0,
+            covered: 0,
         }
     }
 
@@ -151,7 +151,7 @@ impl World {
         };
         let entries: Vec<LoggedEntry> = self.log.iter().enumerate().map(entry).collect();
         let found = entries.iter().zip(validate(&entries));
-        self.vouched +=
+        self.covered +=
             found.clone().filter(|(entry, durable)| *durable && !entry.persisted).count();
         found.filter(|(_, durable)| *durable).map(|(entry, _)| entry.attribute.seq.0).collect()
     }
@@ -161,8 +161,8 @@ impl World {
     /// were read: a log is written back before that.
     fn crash(&mut self, choices: &mut Choices) {
         for (attribute, persisted) in &mut self.log {
-            let told = self.answered.contains(&attribute.seq.0);
-            *persisted &= told || choices.below(2) == 0;
+            let answered = self.answered.contains(&attribute.seq.0);
+            *persisted &= answered || choices.below(2) == 0;
         }
         for volatile in &mut self.volatile {
             *volatile ^= choices.below(3) == 0;
@@ -203,7 +203,7 @@ fn check(world: &mut World, sent: &[Attribute]) -> Result<BTreeSet<u64>, TestCas
             prop_assert!(is, "{seq} was answered as durable");
             let before = |b: &&Attribute| b.member == a.member && b.seq < a.seq;
             for b in sent.iter().filter(before).filter(|_| a.is_flush()) {
-                prop_assert!(durable.contains(&b.seq.0), "{seq} vouches for {}", b.seq);
+                prop_assert!(durable.contains(&b.seq.0), "{seq} covers {}", b.seq);
             }
         }
     }
@@ -255,7 +255,7 @@ fn run(bytes: Vec<u16>) -> Result<(usize, usize), TestCaseError> {
         }
     }
     check(&mut world, &sent)?;
-    Ok((world.replayed, world.vouched))
+    Ok((world.replayed, world.covered))
 }
 
 proptest! {
@@ -268,16 +268,16 @@ proptest! {
 }
 
 #[test]
-fn the_cases_have_replays_and_vouching_in_them() {
+fn the_cases_have_replays_and_covered_entries_in_them() {
     let mut random: u64 = 1;
     let mut next = || {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         (random >> 40) as u16
     };
-    let (mut replayed, mut vouched) = (0, 0);
+    let (mut replayed, mut covered) = (0, 0);
     for _ in 0..100 {
         let found = run((0..700).map(|_| next()).collect()).unwrap();
-        (replayed, vouched) = (replayed + found.0, vouched + found.1);
+        (replayed, covered) = (replayed + found.0, covered + found.1);
     }
-    assert!(replayed > 500 && vouched > 200, "{replayed} replayed, {vouched} vouched for");
+    assert!(replayed > 500 && covered > 200, "{replayed} replayed, {covered} covered");
 }

@@ -174,12 +174,12 @@ impl Case<'_> {
                 let drive = world.drive(t);
                 if power[t] { drive.power_cut() } else { drive.drained() }
             });
-            let ways = drives.iter().map(media::Drive::ways).product::<u64>();
+            let states = drives.iter().map(media::Drive::states).product::<u64>();
             for first in 0..cuts[0] {
                 for second in 0..cuts[1] {
                     let cut = [first, second];
                     let logs = [0, 1].map(|t| world.log(t, power[t].then_some(cut[t])));
-                    counts.states += ways;
+                    counts.states += states;
                     let plan = world.plan(&logs);
                     self.judge(world, &plan, &drives);
                     self.again(world, &plan, &logs);

@@ -90,7 +90,7 @@ struct Op {
 pub(crate) struct Drive {
     pub(crate) volatile: bool,
     blocks: BTreeMap<u64, Block>,
-    under_way: Vec<Op>,
+    in_flight: Vec<Op>,
 }
 
 impl Drive {
@@ -99,23 +99,23 @@ impl Drive {
     }
 
     pub(crate) fn write(&mut self, ticket: u32, writes: Vec<(u64, u64)>) {
-        self.under_way.push(Op { ticket, writes, flush: false, covers: BTreeMap::new() });
+        self.in_flight.push(Op { ticket, writes, flush: false, covers: BTreeMap::new() });
     }
 
     pub(crate) fn flush(&mut self, ticket: u32) {
         // A FLUSH covers the writes that had completed by now.
         let last = |block: &Block| block.cached.last().copied();
         let covers = self.blocks.iter().filter_map(|(lba, b)| Some((*lba, last(b)?))).collect();
-        self.under_way.push(Op { ticket, writes: Vec::new(), flush: true, covers });
+        self.in_flight.push(Op { ticket, writes: Vec::new(), flush: true, covers });
     }
 
-    pub(crate) fn under_way(&self) -> usize {
-        self.under_way.len()
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Finishes one operation: its ticket, and whether it was a FLUSH.
     pub(crate) fn finish(&mut self, index: usize) -> (u32, bool) {
-        let op = self.under_way.remove(index);
+        let op = self.in_flight.remove(index);
         for (lba, content) in op.writes {
             let block = self.blocks.entry(lba).or_default();
             if self.volatile {
@@ -137,7 +137,7 @@ impl Drive {
     /// Power is lost: each block keeps its content at rest, or any of its cached writes.
     pub(crate) fn power_cut(&self) -> Self {
         let mut after = self.clone();
-        for op in after.under_way.drain(..) {
+        for op in after.in_flight.drain(..) {
             for (lba, content) in op.writes {
                 let block = after.blocks.entry(lba).or_default();
                 block.rest_or_zero().insert(content);
@@ -154,7 +154,7 @@ impl Drive {
     /// recovery waits for them (T8).
     pub(crate) fn drained(&self) -> Self {
         let mut after = self.clone();
-        while !after.under_way.is_empty() {
+        while !after.in_flight.is_empty() {
             after.finish(0);
         }
         after
@@ -173,7 +173,7 @@ impl Drive {
     }
 
     /// The number of possible states of its blocks: the subsets of lost writes.
-    pub(crate) fn ways(&self) -> u64 {
+    pub(crate) fn states(&self) -> u64 {
         self.blocks.values().map(|block| block.rest.len().max(1) as u64).product()
     }
 }

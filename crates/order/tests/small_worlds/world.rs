@@ -128,7 +128,7 @@ impl World {
             if !target.todo.is_empty() {
                 actions.push(Action::Submit(t));
             }
-            for op in 0..target.drive.under_way() {
+            for op in 0..target.drive.in_flight() {
                 actions.push(Action::Finish(t, op));
             }
             if !target.done.is_empty() {

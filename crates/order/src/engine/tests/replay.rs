@@ -48,7 +48,7 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
     });
     assert_eq!(asked, before.iter().map(|(a, _)| (a.seq, a.index)).collect::<Vec<_>>());
     assert!(engine.replaying(0));
-    assert_eq!(engine.replayed(), 7, "what is told of it counts requests");
+    assert_eq!(engine.replayed(), 7, "the report counts requests");
     let again = drain(&mut engine, 1);
     let after: Vec<_> = again.iter().map(|d| shape(&engine, *d)).collect();
     assert_eq!(after[..7], before);
@@ -110,7 +110,7 @@ fn t4_what_is_complete_but_not_durable_is_sent_again_and_counts_once() {
 }
 
 #[test]
-fn t4_a_joint_flush_vouches_for_a_crashed_server_only_with_its_own_flush_there() {
+fn t4_a_joint_flush_covers_a_crashed_server_only_with_its_own_flush_there() {
     // Two servers with a volatile drive each.
     for flushed_there in [false, true] {
         let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
@@ -123,7 +123,7 @@ fn t4_a_joint_flush_vouches_for_a_crashed_server_only_with_its_own_flush_there()
         engine.suspend(0);
         engine.resume(0, &mut |_, _| flushed_there);
         if flushed_there {
-            assert_eq!(engine.poll().durable, Seq(2), "the log says what the answer did not");
+            assert_eq!(engine.poll().durable, Seq(2), "the log shows what no answer did");
             assert!(drain(&mut engine, 2).is_empty());
             continue;
         }
@@ -391,7 +391,7 @@ fn p9_incomplete_writes_are_pending_wherever_they_are() {
     engine.suspend(0);
     assert!(!pending(&engine, 0), "complete stays complete");
     engine.resume(0, &mut |_, _| false);
-    assert!(!pending(&engine, 0) && engine.replaying(0), "what its replay holds up, that tells");
+    assert!(!pending(&engine, 0) && engine.replaying(0), "its replay holds it up, and shows that");
     let again = drain(&mut engine, 1);
     assert!(pending(&engine, 2));
     end(&mut engine, &again);

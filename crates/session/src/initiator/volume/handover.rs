@@ -3,12 +3,12 @@
 use alloc::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::handover::{Breach, Ledger};
+use riopipe_order::ownership::{OwnershipChecker, Violation};
 
 /// Which stream wrote each block last, and how far each stream is released.
 #[derive(Debug, Default)]
 pub struct HandoverLedger {
-    ledger: Ledger,
+    ledger: OwnershipChecker,
     released: BTreeMap<StreamId, Seq>,
 }
 
@@ -17,12 +17,12 @@ impl HandoverLedger {
     /// whether the caller calls them fresh.
     ///
     /// # Errors
-    /// The first [`Breach`] found.
+    /// The first [`Violation`] found.
     pub fn check(
         &self,
         stream: StreamId,
         writes: impl Iterator<Item = (u64, u32, bool)>,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), Violation> {
         for (lba, blocks, fresh) in writes {
             self.ledger.check(stream, lba, blocks, fresh, |of| self.mark(of))?;
         }

@@ -13,7 +13,7 @@ use crate::attribute::{Seq, StreamId};
 /// A violation of T11 or T15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Breach {
+pub enum Violation {
     /// Another stream's write to the block is not released yet.
     #[error(
         "block {block} was written by stream {holder} in group {seq}, which is not released: \
@@ -47,11 +47,11 @@ pub enum Breach {
 
 /// For each block, the stream that wrote it last, as long as that write is not released.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct OwnershipChecker {
     blocks: BTreeMap<u64, (StreamId, Seq)>,
 }
 
-impl Ledger {
+impl OwnershipChecker {
     /// A checker that knows of no write.
     #[must_use]
     pub const fn new() -> Self {
@@ -65,7 +65,7 @@ impl Ledger {
     /// follow any write of their own stream. `released` returns the released seq of a stream.
     ///
     /// # Errors
-    /// The first [`Breach`] found.
+    /// The first [`Violation`] found.
     pub fn check(
         &self,
         stream: StreamId,
@@ -73,17 +73,17 @@ impl Ledger {
         blocks: u32,
         fresh: bool,
         released: impl Fn(StreamId) -> Seq,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), Violation> {
         for (block, (holder, seq)) in self.blocks.range(lba..lba + u64::from(blocks)) {
             if *seq <= released(*holder) {
                 continue;
             }
             if *holder != stream {
                 let (block, holder, seq) = (*block, *holder, *seq);
-                return Err(Breach::HandedOverTooEarly { block, stream, holder, seq });
+                return Err(Violation::HandedOverTooEarly { block, stream, holder, seq });
             }
             if fresh {
-                return Err(Breach::FalseFresh { block: *block, stream, seq: *seq });
+                return Err(Violation::FalseFresh { block: *block, stream, seq: *seq });
             }
         }
         Ok(())
@@ -114,59 +114,60 @@ mod tests {
 
     #[test]
     fn t15_a_block_changes_hands_only_after_release() {
-        let mut ledger = Ledger::new();
-        ledger.note(StreamId(1), 10, 2, Seq(5));
+        let mut checker = OwnershipChecker::new();
+        checker.note(StreamId(1), 10, 2, Seq(5));
         let at = |released: u64| move |_| Seq(released);
         assert!(matches!(
-            ledger.check(StreamId(2), 11, 4, true, at(4)),
-            Err(Breach::HandedOverTooEarly { block: 11, holder: StreamId(1), seq: Seq(5), .. })
+            checker.check(StreamId(2), 11, 4, true, at(4)),
+            Err(Violation::HandedOverTooEarly { block: 11, holder: StreamId(1), seq: Seq(5), .. })
         ));
-        assert_eq!(ledger.check(StreamId(2), 12, 4, true, at(4)), Ok(()));
-        assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(5)), Ok(()), "released");
-        ledger.note(StreamId(1), 20, 1, Seq(6));
-        ledger.note(StreamId(3), 30, 1, Seq(4));
-        ledger.prune(StreamId(1), Seq(5));
-        assert_eq!(ledger.check(StreamId(2), 11, 4, true, at(0)), Ok(()), "pruned");
+        assert_eq!(checker.check(StreamId(2), 12, 4, true, at(4)), Ok(()));
+        assert_eq!(checker.check(StreamId(2), 11, 4, true, at(5)), Ok(()), "released");
+        checker.note(StreamId(1), 20, 1, Seq(6));
+        checker.note(StreamId(3), 30, 1, Seq(4));
+        checker.prune(StreamId(1), Seq(5));
+        assert_eq!(checker.check(StreamId(2), 11, 4, true, at(0)), Ok(()), "pruned");
         for block in [20, 30] {
-            assert!(ledger.check(StreamId(2), block, 1, true, at(3)).is_err(), "{block}: kept");
+            assert!(checker.check(StreamId(2), block, 1, true, at(3)).is_err(), "{block}: kept");
         }
     }
 
     #[test]
     fn t11_an_extension_keeps_the_block_needed() {
         use crate::engine::{Op, Place};
-        let mut ledger = Ledger::new();
+        let mut checker = OwnershipChecker::new();
         let write = |place| Op::Write(place, ()).is_fresh();
-        let check = |ledger: &Ledger, fresh, released| {
-            ledger.check(StreamId(1), 10, 1, fresh, |_| Seq(released))
+        let check = |checker: &OwnershipChecker, fresh, released| {
+            checker.check(StreamId(1), 10, 1, fresh, |_| Seq(released))
         };
         assert!(write(Place::Fresh) && Op::<()>::Discard.is_fresh());
         assert!(!write(Place::InPlace) && !write(Place::Extend));
-        ledger.note(StreamId(1), 10, 1, Seq(5));
+        checker.note(StreamId(1), 10, 1, Seq(5));
         for seq in 6..9 {
-            assert_eq!(check(&ledger, write(Place::Extend), 4), Ok(()), "over its own stream's");
-            ledger.note(StreamId(1), 10, 1, Seq(seq));
+            assert_eq!(check(&checker, write(Place::Extend), 4), Ok(()), "over its own stream's");
+            checker.note(StreamId(1), 10, 1, Seq(seq));
         }
         // Group 5 is released, its extensions are not: the volume may recover to 6 or 7.
-        let false_fresh = Err(Breach::FalseFresh { block: 10, stream: StreamId(1), seq: Seq(8) });
-        assert_eq!(check(&ledger, write(Place::Fresh), 7), false_fresh);
-        assert_eq!(check(&ledger, write(Place::Fresh), 8), Ok(()));
+        let false_fresh =
+            Err(Violation::FalseFresh { block: 10, stream: StreamId(1), seq: Seq(8) });
+        assert_eq!(check(&checker, write(Place::Fresh), 7), false_fresh);
+        assert_eq!(check(&checker, write(Place::Fresh), 8), Ok(()));
         let (other, extends) = (StreamId(2), write(Place::Extend));
         assert!(matches!(
-            ledger.check(other, 10, 1, extends, |_| Seq(7)),
-            Err(Breach::HandedOverTooEarly { block: 10, holder: StreamId(1), seq: Seq(8), .. })
+            checker.check(other, 10, 1, extends, |_| Seq(7)),
+            Err(Violation::HandedOverTooEarly { block: 10, holder: StreamId(1), seq: Seq(8), .. })
         ));
     }
 
     #[test]
     fn t11_a_false_fresh_is_caught() {
-        let mut ledger = Ledger::new();
-        ledger.note(StreamId(1), 10, 1, Seq(5));
+        let mut checker = OwnershipChecker::new();
+        checker.note(StreamId(1), 10, 1, Seq(5));
         assert!(matches!(
-            ledger.check(StreamId(1), 10, 1, true, |_| Seq(4)),
-            Err(Breach::FalseFresh { block: 10, seq: Seq(5), .. })
+            checker.check(StreamId(1), 10, 1, true, |_| Seq(4)),
+            Err(Violation::FalseFresh { block: 10, seq: Seq(5), .. })
         ));
-        assert_eq!(ledger.check(StreamId(1), 10, 1, false, |_| Seq(4)), Ok(()), "in place");
-        assert_eq!(ledger.check(StreamId(1), 10, 1, true, |_| Seq(5)), Ok(()), "released");
+        assert_eq!(checker.check(StreamId(1), 10, 1, false, |_| Seq(4)), Ok(()), "in place");
+        assert_eq!(checker.check(StreamId(1), 10, 1, true, |_| Seq(5)), Ok(()), "released");
     }
 }

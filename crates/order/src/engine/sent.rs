@@ -14,7 +14,7 @@ use crate::topology::Extent;
 /// In steady state a request costs a push and a pop here. Replay follows the list. The list has the
 /// order in which everything was sent, and that is the order of (seq, index).
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct SentRequests {
     /// Given out and not released, oldest first (T14).
     sent: VecDeque<RequestId>,
     /// How many of the given requests are not complete.
@@ -29,7 +29,7 @@ pub(super) struct Lane {
     suspended: bool,
 }
 
-impl Lane {
+impl SentRequests {
     /// The list for a server whose log has this many slots. No more requests can be kept for it.
     pub(super) fn new(slots: u32) -> Self {
         Self {
