@@ -66,7 +66,7 @@ pub fn attach_failure(error: &AttachError) -> Failure {
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }
-        // The others say what to do themselves.
+        // The others name the remedy themselves.
         _ => failure,
     }
 }

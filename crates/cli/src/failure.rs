@@ -49,7 +49,7 @@ impl Code {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Failed => "something else failed: a local file, say",
+            Self::Failed => "something else failed, such as a local file",
             Self::Usage => "the command line or a configuration makes no sense",
             Self::Connection => "a target can't be reached, or refuses the connection",
             Self::Volume => "the volume can't be created or opened as asked",

@@ -136,7 +136,7 @@ pub enum CopyError<E: std::error::Error> {
     /// The file became longer or shorter during the copy.
     #[error(
         "{}: it had {began} bytes when the copy began and has {now} now; the volume holds no file; \
-         copy it again when nobody writes it", path.display()
+         copy it again when no program writes it", path.display()
     )]
     Changed {
         /// Path of the file.

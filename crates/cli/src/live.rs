@@ -211,7 +211,8 @@ fn ask<F: Figures>(address: &str) -> Result<F, Unanswered> {
 fn fetch(address: &str, kind: SourceKind) -> Result<Vec<u8>, Unanswered> {
     let failed = |error: &std::io::Error| match error.kind() {
         ErrorKind::ConnectionRefused => {
-            Failure::new(Code::Connection, format!("nobody listens at {address}")).hint(kind.hint())
+            Failure::new(Code::Connection, format!("no program listens at {address}"))
+                .hint(kind.hint())
         }
         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
             kind.is_not_at(address, &format!("no answer within {} s", TIMEOUT.as_secs()))

@@ -40,7 +40,7 @@ pub struct Load {
     pub workload: Workload,
     /// Duration of the run.
     pub window: Window,
-    /// Whether neighbouring requests are merged (T16).
+    /// Whether adjacent requests are merged (T16).
     pub merge: bool,
     /// Writer `i` runs on core `i mod n` of these; empty: on any core.
     pub cores: Vec<usize>,
@@ -48,7 +48,7 @@ pub struct Load {
 
 /// One group in flight.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
+struct Group {
     seq: Seq,
     writes: u32,
     bytes: u64,
@@ -160,7 +160,7 @@ struct Writer {
     depth: u32,
     /// Number of writes in flight.
     in_flight: u32,
-    under_way: VecDeque<UnderWay>,
+    groups: VecDeque<Group>,
     /// The writes of a group that may still have to be submitted.
     extents: Vec<Extent>,
     staged: bool,
@@ -188,14 +188,14 @@ impl Writer {
             generator,
             depth,
             in_flight: 0,
-            under_way: VecDeque::new(),
+            groups: VecDeque::new(),
             extents: Vec::new(),
             staged: false,
             spare: Vec::new(),
         })
     }
 
-    /// Writes until it is told to stop, then closes the stream in order.
+    /// Writes until it is asked to stop, then closes the stream in order.
     fn run(mut self, worker: &Worker<'_>, interrupt: &Interrupt) -> Result<Latencies, Failure> {
         let mut latencies = Latencies::new();
         worker.ready();
@@ -224,7 +224,7 @@ impl Writer {
             let marks = self.stream.wait(until, None).map_err(|error| storage(&error))?;
             let now = Instant::now();
             let (mut writes, mut groups, mut bytes) = (0, 0, 0);
-            while let Some(group) = self.under_way.front().filter(|g| g.seq <= marks.complete) {
+            while let Some(group) = self.groups.front().filter(|g| g.seq <= marks.complete) {
                 if phase == Phase::Measure {
                     let ns = now.duration_since(group.since).as_nanos();
                     latencies.record_n(u64::try_from(ns).unwrap_or(u64::MAX), group.writes.into());
@@ -233,7 +233,7 @@ impl Writer {
                 groups += 1;
                 bytes += group.bytes;
                 self.in_flight -= group.writes;
-                self.under_way.pop_front();
+                self.groups.pop_front();
             }
             worker.completed(writes, groups, bytes);
         }
@@ -267,7 +267,7 @@ impl Writer {
                     let writes = self.extents.len() as u32;
                     let blocks: u64 = self.extents.iter().map(|e| u64::from(e.blocks)).sum();
                     let bytes = blocks * u64::from(BLOCK);
-                    self.under_way.push_back(UnderWay { seq, writes, bytes, since });
+                    self.groups.push_back(Group { seq, writes, bytes, since });
                     self.in_flight += writes;
                     self.staged = false;
                 }
@@ -285,12 +285,12 @@ impl Writer {
     fn enough(&self) -> Option<Seq> {
         let wanted = (self.depth / 4).max(1);
         let mut free = self.depth - self.in_flight;
-        for group in &self.under_way {
+        for group in &self.groups {
             free += group.writes;
             if free >= wanted.max(self.generator.writes_in_next_group()) {
                 return Some(group.seq);
             }
         }
-        self.under_way.back().map(|group| group.seq)
+        self.groups.back().map(|group| group.seq)
     }
 }

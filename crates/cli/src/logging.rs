@@ -51,7 +51,7 @@ pub(crate) fn start(cli: &Cli) {
         .with_env_filter(filter)
         .with_writer(ToLog)
         .with_ansi(colour)
-        // These would be printed in a way that may wait and fail.
+        // Printing these may wait and fail.
         .log_internal_errors(false)
         .try_init();
 }

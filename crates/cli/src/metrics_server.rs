@@ -1,6 +1,6 @@
 //! Metrics over HTTP, for this machine only: `/metrics` for Prometheus, `/stat` as JSON.
 //!
-//! It serves targets and open volumes in the same way. The library provides a [`StatSource`]; this
+//! It serves targets and open volumes alike. The library provides a [`StatSource`]; this
 //! server reads it in a thread of its own at each request.
 
 use std::collections::VecDeque;

@@ -48,7 +48,7 @@ pub struct Plan<'a> {
     pub pin: bool,
     /// Options of the volume's connections.
     pub connect: ConnectOptions,
-    /// The way in which the targets wait.
+    /// How the targets wait.
     pub spin: SpinPolicy,
     /// The modelled link to the writers; `None`: loopback alone.
     pub link: Option<LinkModel>,
@@ -122,7 +122,7 @@ impl OwnTargets {
             configs.push(config);
             targets.push(target);
         }
-        // Neighbouring stripes are on different targets.
+        // Adjacent stripes are on different targets.
         let member = |nsid: u32, number: usize| {
             let target: &Running = &targets[number];
             let address = links.get(number).map_or(target.addresses()[0], Link::address);

@@ -25,7 +25,7 @@ pub fn render(bars: &[Bar], terminal: &Terminal) -> String {
     let names = widest(|bar| &bar.name);
     let labels = widest(|bar| &bar.label);
     // "  name  ████  label"
-    let room = terminal.width.saturating_sub(names + labels + 6).max(4);
+    let width = terminal.width.saturating_sub(names + labels + 6).max(4);
     let longest = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
     bars.iter()
         .map(|bar| {
@@ -33,19 +33,19 @@ pub fn render(bars: &[Bar], terminal: &Terminal) -> String {
             format!(
                 "  {}  {}  {}\n",
                 pad(&bar.name, names, Align::Left),
-                terminal.paint(bar.colour, &blocks(share, room, terminal.unicode)),
+                terminal.paint(bar.colour, &blocks(share, width, terminal.unicode)),
                 bar.label
             )
         })
         .collect()
 }
 
-/// `share` of `room` columns, in eighths of a column if the terminal can show them. A value above
+/// `share` of `width` columns, in eighths of a column if the terminal can show them. A value above
 /// zero is always visible.
-fn blocks(share: f64, room: usize, unicode: bool) -> String {
+fn blocks(share: f64, width: usize, unicode: bool) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let steps = if unicode { 8 } else { 1 };
-    let mut length = (share * (room * steps) as f64).round() as usize;
+    let mut length = (share * (width * steps) as f64).round() as usize;
     if share > 0.0 {
         length = length.max(1);
     }

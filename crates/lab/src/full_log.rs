@@ -52,7 +52,7 @@ pub enum FillError {
 /// writes. All count as durable, except the first of each stream on target 0: the hole after which
 /// recovery undoes everything. Returns the number of entries.
 ///
-/// Neighbouring entries are two blocks apart, so that no two undo operations can be merged.
+/// Adjacent entries are two blocks apart, so that no two undo operations can be merged.
 ///
 /// # Errors
 /// [`FillError`]; no target may serve the log.

@@ -78,7 +78,7 @@ impl LinkModel {
     }
 
     /// One-way delay of the `n`-th piece, in ns.
-    fn way_ns(&self, n: u64) -> u64 {
+    fn piece_delay_ns(&self, n: u64) -> u64 {
         let early = self.rtt_ns.saturating_sub(self.jitter_ns) / 2;
         // Jitter beyond the round trip can only make it longer.
         let late = (self.rtt_ns + self.jitter_ns) / 2;
@@ -178,7 +178,7 @@ impl Wire {
     fn arrival(&mut self, model: &LinkModel, now: u64, bytes: usize) -> u64 {
         self.free_at = now.max(self.free_at).saturating_add(model.occupies_ns(bytes));
         self.pieces += 1;
-        self.free_at.saturating_add(model.way_ns(self.pieces))
+        self.free_at.saturating_add(model.piece_delay_ns(self.pieces))
     }
 }
 
@@ -427,9 +427,9 @@ mod tests {
     #[test]
     fn the_model_computes_delays_and_occupancy() {
         let model = LinkModel { rtt_ns: 100_000, jitter_ns: 10_000, bits_per_s: 25_000_000_000 };
-        let ways: Vec<u64> = (0..1000).map(|n| model.way_ns(n)).collect();
-        assert!(ways.iter().all(|way| (45_000..=55_000).contains(way)));
-        assert!(ways.iter().min() < Some(&46_000) && ways.iter().max() > Some(&54_000));
+        let delays: Vec<u64> = (0..1000).map(|n| model.piece_delay_ns(n)).collect();
+        assert!(delays.iter().all(|delay| (45_000..=55_000).contains(delay)));
+        assert!(delays.iter().min() < Some(&46_000) && delays.iter().max() > Some(&54_000));
         // 4 KiB at 25 Gbit/s.
         assert_eq!(model.occupies_ns(4096), 1310);
         let mut wire = Wire::default();
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(wire.free_at, 5_000 + 3 * 1310);
         assert!(arrivals.iter().all(|at| *at >= 5_000 + 1310 + 45_000));
         assert!(LinkModel::default().is_nothing());
-        assert_eq!(LinkModel { jitter_ns: 8, ..LinkModel::default() }.way_ns(3) / 8, 0);
+        assert_eq!(LinkModel { jitter_ns: 8, ..LinkModel::default() }.piece_delay_ns(3) / 8, 0);
         assert_eq!(model.to_string(), "round trip 100 µs, jitter 10.0 µs, 25.0 Gbit/s");
     }
 }

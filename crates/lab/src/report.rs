@@ -22,7 +22,7 @@ use crate::{
 pub const SCHEMA: &str = "rio-bench/1";
 
 /// Share of the machine's time from which on stolen time is reported.
-const STOLEN_IS_SAID: f64 = 0.005;
+const STOLEN_REPORTED: f64 = 0.005;
 
 /// A whole comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -202,7 +202,7 @@ impl Report {
         let share = if runs > 0.0 { stolen / runs } else { 0.0 };
         let took = format!("the host took {:.1} % of the machine's time", share * 100.0);
         match self.points.iter().map(|point| point.set_aside).sum::<u64>() {
-            0 => (share > STOLEN_IS_SAID).then_some(took),
+            0 => (share > STOLEN_REPORTED).then_some(took),
             1 => Some(format!("{took}; 1 disturbed run was taken again")),
             n => Some(format!("{took}; {n} disturbed runs were taken again")),
         }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn ascii_where_the_locale_says_so() {
+    fn ascii_where_the_locale_asks_for_it() {
         assert!(with(true, None, &[]).unicode);
         assert!(with(true, None, &[("LANG", "de_DE.UTF-8")]).unicode);
         assert!(!with(true, None, &[("LANG", "C")]).unicode);

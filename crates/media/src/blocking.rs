@@ -86,7 +86,7 @@ fn sleep(fd: Option<RawFd>, timeout_ns: u64) {
     // SAFETY: it is the queue's, which the caller has borrowed for longer than this call.
     let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
     let mut polled = fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    // However the wait ends, the caller looks again.
+    // However the wait ends, the caller checks again.
     let _ = poll(polled.as_mut_slice(), Some(&timeout));
     if let (Some(fd), Some(polled)) = (fd, polled)
         && polled.revents().contains(PollFlags::IN)

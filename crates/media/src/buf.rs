@@ -71,11 +71,11 @@ impl Drop for AlignedBuf {
             // While a thread ends, its pool may be gone already; the memory is then freed.
             POOL.try_with(|pool| {
                 let list = &mut pool.borrow_mut().0[class];
-                let room = list.len() < KEPT_BYTES_MAX / self.capacity;
-                if room {
+                let space = list.len() < KEPT_BYTES_MAX / self.capacity;
+                if space {
                     list.push(self.start);
                 }
-                room
+                space
             })
             .unwrap_or(false)
         });

@@ -42,10 +42,10 @@ impl Geometry {
 
 /// A store of blocks, shared by all reactors of a target.
 ///
-/// docs/media.md numbers the assumptions about media; [`Drive::survives`] says which of them hold
+/// docs/media.md numbers the assumptions about media; [`Drive::survives`] returns which of them hold
 /// for this one.
 pub trait Drive: Send + Sync {
-    /// Size, cache and description. Constant over the drive's life.
+    /// Size, cache and description. Constant while the drive exists.
     fn geometry(&self) -> &Geometry;
 
     /// A queue for one thread. `depth`, at least 1, is the largest number of its operations in

@@ -90,7 +90,7 @@ pub enum OpenError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => {
-            ": make room on that file system or choose a smaller size"
+            ": free space on that file system or choose a smaller size"
         }
         Some(libc::EFBIG) => ": the size is over a limit of the file system or of this process",
         Some(libc::EACCES | libc::EPERM) => {

@@ -5,7 +5,7 @@
 //! [`open_drive`] opens one from a specification such as `mem:1G` or `file:/srv/disk.img,size=10G`.
 //!
 //! The assumptions about media are numbered M1 to M5 in docs/ordering-contract.md. docs/media.md
-//! says which medium keeps which, and has the modelled drive's formulas with the source of each of
+//! shows which medium keeps which, and has the modelled drive's formulas with the source of each of
 //! its numbers. This crate has no notion of order, streams or networks.
 
 mod blocking;

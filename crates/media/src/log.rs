@@ -255,7 +255,7 @@ impl LogStore {
         let note = match flush {
             true => {
                 "the log's device has a volatile cache: every fence waits for its FLUSH, which is \
-                 slow; with power-loss protection it needs none (if this device has it, say plp)"
+                 slow; with power-loss protection it needs none (if this device has it, give plp)"
             }
             false => "",
         };
@@ -283,7 +283,7 @@ impl LogStore {
 
     fn new(bytes: Bytes, kind: LogKind, describe: String, survival: Survival) -> LogStore {
         let shared = Arc::new(Shared { bytes, in_use: Mutex::new(Vec::new()) });
-        // The stamp says how far the log can be used later; the requested kind may be more.
+        // The stamp decides how far the log can be used later; the requested kind may be more.
         let kind = if survival.power_cut == Kept::Completed { kind } else { LogKind::File };
         LogStore { shared, kind, describe, survival }
     }

@@ -169,7 +169,7 @@ impl Medium {
         if len == 0 {
             return Err(OpenError::Size {
                 path: path.to_owned(),
-                problem: "the device has no room for a single 4096-byte block".to_owned(),
+                problem: "the device has no space for a single 4096-byte block".to_owned(),
             });
         }
         let medium =

@@ -1,6 +1,6 @@
 //! Writing stores out of the CPU's caches, with the best instructions that it has.
 
-/// The way in which stores to a mapping are made durable.
+/// How stores to a mapping are made durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Persist {
     /// Nothing is done: a store is as durable as this mapping can make it.
@@ -34,7 +34,7 @@ impl Persist {
         #[cfg(target_arch = "x86_64")]
         {
             // CPUID leaf 7 EBX: bit 24 CLWB, bit 23 CLFLUSHOPT (Intel SDM vol. 2A; AMD APM vol.
-            // 3). Leaf 0 says whether leaf 7 is there.
+            // 3). Leaf 0 shows whether leaf 7 is there.
             use std::arch::x86_64::{__cpuid, __cpuid_count};
             // SAFETY: every x86-64 has the instruction. (Newer toolchains know that themselves.)
             #[allow(unused_unsafe)]

@@ -76,7 +76,7 @@ pub(crate) struct Request {
     zeroing: Zeroing,
 }
 
-/// The way in which blocks are being zeroed.
+/// How blocks are being zeroed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroing {
     Punch,
@@ -84,7 +84,7 @@ enum Zeroing {
     Write,
 }
 
-/// The way in which requests get to the kernel and back.
+/// How requests get to the kernel and back.
 pub(crate) trait Engine: Send {
     /// Takes a request. The caller limits their number to the one that the engine was made for.
     fn push(&mut self, request: Request);

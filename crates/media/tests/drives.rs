@@ -81,7 +81,7 @@ fn drain(queue: &mut dyn Queue) -> Vec<Done> {
 }
 
 #[test]
-fn a_write_is_read_back_and_its_neighbours_are_untouched() {
+fn a_write_is_read_back_and_adjacent_blocks_are_untouched() {
     let drives = Drives::open();
     for (name, drive) in &drives.all {
         assert_eq!(drive.geometry().blocks, BLOCKS, "{name}");

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use riopipe_media::{BLOCK_BYTES, Blocking, Cause, OpenError, open_drive, open_log};
 
-/// The checks for a file system with `room` bytes left, but not twice as many.
-fn fills_up(dir: &Path, room: u64) {
+/// The checks for a file system with `space` bytes left, but not twice as many.
+fn fills_up(dir: &Path, space: u64) {
     let path = dir.join("drive");
     let name = path.display();
     for io in ["uring", "threads"] {
         // Space reserved first: refused at once, and no file remains.
-        let refused = open_drive(&format!("file:{name},size={},io={io}", 2 * room)).err().unwrap();
+        let refused = open_drive(&format!("file:{name},size={},io={io}", 2 * space)).err().unwrap();
         assert!(matches!(refused, OpenError::Os { .. }), "{refused}");
         let text = refused.to_string();
         assert!(text.contains("reserve its space"), "{text}");
@@ -18,7 +18,7 @@ fn fills_up(dir: &Path, room: u64) {
         assert!(!path.exists(), "an unfinished file remains");
 
         // Space not reserved: the write that finds no space fails, the others succeed.
-        let spec = format!("file:{name},size={},sparse,io={io}", 2 * room);
+        let spec = format!("file:{name},size={},sparse,io={io}", 2 * space);
         let drive = match open_drive(&spec) {
             Ok(drive) => drive,
             // Under RLIMIT_FSIZE even a hole is too long.
@@ -32,12 +32,12 @@ fn fills_up(dir: &Path, room: u64) {
             .find_map(|lba| queue.write(lba, &[2; BLOCK_BYTES]).err())
             .expect("a full disk fails a write");
         assert!(matches!(error.cause(), Cause::NoSpace(_)), "{error}");
-        assert!(error.to_string().contains("make room there"), "{error}");
+        assert!(error.to_string().contains("free space there"), "{error}");
         assert_eq!(queue.read(0, 1).unwrap()[..], [1; BLOCK_BYTES]);
         drop((queue, drive));
         std::fs::remove_file(&path).unwrap();
     }
-    let log = open_log(&format!("file:{name},size={}", 2 * room)).err().unwrap();
+    let log = open_log(&format!("file:{name},size={}", 2 * space)).err().unwrap();
     assert!(log.to_string().contains("reserve its space"), "{log}");
 }
 

@@ -20,7 +20,7 @@ use riopipe_platform::now_ns;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn t8_a_lock_is_waited_for_as_long_as_said() {
+fn t8_a_lock_is_waited_for_as_long_as_asked() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let device = LoopDevice::over(&path("under-the-device"), 16);

@@ -1,4 +1,4 @@
-//! A value that threads use in turns: one flag says whether it is taken.
+//! A value that threads use in turns: one flag shows whether it is taken.
 //!
 //! The owner takes it for each of its calls; a background thread takes it only when it is free.
 //! Unlike with a mutex, no thread ever sleeps for it: each releases it after a bounded turn. Taking
@@ -78,7 +78,7 @@ impl<T> Owned<T> {
 
 /// The value during a turn; dropping this releases it, and forgets what word was left.
 #[derive(Debug)]
-#[must_use = "dropped at once, it is given back at once"]
+#[must_use = "dropped at once, it is free at once"]
 pub struct Taken<'a, T> {
     owned: &'a Owned<T>,
     /// `Some` until the drop.

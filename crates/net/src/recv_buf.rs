@@ -3,7 +3,7 @@
 use crate::socket::{LinkError, Received, Socket};
 
 /// Least space offered to a receive, in bytes. Receives beyond 128 KiB are not faster.
-const ROOM_MIN: usize = 128 << 10;
+const SPACE_MIN: usize = 128 << 10;
 
 /// A message is larger than the buffer may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,7 @@ impl RecvBuf {
     /// A buffer of `capacity` bytes (at least 256 KiB) that may grow to `max`.
     #[must_use]
     pub fn with_capacity(capacity: usize, max: usize) -> Self {
-        let capacity = capacity.max(2 * ROOM_MIN);
+        let capacity = capacity.max(2 * SPACE_MIN);
         Self { bytes: vec![0; capacity], start: 0, end: 0, max: max.max(capacity) }
     }
 
@@ -117,14 +117,14 @@ impl RecvBuf {
     /// # Errors
     /// [`LinkError`], if the connection is gone. Bytes received before stay.
     pub fn fill(&mut self, socket: &Socket) -> Result<Received, LinkError> {
-        if self.bytes.len() - self.end < ROOM_MIN {
+        if self.bytes.len() - self.end < SPACE_MIN {
             self.compact();
         }
-        let room = &mut self.bytes[self.end..];
-        if room.is_empty() {
+        let space = &mut self.bytes[self.end..];
+        if space.is_empty() {
             return Ok(Received::WouldBlock);
         }
-        let received = socket.recv(room)?;
+        let received = socket.recv(space)?;
         if let Received::Bytes(n) = received {
             self.end += n;
         }
@@ -210,7 +210,7 @@ mod tests {
             }
         }
         assert!(compacted, "the path was never taken");
-        assert_eq!(buf.capacity(), 2 * ROOM_MIN, "never had to grow");
+        assert_eq!(buf.capacity(), 2 * SPACE_MIN, "never had to grow");
         drop(writer.join().unwrap());
     }
 
@@ -224,7 +224,7 @@ mod tests {
             sent += near.send([&data[sent..]]).unwrap();
             fill_soon(&mut buf, &far);
         }
-        assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock, "no room left");
+        assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock, "no space left");
         assert_eq!(buf.reserve((1 << 20) + 1), Err(BufFull { need: (1 << 20) + 1, max: 1 << 20 }));
         buf.reserve(900_000).unwrap();
         assert!(buf.capacity() >= 900_000 && buf.capacity() <= 1 << 20);

@@ -19,7 +19,7 @@ const IOV_MAX: usize = 1024;
 /// The reason why a connection is unusable. All are final.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The peer, or a device on the way, has reset the connection.
+    /// The peer, or a device in between, has reset the connection.
     #[error("connection to {peer} was reset: the peer died, restarted or refused to go on")]
     Reset {
         /// The other end.
@@ -144,7 +144,7 @@ impl Socket {
     /// # Errors
     /// [`LinkError`], if the connection is gone.
     pub fn recv(&self, into: &mut [u8]) -> Result<Received, LinkError> {
-        debug_assert!(!into.is_empty(), "an empty buffer looks like a closed peer");
+        debug_assert!(!into.is_empty(), "an empty buffer would read as a closed peer");
         loop {
             match (&self.stream).read(into) {
                 Ok(0) => return Ok(Received::Closed),

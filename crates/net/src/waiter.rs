@@ -133,7 +133,7 @@ enum State {
     Spinning {
         since: u64,
     },
-    /// It was told to sleep, at this time.
+    /// It was asked to sleep, at this time.
     Sleeping {
         since: u64,
     },
@@ -283,18 +283,18 @@ mod tests {
     /// polling.
     fn wait(waiter: &mut Waiter, now: &mut u64, wait: u64) -> u64 {
         let (start, end) = (*now, *now + wait);
-        let mut looked = 0;
+        let mut polled = 0;
         while *now < end {
             match waiter.idle(*now) {
                 Next::Poll => {
                     *now += 1_000;
-                    looked = *now - start;
+                    polled = *now - start;
                 }
                 Next::Sleep => *now = end,
             }
         }
         waiter.worked();
-        looked
+        polled
     }
 
     #[test]
@@ -343,20 +343,20 @@ mod tests {
 
     /// One wait with polls and yields of `yield_ns`; returns the number of polls before it slept,
     /// or `None` if it was still polling after 200 µs.
-    fn looks_until_sleep(waiter: &mut Waiter, now: &mut u64, yield_ns: u64) -> Option<u32> {
+    fn polls_until_sleep(waiter: &mut Waiter, now: &mut u64, yield_ns: u64) -> Option<u32> {
         let start = *now;
-        let mut looks = 0;
+        let mut polls = 0;
         let slept = loop {
             if *now - start >= 150_000 && yield_ns < 100_000 {
                 break None;
             }
             match waiter.idle(*now) {
-                Next::Sleep => break Some(looks),
+                Next::Sleep => break Some(polls),
                 Next::Poll => {
                     let at = *now;
                     *now += yield_ns;
                     waiter.yielded(at, *now);
-                    looks += 1;
+                    polls += 1;
                 }
             }
         };
@@ -368,15 +368,15 @@ mod tests {
     fn a_shared_core_is_left_to_the_others() {
         let mut waiter = Waiter::new(SpinPolicy::HYBRID);
         let mut now = 0;
-        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), None, "alone");
+        assert_eq!(polls_until_sleep(&mut waiter, &mut now, 400), None, "alone");
         // A peer takes its short turns, or another thread a long one.
-        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 6_000), Some(4));
-        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 400), Some(0), "not yet again");
+        assert_eq!(polls_until_sleep(&mut waiter, &mut now, 6_000), Some(4));
+        assert_eq!(polls_until_sleep(&mut waiter, &mut now, 400), Some(0), "not yet again");
         now += 2 * MS;
-        assert_eq!(looks_until_sleep(&mut waiter, &mut now, 3 * MS), Some(1));
+        assert_eq!(polls_until_sleep(&mut waiter, &mut now, 3 * MS), Some(1));
         now += 5 * MS;
-        let looks = looks_until_sleep(&mut waiter, &mut now, 400);
-        assert!(looks.is_none_or(|looks| looks > 100), "the core is free again: {looks:?}");
+        let polls = polls_until_sleep(&mut waiter, &mut now, 400);
+        assert!(polls.is_none_or(|polls| polls > 100), "the core is free again: {polls:?}");
     }
 
     #[test]
@@ -385,7 +385,7 @@ mod tests {
         let mut now = 0;
         let mut tries = Vec::new();
         while now < 2_000 * MS {
-            if looks_until_sleep(&mut waiter, &mut now, 3 * MS) == Some(1) {
+            if polls_until_sleep(&mut waiter, &mut now, 3 * MS) == Some(1) {
                 tries.push(now / MS);
             }
             now += MS / 10;
@@ -400,7 +400,7 @@ mod tests {
         let mut now = 0;
         for i in 0..500 {
             let Next::Poll = waiter.idle(now) else {
-                panic!("slept at look {i}");
+                panic!("slept at poll {i}");
             };
             let at = now;
             now += if i % 10 == 0 { 8_000 } else { 400 };

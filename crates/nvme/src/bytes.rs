@@ -5,7 +5,7 @@
 
 use alloc::string::String;
 
-/// A structure that is shorter than its specification says.
+/// A structure that is shorter than its specification demands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} takes {need} bytes, {have} were received")]
 pub struct ShortData {

@@ -98,7 +98,7 @@ pub struct Controller {
     pub rab: u8,
     /// Byte 73: IEEE OUI, low byte first.
     pub ieee: [u8; 3],
-    /// Byte 76: bit 1 says that the subsystem has several controllers.
+    /// Byte 76: bit 1 is set if the subsystem has several controllers.
     pub cmic: u8,
     /// Byte 77: the largest data of a command is 2^this memory pages (CAP.MPSMIN); 0: no limit.
     pub mdts: u8,
@@ -296,7 +296,7 @@ pub struct Namespace {
     pub nuse: u64,
     /// Byte 24: features; [`NSFEAT_OPTPERF`] and others.
     pub nsfeat: u8,
-    /// Byte 30: bit 0 says that several controllers may be attached to the namespace.
+    /// Byte 30: bit 0 is set if several controllers may be attached to the namespace.
     pub nmic: u8,
     /// Byte 33: the content that deallocated blocks read as; [`DLFEAT_ZEROES`] and others.
     pub dlfeat: u8,

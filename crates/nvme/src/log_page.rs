@@ -33,7 +33,7 @@ pub fn supported(pages: &[u8]) -> [u8; 1024] {
 /// One entry of the Error Information page: 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ErrorEntry {
-    /// Byte 0: number of this error, counted from 1 over the controller's life; 0: no entry.
+    /// Byte 0: number of this error, counted from 1 since the controller was made; 0: no entry.
     pub count: u64,
     /// Byte 8: submission queue identifier.
     pub sqid: u16,
@@ -212,7 +212,7 @@ const LBCC: u32 = 1 << 1;
 /// Commands Supported and Effects: 4096 bytes, one dword per opcode. Admin commands begin at byte
 /// 0, I/O commands at byte 1024.
 ///
-/// `io_queues` says whether the controller has I/O queues; a discovery controller has none.
+/// `io_queues` is whether the controller has I/O queues; a discovery controller has none.
 #[must_use]
 pub fn effects(io_queues: bool) -> [u8; 4096] {
     let mut b = [0; 4096];

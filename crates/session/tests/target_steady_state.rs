@@ -76,7 +76,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
     let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
-    let mut host = Sink { shared, drive: NullDrive::with_room(1024) };
+    let mut host = Sink { shared, drive: NullDrive::with_space(1024) };
     let claim = wire::Claim {
         create: true,
         slots: 4096,

@@ -144,7 +144,7 @@ fn main() {
     };
     queue
         .submit(wire::claim_command(), 1, CommandData::Bytes(&claim.encode()), &mut out)
-        .expect("room");
+        .expect("space");
     carry(&mut out, &mut up);
     admin.take(&mut host, &up);
 
@@ -190,7 +190,7 @@ fn main() {
         for _ in 0..depth {
             lba = (lba + 7919) % BLOCKS;
             let op = Op::Write(Place::Fresh, payload.clone());
-            session.admit(&mut [Write { lba, blocks: 1, op }], lba, false).expect("room");
+            session.admit(&mut [Write { lba, blocks: 1, op }], lba, false).expect("space");
         }
         session.pump(1);
         submitting += begun.elapsed();

@@ -146,7 +146,7 @@ impl Config {
     /// file begins with `{`.
     ///
     /// # Errors
-    /// [`LoadError`]: the file can't be read, or its content is invalid; it says where.
+    /// [`LoadError`]: the file can't be read, or its content is invalid. The error names the place.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;

@@ -228,7 +228,7 @@ impl TargetEnv for Devices {
             }
             Event::Full { connections } => tracing::warn!(
                 "{connections} connections are open, no more are accepted until one ends: raise \
-                 `connections` in the configuration, or find out who opens so many"
+                 `connections` in the configuration, or find the host that opens so many"
             ),
             Event::Trouble { hostnqn, cntlid, qid, why } => {
                 tracing::warn!(hostnqn, cntlid, qid, why, "trouble");

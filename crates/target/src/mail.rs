@@ -55,7 +55,7 @@ impl<E: TargetEnv, T> Mailboxes<Message<E, T>> {
         }
     }
 
-    /// Tells the other reactors that one is shutting down.
+    /// Informs the other reactors that one is shutting down.
     pub(crate) fn reactor_ends(&self, index: usize) {
         for (reactor, message) in Message::winding_up(index, self.reactors()) {
             self.send(reactor, message);

@@ -76,7 +76,7 @@ impl Reactor {
         })
     }
 
-    /// Runs until it is told to end and everything is drained.
+    /// Runs until it is asked to end and everything is drained.
     pub(crate) fn run(mut self) -> Result<(), PollerError> {
         let mut events = Vec::new();
         let mut rounds = 0;

@@ -119,7 +119,7 @@ pub struct Running {
     drives: Vec<Arc<dyn Drive>>,
     log: Option<Arc<Log>>,
     figures: Arc<Figures>,
-    /// Its reactors have been told to end.
+    /// Its reactors have been asked to end.
     ended: bool,
 }
 

@@ -352,7 +352,7 @@ fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     };
     let (target, mut admin, cntlid) = owned(&config);
     let mut old = bound(&target, cntlid, 0, 1);
-    // The target is not told that this connection is dead.
+    // The target does not learn that this connection is dead.
     for round in 2..=6 {
         for seq in 1..=30u64 {
             old.command(ordered(seq, seq), &pattern(round, 4096));

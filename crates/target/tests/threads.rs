@@ -359,7 +359,7 @@ impl Reactor {
         }
     }
 
-    /// The loop of a reactor until it is told to stop and has nothing in flight; returns the number
+    /// The loop of a reactor until it is asked to stop and has nothing in flight; returns the number
     /// of connections that have ended here.
     fn run(mut self) -> usize {
         loop {
@@ -377,7 +377,7 @@ impl Reactor {
 }
 
 /// A notice finds its connection anywhere, also between two reactors: the association ends on one
-/// of them while a queue of it is on its way there from the other.
+/// of them while a queue of it is in transit from the other.
 #[test]
 fn t8_a_moving_connection_gets_its_notices() {
     bounded(|| {
@@ -408,7 +408,7 @@ fn t8_a_moving_connection_gets_its_notices() {
     });
 }
 
-/// A shutdown request reaches sleeping reactors, and none ends while a connection may be on its way
+/// A shutdown request reaches sleeping reactors, and none ends while a connection may be in transit
 /// to it.
 #[test]
 fn t8_no_connection_is_lost_between_reactors_that_stop() {
@@ -425,7 +425,7 @@ fn t8_no_connection_is_lost_between_reactors_that_stop() {
         });
         common.control.request(Shutdown::Graceful, &common.mail);
         let ended = first.join().unwrap() + second.join().unwrap();
-        assert_eq!(ended, 3, "a connection was lost on its way");
+        assert_eq!(ended, 3, "a connection was lost in transit");
     });
 }
 

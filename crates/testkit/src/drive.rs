@@ -8,7 +8,7 @@ use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Data, Done, Submitte
 /// when asked, if it [`holds`](Self::holds) them.
 #[derive(Debug, Default)]
 pub struct NullDrive {
-    /// Writes stay under way until [`poll`](BlockDevice::poll), which ends the newest first.
+    /// Writes stay in flight until [`poll`](BlockDevice::poll), which ends the newest first.
     pub holds: bool,
     pending: Vec<u64>,
 }
@@ -16,7 +16,7 @@ pub struct NullDrive {
 impl NullDrive {
     /// A drive that holds nothing, with memory for `held` writes.
     #[must_use]
-    pub fn with_room(held: usize) -> Self {
+    pub fn with_space(held: usize) -> Self {
         Self { holds: false, pending: Vec::with_capacity(held) }
     }
 }
@@ -24,7 +24,7 @@ impl NullDrive {
 impl BlockDevice for NullDrive {
     type Buf = Vec<u8>;
     fn write(&mut self, op: u64, _: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
-        // What a benchmark sends must not be optimised away.
+        // The compiler must not remove the data that a benchmark sends.
         black_box(&data);
         if self.holds {
             self.pending.push(op);

@@ -51,7 +51,7 @@ pub struct Connect {
     /// Seconds within which a target must answer a read, write or FLUSH
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub io_timeout: Duration,
-    /// Seconds for which a target may be away before writes to it fail; when it is back,
+    /// Seconds for which a target may be unreachable before writes to it fail; when it is back,
     /// unconfirmed writes are sent again. 0 fails at once
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     #[arg(value_parser = values::seconds_or_none)]

@@ -14,7 +14,7 @@ pub enum Log {
 #[command(after_help = "\
 Reads the log from its medium, without a target: its header, its volumes, and for each stream the
 released mark and the entries beyond it, which recovery uses. Nothing is written, and nothing is
-locked. A log that is being served may change while it is read; a note says so.
+locked. A log that is being served may change while it is read; a note reports it.
 
 A damaged partition is named with its damage, the others are shown, and the exit code is 5.
 

@@ -44,7 +44,7 @@ Sizes take K, M, G or T (powers of 1024) and are in bytes without one.
 Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no connection, 4 volume refused,
 5 not what was written, 6 I/O failed on an open volume, 7 drive, log or address can't be
 served,
-130 interrupted, 141 nobody reads the output.";
+130 interrupted, 141 no program reads the output.";
 
 /// Options of every command.
 #[derive(Args, Clone, Debug)]

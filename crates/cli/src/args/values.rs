@@ -86,8 +86,8 @@ fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
 pub fn waiting(text: &str) -> Result<SpinPolicy, String> {
     match text.parse::<SpinPolicy>() {
         Ok(SpinPolicy::POLL) | Err(_) => Err(format!(
-            "unknown way to wait {text:?}: hybrid (look for a while, then sleep), block (sleep at \
-             once), or the microseconds to look"
+            "unknown way to wait {text:?}: hybrid (poll for a while, then sleep), block (sleep at \
+             once), or the microseconds to poll"
         )),
         Ok(policy) => Ok(policy),
     }
@@ -114,7 +114,7 @@ pub fn host_id(text: &str) -> Result<[u8; 16], String> {
 pub fn nqn(text: &str) -> Result<String, String> {
     if !text.starts_with("nqn.") {
         return Err(format!(
-            "{text:?} is not an NVMe qualified name: one looks like nqn.2026-11.com.example:disk0"
+            "{text:?} is not an NVMe qualified name: an example is nqn.2026-11.com.example:disk0"
         ));
     }
     if text.len() > 223 {

@@ -36,7 +36,7 @@ fn dump(args: &args::Dump, output: &Output) -> Result<(), Failure> {
         Class::StaleBoot(header) => {
             output.note(
                 "note: this log is of another boot, in which its target was not stopped in good \
-                 order, and would not be trusted: a file: log does not survive the power",
+                 order, and would not be valid: a file: log does not survive a power cut",
             );
             (header, false)
         }

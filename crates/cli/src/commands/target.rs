@@ -33,7 +33,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
     let metrics = metrics.map(|address| address.serve(running.stat_source())).transpose();
     let metrics = metrics.map_err(MetricsError::into_failure)?;
-    let said = output.result(&Serving {
+    let printed = output.result(&Serving {
         schema: "rio-target/1",
         subnqn: running.subnqn().to_owned(),
         addresses: running.addresses().to_vec(),
@@ -42,10 +42,10 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         serves: running.describe().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
     });
-    match said {
+    match printed {
         // The caller may not read the addresses; hosts still use them.
         Err(failure) if failure.code == Code::Unread => {}
-        said => said?,
+        printed => printed?,
     }
     let signal = signals.wait_while(|| running.is_alive());
     match signal {

@@ -1,4 +1,4 @@
-//! The copy on a volume in memory that can fail, and crash in every way that the promises allow.
+//! The copy on a volume in memory that can fail, and crash with every result that the promises allow.
 
 use std::{io::Write, mem};
 
@@ -129,9 +129,9 @@ impl Store for Memory {
 }
 
 /// An observer that never stops the copy.
-struct Silent;
+struct Unwatched;
 
-impl Watch for Silent {
+impl Watch for Unwatched {
     fn progress(&mut self, _: u64, _: u64) {}
 
     fn stop(&self) -> bool {
@@ -164,12 +164,12 @@ fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn put(store: &mut Memory, path: &Path) -> Result<Copied, CopyError<Failed>> {
-    write(store, path, 2 * BLOCK_BYTES, false, &mut Silent)
+    write(store, path, 2 * BLOCK_BYTES, false, &mut Unwatched)
 }
 
 fn get(store: &mut Memory) -> Result<Vec<u8>, CopyError<Failed>> {
     let folder = tempfile::tempdir().unwrap();
-    let (copied, path) = read(store, Some(folder.path()), false, &mut Silent)?;
+    let (copied, path) = read(store, Some(folder.path()), false, &mut Unwatched)?;
     assert_eq!(path.file_name().unwrap(), copied.header.name);
     let entries = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(entries, 1, "only the file itself");
@@ -201,7 +201,7 @@ fn files_of_all_lengths_come_back() {
         assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
         assert_eq!(reported.last().copied().unwrap_or(0), length as u64);
         assert_eq!(get(&mut store).unwrap(), bytes);
-        let comparison = verify(&mut store, Some(&path), &mut Silent).unwrap();
+        let comparison = verify(&mut store, Some(&path), &mut Unwatched).unwrap();
         assert!(comparison.is_equal(), "{comparison:?}");
     }
 }
@@ -322,7 +322,7 @@ fn a_foreign_first_block_needs_force() {
     store.durable[..BLOCK_BYTES].fill(7);
     assert!(matches!(put(&mut store, &path), Err(CopyError::Foreign)));
     assert_eq!(store.durable[..BLOCK_BYTES], [7; BLOCK_BYTES]);
-    write(&mut store, &path, BLOCK_BYTES, true, &mut Silent).unwrap();
+    write(&mut store, &path, BLOCK_BYTES, true, &mut Unwatched).unwrap();
     assert_eq!(get(&mut store).unwrap(), b"bytes");
 }
 
@@ -333,10 +333,10 @@ fn a_damaged_file_is_not_handed_out() {
     put(&mut store, &path).unwrap();
     store.durable[3 * BLOCK_BYTES + 5] ^= 1;
     assert!(matches!(get(&mut store), Err(CopyError::Checksum { .. })));
-    let alone = verify(&mut store, None, &mut Silent).unwrap();
+    let alone = verify(&mut store, None, &mut Unwatched).unwrap();
     assert!(!alone.checksum_ok && !alone.is_equal());
     assert_eq!(alone.local_length, None);
-    let both = verify(&mut store, Some(&path), &mut Silent).unwrap();
+    let both = verify(&mut store, Some(&path), &mut Unwatched).unwrap();
     assert_eq!((both.differing, both.first_difference), (1, Some(2 * 4096 + 5)));
 }
 
@@ -347,7 +347,7 @@ fn files_of_different_lengths_differ() {
     put(&mut store, &path).unwrap();
     for length in [4000, 6000] {
         let (_folder, other) = file("b", &content(length, 1));
-        let comparison = verify(&mut store, Some(&other), &mut Silent).unwrap();
+        let comparison = verify(&mut store, Some(&other), &mut Unwatched).unwrap();
         assert!(comparison.checksum_ok && !comparison.is_equal());
         assert_eq!(comparison.differing, 0);
         assert_eq!(comparison.first_difference, Some(length.min(5000) as u64));
@@ -360,10 +360,10 @@ fn an_existing_file_is_replaced_only_by_force() {
     let mut store = Memory::new(16);
     put(&mut store, &path).unwrap();
     fs::write(&path, b"local").unwrap();
-    let refused = read(&mut store, Some(folder.path()), false, &mut Silent);
+    let refused = read(&mut store, Some(folder.path()), false, &mut Unwatched);
     assert!(matches!(refused, Err(CopyError::Exists(p)) if p == path));
     assert_eq!(fs::read(&path).unwrap(), b"local");
-    read(&mut store, Some(&path), true, &mut Silent).unwrap();
+    read(&mut store, Some(&path), true, &mut Unwatched).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"new");
 }
 
@@ -373,7 +373,7 @@ fn a_destination_that_cannot_be_written_is_named() {
     let mut store = Memory::new(16);
     put(&mut store, &path).unwrap();
     let nowhere = folder.path().join("no such folder").join("a");
-    let error = read(&mut store, Some(&nowhere), false, &mut Silent).unwrap_err();
+    let error = read(&mut store, Some(&nowhere), false, &mut Unwatched).unwrap_err();
     assert!(error.to_string().contains("no such folder"), "{error}");
 }
 

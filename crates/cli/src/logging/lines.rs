@@ -104,7 +104,7 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self, lines: Receiver<Line>, more: impl Fn() -> Vec<Vec<u8>>) {
-        let mut look_at = Instant::now() + CHECK_INTERVAL;
+        let mut check_at = Instant::now() + CHECK_INTERVAL;
         loop {
             let next = match lines.try_recv() {
                 Ok(line) => Ok(line),
@@ -113,7 +113,7 @@ impl<W: Write> Writer<W> {
                     // No line follows the latest lost ones, which would report them.
                     self.lost += self.state.dropped.swap(0, Ordering::Relaxed);
                     self.report_lost();
-                    lines.recv_timeout(look_at.saturating_duration_since(Instant::now()))
+                    lines.recv_timeout(check_at.saturating_duration_since(Instant::now()))
                 }
             };
             match next {
@@ -124,11 +124,11 @@ impl<W: Write> Writer<W> {
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if Instant::now() >= look_at {
+            if Instant::now() >= check_at {
                 for text in more() {
                     self.put(&Line { text, lost_before: 0 });
                 }
-                look_at = Instant::now() + CHECK_INTERVAL;
+                check_at = Instant::now() + CHECK_INTERVAL;
             }
         }
     }
@@ -232,11 +232,11 @@ mod tests {
     fn a_blocked_reader_delays_no_caller_and_lost_lines_are_counted() {
         let reader = Reader::default();
         let lines = start(&reader);
-        let said = 3 * LINES_MAX;
+        let printed = 3 * LINES_MAX;
         {
             // While this is held, the thread is blocked, as the rest of this block would be.
             let _held = reader.lock();
-            for n in 0..said {
+            for n in 0..printed {
                 lines.push(format!("line {n}\n"));
             }
             lines.drain(Duration::from_millis(10));
@@ -255,7 +255,7 @@ mod tests {
             .filter(is_notice)
             .map(|line| line.split(' ').nth(1).unwrap().parse::<usize>().unwrap())
             .sum();
-        assert_eq!(kept.len() + lost, said);
+        assert_eq!(kept.len() + lost, printed);
         let notice = read.iter().position(|line| is_notice(&line)).unwrap();
         assert!(notice < read.iter().position(|line| line == "after").unwrap());
     }

@@ -91,27 +91,27 @@ fn metrics_of_a_closed_source_are_reported_gone() {
     assert!(broken.starts_with("HTTP/1.1 500 "), "{broken}");
 }
 
-/// With one client after another, each silent one would cost an hour.
+/// With one client after another, each idle one would cost an hour.
 #[test]
-fn silent_clients_delay_no_others() {
+fn idle_clients_delay_no_others() {
     let server = server(10);
-    let silent: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&server)).collect();
+    let idle: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&server)).collect();
     for _ in 0..5 {
         assert!(get(&server, "/metrics").ends_with("mmmmmmmmmm"));
     }
     // The first ones were dropped for the last ones.
-    for mut socket in silent.into_iter().take(2 * CLIENTS_MAX) {
+    for mut socket in idle.into_iter().take(2 * CLIENTS_MAX) {
         assert_dropped(&mut socket);
     }
 }
 
 #[test]
-fn silent_clients_are_dropped_when_their_time_is_up() {
+fn idle_clients_are_dropped_when_their_time_is_up() {
     let limit = Duration::from_millis(300);
     let server = serve_thing(Thing(Ok(10)), limit);
     let began = Instant::now();
-    let mut silent: Vec<_> = (0..CLIENTS_MAX).map(|_| connect(&server)).collect();
-    silent.iter_mut().for_each(assert_dropped);
+    let mut idle: Vec<_> = (0..CLIENTS_MAX).map(|_| connect(&server)).collect();
+    idle.iter_mut().for_each(assert_dropped);
     assert!(began.elapsed() >= limit, "{:?}", began.elapsed());
 }
 
@@ -146,9 +146,9 @@ fn slow_clients_are_served_beside_others() {
 #[test]
 fn dropping_the_server_ends_it_even_with_clients() {
     let server = server(0);
-    let mut silent = connect(&server);
+    let mut idle = connect(&server);
     let address = server.address();
     drop(server);
-    assert!(!matches!(silent.read(&mut [0; 1]), Ok(1)));
+    assert!(!matches!(idle.read(&mut [0; 1]), Ok(1)));
     assert!(Client::connect(address).is_err());
 }

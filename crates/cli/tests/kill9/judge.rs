@@ -80,11 +80,11 @@ fn judge(
     }
     // Blocks that must have a content, and that no group beyond the prefix may have written.
     let is_strict = |block: &u64| inside[*block as usize] > 0 && beyond[*block as usize].is_empty();
-    let spoiled = corrupt.and_then(|n| {
+    let corrupted = corrupt.and_then(|n| {
         let strict: Vec<u64> = (0..AREA).filter(is_strict).collect();
         strict.get((n % strict.len().max(1) as u64) as usize).copied()
     });
-    if corrupt.is_some() && spoiled.is_none() {
+    if corrupt.is_some() && corrupted.is_none() {
         fault("there is no block to corrupt".to_owned());
     }
     let mut bytes = vec![0; BLOCK];
@@ -94,7 +94,7 @@ fn judge(
         let width = drives.len() as u64;
         let on_drive = DATA_START + unit / width * UNIT + within;
         drives[(unit % width) as usize].read_exact_at(&mut bytes, on_drive * BLOCK as u64).unwrap();
-        if spoiled == Some(block) {
+        if corrupted == Some(block) {
             bytes.fill(0);
         }
         let (want, later) = (inside[block as usize], &beyond[block as usize]);

@@ -41,7 +41,7 @@ fn main() {
             break;
         }
         for (way, count) in counts.iter_mut().enumerate() {
-            // Neighbouring rounds differ in all properties: 5 has no factor in common with the
+            // Consecutive rounds differ in all properties: 5 has no factor in common with the
             // number of setups.
             let setup = Setup::number(round as usize + 5 * way);
             WAYS[way](&mut Scene::new(&format!("seed {seed}, round {round}"), setup), &mut dice);
@@ -69,12 +69,12 @@ fn writer_dies(scene: &mut Scene, dice: &mut Dice) {
         let mut reached = scene.recover_and_judge();
         // A judge that never fails would prove nothing.
         if reached[0] > 0 {
-            let (clean, said) = scene.judge(&reached, Some(dice.below(1 << 32)));
-            assert!(!clean, "the judge doesn't miss a block: {said}");
+            let (clean, printed) = scene.judge(&reached, Some(dice.below(1 << 32)));
+            assert!(!clean, "the judge does not miss a block: {printed}");
         }
         reached[0] += 1;
-        let (clean, said) = scene.judge(&reached, None);
-        assert!(!clean, "the judge takes a prefix that is not there: {said}");
+        let (clean, printed) = scene.judge(&reached, None);
+        assert!(!clean, "the judge takes a prefix that is not there: {printed}");
     }
 }
 

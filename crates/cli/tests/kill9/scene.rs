@@ -86,10 +86,10 @@ impl Scene {
             serve.args(["--lock-wait", "120", "-o", "json"]);
             serve.args(["--drive", &at(self.setup.drive, "drive")]);
             serve.args(["--log", &at(self.setup.log, "log")]);
-            let (process, said) = Process::start(serve, |line| line.starts_with('}'));
-            let said: serde_json::Value = serde_json::from_str(&said)
-                .unwrap_or_else(|error| panic!("{}: {error}: {said:?}", self.name));
-            let address = said["addresses"][0].as_str().unwrap();
+            let (process, printed) = Process::start(serve, |line| line.starts_with('}'));
+            let printed: serde_json::Value = serde_json::from_str(&printed)
+                .unwrap_or_else(|error| panic!("{}: {error}: {printed:?}", self.name));
+            let address = printed["addresses"][0].as_str().unwrap();
             self.ports[number] = address.rsplit(':').next().unwrap().parse().unwrap();
             self.targets[number] = Some(process);
         }
@@ -119,17 +119,17 @@ impl Scene {
     /// A writer that has recovered the volume and writes up to group `groups`, and the last group
     /// of each stream before.
     pub(crate) fn write(&self, groups: u64) -> (Process, Vec<u64>) {
-        let (process, said) =
+        let (process, printed) =
             Process::start(self.writer(groups), |line| line.starts_with("recovered"));
-        let said = said.lines().last().unwrap_or_default();
-        let tags = said.strip_prefix("recovered ").unwrap_or_else(|| {
-            panic!("{}: the writer ended before the volume was recovered: {said}", self.name)
+        let printed = printed.lines().last().unwrap_or_default();
+        let tags = printed.strip_prefix("recovered ").unwrap_or_else(|| {
+            panic!("{}: the writer ended before the volume was recovered: {printed}", self.name)
         });
         (process, serde_json::from_str(tags).unwrap())
     }
 
     /// Whether the drives hold exactly this prefix of each stream, according to a judge's process;
-    /// with a spoiled block, or without.
+    /// with a corrupted block, or without.
     pub(crate) fn judge(&self, tags: &[u64], corrupt: Option<u64>) -> (bool, String) {
         let mut judge = Command::new(std::env::current_exe().unwrap());
         judge.envs(corrupt.map(|n| ("CORRUPT", n.to_string())));
@@ -144,12 +144,15 @@ impl Scene {
     pub(crate) fn recover_and_judge(&mut self) -> Vec<u64> {
         let (mut recovery, tags) = self.write(0);
         recovery.finish(LIMIT);
-        let (clean, said) = self.judge(&tags, None);
+        let (clean, printed) = self.judge(&tags, None);
         if !clean {
             // The files are kept for inspection.
             let folder = self.folder.path().display().to_string();
             self.folder.disable_cleanup(true);
-            panic!("{}: the judge says (drives and logs are in {folder}):\n{said}", self.name);
+            panic!(
+                "{}: the judge reports (drives and logs are in {folder}):\n{printed}",
+                self.name
+            );
         }
         tags
     }
@@ -170,13 +173,13 @@ impl Process {
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let mut process = Self { child, stdout };
-        let mut said = String::new();
+        let mut printed = String::new();
         loop {
             let mut line = String::new();
             let enough = until("") || process.stdout.read_line(&mut line).unwrap() == 0;
-            said += &line;
+            printed += &line;
             if enough || until(&line) {
-                return (process, said);
+                return (process, printed);
             }
         }
     }

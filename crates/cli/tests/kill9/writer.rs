@@ -36,7 +36,7 @@ pub(crate) fn main(args: &[String]) {
     let streams: Vec<_> = (0..STREAMS)
         .map(|id| volume.stream(id, &options).unwrap_or_else(|e| panic!("{e}")))
         .collect();
-    // The parent reads this line: from here on groups are written, and a target may go away for a
+    // The parent reads this line: from here on groups are written, and a target may be unreachable for a
     // while.
     println!("recovered {tags:?}");
     thread::scope(|scope| {
@@ -95,7 +95,7 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
     let id = notes.id;
     let mut walk = Walk::after(id, last);
     let mut writes = Vec::new();
-    let mut under_way: VecDeque<(Seq, u64)> = VecDeque::new();
+    let mut in_flight: VecDeque<(Seq, u64)> = VecDeque::new();
     let begun_before = notes.begun_before();
     while walk.n < groups {
         walk.next(id, &mut writes);
@@ -122,7 +122,7 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
             let submitted = if durable { group.submit_durable() } else { group.submit() };
             match submitted {
                 Ok(seq) => {
-                    under_way.push_back((seq, walk.n));
+                    in_flight.push_back((seq, walk.n));
                     let marks = match durable {
                         true => Some(stream.wait(Until::Durable(seq), None).unwrap()),
                         // On drives with power-loss protection, groups become durable without a
@@ -133,11 +133,11 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
                         false => None,
                     };
                     let mut confirmed = None;
-                    while let (Some(marks), Some((seq, n))) = (marks, under_way.front().copied())
+                    while let (Some(marks), Some((seq, n))) = (marks, in_flight.front().copied())
                         && seq <= marks.durable
                     {
                         confirmed = Some(n);
-                        under_way.pop_front();
+                        in_flight.pop_front();
                     }
                     confirmed.into_iter().for_each(|n| notes.confirmed(n));
                     break;

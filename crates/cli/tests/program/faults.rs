@@ -25,8 +25,8 @@ fn a_wrong_address_or_port() {
 fn an_unknown_nqn_or_namespace() {
     let site = Site::new(1, "mem:16M,lazy");
     let with = |what: &str| vec!["-m".to_owned(), format!("{}{what}", site.address(0))];
-    site.volume_with("create", &["v"], &with(",nqn=nqn.2026-11.com.example:nobody"))
-        .failed(3, &["nqn.2026-11.com.example:nobody", "rio discover"]);
+    site.volume_with("create", &["v"], &with(",nqn=nqn.2026-11.com.example:absent"))
+        .failed(3, &["nqn.2026-11.com.example:absent", "rio discover"]);
     site.volume_with("create", &["v"], &with(",ns=7")).failed(4, &["ns=7", "no such namespace"]);
 }
 
@@ -224,7 +224,7 @@ fn a_target_killed_in_the_middle_of_a_write() {
 }
 
 /// An interrupted volume stays closed until it is recovered, after any kind of death, and the error
-/// says so.
+/// reports it.
 #[test]
 fn an_interrupted_volume_is_recovered() {
     for initiator_dies in [true, false] {

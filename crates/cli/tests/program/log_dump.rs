@@ -82,16 +82,16 @@ fn everything_in_a_log_is_shown_and_nothing_is_changed() {
     fs::write(&path, region()).unwrap();
     // Permission to read is enough.
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
-    let said = dump(&path, &[]).ok();
+    let printed = dump(&path, &[]).ok();
     assert_eq!(
-        keys(&said),
+        keys(&printed),
         "boot bytes header_writes incarnation kind region schema served this_boot trusted uuid \
          volumes"
     );
-    assert_eq!(said["schema"], "rio-log/1");
-    assert_eq!((&said["kind"], &said["served"]), (&"block".into(), &false.into()));
-    assert_eq!((&said["this_boot"], &said["trusted"]), (&true.into(), &true.into()));
-    let volumes = said["volumes"].as_array().unwrap();
+    assert_eq!(printed["schema"], "rio-log/1");
+    assert_eq!((&printed["kind"], &printed["served"]), (&"block".into(), &false.into()));
+    assert_eq!((&printed["this_boot"], &printed["trusted"]), (&true.into(), &true.into()));
+    let volumes = printed["volumes"].as_array().unwrap();
     assert_eq!(volumes.len(), 2);
     assert_eq!(
         keys(&volumes[0]),
@@ -145,12 +145,12 @@ fn one_volume_one_stream_or_no_entries() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     fs::write(&path, region()).unwrap();
-    let said = dump(&path, &["--volume", "11111111-11", "--stream", "1"]).ok();
-    assert_eq!(said["volumes"].as_array().unwrap().len(), 1);
-    let partitions = said["volumes"][0]["partitions"].as_array().unwrap();
+    let printed = dump(&path, &["--volume", "11111111-11", "--stream", "1"]).ok();
+    assert_eq!(printed["volumes"].as_array().unwrap().len(), 1);
+    let partitions = printed["volumes"][0]["partitions"].as_array().unwrap();
     assert_eq!((partitions.len(), &partitions[0]["stream"]), (1, &1.into()));
-    let said = dump(&path, &["--summary"]).ok();
-    let partition = &said["volumes"][0]["partitions"][1];
+    let printed = dump(&path, &["--summary"]).ok();
+    let partition = &printed["volumes"][0]["partitions"][1];
     assert_eq!((&partition["live"], partition.get("entries")), (&5.into(), None));
     dump(&path, &["--volume", "99"]).failed(2, &["no volume", &VOLUMES[1].to_string()]);
     dump(&path, &["--stream", "2"]).failed(2, &["stream 2"]);
@@ -169,8 +169,8 @@ fn damage_is_reported_and_the_rest_is_shown() {
     };
     let second = {
         fs::write(&path, &whole).unwrap();
-        let said = dump(&path, &["--summary"]).ok();
-        let offset = said["volumes"][0]["offset"].as_u64().unwrap() as usize;
+        let printed = dump(&path, &["--summary"]).ok();
+        let offset = printed["volumes"][0]["offset"].as_u64().unwrap() as usize;
         offset + partition_bytes(SLOTS).next_multiple_of(4096)
     };
     // Position 4, in the slot of that number: 5 is persisted, so 4 was durable before it.
@@ -178,11 +178,11 @@ fn damage_is_reported_and_the_rest_is_shown() {
     with(&|bytes| bytes[entry + 30] ^= 1);
     let done = dump(&path, &[]);
     done.failed(5, &["stream 1 is damaged", "entry 4"]);
-    let said = done.json();
-    let partitions = &said["volumes"][0]["partitions"];
+    let printed = done.json();
+    let partitions = &printed["volumes"][0]["partitions"];
     assert!(partitions[1]["error"].as_str().unwrap().contains("entry 4"), "{partitions}");
     assert_eq!((&partitions[0]["error"], &partitions[0]["live"]), (&().into(), &0.into()));
-    assert_eq!(said["volumes"][1]["partitions"].as_array().unwrap().len(), 2);
+    assert_eq!(printed["volumes"][1]["partitions"].as_array().unwrap().len(), 2);
     let text = rio(&["log", "dump", &format!("file:{}", path.display())]);
     assert!(text.code == 5 && text.stdout.contains("is damaged"), "{text:?}");
     // A damaged partition that is filtered out is ignored.
@@ -230,10 +230,10 @@ fn a_log_that_is_being_served() {
     site.volume("write", &["v", "a"]).ok();
     let log = format!("file:{}", site.path("log-0").display());
     let done = rio_in(site.folder.path(), &["log", "dump", &log, "-o", "json"]);
-    let said = done.ok();
-    assert_eq!(said["served"], true);
+    let printed = done.ok();
+    assert_eq!(printed["served"], true);
     assert!(done.stderr.contains("a target serves this log"), "{done:?}");
-    let partition = &said["volumes"][0]["partitions"][0];
+    let partition = &printed["volumes"][0]["partitions"][0];
     assert!(partition["released"].as_u64().unwrap() > 0, "{partition}");
     // It is still served and locked.
     site.volume("verify", &["v", "a"]).ok();

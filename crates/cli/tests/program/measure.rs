@@ -85,7 +85,7 @@ fn the_demo_of_a_missing_file() {
 }
 
 /// Checks the report of stolen time; the amount depends on the host.
-fn says_what_the_host_did(point: &serde_json::Value) {
+fn reports_what_the_host_did(point: &serde_json::Value) {
     assert!(point["set_aside"].is_u64(), "{point}");
     // Every kernel that counts has an eighth number (since Linux 2.6.11).
     let stole = point["host_stole"].as_f64();
@@ -104,7 +104,7 @@ fn bench_measures_the_requested_points() {
     let depths: Vec<_> = points.iter().map(|point| point["queue_depth"].as_u64()).collect();
     assert_eq!(depths, [Some(1), Some(8)]);
     for point in points {
-        says_what_the_host_did(point);
+        reports_what_the_host_did(point);
         assert_eq!(keys(&point["engines"]), "floor none rio");
         assert_eq!(keys(&point["ratios"]), "none_over_floor rio_cpu_over_none rio_over_none");
         for engine in ["floor", "none", "rio"] {
@@ -121,7 +121,7 @@ fn the_floor_is_a_command_of_its_own() {
     assert_eq!(keys(&json), "drive link machine points rounds schema seconds wait");
     let point = &json["points"][1];
     assert_eq!(point["queue_depth"], 8);
-    says_what_the_host_did(point);
+    reports_what_the_host_did(point);
     assert_eq!(keys(&point["engines"]), "floor");
     let floor = &point["engines"]["floor"];
     assert!(floor["latency"]["p50_ns"].as_u64().unwrap() >= 990_000, "{floor}");
@@ -152,7 +152,7 @@ fn compare_has_every_contender_ratio_and_picture() {
         for key in ["threads", "size", "batch", "queue_depth"] {
             assert!(point[key].is_u64(), "{key}: {point}");
         }
-        says_what_the_host_did(point);
+        reports_what_the_host_did(point);
         // Where merging needs sequential writes, its denominator does, too.
         let alone = point["batch"] == 1;
         let seq = if alone { "none_seq " } else { "" };

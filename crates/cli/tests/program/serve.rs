@@ -29,7 +29,7 @@ pub(crate) fn served(mut child: Child) -> (Child, Value) {
         }
     }
     match serde_json::from_str(&text) {
-        Ok(said) => (child, said),
+        Ok(printed) => (child, printed),
         Err(error) => panic!("{error}: {text:?}, {:?}", finish(child)),
     }
 }
@@ -39,7 +39,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn serves_until_told_to_stop_and_keeps_its_data() {
+fn serves_until_asked_to_stop_and_keeps_its_data() {
     for log in ["file:l,size=1M", "block:l,size=1M"] {
         serves_and_keeps_what_it_has(log);
     }
@@ -49,25 +49,25 @@ fn serves_and_keeps_what_it_has(log: &str) {
     let folder = tempfile::tempdir().unwrap();
     let words = ["--drive", "file:d,size=16M", "--log", log, "--reactors", "1"];
     fs::write(folder.path().join("a"), content(50_000)).unwrap();
-    let volume = |verb: &str, said: &Value, words: &[&str]| {
+    let volume = |verb: &str, printed: &Value, words: &[&str]| {
         let mut args = vec!["volume", verb];
         args.extend(words);
-        args.extend(["-m", said["addresses"][0].as_str().unwrap(), "-o", "json"]);
+        args.extend(["-m", printed["addresses"][0].as_str().unwrap(), "-o", "json"]);
         rio_in(folder.path(), &args)
     };
     // The NQN is part of a namespace's identifiers and derived from the address, so it is given.
     let words = [&words[..], &["-n", "nqn.2026-11.com.example:served"]].concat();
 
-    let (child, said) = serve(folder.path(), &words);
-    assert_eq!(keys(&said), "addresses discovery_addresses promises schema serves subnqn");
-    assert_eq!(keys(&said["promises"][0]), "drive gain log nsid power_cut process_kill");
-    volume("create", &said, &["v"]).ok();
-    volume("write", &said, &["v", "a"]).ok();
+    let (child, printed) = serve(folder.path(), &words);
+    assert_eq!(keys(&printed), "addresses discovery_addresses promises schema serves subnqn");
+    assert_eq!(keys(&printed["promises"][0]), "drive gain log nsid power_cut process_kill");
+    volume("create", &printed, &["v"]).ok();
+    volume("write", &printed, &["v", "a"]).ok();
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 0);
 
-    let (child, said) = serve(folder.path(), &words);
-    volume("verify", &said, &["v", "a"]).ok();
+    let (child, printed) = serve(folder.path(), &words);
+    volume("verify", &printed, &["v", "a"]).ok();
     signal(&child, "-INT");
     assert_eq!(finish(child).code, 0);
 }
@@ -77,8 +77,8 @@ fn serves_and_keeps_what_it_has(log: &str) {
 fn a_target_that_stalls_in_the_middle_of_a_write() {
     let folder = tempfile::tempdir().unwrap();
     let words = ["--drive", "ssd:flash,size=1G,lazy", "--log", "file:l,size=2M"];
-    let (child, said) = serve(folder.path(), &words);
-    let member = said["addresses"][0].as_str().unwrap();
+    let (child, printed) = serve(folder.path(), &words);
+    let member = printed["addresses"][0].as_str().unwrap();
     let volume = |words: &[&str]| {
         let args = [&["volume"], words, &["-m", member, "-o", "json"]].concat();
         start_in(folder.path(), &args)

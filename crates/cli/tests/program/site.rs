@@ -53,7 +53,7 @@ impl Site {
         self.targets.push(Some(Target::start(config).unwrap()));
     }
 
-    /// Waits until a copy is well under way: 8 MiB into this target's drive a block was written.
+    /// Waits until a copy has well begun: 8 MiB into this target's drive a block was written.
     /// Not for `mem:`, of which the target has the only queue.
     pub(crate) fn wait_until_written(&self, number: usize) {
         let drive = &self.targets[number].as_ref().unwrap().drives()[0];
@@ -82,7 +82,7 @@ impl Site {
         self.folder.path().join(name)
     }
 
-    /// A file of that name with `length` bytes that look random and are the same each time.
+    /// A file of that name with `length` bytes that are pseudo-random and the same each time.
     pub(crate) fn file(&self, name: &str, length: usize) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content(length)).unwrap();

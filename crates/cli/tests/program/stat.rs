@@ -55,11 +55,11 @@ pub(crate) fn get(address: &str, path: &str) -> String {
 #[test]
 fn every_stage_of_an_ordered_write_is_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, said) = serve(
+    let (child, printed) = serve(
         folder.path(),
         &["--drive", "mem:16M", "--log", "file:l,size=2M", "--metrics", "127.0.0.1:0"],
     );
-    let address = said["metrics"].as_str().unwrap();
+    let address = printed["metrics"].as_str().unwrap();
     let stat = || rio(&["target", "stat", address, "-o", "json"]).ok();
 
     let idle = stat();
@@ -74,7 +74,7 @@ fn every_stage_of_an_ordered_write_is_reported() {
     assert_eq!(text.code, 0, "{text:?}");
     assert!(text.stdout.contains("one in 256"), "{text:?}");
 
-    let initiator = write(said["addresses"][0].as_str().unwrap());
+    let initiator = write(printed["addresses"][0].as_str().unwrap());
     let samples = initiator[0].1;
     assert!(samples > 0, "{initiator:?}");
     assert!(initiator.iter().all(|(_, count, _)| *count == samples), "{initiator:?}");
@@ -126,7 +126,7 @@ fn every_stage_of_an_ordered_write_is_reported() {
 
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 0);
-    rio(&["target", "stat", address, "-o", "json"]).failed(3, &["nobody listens", "--metrics"]);
+    rio(&["target", "stat", address, "-o", "json"]).failed(3, &["no program listens", "--metrics"]);
 }
 
 /// The page that Prometheus reads from the same target.
@@ -156,18 +156,18 @@ fn prometheus(address: &str, samples: u64) {
     assert!(http(address, "what?\r\n\r\n").starts_with("HTTP/1.1 400 "));
     let long = format!("GET /stat HTTP/1.1\r\nCookie: {}\r\n\r\n", "x".repeat(10_000));
     assert!(http(address, &long).starts_with("HTTP/1.1 431 "));
-    // A silent client does not delay others.
-    let silent = TcpStream::connect(address).unwrap();
+    // An idle client does not delay others.
+    let idle = TcpStream::connect(address).unwrap();
     assert!(get(address, "/stat").starts_with("HTTP/1.1 200 "));
-    drop(silent);
+    drop(idle);
 }
 
 #[test]
 fn watching_shows_the_difference_since_the_last_reading() {
     let folder = tempfile::tempdir().unwrap();
     let begun = Instant::now();
-    let (child, said) = serve(folder.path(), &["--drive", "mem:1M", "--metrics", "[::1]:0"]);
-    let address = said["metrics"].as_str().unwrap();
+    let (child, printed) = serve(folder.path(), &["--drive", "mem:1M", "--metrics", "[::1]:0"]);
+    let address = printed["metrics"].as_str().unwrap();
     let watcher =
         start_in(folder.path(), &["target", "stat", address, "--watch", "0.05", "-o", "json"]);
     // It asks over HTTP, which is not a connection of the target.
@@ -207,13 +207,13 @@ fn invalid_addresses_are_reported() {
     of(&["target", "stat", "127.0.0.1"]).failed(2, &["no address with a port"]);
 
     // The drives' port, another HTTP server, and a closed port.
-    let (child, said) = serve(folder.path(), &["--drive", "mem:1M"]);
-    assert!(said.get("metrics").is_none(), "{said}");
-    let drives = said["addresses"][0].as_str().unwrap();
+    let (child, printed) = serve(folder.path(), &["--drive", "mem:1M"]);
+    assert!(printed.get("metrics").is_none(), "{printed}");
+    let drives = printed["addresses"][0].as_str().unwrap();
     of(&["target", "stat", drives]).failed(3, &["not a Rio target's --metrics", drives]);
     signal(&child, "-TERM");
     finish(child);
-    of(&["target", "stat", &nobody]).failed(3, &["nobody listens", &nobody]);
+    of(&["target", "stat", &nobody]).failed(3, &["no program listens", &nobody]);
 
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();

@@ -88,8 +88,8 @@ fn a_target_continues_without_its_standard_error() {
         let drive = ["--drive", "mem:64M,lazy", "--log", "file:l,size=2M", "--reactors", "2"];
         let args = [&["target", "serve", "-s", "0", "-o", "json", "-vvv"], &drive[..]].concat();
         let (child, _unread) = broken.start(folder.path(), &args);
-        let (child, said) = served(child);
-        let address = said["addresses"][0].as_str().unwrap();
+        let (child, printed) = served(child);
+        let address = printed["addresses"][0].as_str().unwrap();
         let volume = |words: &[&str]| {
             let args = [&["volume"], words, &["-m", address, "-o", "json"]].concat();
             start_in(folder.path(), &args)
@@ -129,9 +129,9 @@ fn an_initiators_commands_continue_without_it() {
 #[test]
 fn lines_that_peers_cause_are_logged_up_to_a_limit_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut child, said) = serve(folder.path(), &["--drive", "mem:1M"]);
+    let (mut child, printed) = serve(folder.path(), &["--drive", "mem:1M"]);
     let mut stderr = child.stderr.take().unwrap();
-    discover(said["addresses"][0].as_str().unwrap(), 150);
+    discover(printed["addresses"][0].as_str().unwrap(), 150);
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 0);
     let mut text = String::new();
@@ -158,9 +158,9 @@ fn lines_that_peers_cause_are_logged_up_to_a_limit_and_counted() {
 fn output_without_a_reader_ends_commands_that_only_print() {
     let folder = tempfile::tempdir().unwrap();
     let drive = ["--drive", "mem:1M", "--metrics", "127.0.0.1:0"];
-    let (child, said) = serve(folder.path(), &drive);
-    let (host, port) = said["addresses"][0].as_str().unwrap().rsplit_once(':').unwrap();
-    let metrics = said["metrics"].as_str().unwrap();
+    let (child, printed) = serve(folder.path(), &drive);
+    let (host, port) = printed["addresses"][0].as_str().unwrap().rsplit_once(':').unwrap();
+    let metrics = printed["metrics"].as_str().unwrap();
     let run = |stdout: Stdio, args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rio"));
         command.args(args).current_dir(folder.path()).stdin(Stdio::null()).stdout(stdout);
@@ -192,7 +192,7 @@ fn a_target_serves_without_a_reader_of_its_output() {
     let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     let serving = log.find(|line| line.contains("serving address=")).unwrap();
     let address = serving.split("address=").nth(1).unwrap().split(' ').next().unwrap();
-    // It has tried to print its result by the time it is told to stop, or does so before it stops.
+    // It has tried to print its result by the time it is asked to stop, or does so before it stops.
     discover(address, 20);
     let (host, port) = address.rsplit_once(':').unwrap();
     let asked = rio_in(Path::new("/"), &["discover", "-a", host, "-s", port, "-o", "json"]);

@@ -25,10 +25,11 @@ fn bench(words: &str) -> (Child, String) {
     );
     let mut child = start_in(Path::new("/"), &args.split_whitespace().collect::<Vec<_>>());
     let mut errors = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    errors.read_line(&mut said).unwrap();
-    let address = said.split_once("rio volume stat ").and_then(|(_, rest)| rest.split(',').next());
-    let address = address.unwrap_or_else(|| panic!("no address in {said:?}")).to_owned();
+    let mut printed = String::new();
+    errors.read_line(&mut printed).unwrap();
+    let address =
+        printed.split_once("rio volume stat ").and_then(|(_, rest)| rest.split(',').next());
+    let address = address.unwrap_or_else(|| panic!("no address in {printed:?}")).to_owned();
     child.stderr = Some(errors.into_inner());
     (child, address)
 }
@@ -101,7 +102,8 @@ fn a_volume_serves_metrics_while_it_is_written_to() {
         .failed(3, &["not a Rio target's --metrics", "a volume", "rio volume stat"]);
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 130);
-    rio(&["volume", "stat", &address, "-o", "json"]).failed(3, &["nobody listens", "bench run"]);
+    rio(&["volume", "stat", &address, "-o", "json"])
+        .failed(3, &["no program listens", "bench run"]);
 }
 
 /// Each run opens the volume again; a watch shows one after the other.
@@ -111,21 +113,21 @@ fn all_runs_serve_their_metrics_at_the_same_address() {
     let watch = ["volume", "stat", &address, "--watch", "0.05", "-o", "json"];
     let mut watcher = start_in(Path::new("/"), &watch);
     // Read at once: the output is larger than a pipe.
-    let said = watcher.stdout.take().unwrap();
-    let said = std::thread::spawn(|| std::io::read_to_string(said).unwrap());
+    let printed = watcher.stdout.take().unwrap();
+    let printed = std::thread::spawn(|| std::io::read_to_string(printed).unwrap());
     let measured = finish(child);
     assert_eq!(measured.code, 0, "{measured:?}");
     // It ends when there is no server any more.
-    finish(watcher).failed(3, &["nobody listens"]);
-    let said = said.join().unwrap();
-    let runs: BTreeSet<(u64, String)> = serde_json::Deserializer::from_str(&said)
+    finish(watcher).failed(3, &["no program listens"]);
+    let printed = printed.join().unwrap();
+    let runs: BTreeSet<(u64, String)> = serde_json::Deserializer::from_str(&printed)
         .into_iter::<Value>()
         .map(|stat| {
             let stat = stat.unwrap();
             (stat["generation"].as_u64().unwrap(), stat["engine"].to_string())
         })
         .collect();
-    assert!(runs.len() > 1, "{runs:?}: {said}");
+    assert!(runs.len() > 1, "{runs:?}: {printed}");
 }
 
 #[test]
@@ -133,11 +135,12 @@ fn invalid_addresses_are_reported() {
     let stat = |address: &str| rio(&["volume", "stat", address, "-o", "json"]);
     stat("127.0.0.1").failed(2, &["no address with a port", "rio volume stat"]);
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    stat(&nobody).failed(3, &["nobody listens", &nobody, "stat_source"]);
+    stat(&nobody).failed(3, &["no program listens", &nobody, "stat_source"]);
 
     let folder = tempfile::tempdir().unwrap();
-    let (target, said) = serve(folder.path(), &["--drive", "mem:1M", "--metrics", "127.0.0.1:0"]);
-    let metrics = said["metrics"].as_str().unwrap();
+    let (target, printed) =
+        serve(folder.path(), &["--drive", "mem:1M", "--metrics", "127.0.0.1:0"]);
+    let metrics = printed["metrics"].as_str().unwrap();
     let command = format!("rio target stat {metrics}");
     stat(metrics)
         .failed(3, &["not a Rio volume's metrics", "a target serves metrics there", &command]);

@@ -50,7 +50,7 @@ pub struct FloorOptions {
     /// One server thread on each of these cores, at most one per writer; empty: one thread on any
     /// core.
     pub server_cores: Vec<usize>,
-    /// The way in which both sides wait.
+    /// How both sides wait.
     pub spin: SpinPolicy,
     /// Socket options of both sides.
     pub socket: SocketOptions,

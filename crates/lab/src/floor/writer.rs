@@ -45,7 +45,7 @@ struct Writer {
     sent: usize,
 }
 
-/// Writes until the worker is told to stop, then waits for the last answers.
+/// Writes until the worker is asked to stop, then waits for the last answers.
 pub(super) fn write(
     number: u32,
     options: &FloorOptions,
@@ -132,7 +132,7 @@ pub(super) fn write(
 }
 
 /// The number of free places before more is sent: a quarter of the depth. Sending a write as soon
-/// as there is room for one would mean a system call per write on both sides; waiting for more would
+/// as there is space for one would mean a system call per write on both sides; waiting for more would
 /// leave the server without work. (Measured at depths 32 and 128: a quarter is as good as any, half
 /// loses a tenth at 32.)
 fn send_min(queue_depth: u32) -> usize {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_which_device_and_why() {
+    fn a_failure_names_the_device_and_the_cause() {
         for flush in [false, true] {
             let device = DevicePart(Arc::new(store("/dev/full", flush)));
             let error = device.begin_write(0, &[0; 4096], flush).unwrap_err();

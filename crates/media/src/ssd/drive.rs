@@ -30,7 +30,7 @@ pub(crate) struct Ssd {
 }
 
 impl Ssd {
-    /// Wraps a model. `place` says where its blocks are ("in memory", "in /srv/a"); in a file they
+    /// Wraps a model. `place` describes where its blocks are ("in memory", "in /srv/a"); in a file they
     /// outlive the process.
     pub(crate) fn new(
         profile: &'static Profile,
@@ -130,7 +130,7 @@ impl SsdQueue {
     }
 
     #[inline]
-    fn has_room(&self) -> Result<(), Cause> {
+    fn has_space(&self) -> Result<(), Cause> {
         match self.in_flight < self.depth {
             true => Ok(()),
             false => Err(Cause::QueueFull { depth: self.depth }),
@@ -142,7 +142,7 @@ impl SsdQueue {
         if let Err(error) = self.limits.extent(what, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.has_room() {
+        if let Err(cause) = self.has_space() {
             return Submitted::Done(Err(self.limits.error(what, lba, blocks, cause)));
         }
         self.stage(op, Command::Zeroes { what, lba, blocks })
@@ -172,11 +172,11 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
-        let mut room = self.has_room();
-        if room.is_ok() && self.reserve.len() < blocks {
-            room = self.refill(blocks);
+        let mut space = self.has_space();
+        if space.is_ok() && self.reserve.len() < blocks {
+            space = self.refill(blocks);
         }
-        if let Err(cause) = room {
+        if let Err(cause) = space {
             let error = self.limits.error(Operation::Write, lba, blocks as u64, cause);
             return Submitted::Done(Err(error));
         }
@@ -196,7 +196,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.blocks(Operation::Read, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.has_room() {
+        if let Err(cause) = self.has_space() {
             let error = self.limits.error(Operation::Read, lba, blocks, cause);
             return Submitted::Done(Err(error));
         }
@@ -204,7 +204,7 @@ impl BlockDevice for SsdQueue {
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
-        if let Err(cause) = self.has_room() {
+        if let Err(cause) = self.has_space() {
             return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
         }
         self.stage(op, Command::Flush)

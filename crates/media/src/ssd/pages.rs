@@ -100,7 +100,7 @@ impl Bytes {
 }
 
 /// Number of frames beyond the drive's own and the losable ones: for writes in flight.
-const UNDERWAY_FRAMES: u64 = 1 << 17;
+const IN_FLIGHT_FRAMES: u64 = 1 << 17;
 
 /// The blocks of a modelled drive.
 ///
@@ -121,7 +121,7 @@ impl DrivePages {
     /// `blocks` blocks of zeroes in memory, of which at most `losable` older contents are kept.
     pub(crate) fn in_memory(blocks: u64, losable: u64, prefault: bool) -> io::Result<Self> {
         let own = u32::try_from(blocks + losable).map_err(|_| too_large())?;
-        let count = u32::try_from(blocks + losable + UNDERWAY_FRAMES)
+        let count = u32::try_from(blocks + losable + IN_FLIGHT_FRAMES)
             .ok()
             .filter(|count| *count < ZEROES)
             .ok_or_else(too_large)?;
@@ -135,7 +135,7 @@ impl DrivePages {
         if blocks >= u64::from(ZEROES) {
             return Err(too_large());
         }
-        let count = u32::try_from(losable + UNDERWAY_FRAMES).map_err(|_| too_large())?;
+        let count = u32::try_from(losable + IN_FLIGHT_FRAMES).map_err(|_| too_large())?;
         Ok(Self { frames: Frames::new(count, 0)?, home: Home::File(file) })
     }
 
@@ -171,7 +171,7 @@ impl Pages for DrivePages {
         let mut old = [0u8; BLOCK_BYTES];
         // SAFETY: `file` is a whole block inside the mapping, and the drive's lock is held.
         unsafe { std::ptr::copy_nonoverlapping(file, old.as_mut_ptr(), BLOCK_BYTES) };
-        let keeper = match page {
+        let kept = match page {
             page if !keep => page,
             ZEROES if old.iter().all(|byte| *byte == 0) => return Some(ZEROES),
             // Zeroes come without a frame.
@@ -183,9 +183,9 @@ impl Pages for DrivePages {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(new.as_ptr(), file, BLOCK_BYTES) };
         if keep {
-            self.frames.bytes().fill(keeper, &old);
+            self.frames.bytes().fill(kept, &old);
         }
-        Some(keeper)
+        Some(kept)
     }
 
     #[inline]
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_handed_out_once_until_given_back() {
+    fn frames_are_handed_out_once_until_freed() {
         let mut frames = Frames::new(3, 1).unwrap();
         let all: Vec<_> = std::iter::from_fn(|| frames.allocate()).collect();
         assert_eq!(all, [0, 1, 2]);

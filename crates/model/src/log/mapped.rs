@@ -5,7 +5,7 @@ use core::ops::Range;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
-/// The way in which stores to a mapping are made durable.
+/// How stores to a mapping are made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
     /// Nothing is done: a store is as durable as this mapping can make it. Stores outlive the
@@ -19,7 +19,7 @@ pub enum Persist {
 
 /// Mapped memory. It has raw effects only and decides nothing. Offsets are multiples of 8.
 pub trait Memory {
-    /// The way in which its stores are made durable.
+    /// How its stores are made durable.
     fn persist(&self) -> Persist;
 
     /// Size in bytes.

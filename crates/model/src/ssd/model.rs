@@ -203,7 +203,7 @@ impl<P: Pages> Model<P> {
     /// [`power_on`](Self::power_on).
     pub fn power_cut(&mut self, now: u64, seed: u64) -> PowerCut {
         self.advance(now);
-        let mut underway = Vec::new();
+        let mut blocks_in_flight = Vec::new();
         let mut in_flight = 0;
         let mut order: Vec<_> = self.due.drain().map(|Reverse(entry)| entry).collect();
         order.sort_unstable();
@@ -213,10 +213,10 @@ impl<P: Pages> Model<P> {
             let (what, lba, blocks) = op.command.extent();
             match op.command {
                 Command::Write { lba, pages } => {
-                    underway.extend((lba..).zip(pages.as_slice().iter().copied()));
+                    blocks_in_flight.extend((lba..).zip(pages.as_slice().iter().copied()));
                 }
                 Command::Zeroes { lba, blocks, .. } => {
-                    underway.extend((lba..lba + blocks).map(|lba| (lba, P::ZEROES)));
+                    blocks_in_flight.extend((lba..lba + blocks).map(|lba| (lba, P::ZEROES)));
                 }
                 Command::Read { .. } | Command::Flush => {}
             }
@@ -226,7 +226,7 @@ impl<P: Pages> Model<P> {
                 Err(self.limits.error(what, lba, blocks, Cause::PowerLost)),
             );
         }
-        let mut cut = self.store.power_cut(&underway, seed);
+        let mut cut = self.store.power_cut(&blocks_in_flight, seed);
         cut.in_flight = in_flight;
         self.timing = Timing::new(self.profile, seed);
         self.off = true;

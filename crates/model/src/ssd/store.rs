@@ -116,11 +116,11 @@ impl<P: Pages> Store<P> {
         }
     }
 
-    /// Loses power with `underway` blocks in flight.
+    /// Loses power with `in_flight` blocks in flight.
     ///
     /// Each block keeps one of these: its durable content, any completed write that is not yet
     /// durable, any write in flight. The result is durable.
-    pub(super) fn power_cut(&mut self, underway: &[(u64, P::Page)], seed: u64) -> PowerCut {
+    pub(super) fn power_cut(&mut self, in_flight: &[(u64, P::Page)], seed: u64) -> PowerCut {
         // All contents that each block may have: the durable one, then completed writes in their
         // order with `Now` as the newest, then those in flight.
         let mut contents: BTreeMap<u64, Vec<Content<P::Page>>> = BTreeMap::new();
@@ -131,7 +131,7 @@ impl<P: Pages> Store<P> {
         for list in contents.values_mut() {
             list.push(Content::Now);
         }
-        for (lba, page) in underway {
+        for (lba, page) in in_flight {
             contents.entry(*lba).or_insert_with(|| vec![Content::Now]).push(Content::Page(*page));
         }
 

@@ -43,8 +43,8 @@ impl Timing {
         let p = self.profile;
         let drain = p.drain_block_ns();
         // The cache has space as soon as only `cache - blocks` of the earlier blocks are left.
-        let room = p.cache_blocks.saturating_sub(blocks) * drain;
-        let start = now.max(self.port_free).max(self.drained.saturating_sub(room));
+        let space = p.cache_blocks.saturating_sub(blocks) * drain;
+        let start = now.max(self.port_free).max(self.drained.saturating_sub(space));
         let arrived = start + p.write_command_ns.max(blocks * p.link_block_ns);
         self.port_free = arrived;
         self.drained = self.drained.max(arrived) + blocks * drain;
@@ -71,7 +71,7 @@ impl Timing {
         let last = (lba + blocks - 1) / p.read_unit_blocks;
         let mut end = taken;
         for page in first..=last {
-            // Neighbouring pages are on neighbouring units, as a flash translation layer with
+            // Adjacent pages are on adjacent units, as a flash translation layer with
             // striping places them.
             let free = &mut self.units_free[(page % p.units) as usize];
             *free = (*free).max(taken) + p.read_unit_ns;

@@ -272,7 +272,7 @@ impl Rx {
         }
         let trailer = if self.data_digest { DIGEST_LEN } else { 0 };
         let Some(len) = plen.checked_sub(pdo + trailer).filter(|&len| len > 0) else {
-            return Err(PduError::header(4, "PDU length leaves no room for data"));
+            return Err(PduError::header(4, "PDU length leaves no space for data"));
         };
         if len > shape.data_max as usize {
             // A host announces no limit: it never requests more than it has space for.

@@ -233,7 +233,7 @@ fn termination_requests() {
     assert_eq!(out.len(), 152);
 }
 
-/// T18: each way in which a PDU can be malformed, and its answer.
+/// T18: each form of a malformed PDU, and its answer.
 #[test]
 fn t18_malformed_pdus_get_the_status_of_the_specification() {
     use Fes::{HeaderDigest, InvalidHeader, LimitExceeded, OutOfRange, Sequence, Unsupported};
@@ -298,10 +298,10 @@ fn t18_malformed_pdus_get_the_status_of_the_specification() {
         ("data digest unasked for", &ctrl, "04 02 48 48 50000000", InvalidHeader, 1),
         ("data digest without data", &ctrl, "04 02 48 00 48000000", InvalidHeader, 1),
         ("header digest missing", &ctrl_d, "04 00 48 00 48000000", InvalidHeader, 1),
-        ("no room for the header digest", &ctrl_d, "04 01 48 00 48000000", InvalidHeader, 4),
+        ("no space for the header digest", &ctrl_d, "04 01 48 00 48000000", InvalidHeader, 4),
         ("data digest missing", &ctrl_d, "04 01 48 4c 54000000", InvalidHeader, 1),
         ("PDO on the header digest", &ctrl_d, "04 03 48 48 58000000", InvalidHeader, 3),
-        ("no room for the data digest", &ctrl_d, "04 03 48 4c 50000000", InvalidHeader, 4),
+        ("no space for the data digest", &ctrl_d, "04 03 48 4c 50000000", InvalidHeader, 4),
         ("half a data digest", &ctrl_d, "04 03 48 4c 4e000000", InvalidHeader, 4),
         ("wrong header digest", &ctrl_d, "04 01 48 00 4c000000", HeaderDigest, 0),
         ("wrong header digest", &host_d, "05 01 18 00 1c000000", HeaderDigest, 0),

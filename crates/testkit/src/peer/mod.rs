@@ -1,12 +1,12 @@
 //! A host written byte by byte from the specifications (NVM Express Base 2.0, TCP Transport 1.0),
-//! with none of this project's encoders: what it says and reads is checked against the documents,
+//! with none of this project's encoders. It checks the bytes against the documents,
 //! not against ourselves.
 
 pub mod target;
 
 /// The discovery subsystem's well-known name (Base §4.5).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Who the scripted host is.
+/// The NQN of the scripted host.
 pub const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:5a2b3c4d-0000-4000-8000-000000000001";
 /// Its host identifier.
 pub const HOSTID: [u8; 16] = *b"scripted-host-01";

@@ -1,5 +1,5 @@
 //! A target's end of one connection, written byte by byte from the specifications and
-//! docs/wire-format.md: it takes a host's commands apart and says what a test tells it to say.
+//! docs/wire-format.md: it takes a host's commands apart and answers as a test asks.
 
 /// A command that the host has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Command {
     }
 }
 
-/// What the host has sent on one connection, and what is said to it.
+/// The commands of the host on one connection, and the answers to it.
 #[derive(Default)]
 pub struct Script {
     input: Vec<u8>,

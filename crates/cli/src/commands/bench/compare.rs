@@ -55,7 +55,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Compared, Failure>
     let interrupt = Interrupt::watch()?;
     let mut bench = Bench::prepare(args, &interrupt)?;
     for workload in &workloads {
-        bench.has_room(workload)?;
+        bench.has_space(workload)?;
     }
     let per_point = |workload: &Workload| taking_part(&contenders, workload);
     let runs: usize = workloads.iter().map(|w| per_point(w).len()).sum::<usize>() * bench.rounds;
@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Checks that all threads fit on the smallest volume of the comparison: the floor's one drive.
-    fn has_room(&self, workload: &Workload) -> Result<(), Failure> {
+    fn has_space(&self, workload: &Workload) -> Result<(), Failure> {
         let blocks = self.drives[0].geometry().blocks;
         (0..workload.threads)
             .try_for_each(|thread| workload.area(thread, blocks).map(drop))

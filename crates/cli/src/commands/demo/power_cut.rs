@@ -204,11 +204,11 @@ fn write(
     let mut too_early = Some(too_early);
     loop {
         let n = done.submitted + 1;
-        let is_room = first_block(n) + group_blocks(n) <= blocks;
-        if n > course.cut_after || !is_room {
+        let fits = first_block(n) + group_blocks(n) <= blocks;
+        if n > course.cut_after || !fits {
             too_early = None;
         }
-        let marks = if is_room {
+        let marks = if fits {
             (course.before_group)();
             let durable = n.is_multiple_of(DURABLE_EVERY);
             match submit(&mut stream, seed, n, durable) {
@@ -333,32 +333,32 @@ mod tests {
     }
 
     /// Number of groups that fit into the volume.
-    fn room(own: &OwnTargets) -> u64 {
+    fn space(own: &OwnTargets) -> u64 {
         let (volume, _) =
             Volume::open(own.volume(), own.members(), &OpenOptions::default()).unwrap();
-        let room = (1..).take_while(|&n| first_block(n) + group_blocks(n) <= volume.blocks());
-        let room = room.last().unwrap();
+        let space = (1..).take_while(|&n| first_block(n) + group_blocks(n) <= volume.blocks());
+        let space = space.last().unwrap();
         volume.close().unwrap();
-        room
+        space
     }
 
     /// The power cut does not depend on the writer's speed. A writer that is ten times as fast gets
     /// ten times as far, a faster one fills the volume, and a slow one takes longer.
     #[test]
     fn the_power_cut_does_not_depend_on_the_writers_speed() {
-        let room = room(&targets());
-        let usual = room / 20;
+        let space = space(&targets());
+        let usual = space / 20;
         let slow = || thread::sleep(Duration::from_micros(200));
         let courses: [(u64, &(dyn Fn() + Sync)); 4] =
-            [(usual, &|| ()), (10 * usual, &|| ()), (10 * room, &|| ()), (usual / 2, &slow)];
+            [(usual, &|| ()), (10 * usual, &|| ()), (10 * space, &|| ()), (usual / 2, &slow)];
         for (seed, (cut_after, before_group)) in (1..).zip(courses) {
             let mut own = targets();
             // In this order, as in the demo: `none` leaves no entries in a log.
             for engine in [EngineKind::Rio, EngineKind::None] {
                 let view = cut_on(&mut own, engine, seed, Course { cut_after, before_group });
                 let view = view.unwrap();
-                assert!(view.submitted >= cut_after.min(room), "{view:?}");
-                assert!(view.submitted <= room, "{view:?}");
+                assert!(view.submitted >= cut_after.min(space), "{view:?}");
+                assert!(view.submitted <= space, "{view:?}");
                 assert!(view.is_prefix() || !engine.capabilities().keeps_order, "{view:?}");
             }
         }

@@ -345,7 +345,7 @@ proptest! {
 }
 
 #[test]
-fn a_cut_loses_any_subset_of_the_blocks_under_way() {
+fn a_cut_loses_any_subset_of_the_blocks_in_flight() {
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..64u64 {
         let fake = Fake::new(DEVICE);
@@ -362,7 +362,7 @@ fn a_cut_loses_any_subset_of_the_blocks_under_way() {
 }
 
 #[test]
-fn neighbouring_blocks_are_written_together() {
+fn adjacent_blocks_are_written_together() {
     let mut dirty = Dirty::none_of(200);
     let mut runs = Vec::new();
     dirty.take_runs(&mut runs);
