@@ -1,4 +1,4 @@
-//! The admin queue: what a controller says of itself, keep alive, events, and Rio's claims.
+//! The admin queue: the controller's properties, keep alive, events, and Rio's claims.
 
 use alloc::vec::Vec;
 
@@ -20,7 +20,7 @@ use crate::wire::list::SETTLE_LEN;
 #[derive(Debug)]
 pub(super) struct Admin {
     pub(super) discovery: bool,
-    /// The address by which the host came.
+    /// The address through which the host connected.
     pub(super) local: Option<LocalAddress>,
     pub(super) cc: Cc,
     pub(super) csts: Csts,
@@ -51,7 +51,7 @@ impl Admin {
         }
     }
 
-    /// A controller reset (CC.EN cleared): held event requests and features are gone.
+    /// A controller reset (CC.EN cleared): drops the held event requests and the features.
     pub(super) fn reset(&mut self) {
         self.events.clear();
         self.event_config = 0;
@@ -61,14 +61,14 @@ impl Admin {
 
 const IDLE_FEATURES: [(u8, u32); 4] = [
     (feature::ARBITRATION, 0),
-    // Over temperature: no threshold.
+    // Over-temperature: no threshold.
     (feature::TEMPERATURE_THRESHOLD, 0xffff),
     (feature::ERROR_RECOVERY, 0),
     (feature::WRITE_ATOMICITY, 0),
 ];
 
 impl Admin {
-    /// A command, none of Fabrics', with its in-capsule data.
+    /// A command with its in-capsule data; not a Fabrics command.
     pub(super) fn command<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -99,7 +99,7 @@ impl Admin {
                 }
             }
             opcode::ABORT => {
-                // Only event requests ever wait for long; all else is answered by the drives.
+                // Only event requests wait for long; the drives answer all others.
                 let (sqid, aborted) = sqe.abort_target();
                 let held = self.events.iter().position(|e| *e == aborted && sqid == 0);
                 match held {
@@ -143,7 +143,7 @@ impl Admin {
         Ok(())
     }
 
-    /// A command with `want` bytes of data, in its capsule or to be asked for.
+    /// A command with `want` bytes of data, in its capsule or requested by R2T.
     fn with_data<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -164,7 +164,7 @@ impl Admin {
         Ok(())
     }
 
-    /// The data of a command has come in by R2T, and came whole.
+    /// Carries out a command whose data has come in completely, by R2T.
     pub(super) fn gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -180,7 +180,7 @@ impl Admin {
         }
     }
 
-    /// Only claims and settlements bring data.
+    /// Only claims and settlements have data.
     fn data_there<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -278,7 +278,7 @@ impl Admin {
     ) -> Result<(), Closed> {
         let cntlid = cx.queue.as_ref().map_or(0, |q| q.cntlid);
         let hostid = env.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
-        // EXHID (dword 11 bit 0): over fabrics the identifier has 128 bits.
+        // EXHID (dword 11 bit 0): over Fabrics the identifier has 128 bits.
         if sqe.dword(11) & 1 == 0 {
             cx.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
         } else {
@@ -292,7 +292,7 @@ fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
     env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
 }
 
-/// The timeout that a host asks for, in whole steps (KAS).
+/// The timeout that a host requests, in whole steps (KAS).
 pub(super) const fn rounded_kato(ms: u32) -> u32 {
     match ms.checked_next_multiple_of(KEEP_ALIVE_STEP_MS) {
         Some(rounded) => rounded,

@@ -1,5 +1,5 @@
-//! Ordered requests come in: each is checked, passes the gate, and is in the log before anything
-//! else is done with it.
+//! The arrival of ordered requests: each is checked, passes the gate, and is in the log before it
+//! has any effect.
 
 use core::mem;
 
@@ -51,7 +51,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         entry.data = if inline { Data::Ready } else { Data::Awaited };
         entry.may_write = false;
         entry.attribute = attribute;
-        // The gate knows drives by their place in this volume on this server, the log by the
+        // The gate names drives by their place in this volume on this server; the log uses the
         // volume's own number.
         let member = Member(self.drive_of[ns]);
         let at_gate = Attribute { member, ..attribute };
@@ -95,7 +95,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         let (attribute, released) =
             wire::attribute(sqe, self.near).map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
-        // Durability is asked for by the FLUSH flag; FUA would be silently weaker.
+        // The FLUSH flag asks for durability. FUA would be silently weaker.
         if sqe.fua() || sqe.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -125,7 +125,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         Ok((attribute, ns, inline))
     }
 
-    /// A request may hold its data, which is asked for.
+    /// Starts a request that may hold its data: asks for the data.
     pub(super) fn start(
         &mut self,
         cx: &mut Context<E>,
@@ -134,7 +134,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         out: &mut Outbox<E::Buf>,
     ) {
         if !cx.ask(index, env, out) {
-            // No R2T has been sent: the gate sees that the request fails in its turn.
+            // No R2T has been sent. The gate sees the failure when it is the request's turn.
             let command = &mut cx.commands[index];
             command.verdict = Some(Status::INTERNAL);
             command.stage = Stage::Gate;
@@ -142,7 +142,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// The data of a request is all there, or will never be.
+    /// Notes that the data of a request has arrived completely, or will never arrive.
     pub(super) fn data_ready(&mut self, command: &mut Command<E::Buf>, index: u16) {
         let bad = command.verdict.is_some();
         command.entry.data = if bad { Data::Bad } else { Data::Ready };
@@ -153,9 +153,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
 }
 
 impl<E: TargetEnv> Context<E> {
-    /// The stream is given back. The requests that it still waits for the data of are refused: when
-    /// that has come, this connection may carry another stream, whose gate knows nothing of them
-    /// (T8). What is in doubt has no gate to go back to.
+    /// Refuses requests when the stream is released, if their data is still missing. When the data
+    /// comes, this connection may carry another stream, whose gate does not know them (T8). A
+    /// request in doubt has no gate to return to.
     pub(super) fn refuse_unfinished(&mut self) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.ordered) {
             match command.stage {
@@ -169,7 +169,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Answers a request that was refused before its data had come.
+    /// Answers a request that was refused before its data arrived.
     pub(super) fn answer_refused(&mut self, index: u16, out: &mut Outbox<E::Buf>) {
         let status = self.commands[index].verdict.unwrap_or_else(overtaken);
         self.answer(index, status, 0, out);

@@ -1,7 +1,7 @@
-//! What an ordered queue does in batches: what arrives in one receive, or comes back from the drives
-//! in one poll.
+//! The batches of an ordered queue. A batch is everything that arrives in one receive, or comes
+//! back from the drives in one poll.
 //!
-//! The discipline of a batch: append all attributes, **one** fence, submit the writes; set all
+//! The order of steps in a batch: append all attributes, **one** fence, submit the writes; set all
 //! persist words, **one** fence, send the responses (paper §4.3.2 steps 5 to 7; T7).
 
 use core::mem;
@@ -20,7 +20,7 @@ use super::plain::zero;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// Ends a batch: does what the gate wants done, in order, and answers what is complete.
+    /// Ends a batch: carries out the steps of the gate, in order, and answers complete requests.
     /// `buf` is the receive buffer of the batch.
     pub(super) fn settle(
         &mut self,
@@ -70,12 +70,12 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.keep_inline(cx, buf, env);
     }
 
-    /// Does what the gate wants done until it wants nothing more. Returns how many persist words
+    /// Carries out the steps of the gate until there are none left. Returns how many persist words
     /// were set.
     #[inline(always)]
     fn carry_out(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) -> u32 {
         let mut persisted = 0u32;
-        // Entries that were appended and wait are fenced with the batch they came in.
+        // Entries that were appended and wait are fenced with their batch.
         while self.appended || !self.steps.is_empty() {
             let due = mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
             if due && self.log.fence().is_err() {
@@ -93,8 +93,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
                     Step::Append(_) => debug_assert!(false, "carried out when it came"),
                     Step::Write(ticket) => {
                         self.submit(cx, ticket.0 as u16, buf, env);
-                        // Nearly always it is written when the call returns, and nothing waited
-                        // for it: what is alone and complete needs no other round.
+                        // Nearly always the request is written when the call returns, and no other
+                        // entry waited for it. A single complete request needs no other round.
                         if let [step @ Step::Complete { .. }] = self.steps[..] {
                             self.steps.clear();
                             persisted += u32::from(self.complete(&cx.commands, step));
@@ -112,7 +112,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         persisted
     }
 
-    /// Answers a refused request, or, if its data is still to come, as soon as it has.
+    /// Answers a refused request. If its data is still to come, answers when it has come.
     fn refuse(cx: &mut Context<E>, index: u16, why: Cause, out: &mut Outbox<E::Buf>) {
         let status = Self::refusal(cx, why);
         let Some(command) = cx.commands.used(index) else {
@@ -129,7 +129,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Data that the gate still holds leaves the receive buffer.
+    /// Copies data that the gate still holds out of the receive buffer.
     fn keep_inline(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) {
         let mut lost = false;
         for index in self.inline.drain(..) {
@@ -156,7 +156,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// The gate lets a write or discard go.
+    /// Submits a write or discard that the gate has released.
     #[inline]
     fn submit(&mut self, cx: &mut Context<E>, index: u16, buf: &[u8], env: &mut E) {
         let command = &mut cx.commands[index];
@@ -171,7 +171,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let hopeless =
             cx.is_fenced || matches!(self.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
         if command.entry.data == Data::Bad || hopeless {
-            // Nothing goes to the drives after the stream has changed hands (T8), or without its
+            // Nothing goes to the drives after the stream has a new owner (T8), or without its
             // attribute in the log.
             return self.written(cx, index, false);
         }
@@ -231,7 +231,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// A device operation has come back.
+    /// Takes in the result of a device operation.
     pub(super) fn device_result(
         &mut self,
         cx: &mut Context<E>,
@@ -245,7 +245,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.submitted(cx, index, result, env);
     }
 
-    /// The traced write is back from the drive, or its FLUSH is.
+    /// Notes that the traced write, or its FLUSH, is back from the drive.
     #[cold]
     fn landed(&mut self, command: &Command<E::Buf>, now: u64) {
         let was_flush = command.stage == Stage::DeviceFlush;
@@ -298,7 +298,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.flush_judged(cx, index, ok);
     }
 
-    /// Tells the gate how a FLUSH ended, after whether another connection's has failed (T22).
+    /// Reports the end of a FLUSH to the gate, after it was checked whether another connection's
+    /// FLUSH has failed (T22).
     pub(super) fn flush_judged(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
         self.see_flush_failures(cx);
         let ticket = Ticket(u32::from(index));

@@ -1,4 +1,4 @@
-//! Streams are handed to connections and come home again.
+//! The binding of streams to connections, and the return of their logs.
 
 use alloc::vec::Vec;
 
@@ -15,10 +15,10 @@ use super::shared::ConnId;
 use super::volume::{Log, Partition};
 use crate::wire;
 
-/// How a stream is to be bound.
+/// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Binding {
-    /// Go on with what the log holds (P7), instead of starting anew.
+    /// Resume with the content of the log (P7), instead of starting anew.
     pub(super) resume: bool,
     pub(super) generation: u32,
     pub(super) released: Seq,
@@ -50,7 +50,7 @@ impl<R: Region> Volumes<R> {
         let Some(volume) = self.list.iter_mut().find(|v| v.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // Who has been overtaken learns that first (T8).
+        // An owner that was fenced gets this answer first (T8).
         if generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -67,11 +67,11 @@ impl<R: Region> Volumes<R> {
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        // The claim is not answered yet: a ghost may still land (T8).
+        // The claim is not answered yet: a late write may still land (T8).
         if !volume.entered {
             return Err((wire::status::STREAM_BUSY, 0));
         }
-        // Undo needs all lists of all streams at rest: one that is not recovered keeps the
+        // Undo needs the lists of all streams at rest. A stream that is not recovered keeps the
         // others from starting (T9, T20).
         let early = probe::planted(Plant::T9RestartEarly);
         if !volume.recovered && !early {
@@ -114,7 +114,7 @@ impl<R: Region> Volumes<R> {
                 return Err((wire::status::LOG_FAILED, 0));
             }
         }
-        // What the owner has released since frees its slots.
+        // Entries that the owner has released since then free their slots.
         log.release(released);
         let carried = Partition::Bound { conn, released: log.released() };
         let Partition::Home { log, .. } = core::mem::replace(partition, carried) else {
@@ -124,7 +124,7 @@ impl<R: Region> Volumes<R> {
         Ok(Bound { log, members: volume.members.clone(), incarnation })
     }
 
-    /// Which connection carries a stream.
+    /// The connection that carries a stream.
     pub(super) fn carrier(&self, id: PartitionId) -> Option<ConnId> {
         match self.find(id.volume)?.partitions.get(usize::from(id.stream.0))? {
             Partition::Bound { conn, .. } => Some(*conn),
@@ -147,12 +147,12 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// How many entries of a log are not released.
+/// The number of entries of a log that are not released.
 pub(super) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
     if log.free() == log.slots() {
         return 0;
     }
-    // Slots behind an unreleased one are in use, too, whatever is in them. A log that can't be
-    // read any more is taken as full of what waits for recovery.
+    // Slots behind an unreleased one are in use, too, with any content. A log that can't be read
+    // any more counts as full of entries that wait for recovery.
     log.scan().map_or(log.slots() - log.free(), |scan| scan.entries.len() as u32)
 }

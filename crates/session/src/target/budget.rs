@@ -1,21 +1,21 @@
 //! Memory for the data of all connections together (T28).
 //!
-//! What a connection holds of reads and R2T transfers, and what waits to be sent, counts. The first
-//! [`CONNECTION_BYTES`] are its own and counted nowhere; what comes on top is lent by one
-//! [`Budget`], in whole [`CHUNK_BYTES`], so that seldom anything is counted at all. Who gets nothing
-//! waits for something of its own to end, and asks again then. As its own share is enough for any
-//! one command, something of its own is under way: nobody waits for others only, and nobody has to
-//! be woken.
+//! The budget counts the data of reads and R2T transfers that a connection holds, and the bytes
+//! that wait to be sent. The first [`CONNECTION_BYTES`] belong to the connection and are not
+//! counted. More than that is reserved from one [`Budget`], in whole [`CHUNK_BYTES`], so that
+//! counting is rare. A connection that gets no reservation waits until one of its own commands
+//! ends, and asks again then. Its own share is enough for any one command, so one of its own
+//! commands is in flight. Therefore no connection waits for others only, and none has to be woken.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::limits::CONNECTION_BYTES;
 
-/// In what pieces memory is lent, bytes.
+/// Size of the pieces in which memory is reserved, bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What all connections may borrow together.
+/// The memory that all connections may reserve together.
 #[derive(Debug)]
 pub(super) struct Budget {
     max: usize,
@@ -32,12 +32,12 @@ impl Budget {
     }
 }
 
-/// What one connection has borrowed; it gives all back when it is dropped.
+/// The memory that one connection has reserved. Dropping it frees all of it.
 ///
 /// Relaxed is enough: the count orders nothing else, and no change of it gets lost.
 #[derive(Debug, Default)]
 pub(super) struct Loan {
-    /// None before Connect: who has not said who it is gets its own share only.
+    /// None before Connect: an unknown host gets only the connection's own share.
     budget: Option<Arc<Budget>>,
     lent: usize,
 }
@@ -47,13 +47,13 @@ impl Loan {
         Self { budget: Some(budget), lent: 0 }
     }
 
-    /// Whether the connection may hold `used` bytes in all; what it lacks is borrowed.
+    /// Whether the connection may hold `used` bytes in all. Reserves the missing bytes.
     #[inline]
     pub(super) fn grow(&mut self, used: usize) -> bool {
         used <= CONNECTION_BYTES + self.lent || self.borrow(needed(used) - self.lent)
     }
 
-    /// The connection holds `used` bytes now.
+    /// Notes that the connection holds `used` bytes now.
     #[inline]
     pub(super) fn shrink(&mut self, used: usize) {
         if self.lent > 0 {
@@ -88,7 +88,7 @@ impl Drop for Loan {
     }
 }
 
-/// What is to be borrowed to hold so much.
+/// The bytes to reserve in order to hold `used` bytes.
 const fn needed(used: usize) -> usize {
     used.saturating_sub(CONNECTION_BYTES).next_multiple_of(CHUNK_BYTES)
 }

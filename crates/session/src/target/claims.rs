@@ -1,7 +1,7 @@
-//! Volumes: who owns them, with which generation, and where their stream logs are (T8, T21).
+//! Volumes: their owners, generations, and the places of their stream logs (T8, T21).
 //!
-//! How streams are bound is in `binding.rs`, how recovery reads and ends them in `listing.rs` and
-//! `settlement.rs`, how volumes come free in `release.rs`.
+//! `binding.rs` binds streams, `listing.rs` and `settlement.rs` let recovery read and end them, and
+//! `release.rs` frees volumes.
 
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
@@ -26,11 +26,11 @@ use super::unlogged::Taken;
 use super::volume::{Log, Partition, Volume, chosen_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
-/// Gives the part of the log region in a byte range, to be used apart from the rest. Fails while
-/// an earlier owner of some of it is still there.
+/// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
+/// an earlier owner of a part of it still has it.
 pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
-/// Who owns a volume.
+/// The owner of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The association.
@@ -50,23 +50,23 @@ pub(super) type Refusal = (Status, u64);
 pub struct Volumes<R> {
     pub(super) list: Vec<Volume<R>>,
     pub(super) log: Log<R>,
-    /// The list of which somebody has had a page, but not the last.
+    /// The list of which a host has had a page, but not the last.
     pub(super) listing: Option<Listing>,
     pub(super) taken: Taken,
-    /// The volumes of a lost log that was given up, and that this one was made instead of.
+    /// The volumes of a lost log that was given up and replaced by this one.
     pub(super) former: Vec<VolumeRecord>,
     crc: Crc32c,
 }
 
-/// What a claim has brought about.
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claimed {
-    /// Which claim of the volume it was, for [`Volumes::enter`].
+    /// The number of this claim among the volume's claims, for [`Volumes::enter`].
     pub(super) claim: u64,
-    /// The association that ends with the claim: an earlier one of the same owner (P7), or of a
-    /// volume without a log, that of the owner before (T8).
+    /// The association that ends with the claim: an earlier one of the same owner (P7), or, for a
+    /// volume without a log, that of the former owner (T8).
     pub(super) replaced: Option<u64>,
-    /// The association of an owner that is there, and has lost the volume to another (T8).
+    /// The association of a former owner that is present and has been fenced (T8).
     pub(super) overtaken: Option<u64>,
 }
 
@@ -80,11 +80,11 @@ impl<R: Region> Volumes<R> {
     }
 
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
-    /// partition; what is wrong with any is told in the second value, and such a volume is
-    /// refused until its owner accepts the loss (T19).
+    /// partition. The second value lists the damaged ones; their volumes are refused until the
+    /// owner accepts the loss (T19).
     ///
-    /// A volume that was entered and never claimed is forgotten: a crash has cut its creation off,
-    /// and blank partitions are not to be taken for those that are due (T24).
+    /// A volume that was entered and never claimed is forgotten. A crash has interrupted its
+    /// creation, and blank partitions must not be taken for the expected ones (T24).
     #[must_use]
     pub fn with_log(
         mut region: LogRegion<R>,
@@ -129,17 +129,17 @@ impl<R: Region> Volumes<R> {
         (Self { list, log, listing: None, taken, former, crc }, problems)
     }
 
-    /// The log was made anew, in this life of the target, instead of a lost one with this header
-    /// that was given up. A volume of it that is claimed anew gets the log slots that it had, unless
-    /// its claim says how many; so all of them fit again.
+    /// Notes that the log was made in this incarnation of the target, in place of a lost one with
+    /// this header that was given up. If one of its volumes is claimed, it gets the number of log
+    /// slots that it had, unless its claim gives another number. So all of them fit again.
     #[must_use]
     pub fn after_loss(mut self, lost: RegionHeader) -> Self {
         self.former = lost.volumes;
         self
     }
 
-    /// A target whose log region is of another boot: the volumes in it are known, guarded, and
-    /// refused until somebody accepts the loss (T19).
+    /// A target whose log region is of another boot: its volumes are known, guarded, and refused
+    /// until a host accepts the loss (T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::known(record, true));
@@ -148,7 +148,7 @@ impl<R: Region> Volumes<R> {
         Self { list, log, listing: None, taken, former, crc }
     }
 
-    /// What Identify Controller says of Rio's extension.
+    /// The description of Rio's extension for Identify Controller.
     #[must_use]
     pub fn extension(&self) -> wire::Extension {
         let header = match &self.log {
@@ -165,20 +165,20 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// The owner of a volume, if it is there.
+    /// The owner of a volume, if it is present.
     #[must_use]
     pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
         self.find(volume)?.tenure.owner()
     }
 
-    /// Entries of a volume's log at rest that wait for recovery; `None` if the volume is not known.
+    /// The number of entries of a volume's log at rest that wait for recovery; `None` if the volume
+    /// is not known.
     #[must_use]
     pub fn live_entries(&self, volume: VolumeId) -> Option<u32> {
         self.find(volume).map(Volume::unsettled)
     }
 
-    /// The leases of the volumes that were found owned begin now (T25), and whatever is to be
-    /// guarded is.
+    /// Begins the leases of volumes that were found owned (T25), and sets the guards.
     pub(super) fn begin(&mut self, namespaces: &Namespaces, now: u64) {
         let header = match &self.log {
             Log::None => None,
@@ -193,7 +193,7 @@ impl<R: Region> Volumes<R> {
         self.reguard(namespaces);
     }
 
-    /// What the status command answers association `assoc`.
+    /// The answer of the status command to association `assoc`.
     pub(super) fn status(&self, volume: VolumeId, assoc: u64, now: u64) -> VolumeStatus {
         let Some(v) = self.find(volume) else {
             return VolumeStatus { volume, ..VolumeStatus::default() };
@@ -219,9 +219,9 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Gives a volume to `who`: the generation is durable before this returns (T8).
+    /// Gives a volume to the host `who`. The generation is durable before this returns (T8).
     ///
-    /// Nothing may be bound, listed or settled before what was under way has come back, and
+    /// Nothing may be bound, listed or settled before the operations in flight have come back, and
     /// [`enter`](Self::enter) has been called.
     pub(super) fn claim(
         &mut self,
@@ -238,11 +238,11 @@ impl<R: Region> Volumes<R> {
         if claim.generation == 0 {
             return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
         }
-        // Granting less than was asked for would end the lease while its owner still waits (T25).
+        // A shorter lease than requested would end while its owner still waits (T25).
         if claim.lease_ms > LEASE_MS_MAX && !probe::planted(Plant::T28AnyLease) {
             return Err((wire::status::LEASE_TOO_LONG.with_dnr(), LEASE_MS_MAX.into()));
         }
-        // Who comes back makes nothing new, and has nobody to fence but itself.
+        // An owner that resumes makes nothing new, and needs to fence only itself.
         if claim.resume && (claim.create || claim.take_over || claim.give_up) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
@@ -257,7 +257,7 @@ impl<R: Region> Volumes<R> {
                 if claim.give_up && !(claim.create && self.list[at].partitions.is_empty()) {
                     self.give_up(at, claim)?;
                 } else if claim.create {
-                    // A volume that has done without a log so far gets one.
+                    // A volume without a log so far gets one.
                     let (partitions, slots) = self.add_partitions(claim)?;
                     let volume = &mut self.list[at];
                     (volume.slots, volume.partitions) = (slots, partitions);
@@ -283,7 +283,7 @@ impl<R: Region> Volumes<R> {
             }
         };
         if claim.give_up && self.list[at].given_up != claim.generation {
-            // It is noted in the log that was begun anew for the volume.
+            // The log that was begun anew for the volume records it.
             self.note_given_up(at, claim.generation)?;
         }
         let volume = &mut self.list[at];
@@ -308,7 +308,7 @@ impl<R: Region> Volumes<R> {
         Ok(claimed)
     }
 
-    /// Everything that was under way when a volume was claimed has come back (T8).
+    /// Notes that every operation that was in flight when a volume was claimed has come back (T8).
     pub(super) fn enter(&mut self, volume: VolumeId, claim: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && volume.claims == claim
@@ -365,27 +365,27 @@ impl<R: Region> Volumes<R> {
         Self::check_shape(v, claim)
     }
 
-    /// Whether `who` is the owner on record, who comes back after its association or the target
-    /// died (P7).
+    /// Whether `who` is the owner on record that resumes after the loss of its association or a
+    /// restart of the target (P7).
     fn check_resume(&self, v: &Volume<R>, claim: &Claim, who: &Owner) -> Result<(), Refusal> {
         if v.lost {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
-        // The owner's claim was durable here before it relied on it: this log went back in time
-        // between two lives of the target (T24).
+        // The owner's claim was durable here before it relied on it. So this log went back in time
+        // between two incarnations of the target (T24).
         if claim.generation > v.generation && !v.partitions.is_empty() {
             probe::hit(Rare::LogBehind);
             return Err((wire::status::LOG_LOST.with_dnr(), v.generation.into()));
         }
-        // Who was overtaken meanwhile learns that first (T8).
+        // An owner that was fenced meanwhile gets this answer first (T8).
         if claim.generation != v.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
         }
         if v.last_owner != who.hostid {
             return Err((wire::status::NOT_OWNER.with_dnr(), 0));
         }
-        // Others may have written since (T25).
+        // Another host may have written since (T25).
         if v.tenure.is_vacant() {
             return Err((wire::status::LEASE_OVER.with_dnr(), 0));
         }
@@ -406,8 +406,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Gives up what the log knows of a volume. That is durable before any partition is begun anew:
-    /// a blank one must not be taken for "nothing to undo" (T26).
+    /// Gives up the content of a volume's log. This is durable before any partition is begun anew,
+    /// because a blank one must not be taken for "nothing to undo" (T26).
     fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
         let lost =
             |log: &StreamLog<R>| log.scan().is_err_and(|e| !matches!(e, LogError::Region(_)));
@@ -427,7 +427,7 @@ impl<R: Region> Volumes<R> {
         for ((stream, partition), _) in streams.filter(|(_, anew)| *anew) {
             let record = region.volume(claim.volume);
             let Some(range) = record.and_then(|record| record.partition(stream)) else { continue };
-            // Whoever had its bytes lets go of them first.
+            // The holder of its bytes drops them first.
             *partition = Partition::Damaged;
             let id = PartitionId { volume: claim.volume, stream };
             let part = split(range).map_err(|_| failed())?;
@@ -438,7 +438,7 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Notes that the log is given up, durably; where there is none, there is nothing to give up.
+    /// Records that the log is given up, durably. Without a log nothing is to be given up.
     fn note_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if let Log::Live { region, .. } = &mut self.log
@@ -489,8 +489,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Whether a lost log holds nothing any more that somebody has not given up: then the region
-    /// may be made anew.
+    /// Whether every volume of a lost log has been given up. Then the region may be made anew.
     #[must_use]
     pub fn lost_log_given_up(&self) -> bool {
         matches!(&self.log, Log::Lost(header)

@@ -1,4 +1,4 @@
-//! The commands of one queue that are under way: one table of fixed size, found by index.
+//! The commands of one queue that are in flight: one table of fixed size, found by index.
 //!
 //! The index is the operation's at the drives ([`OpId`](super::env::OpId)), the tag of an R2T, and
 //! the gate's ticket.
@@ -13,22 +13,22 @@ use riopipe_order::gate::{self, Node};
 
 use super::flushes::{Doubt, Ticket};
 
-/// How far a command has come.
+/// The progress of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No command.
     Free,
     /// Waiting until the connection may hold its buffer.
     Budget,
-    /// Its R2T is out; data comes in.
+    /// Its R2T is sent; data arrives.
     Receiving,
-    /// An ordered entry with its data at hand, waiting for the gate.
+    /// An ordered entry that has its data, waiting for the gate.
     Gate,
-    /// A device operation is under way.
+    /// A device operation is in flight.
     Device,
-    /// A FLUSH that belongs to the command (FUA, ordered flush) is under way.
+    /// A FLUSH that belongs to the command (FUA, ordered flush) is in flight.
     DeviceFlush,
-    /// Its FLUSH has succeeded, but others that were under way meanwhile may have failed (T29).
+    /// Its FLUSH has succeeded, but others that were in flight meanwhile may have failed (T29).
     InDoubt,
     /// A claim or release that waits for other connections.
     Fence,
@@ -41,58 +41,58 @@ pub(super) struct Command<B> {
     pub(super) stage: Stage,
     /// Index of the namespace.
     pub(super) ns: u16,
-    /// The command's data: an R2T transfer, or a copy of what the gate holds.
+    /// The command's data: an R2T transfer, or a copy of the data that the gate holds.
     pub(super) buf: Option<B>,
     /// Bytes of `buf` that count against the connection's budget.
     pub(super) charged: usize,
-    /// Data received, and data wanted.
+    /// How many bytes of data were received, and how many are wanted.
     pub(super) got: u32,
     pub(super) want: u32,
-    /// What it will be answered with, if that is decided already.
+    /// The answer, if it is decided already.
     pub(super) verdict: Option<Status>,
-    /// An ordered request that the gate refused while its data was under way: answered once
-    /// that has come.
+    /// An ordered request that the gate refused before its data arrived. It is answered when the
+    /// data has come.
     pub(super) refused: bool,
     /// A fence waits for its device operation.
     pub(super) fenced: bool,
-    /// Dataset Management: the range under way.
+    /// Dataset Management: the range in flight.
     pub(super) step: u16,
     /// Carries an ordering attribute.
     pub(super) ordered: bool,
-    /// Of a FLUSH: how many of the drive's had failed when the first write that it covers was
-    /// submitted (T22).
+    /// For a FLUSH: how many FLUSHes of the drive had failed when the first write that it covers
+    /// was submitted (T22).
     pub(super) since: Option<u64>,
-    /// Its FLUSH, from submission until it has come back.
+    /// The ticket of its FLUSH, from submission until it has come back.
     pub(super) flush: Option<Ticket>,
-    /// Of a FLUSH that is in doubt: until when. Without meaning otherwise.
+    /// For a FLUSH in doubt: the end of the doubt. Otherwise without meaning.
     pub(super) doubt: Option<Doubt>,
     /// In-capsule data of an ordered write in the receive buffer; only within one `receive`.
     pub(super) inline: (u32, u32),
-    /// Of an ordered request: its entry. Without meaning otherwise.
+    /// For an ordered request: its entry. Otherwise without meaning.
     pub(super) entry: Entry,
 }
 
-/// What a command with an ordering attribute is to its stream's gate and log.
+/// The entry of an ordered command at its stream's gate and in its log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) attribute: Attribute,
     /// The gate's part.
     node: Node,
-    /// Where the log has it, once it is appended.
+    /// Its position in the log, once it is appended.
     pub(super) position: Position,
     pub(super) data: Data,
-    /// The gate lets it go, but its data is not there yet.
+    /// The gate has released it, but its data has not arrived yet.
     pub(super) may_write: bool,
 }
 
-/// Where the data of an ordered request is.
+/// The place of the data of an ordered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Data {
     /// Asked for by R2T.
     Awaited,
     /// In the command or the receive buffer, or none needed.
     Ready,
-    /// Damaged on the way.
+    /// Damaged in transit.
     Bad,
 }
 
@@ -118,7 +118,7 @@ impl Entry {
     };
 }
 
-/// The table.
+/// The table of commands.
 #[derive(Debug)]
 pub(super) struct Commands<B> {
     list: Vec<Command<B>>,
@@ -138,7 +138,7 @@ impl<B> Commands<B> {
         }
     }
 
-    /// Whether a command with this identifier is under way.
+    /// Whether a command with this identifier is in flight.
     #[inline]
     pub(super) fn has_cid(&self, cid: u16) -> bool {
         self.cids[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
@@ -163,7 +163,7 @@ impl<B> Commands<B> {
         Some(index)
     }
 
-    /// Forgets a command; returns its buffer, and the bytes to give back to the budget.
+    /// Forgets a command. Returns its buffer, and the bytes to free in the budget.
     #[inline]
     pub(super) fn release(&mut self, index: u16) -> (Option<B>, usize) {
         let command = &mut self.list[usize::from(index)];
@@ -197,25 +197,25 @@ impl<B> Commands<B> {
             .map(|(index, command)| (index as u16, command))
     }
 
-    /// Whether any command is like this.
+    /// Whether the test holds for any command.
     pub(super) fn any(&self, test: impl Fn(&Command<B>) -> bool) -> bool {
         self.list.iter().any(|command| command.stage != Stage::Free && test(command))
     }
 
-    /// The indices of the commands that are like this.
+    /// The indices of the commands for which the test holds.
     pub(super) fn indices(&self, test: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
         let used = self.list.iter().enumerate().filter(|(_, command)| command.stage != Stage::Free);
         used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
     }
 
-    /// Takes every entry from the gate that had it: another gate is about to begin.
+    /// Takes every entry from the gate that had it, because another gate is about to begin.
     pub(super) fn leave_gate(&mut self) {
         for command in &mut self.list {
             command.entry.node = Node::FREE;
         }
     }
 
-    /// Commands under way.
+    /// The number of commands in flight.
     pub(super) fn in_use(&self) -> usize {
         self.list.len() - self.free.len()
     }
@@ -271,7 +271,7 @@ impl<B> Command<B> {
         }
     }
 
-    /// Whether a device operation is under way.
+    /// Whether a device operation is in flight.
     pub(super) fn on_device(&self) -> bool {
         matches!(self.stage, Stage::Device | Stage::DeviceFlush)
     }

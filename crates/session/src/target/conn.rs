@@ -27,16 +27,16 @@ use super::plain::PlainIo;
 use super::shared::{ConnId, heard};
 use crate::outbox::Outbox;
 
-/// Why a connection ends. What is to be told to the host is in the outbox already.
+/// Why a connection ends. An answer to the host is in the outbox already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
-    /// The host broke the protocol; it has been told with a termination request (T18).
+    /// The host broke the protocol. A termination request informs it (T18).
     #[error("the host broke the protocol: {0}")]
     Protocol(#[from] PduError),
     /// The host sent a termination request.
     #[error("the host ended the connection (fatal error status {}, information {:#x})", .0.fes, .0.fei)]
     ByHost(TermReq),
-    /// A time ran out (T18).
+    /// A time limit has passed (T18).
     #[error("{0}")]
     Stalled(&'static str),
     /// The association has ended, or the target stops.
@@ -46,35 +46,35 @@ pub enum Closed {
 
 /// One connection, from its ICReq to its last device operation.
 ///
-/// A pure state machine: bytes go in through [`receive`](Self::receive), finished device
-/// operations through [`device_done`](Self::device_done), the clock through
-/// [`tick`](Self::tick), wake-ups from other connections through [`noticed`](Self::noticed);
-/// device operations go out through the [`TargetEnv`], bytes through the [`Outbox`].
+/// A pure state machine. Bytes go in through [`receive`](Self::receive), finished device operations
+/// through [`device_done`](Self::device_done), the clock through [`tick`](Self::tick), wake-ups
+/// from other connections through [`noticed`](Self::noticed). Device operations go out through the
+/// [`TargetEnv`], bytes through the [`Outbox`].
 ///
-/// When any of them says [`Closed`], or the socket dies, call [`closing`](Self::closing), keep
-/// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained):
-/// only then is its stream free for another owner (T8).
+/// When any of them returns [`Closed`], or the socket fails, call [`closing`](Self::closing), keep
+/// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained). Only
+/// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
-    /// What its parts have in common.
+    /// The state that its parts share.
     pub(super) cx: Context<E>,
     /// The part that carries out plain I/O commands.
     pub(super) plain: PlainIo,
-    /// The part that carries a stream, from Bind until the stream is given back.
+    /// The part that carries a stream, from Bind until the stream is released.
     pub(super) ordered: Option<Box<OrderedQueue<E>>>,
-    /// The part that is an admin queue, if Connect has made the connection one.
+    /// The part that is an admin queue, if Connect has made the connection an admin queue.
     pub(super) admin: Option<Box<Admin>>,
     pub(super) rx: Rx,
-    /// Nothing is received for want of memory for the answers.
+    /// Nothing is received, because there is no memory for the answers.
     is_starved: bool,
     pub(super) fences: Fences,
     drained: bool,
-    /// Accepted, or the last whole PDU consumed.
+    /// The time at which the connection was accepted, or the last whole PDU consumed.
     progress: u64,
-    /// A PDU has begun and is not all there.
+    /// A PDU has begun and has not arrived completely.
     partial: bool,
-    /// Since when the peer has taken nothing of what waits for it.
+    /// The time since which the peer has taken no bytes that wait for it.
     unsent_since: Option<u64>,
-    /// The address by which the host came, until Connect.
+    /// The address through which the host connected, until Connect.
     pub(super) local: Option<LocalAddress>,
 }
 
@@ -88,8 +88,8 @@ pub struct LocalAddress {
 }
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// A connection that has just been accepted. `id` is unique for the life of the target; `key`
-    /// (48 bits) comes back in every [`OpId`].
+    /// A connection that has just been accepted. `id` is unique in an incarnation of the target;
+    /// `key` (48 bits) comes back in every [`OpId`].
     #[must_use]
     pub fn new(id: ConnId, key: u64, crc: Crc32c, now: u64) -> Self {
         Self {
@@ -108,7 +108,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Tells by which address the host came: discovery names it for ports that listen on all.
+    /// Sets the address through which the host connected. Discovery reports it for ports that
+    /// listen on all addresses.
     #[must_use]
     pub fn came_by(mut self, local: Option<LocalAddress>) -> Self {
         self.local = local;
@@ -121,12 +122,12 @@ impl<E: TargetEnv> TargetConn<E> {
         self.cx.id
     }
 
-    /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. What follows
-    /// is the beginning of a PDU, or PDUs that must wait until the peer has taken what waits for
-    /// it ([`wants_input`](Self::wants_input)).
+    /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. The rest is the
+    /// beginning of a PDU, or PDUs that must wait until the peer has taken its answers
+    /// ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
-    /// The connection must be closed, once what is in `out` has been sent.
+    /// The connection must be closed, once the bytes in `out` have been sent.
     pub fn receive(
         &mut self,
         buf: &[u8],
@@ -184,28 +185,28 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Bytes that the PDU at the start of `buf` needs in all, as far as is known.
+    /// Bytes that the PDU at the start of `buf` needs in all, if its length is known already.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         self.rx.need(buf)
     }
 
-    /// The queue that Connect made of the connection: 0 for the admin queue.
+    /// The queue id that Connect gave to the connection: 0 for the admin queue.
     #[must_use]
     pub fn qid(&self) -> Option<u16> {
         self.cx.queue.as_ref().map(|q| q.qid)
     }
 
-    /// Whether no command is under way, held event requests apart.
+    /// Whether no command is in flight, except held event requests.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.cx.commands.in_use() == 0
     }
 
-    /// Changes the key that the host knows the connection by.
+    /// Changes the key by which the host knows the connection.
     ///
     /// # Panics
-    /// If a device operation is under way with the old one.
+    /// If a device operation is in flight with the old one.
     pub fn set_key(&mut self, key: u64) {
         assert!(self.is_quiet(), "device operations carry the old key");
         self.cx.key = key;
@@ -217,7 +218,7 @@ impl<E: TargetEnv> TargetConn<E> {
         !self.cx.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
     }
 
-    /// Whether no further command may be taken because of what waits to be sent.
+    /// Whether no further command may be taken, because too much waits to be sent.
     #[cold]
     fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
         let unsent = out.len_bytes();
@@ -225,7 +226,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
-    /// Something of `out` has been sent: commands that waited for room may go on.
+    /// Notes that some of `out` has been sent. Commands that waited for space may go on.
     pub fn sent(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         self.unsent_since = None;
         if self.is_starved {
@@ -240,16 +241,16 @@ impl<E: TargetEnv> TargetConn<E> {
         self.pump(env, out);
     }
 
-    /// The peer takes nothing more of what is to be sent, at time `now`: from now on it is waited
-    /// for, but not for ever (T28).
+    /// Notes that the peer takes no more bytes at time `now`. From now on the connection waits for
+    /// it, with a time limit (T28).
     pub const fn unsent(&mut self, now: u64) {
         if self.unsent_since.is_none() {
             self.unsent_since = Some(now);
         }
     }
 
-    /// A device operation that was under way has finished: what
-    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned.
+    /// Takes in the result of a device operation that was in flight, as
+    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned it.
     pub fn device_done(
         &mut self,
         op: OpId,
@@ -264,8 +265,8 @@ impl<E: TargetEnv> TargetConn<E> {
             return;
         };
         if core::mem::take(&mut command.fenced) {
-            // The command may go on to a second operation (a FLUSH, another range); a FLUSH writes
-            // nothing new, and a range is checked against the guard before it is begun.
+            // The command may begin a second operation (a FLUSH, another range). A FLUSH writes
+            // nothing new, and the guard checks a range before it begins.
             self.fences.one_back();
         }
         self.device_result(index, result, env, out);
@@ -284,7 +285,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Looks at what other connections have left for this one.
+    /// Reads the notices that other connections have left for this one.
     ///
     /// # Errors
     /// The connection must be closed.
@@ -308,10 +309,10 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.cx.closing { Ok(()) } else { end }
     }
 
-    /// The clock says `now`.
+    /// Takes in the time.
     ///
     /// # Errors
-    /// A time has run out and the connection must be closed.
+    /// A time limit has passed, and the connection must be closed.
     pub fn tick(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         if self.cx.closing {
             return Ok(());
@@ -364,8 +365,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.cx.commands.any(|command| command.stage == Stage::Receiving)
     }
 
-    /// The connection is gone, or is to be closed: nothing new is begun. Device operations that
-    /// are under way come back through [`device_done`](Self::device_done).
+    /// Notes that the connection is lost, or is to be closed: nothing new is begun. Device
+    /// operations in flight come back through [`device_done`](Self::device_done).
     pub fn closing(&mut self, why: &str, env: &mut E) {
         if self.cx.closing {
             return;
@@ -381,7 +382,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.cx.waiting.clear();
         if let Some(ordered) = &mut self.ordered {
             ordered.shut(&mut self.cx);
-            // Nobody is left to answer.
+            // There is no peer to answer.
             ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
                 self.give_back_stream(env);
@@ -403,7 +404,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.finish_if_idle(env);
     }
 
-    /// Whether nothing of it is left: it may be dropped.
+    /// Whether nothing of it is left, so that it may be dropped.
     #[must_use]
     pub const fn is_drained(&self) -> bool {
         self.drained

@@ -1,5 +1,5 @@
-//! What the parts of a connection have in common: what Connect made of it, the table of its
-//! commands, and their answers.
+//! The state that the parts of a connection share: the queue that Connect made of it, the table of
+//! its commands, and their answers.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -21,7 +21,7 @@ use super::writers::Noted;
 use crate::outbox::Outbox;
 use crate::wire;
 
-/// What Connect made of a connection.
+/// The queue that Connect made of a connection.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) cntlid: u16,
@@ -48,13 +48,13 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) waiting: VecDeque<u16>,
     /// Bytes of buffers held by commands.
     pub(super) held: usize,
-    /// What it has borrowed for that, and for what waits to be sent (T28).
+    /// Memory reserved for these buffers, and for the bytes that wait to be sent (T28).
     pub(super) loan: Loan,
-    /// Where a claim asks it whether it has writes under way (T8).
+    /// The namespaces for which a claim asks it whether it has writes in flight (T8).
     pub(super) noted: Noted,
     /// A new owner has fenced the stream that it carries, or that it carried last (T8).
     pub(super) is_fenced: bool,
-    /// Nothing new is begun, and nobody is left to answer.
+    /// Nothing new is begun, and there is no peer to answer.
     pub(super) closing: bool,
 }
 
@@ -144,7 +144,7 @@ impl<E: TargetEnv> Context<E> {
         self.held -= charged;
     }
 
-    /// Sends a page of data and completes the command. The host's buffer must have room for it.
+    /// Sends a page of data and completes the command. The host's buffer must have space for it.
     pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
         let status = match sqe.sgl() {
@@ -189,8 +189,8 @@ impl<E: TargetEnv> Context<E> {
         Ok(index)
     }
 
-    /// Puts a command into the table for which `checked` has its namespace: the command's index and
-    /// the namespace's. A command that was refused is answered instead: `None`.
+    /// Puts a command into the table for which `checked` returns its namespace. Returns the indices
+    /// of the command and of the namespace. A refused command is answered instead: `None`.
     #[inline]
     pub(super) fn take_checked(
         &mut self,
@@ -224,7 +224,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Writes into the log book what is wrong.
+    /// Writes a problem into the log book.
     pub(super) fn trouble(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
             env.log(Event::Trouble {
@@ -236,7 +236,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// The same of a request that was refused.
+    /// Writes the problem of a refused request into the log book.
     pub(super) fn trouble_with(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),
@@ -246,7 +246,8 @@ impl<E: TargetEnv> Context<E> {
     }
 }
 
-/// Checks where a command's `want` bytes of data are: in the capsule (`true`) or to be asked for.
+/// Checks where a command's `want` bytes of data are: in the capsule (`true`), or to be requested
+/// by R2T.
 #[inline]
 pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
     match sqe.sgl() {
@@ -265,14 +266,14 @@ pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Stat
     }
 }
 
-/// What an owner is told that has been overtaken (T8).
+/// The answer to a fenced owner (T8).
 #[cold]
 pub(super) fn overtaken() -> Status {
     probe::hit(Rare::FencedOwner);
     wire::status::STALE_GENERATION.with_dnr()
 }
 
-/// Runs `f` on what all connections share, and wakes those it left notices for.
+/// Runs `f` on the shared state of all connections, and wakes those for which it left notices.
 pub(super) fn shared<E: TargetEnv, T>(
     env: &mut E,
     f: impl FnOnce(&mut Shared<E::Region>) -> T,

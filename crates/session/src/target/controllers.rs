@@ -16,7 +16,7 @@ use super::standing::Standing;
 /// One controller: an association of a host with the subsystem.
 #[derive(Debug)]
 pub struct Controller {
-    /// Unique for the life of the target, where controller ids are used again.
+    /// Unique in an incarnation of the target. Controller ids are used again.
     pub assoc: u64,
     /// The host's name.
     pub hostnqn: String,
@@ -30,15 +30,15 @@ pub struct Controller {
     pub dying: bool,
     /// The admin queue's connection.
     pub admin: ConnId,
-    /// When any of its queues last heard from the host, nanoseconds.
+    /// The time at which any of its queues last received from the host, nanoseconds.
     pub heard: Arc<AtomicU64>,
-    /// Whether its queues may write as any plain host's.
+    /// Whether its queues may write as those of any plain host.
     pub standing: Arc<Standing>,
     /// Connected I/O queues.
     pub queues: BTreeMap<u16, ConnId>,
 }
 
-/// The association that a new connection belongs to, and what all of its connections share.
+/// The association that a new connection belongs to, and the state that all its connections share.
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) cntlid: u16,
@@ -53,7 +53,7 @@ pub enum AttachError {
     /// Too many controllers.
     #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
     Full,
-    /// Too many I/O queues, for what their commands may bring in capsules.
+    /// Too many I/O queues for the memory of their in-capsule data.
     #[error(
         "no memory for what another queue of this size may bring in its capsules: ask for fewer or \
          shorter queues, or raise `memory_mib` in the target's configuration"
@@ -71,7 +71,7 @@ pub enum AttachError {
     /// A discovery controller has no I/O queues.
     #[error("a discovery controller has no I/O queues")]
     Discovery,
-    /// The queue id is beyond what was granted.
+    /// The queue id is beyond the granted number of queues.
     #[error("the queue id is 0 or beyond the number of queues granted")]
     QueueId,
     /// The queue is connected already.
@@ -80,7 +80,7 @@ pub enum AttachError {
 }
 
 impl<R: Region> Shared<R> {
-    /// Live controllers by id.
+    /// The live controllers, by id.
     pub fn controllers(&self) -> impl Iterator<Item = (u16, &Controller)> {
         self.controllers.iter().map(|(id, c)| (*id, c))
     }
@@ -110,8 +110,8 @@ impl<R: Region> Shared<R> {
         if self.controllers.len() >= CONTROLLERS_MAX {
             return Err(AttachError::Full);
         }
-        // Ids FFF0h and up are reserved; a fresh id each time tells a late I/O connect of a dead
-        // association from one of its successor.
+        // Ids FFF0h and up are reserved. A new id each time distinguishes a late I/O connect of a
+        // dead association from one of its successor.
         while self.controllers.contains_key(&self.next_cntlid) {
             self.next_cntlid = next_id(self.next_cntlid);
         }
@@ -171,8 +171,8 @@ impl<R: Region> Shared<R> {
             return Err(AttachError::QueueId);
         }
         if let Some(&old) = controller.queues.get(&qid) {
-            // The host has given that connection up, or it would not ask: once its operations
-            // have come back, the place is free (P7, T8).
+            // The host has given up that connection, or it would not connect again. Once its
+            // operations have come back, the place is free (P7, T8).
             self.leave(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
@@ -193,8 +193,8 @@ impl<R: Region> Shared<R> {
         Ok(result)
     }
 
-    /// A connection will do nothing more. If it was an admin queue, its association ends with it,
-    /// and the lease of what it owns begins to run.
+    /// Notes that a connection does nothing more. If it was an admin queue, its association ends
+    /// with it, and the leases of its volumes begin to run.
     pub(super) fn detach_begin(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
@@ -209,12 +209,12 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Ends an association's I/O queues, and lets it have no more.
+    /// Ends an association's I/O queues, and lets it connect no more.
     pub(super) fn end_queues(&mut self, cntlid: u16) {
         if let Some(controller) = self.controllers.get_mut(&cntlid) {
             controller.dying = true;
-            // A queue that has not written yet is asked by no claim. Should it be late with its
-            // notice, it is no plain host either when the volume is given back (T8).
+            // No claim asks a queue that has not written yet. If such a queue reads its notice
+            // late, it is no plain host either when the volume is released (T8).
             controller.standing.end();
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {
@@ -223,7 +223,7 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// A connection has been drained: none of its device operations is left.
+    /// Notes that a connection has been drained: none of its device operations is left.
     pub(super) fn detach(&mut self, conn: ConnId) {
         let Some(entry) = self.conns.remove(&conn) else {
             return;

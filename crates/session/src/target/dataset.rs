@@ -56,7 +56,7 @@ impl PlainIo {
         }
     }
 
-    /// The ranges of a command are there; checks them all before the first is begun.
+    /// Takes in the ranges of a command; checks all of them before the first is begun.
     pub(super) fn dataset_gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -108,7 +108,7 @@ impl PlainIo {
             if range.blocks == 0 {
                 continue;
             }
-            // The volume may have found an owner since the last range (T21).
+            // Another host may have claimed the volume since the last range (T21).
             if let Err(status) = cx.guard(ns, env) {
                 return cx.answer(index, status, 0, out);
             }

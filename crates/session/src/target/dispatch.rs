@@ -1,4 +1,4 @@
-//! From what comes in to the part of the connection that carries it out.
+//! The dispatch of incoming PDUs and commands to the part of the connection that carries them out.
 
 use core::ops::Range;
 
@@ -54,7 +54,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
             Pdu::IcReq(request) => self.initialize(request, env, out),
             Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
-            // `Rx` lets nothing else through to a controller.
+            // `Rx` passes no other PDU to a controller.
             _ => Err(PduError::sequence("a PDU that only a host may get").into()),
         }
     }
@@ -121,7 +121,7 @@ impl<E: TargetEnv> TargetConn<E> {
     ) -> Result<(), Closed> {
         let Capsule { sqe, data, digest_ok, .. } = capsule;
         let code = sqe.opcode();
-        // Of the dword that says "ordered", other opcodes know nothing.
+        // Other opcodes do not have the dword that marks an ordered request.
         if wire::is_ordered(sqe)
             && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
         {
@@ -171,8 +171,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// An ordered request on a queue without a stream (T17): its fields mean nothing there, and a
-    /// host that sets them must not believe they do.
+    /// An ordered request on a queue without a stream (T17). Its fields have no meaning there, and
+    /// a host that sets them must not rely on them.
     #[cold]
     fn ordered_unbound(
         &mut self,
@@ -188,12 +188,12 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(())
     }
 
-    /// What a host is told that relies on a stream which the queue does not carry.
+    /// The answer to a host that relies on a stream which the queue does not carry.
     fn unbound(&self) -> Status {
         if self.cx.is_fenced { overtaken() } else { wire::status::NOT_BOUND.with_dnr() }
     }
 
-    /// A piece of the data that an R2T asked for.
+    /// A piece of the data that an R2T requested.
     fn h2c_data(
         &mut self,
         header: &DataHdr,
@@ -208,7 +208,7 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(())
     }
 
-    /// All data of a command has come in by R2T.
+    /// Carries out a command whose data has come in completely, by R2T.
     fn gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, admin, .. } = self;
         let command = &mut cx.commands[index];
@@ -237,12 +237,12 @@ impl<E: TargetEnv> TargetConn<E> {
         while let Some(index) = cx.next_to_start(out) {
             let command = &cx.commands[index];
             match ordered {
-                // Its stream was given back while it waited; no R2T has been sent.
+                // Its stream was released while it waited. No R2T has been sent.
                 _ if command.refused => cx.answer_refused(index, out),
                 Some(queue) if command.ordered => {
                     queue.start(cx, index, env, out);
-                    // A request that gets no memory ends at the gate: nobody else may come along
-                    // to see to that (P8).
+                    // A request that gets no memory ends at the gate. No later event may come that
+                    // would do this (P8).
                     if cx.commands[index].stage == Stage::Gate {
                         queue.settle(cx, &[], env, out);
                     }
@@ -253,7 +253,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// The device operation of a command has ended.
+    /// Takes in the result of a command's device operation.
     pub(super) fn device_result(
         &mut self,
         index: u16,
@@ -277,8 +277,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// FLUSHes of other connections have been accounted for: some of this one's may be believed now
-    /// (T29).
+    /// Notes that FLUSHes of other connections have been accounted for: the success of some of this
+    /// one's may be used now (T29).
     pub(super) fn doubts_over(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, .. } = self;
         for index in cx.out_of_doubt(env) {

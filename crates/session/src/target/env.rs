@@ -1,4 +1,4 @@
-//! What a connection needs from outside: devices, time, what all connections share, a log book.
+//! The environment of a connection: devices, time, the shared state of all connections, a log book.
 
 use alloc::string::String;
 
@@ -10,8 +10,8 @@ use riopipe_order::region::Region;
 use super::shared::{ConnId, Shared};
 use crate::stages::Spent;
 
-/// Names a device operation of a connection; the environment keeps it and hands it back. The upper
-/// 48 bits are the `key` that the connection was given, so that it is found again; the lower 16 are
+/// Names a device operation of a connection. The environment keeps it and hands it back. The upper
+/// 48 bits are the `key` that the connection was given, so that it is found again. The lower 16 are
 /// the connection's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
@@ -38,7 +38,7 @@ impl OpId {
     }
 }
 
-/// What a command completes with whose device operation failed.
+/// The status of a command whose device operation failed.
 #[must_use]
 #[cold]
 pub fn status_of(error: &IoError, is_read: bool) -> Status {
@@ -56,51 +56,52 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
     }
 }
 
-/// What a [`TargetConn`](super::TargetConn) finds around it: drives, a clock, the state that all
+/// The environment of a [`TargetConn`](super::TargetConn): drives, a clock, the state that all
 /// connections share, a log book. The same code runs over real drives and clocks and under a
 /// simulator.
 ///
 /// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
 pub trait TargetEnv {
-    /// A device buffer: what a read brings, and where an R2T transfer is gathered.
+    /// A device buffer. A read returns one, and an R2T transfer is gathered in one.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
     /// A drive.
     type Device: BlockDevice<Buf = Self::Buf>;
-    /// Where ordering-log partitions live.
+    /// The region of ordering-log partitions.
     type Region: Region;
 
-    /// The time in nanoseconds, from any origin, never going back.
+    /// The time in nanoseconds, from any origin; it never decreases.
     fn now(&self) -> u64;
     /// A buffer of exactly `len` bytes with any contents; `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
-    /// The drive of a namespace. Operations are named by [`OpId`], as numbers; what ends later is
-    /// handed to [`TargetConn::device_done`](super::TargetConn::device_done).
+    /// The drive of a namespace. Operations are named by [`OpId`], as numbers. The result of one
+    /// that ends later is handed to [`TargetConn::device_done`](super::TargetConn::device_done).
     fn device(&mut self, ns: usize) -> &mut Self::Device;
-    /// What all connections share, locked: never on the hot path.
+    /// The shared state of all connections, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
-    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on whichever core
-    /// it is: every core is sent a [`Message::Notice`](super::Message::Notice). The connection may
+    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on the core that
+    /// has it: every core is sent a [`Message::Notice`](super::Message::Notice). The connection may
     /// be gone by then.
     fn notify(&mut self, conn: ConnId);
     /// Writes an event into the log book.
     fn log(&mut self, event: Event<'_>);
-    /// The time as [`now`](Self::now) has it, but looked at just now; only traced writes ask.
+    /// The time as [`now`](Self::now) returns it, but read at this moment. Only traced writes ask
+    /// for it.
     fn instant(&self) -> u64 {
         self.now()
     }
-    /// Looks whether the ordering log's store is still there. From when it is gone, every fence
-    /// fails. A [`TargetCore`](super::TargetCore) asks for it ten times a second while there is
-    /// work, before it takes anything in.
+    /// Checks whether the ordering log's store still exists. Once it is gone, every fence fails. A
+    /// [`TargetCore`](super::TargetCore) asks for this ten times a second while there is work,
+    /// before it takes any input.
     fn watch_log(&mut self) {}
-    /// So many ordered requests have come in one batch.
+    /// Reports the number of ordered requests in one batch.
     fn ordered(&mut self, _requests: u64) {}
-    /// A traced write has been answered: where its time went.
+    /// Reports that a traced write has been answered, with its time in each stage.
     fn traced(&mut self, _spent: &Spent) {}
-    /// An ordered stream has failed (P6).
+    /// Reports that an ordered stream has failed (P6).
     fn stopped(&mut self, _why: Cause) {}
 }
 
-/// What is worth a line in the log book.
+/// An event for the log book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A queue has been connected.
@@ -111,20 +112,20 @@ pub enum Event<'a> {
         subnqn: &'a str,
         /// The controller.
         cntlid: u16,
-        /// 0 for the admin queue.
+        /// The queue id; 0 for the admin queue.
         qid: u16,
     },
     /// A Fabrics Connect was refused.
     Refused {
-        /// Who asked.
+        /// The host that asked.
         hostnqn: &'a str,
-        /// For which subsystem.
+        /// The subsystem that it asked for.
         subnqn: &'a str,
-        /// Which queue.
+        /// The queue id that it asked for.
         qid: u16,
-        /// Why.
+        /// The reason.
         why: &'a str,
-        /// What was answered.
+        /// The status of the answer.
         status: Status,
     },
     /// A connection ends.
@@ -133,9 +134,9 @@ pub enum Event<'a> {
         hostnqn: &'a str,
         /// The controller; `None` before Connect.
         cntlid: Option<u16>,
-        /// The queue.
+        /// The queue id.
         qid: u16,
-        /// Why.
+        /// The reason.
         why: &'a str,
     },
     /// A volume has a new owner.
@@ -147,7 +148,7 @@ pub enum Event<'a> {
         /// The volume and its generation.
         what: &'a String,
     },
-    /// All places for connections are taken: no more are accepted until one is free (T28).
+    /// All places for connections are taken. No more are accepted until one is free (T28).
     Full {
         /// How many connections are open.
         connections: usize,
@@ -158,9 +159,9 @@ pub enum Event<'a> {
         hostnqn: &'a str,
         /// Its controller.
         cntlid: u16,
-        /// The queue.
+        /// The queue id.
         qid: u16,
-        /// What happened.
+        /// The problem.
         why: &'a str,
     },
 }

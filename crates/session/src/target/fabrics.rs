@@ -1,4 +1,4 @@
-//! Fabrics commands: Connect and Disconnect (Base §3.3, §6); properties are the admin queue's.
+//! Fabrics commands: Connect and Disconnect (Base §3.3, §6). The admin queue handles properties.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -19,7 +19,7 @@ use super::env::{Event, TargetEnv};
 use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::outbox::Outbox;
 
-/// Why a Connect was refused, and what to answer.
+/// Why a Connect was refused, and the answer to it.
 struct Refusal {
     status: Status,
     result: u64,

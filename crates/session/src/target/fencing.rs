@@ -1,4 +1,5 @@
-//! A stream comes and goes: bind, and the fence that makes a change of owner safe (T8).
+//! The beginning and end of a stream on a connection: bind, and the fence that makes a change of
+//! owner safe (T8).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,17 +18,17 @@ use super::ordered::OrderedQueue;
 use crate::outbox::Outbox;
 use crate::wire;
 
-/// What other connections have asked this one to drain.
+/// The fences for which other connections have asked this one to drain.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// Device operations that were under way at the last question and have not come back.
+    /// How many device operations were in flight at the last request and have not come back.
     left: usize,
-    /// The fences to acknowledge once they have.
+    /// The fences to acknowledge once these operations have come back.
     asked: Vec<u64>,
 }
 
 impl Fences {
-    /// A device operation that a fence waited for has come back.
+    /// Notes that a device operation has come back for which a fence waited.
     pub(super) const fn one_back(&mut self) {
         self.left -= 1;
     }
@@ -83,8 +84,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Another connection asks: give up the stream of `volume`, and say so once every device
-    /// operation that is under way now has come back.
+    /// Handles the request of another connection: give up the stream of `volume`, and acknowledge
+    /// once every device operation that is in flight now has come back.
     pub(super) fn fence(
         &mut self,
         id: u64,
@@ -120,7 +121,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.fences_passed(env);
     }
 
-    /// Acknowledges fences once nothing is left that they wait for.
+    /// Acknowledges fences once no operation is left for which they wait.
     pub(super) fn fences_passed(&mut self, env: &mut E) {
         if self.fences.left > 0 || self.fences.asked.is_empty() {
             return;
@@ -140,17 +141,17 @@ impl<E: TargetEnv> TargetConn<E> {
         self.ordered.is_some() && self.cx.is_fenced
     }
 
-    /// Takes the stream's log home: nothing of it is at the drives any more.
+    /// Returns the stream's log to its volume. None of its operations is at the drives any more.
     pub(super) fn give_back_stream(&mut self, env: &mut E) {
         let Some(ordered) = self.ordered.take() else {
             return;
         };
         self.cx.refuse_unfinished();
         let mut log = ordered.log;
-        // Persist words of operations that came back last. If this fails, they are not durable,
-        // which recovery takes for "not done": safe.
+        // Fences the persist words of operations that came back last. If this fails, they are not
+        // durable, and recovery takes the entries as not done. That is safe.
         let _ = log.fence();
-        // Outside of the lock: others bind meanwhile.
+        // Outside of the lock, because other streams are bound meanwhile.
         let entries = live_entries(&log);
         let conn = self.cx.id;
         shared(env, |s| s.volumes.give_back(conn, log, entries));

@@ -1,16 +1,16 @@
-//! The FLUSHes of one drive, over all cores: how many are under way, and how many have failed
-//! (T22, T29).
+//! The FLUSHes of one drive, over all cores: how many are in flight, and how many have failed (T22,
+//! T29).
 //!
-//! A drive may tell of lost data once only: to the FLUSH that fails. Another FLUSH that ends a
-//! moment later is called good, though what it was to cover is gone, and its core may hear of its
-//! success before the other core has heard of the failure. So a success is *in doubt* until every
-//! FLUSH that was under way when it was heard of is *accounted for*: its core has heard of its end,
-//! and counted it if it failed.
+//! A drive may report lost data only once: to the FLUSH that fails. Another FLUSH that ends a
+//! moment later succeeds, although the writes that it was to cover are lost. Its core may receive
+//! the success before the other core has received the failure. So a success is *in doubt* until
+//! every FLUSH that was in flight when it was received is *accounted for*: the core of that FLUSH
+//! has received its end, and has counted it if it failed.
 //!
-//! That none is under way at all may never be seen, if there is always a new one. So FLUSHes belong
-//! to rounds: a new one joins the current round, and a round ends when all those of the round
-//! before it are accounted for. Whatever is under way now is accounted for two ends of rounds
-//! later, and new ones do not put that off.
+//! If there is always a new FLUSH, there may be no moment without one in flight. So FLUSHes belong
+//! to rounds. A new one joins the current round. A round ends when all those of the round before it
+//! are accounted for. A FLUSH that is in flight now is accounted for two ends of rounds later, and
+//! new ones do not delay that.
 //!
 //! A FLUSH costs two changes of one word. `tests/flushes.rs` compiles this file with a model
 //! checker's atomics and tries every interleaving.
@@ -25,17 +25,17 @@ pub(super) struct FlushBoard {
     failures: AtomicU64,
 }
 
-/// The state of a drive's FLUSHes: changed as a whole.
+/// The state of a drive's FLUSHes. It is always changed as a whole.
 #[derive(Clone, Copy, Debug)]
 struct Word {
     /// The round that a FLUSH joins now; 9 bits, so that it wraps.
     round: u64,
-    /// Somebody waits for the end of a round.
+    /// A connection waits for the end of a round.
     awaited: bool,
-    /// FLUSHes of the current round under way. Each has a command's slot, of which a target has
-    /// far fewer than 2²⁷.
+    /// FLUSHes of the current round in flight. Each has a command's slot, of which a target has far
+    /// fewer than 2²⁷.
     current: u64,
-    /// Those of the round before.
+    /// FLUSHes of the previous round in flight.
     previous: u64,
 }
 
@@ -61,20 +61,20 @@ impl Word {
     }
 
     const fn is_over(self, doubt: Doubt) -> bool {
-        // The distance never looks longer than it is: a wrap makes nobody believe too early. And
-        // while some FLUSH is under way there is another end of a round to come.
+        // The distance is never computed too long: a wrap ends no doubt too early. And while some
+        // FLUSH is in flight, another end of a round will come.
         self.current + self.previous == 0
             || (self.round.wrapping_sub(doubt.round) & ROUND) >= doubt.ends
     }
 }
 
-/// A FLUSH under way.
+/// A FLUSH in flight.
 #[derive(Debug)]
 pub(super) struct Ticket {
     round: u64,
 }
 
-/// A FLUSH has succeeded while others were under way.
+/// The doubt of a FLUSH that has succeeded while others were in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doubt {
     /// The round at that time.
@@ -88,27 +88,27 @@ impl FlushBoard {
         Self { word: AtomicU64::new(0), failures: AtomicU64::new(0) }
     }
 
-    /// How many FLUSHes are known to have failed.
+    /// The number of FLUSHes that are known to have failed.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
     }
 
-    /// A FLUSH has failed: before its [`end`](Self::end).
+    /// Counts a failed FLUSH. To be called before its [`end`](Self::end).
     pub(super) fn fail(&self) {
         self.failures.fetch_add(1, Ordering::Release);
     }
 
-    /// A FLUSH is about to be submitted.
+    /// Notes that a FLUSH is about to be submitted.
     pub(super) fn begin(&self) -> Ticket {
         let before = self.word.fetch_add(1 << COUNT_BITS, Ordering::AcqRel);
         Ticket { round: Word::of(before).round }
     }
 
-    /// A FLUSH has come back, and was counted if it failed. A success is in doubt if it says so;
-    /// otherwise all [`failures`](Self::failures) that matter to it are counted. `wake` is called
-    /// if those who wait are to look again.
+    /// Notes that a FLUSH has come back, and was counted if it failed. The result shows whether a
+    /// success is in doubt. Otherwise all [`failures`](Self::failures) that matter to it are
+    /// counted. `wake` is called if the waiting connections are to check again.
     pub(super) fn end(&self, ticket: Ticket, wake: impl FnOnce()) -> Option<Doubt> {
-        // The closure always says what to store.
+        // The closure always returns a value to store.
         let before = self
             .word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
@@ -125,7 +125,7 @@ impl FlushBoard {
         Some(Doubt { round: after.round, ends: if after.current == 0 { 1 } else { 2 } })
     }
 
-    /// What becomes of the word, and whether somebody waited for it.
+    /// The state after the end of a FLUSH, and whether a connection waited for it.
     const fn ended(mut word: Word, ticket: &Ticket) -> (Word, bool) {
         if ticket.round == word.round {
             word.current -= 1;
@@ -139,14 +139,15 @@ impl FlushBoard {
         (Word { round: next, awaited: false, current: 0, previous: word.current }, word.awaited)
     }
 
-    /// Whether a success is in doubt still. If so, who has registered is woken by the
-    /// [`end`](Self::end) after which it is worth asking again; who has not been told to wait may
-    /// be woken for nothing.
+    /// Whether a success is still in doubt. If so, a registered connection is woken by the next
+    /// [`end`](Self::end) after which it is worth asking again. A connection that does not have to
+    /// wait may be woken for nothing.
     pub(super) fn wait(&self, doubt: Doubt, register: impl FnOnce()) -> bool {
         if Word::of(self.word.load(Ordering::Acquire)).is_over(doubt) {
             return false;
         }
-        // Registered first: whoever takes the mark from the word finds the registration.
+        // Registered first, so that the thread that takes the mark from the state finds the
+        // registration.
         register();
         let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             let word = Word::of(word);

@@ -1,4 +1,4 @@
-//! A connection's FLUSHes, beside those of other connections on whichever core (T22, T29): see
+//! A connection's FLUSHes, beside those of other connections on any core (T22, T29): see
 //! [`flushes`](super::flushes).
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
@@ -19,8 +19,8 @@ impl<E: TargetEnv> Context<E> {
         env.device(ns).flush(OpId::new(self.key, index).0)
     }
 
-    /// The FLUSH of a command has come back. Says whether its success is in doubt: then the command
-    /// waits, and is one of those that [`out_of_doubt`](Self::out_of_doubt) finds later.
+    /// Takes in the result of a command's FLUSH. Returns whether its success is in doubt. Then the
+    /// command waits, and [`out_of_doubt`](Self::out_of_doubt) finds it later.
     pub(super) fn flush_ended(&mut self, index: u16, ok: bool, env: &mut E) -> bool {
         let command = &mut self.commands[index];
         let ns = usize::from(command.ns);
@@ -31,7 +31,7 @@ impl<E: TargetEnv> Context<E> {
         let Some(ticket) = command.flush.take() else { return false };
         let doubt = state.flushes.end(ticket, || shared(env, |s| s.flushes_accounted(ns)));
         command.doubt = doubt;
-        // Nobody is left to answer at the end of a connection, and its gate believes nothing.
+        // At the end of a connection there is no peer to answer, and its gate uses no result.
         let believed = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
         if believed || !self.is_in_doubt(index, env) {
             return false;
@@ -41,7 +41,7 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// Whether the success of a FLUSH is in doubt still; the connection is woken if so.
+    /// Whether the success of a FLUSH is still in doubt. If so, the connection is woken later.
     fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let command = &self.commands[index];
         let (ns, conn) = (usize::from(command.ns), self.id);
@@ -51,8 +51,8 @@ impl<E: TargetEnv> Context<E> {
             .is_some_and(|doubt| flushes.wait(doubt, || shared(env, |s| s.await_flushes(ns, conn))))
     }
 
-    /// FLUSHes of other connections have been accounted for: the commands of which the success is
-    /// in doubt no more.
+    /// Notes that FLUSHes of other connections have been accounted for. Returns the commands whose
+    /// success is in doubt no more.
     pub(super) fn out_of_doubt(&mut self, env: &mut E) -> alloc::vec::Vec<u16> {
         let mut over = self.commands.indices(|command| command.stage == Stage::InDoubt);
         over.retain(|index| !self.is_in_doubt(*index, env));

@@ -1,4 +1,4 @@
-//! Whether a connection's plain writes to a namespace are welcome (T21).
+//! The guard: whether a connection may make plain writes to a namespace (T21).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::probe::{self, Plant, Rare};
@@ -8,7 +8,7 @@ use super::env::TargetEnv;
 use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
-    /// Whether plain writes of this association to the namespace are welcome (T21).
+    /// Checks whether this association may make plain writes to the namespace (T21).
     #[inline]
     pub(super) fn guard(&mut self, ns: usize, env: &mut E) -> Result<(), Status> {
         let assoc = self.assoc();
@@ -18,8 +18,8 @@ impl<E: TargetEnv> Context<E> {
         self.guarded(ns, assoc, env)
     }
 
-    /// Whether a read of the namespace comes from an owner that another one has overtaken there, on
-    /// a queue that is bound to no stream: it would find what that one has undone, or writes (T8, P9).
+    /// Whether a read of the namespace comes from a fenced owner, on a queue that is bound to no
+    /// stream. It would find blocks that the new owner has undone or writes (T8, P9).
     pub(super) fn reads_overtaken(&self, ns: usize) -> bool {
         let is_overtaken = |queue: &Queue| queue.standing.is_overtaken();
         self.queue.as_ref().is_some_and(is_overtaken)
@@ -30,8 +30,8 @@ impl<E: TargetEnv> Context<E> {
     fn may_write(&mut self, ns: usize, assoc: u64, env: &mut E) -> bool {
         let Self { noted, namespaces, id, is_fenced, queue, .. } = self;
         let state = &namespaces.at(ns).state;
-        // What another owner has taken over is not to be written by the one before, also once nobody
-        // has it any more and any plain host may (T8).
+        // The former owner must not write namespaces that another owner has taken over, even once
+        // no owner has them any more and any plain host may write them (T8).
         let is_overtaken = || {
             queue.as_ref().is_some_and(|q: &Queue| !q.standing.is_good())
                 && !state.is_of(assoc)
@@ -45,12 +45,12 @@ impl<E: TargetEnv> Context<E> {
         noted.may_write(ns, is_welcome, || env.with_shared(|s| s.note_writer(ns, *id)))
     }
 
-    /// The namespace is guarded, unless it is for a lease that has run out (T25).
+    /// The namespace is guarded, unless it is guarded for a lease that has run out (T25).
     #[cold]
     fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
         let standing = self.queue.as_ref().map(|queue| &queue.standing);
         if standing.is_some_and(|standing| standing.has_ended()) {
-            // Nothing is wrong with the write: its host is to connect anew and send it again.
+            // The write is correct. Its host is to connect again and send it again.
             return Err(Status::QUEUE_DELETED);
         }
         let (namespace, now) = (self.namespaces.at(ns), env.now());

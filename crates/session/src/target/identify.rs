@@ -1,4 +1,5 @@
-//! Identify and log pages: what the subsystem, its namespaces and its ports look like to a host.
+//! Identify and log pages: the description of the subsystem, its namespaces and its ports for a
+//! host.
 
 use alloc::vec::Vec;
 
@@ -66,7 +67,7 @@ impl Admin {
             let (_, namespace) = cx.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
             Ok(&namespace.config)
         };
-        // An id that could be a namespace, but is none: the structure is all zeroes.
+        // An id that could be a namespace, but is none. The structure is all zeroes.
         let inactive = (1..=NSID_MAX).contains(&nsid) && cx.namespaces.find(nsid).is_none();
         let after = || match nsid {
             0xffff_fffe.. => Err(Status::INVALID_NAMESPACE),
@@ -180,7 +181,7 @@ impl Admin {
                 log_page::EFFECTS,
             ])
             .to_vec(),
-            // No entries are kept: each command says itself what was wrong with it.
+            // No entries are kept. Each command's own status reports its error.
             log_page::ERROR => alloc::vec![0; log_page::ErrorEntry::LEN],
             log_page::SMART => log_page::Smart {
                 temperature: TEMPERATURE,
@@ -201,7 +202,7 @@ impl Admin {
     }
 }
 
-/// What both kinds of controller say.
+/// The data that both kinds of controller have in common.
 fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
     Controller {
         serial: identity.serial.clone(),
@@ -269,8 +270,9 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
     }
 }
 
-/// The discovery log: every port of the subsystem, to hosts that may use it. A port that listens on
-/// all addresses is named by the one that the host came by: it reaches that.
+/// The discovery log: every port of the subsystem, for hosts that may use it. A port that listens
+/// on all addresses is listed with the address through which the host connected, since the host can
+/// reach that one.
 fn discovery_page(
     identity: &Identity,
     generation: u64,
@@ -291,8 +293,8 @@ fn discovery_page(
             trtype: discovery::TRTYPE_TCP,
             adrfam: if ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
-            // Nothing on a secure channel, as Linux's target says it: nvme-cli's library takes
-            // "not required", too, for a reason to start TLS, and fails without a key.
+            // Nothing about a secure channel, as in Linux's target. For nvme-cli's library even
+            // "not required" is a reason to start TLS, and it fails without a key.
             treq: discovery::TREQ_NO_SQ_FLOW,
             portid: port.portid,
             cntlid: CNTLID_ANY,

@@ -1,4 +1,4 @@
-//! What recovery reads: the validated entries of one partition, page by page (T4).
+//! The lists for recovery: the validated entries of one partition, page by page (T4).
 
 use alloc::vec::Vec;
 
@@ -27,7 +27,7 @@ pub(super) struct Listing {
     tag: (Seq, u64),
     torn: u32,
     entries: Vec<ListedEntry>,
-    /// Where the next page goes on.
+    /// The position at which the next page begins.
     next: Position,
 }
 
@@ -66,7 +66,7 @@ impl Listing {
             stream: self.id.stream,
             more: end < self.entries.len(),
             settled: self.settled,
-            // Whoever carries a stream has started it.
+            // A connection that carries a stream has started it.
             in_doubt: false,
             released: self.released,
             tag: self.tag,
@@ -83,7 +83,7 @@ impl Listing {
     }
 }
 
-/// A page of a partition, from what is left of the last reading or from a new one.
+/// A page of a partition, from the rest of the last reading or from a new one.
 pub(super) fn page<R: Region>(
     listing: &mut Option<Listing>,
     log: &StreamLog<R>,
@@ -95,13 +95,14 @@ pub(super) fn page<R: Region>(
         _ => Listing::of(log)?,
     };
     let page = found.page(from, len);
-    // Kept for as long as somebody is reading, so that a long list is not read for each page.
+    // Kept as long as a host reads it, so that a long list is not read again for each page.
     *listing = Some(found).filter(|_| page.more);
     Ok(page)
 }
 
 impl<R: Region> Volumes<R> {
-    /// A page of a partition that is at rest: for the owner, or for anyone while none is there.
+    /// A page of a partition that is at rest: for the owner, or for any host while no owner is
+    /// present.
     pub(super) fn list(
         &mut self,
         id: PartitionId,
@@ -127,7 +128,7 @@ impl<R: Region> Volumes<R> {
         let Some(partition) = volume.partitions.get(usize::from(id.stream.0)) else {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
-        // No list is read before what was under way at the claim has come back (T8).
+        // No list is read before the operations in flight at the claim have come back (T8).
         if owner.is_some() && !volume.entered {
             return Err((wire::status::STREAM_BUSY, 0));
         }
@@ -187,8 +188,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 }
 
-/// What to answer for a partition that can't be listed. After a failed fence, what it says now may
-/// not be what it says when the target has started again: nothing is decided by that.
+/// The answer for a partition that cannot be listed. After a failed fence, the content of now may
+/// differ from the content after the next start of the target, so no decision may use it.
 fn unreadable(error: &LogError) -> Status {
     match error {
         LogError::Region(_) => wire::status::LOG_FAILED,

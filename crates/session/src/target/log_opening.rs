@@ -1,4 +1,4 @@
-//! From the place of an ordering log to the volumes in it.
+//! Opening the place of an ordering log: the log, and the volumes in it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -9,19 +9,19 @@ use riopipe_order::region::{Crc32c, Region};
 
 use super::claims::{Split, Volumes};
 
-/// What was found where the log should be.
+/// The content of the place of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A log, with or without volumes.
     Log {
-        /// Whether there are any.
+        /// Whether there are volumes in it.
         has_volumes: bool,
     },
-    /// Nothing: the log was made.
+    /// Nothing. A log was made.
     Nothing,
     /// A log that was given up, and made anew.
     GivenUp,
-    /// A log that can't be trusted: its volumes are refused, and it is left as it is.
+    /// A log that is not valid. Its volumes are refused, and it is left as it is.
     Lost,
 }
 
@@ -29,19 +29,19 @@ pub enum Found {
 pub struct Opened<R> {
     /// The volumes in it.
     pub volumes: Volumes<R>,
-    /// What was found.
+    /// The content of the place.
     pub found: Found,
-    /// What is wrong with volumes that are refused.
+    /// Why volumes are refused: one problem each.
     pub problems: Vec<String>,
 }
 
 impl<R: Region> Volumes<R> {
     /// Opens the log at a place, or makes one there. `header` is the place's first
     /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES), `split` hands out the rest. With
-    /// `accept_lost`, a log that can't be trusted is given up; a new one is called `new_uuid`.
+    /// `accept_lost`, a log that is not valid is given up; a new one gets the id `new_uuid`.
     ///
     /// # Errors
-    /// What is there is refused, or failed; it is unchanged if refused (T19).
+    /// The content is refused, or its store failed. Refused content is unchanged (T19).
     pub fn open(
         header: R,
         split: Split<R>,

@@ -1,8 +1,8 @@
 //! The target's end of a connection, as a pure state machine.
 //!
-//! A [`TargetConn`] takes bytes and finished device operations and gives device operations and
-//! bytes; everything outside it, drives and clock included, is a [`TargetEnv`]. What connections have
-//! in common is [`Shared`], which the environment keeps behind a lock that the hot path never takes.
+//! A [`TargetConn`] takes bytes and finished device operations, and gives device operations and
+//! bytes. Everything outside it, drives and clock included, is a [`TargetEnv`]. Connections share
+//! [`Shared`]. The environment keeps it behind a lock that the hot path never takes.
 //!
 //! A [`TargetCore`] has the connections of one processor core: it decides what happens between their
 //! sockets and the drives. The same code serves real sockets and drives (crate `riopipe-target`) and

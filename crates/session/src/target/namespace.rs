@@ -1,4 +1,4 @@
-//! Namespaces as connections see them: geometry, names, and the few words that all cores share.
+//! Namespaces as connections use them: geometry, names, and the state that all cores share.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::flushes::FlushBoard;
 
-/// What a namespace is.
+/// The properties of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceConfig {
     /// Namespace id, 1 to [`NSID_MAX`].
@@ -17,28 +17,28 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// UUID; stable over restarts.
     pub uuid: [u8; 16],
-    /// The drive has a volatile write cache: only what has been flushed is durable.
+    /// The drive has a volatile write cache: only flushed writes are durable.
     pub volatile: bool,
 }
 
 /// Largest namespace id.
 pub const NSID_MAX: u32 = 1024;
 
-/// A namespace and its shared words.
+/// A namespace and its shared state.
 #[derive(Clone, Debug)]
 pub struct Namespace {
-    /// What it is.
+    /// Its properties.
     pub config: NamespaceConfig,
-    /// What all connections share of it.
+    /// The state that all connections share.
     pub state: Arc<NamespaceState>,
 }
 
-/// Words that all cores share: the first two are read on the hot path and written by claims and
-/// releases only; the rest is for FLUSHes.
+/// The state of a namespace that all cores share. The first two fields are read on the hot path,
+/// and written only by claims and releases. The rest is for FLUSHes.
 #[derive(Debug)]
 pub struct NamespaceState {
     guard: AtomicU64,
-    /// When a lease runs out for which the namespace is guarded, ns of the host's clock (T25).
+    /// The end of the lease for which the namespace is guarded, ns of the host's clock (T25).
     until: AtomicU64,
     pub(super) flushes: FlushBoard,
 }
@@ -50,7 +50,7 @@ impl Default for NamespaceState {
     }
 }
 
-/// Guard value of a namespace whose volume's owner is away, or whose log is unrecovered.
+/// Guard value of a namespace whose volume has no owner present, or whose log is unrecovered.
 const GUARDED_FOR_NOBODY: u64 = u64::MAX;
 
 impl NamespaceState {
@@ -62,20 +62,20 @@ impl NamespaceState {
         guard == 0 || guard == assoc
     }
 
-    /// Whether it is guarded for association `assoc`, its owner's.
+    /// Whether it is guarded for the association `assoc` of its owner.
     #[inline]
     pub(super) fn is_of(&self, assoc: u64) -> bool {
         self.guard.load(Ordering::Acquire) == assoc
     }
 
-    /// Whether the namespace is guarded for a lease that has run out: somebody who wants to write
-    /// has [`Shared`](super::Shared) look again.
+    /// Whether the namespace is guarded for a lease that has run out. Then a connection that wants
+    /// to write asks [`Shared`](super::Shared) again.
     pub(super) fn lease_is_over(&self, now: u64) -> bool {
         self.until.load(Ordering::Acquire) <= now
     }
 
-    /// Keeps everybody out but the owner's association, until the next call or, if it is for a
-    /// lease, until that has run out.
+    /// Keeps every host but the owner's association from writing, until the next call. If the guard
+    /// is for a lease, it ends with the lease.
     pub(super) fn guard_for(&self, owner: Option<u64>, until: Option<u64>) {
         self.until.store(until.unwrap_or(u64::MAX), Ordering::SeqCst);
         self.guard.store(owner.unwrap_or(GUARDED_FOR_NOBODY), Ordering::SeqCst);
@@ -86,8 +86,9 @@ impl NamespaceState {
         self.guard.store(0, Ordering::SeqCst);
     }
 
-    /// How often a FLUSH of this drive has failed (T22), as far as the cores that asked for them
-    /// have heard. A success is believed only when no other FLUSH may have failed unheard (T29).
+    /// How many FLUSHes of this drive have failed (T22), as far as the cores that issued them have
+    /// received their results. A success is used only when no other FLUSH may have failed without
+    /// having been counted (T29).
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {
@@ -104,7 +105,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespaces, in the order in which the host counts them.
+    /// The namespaces, in the order of the environment's indices.
     ///
     /// # Errors
     /// The id that is used twice, or is 0 or above [`NSID_MAX`].
@@ -136,17 +137,17 @@ impl Namespaces {
         Some((index, &self.list[index]))
     }
 
-    /// The namespace that the host counts as `index`.
+    /// The namespace with this index.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the index is beyond the last namespace.
     #[inline]
     #[must_use]
     pub fn at(&self, index: usize) -> &Namespace {
         &self.list[index]
     }
 
-    /// All of them.
+    /// All namespaces.
     pub fn iter(&self) -> impl Iterator<Item = &Namespace> {
         self.list.iter()
     }
@@ -172,10 +173,10 @@ impl Namespaces {
 /// A namespace id that cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NamespaceIdError {
-    /// Not 1 to [`NSID_MAX`].
+    /// The id is not 1 to [`NSID_MAX`].
     #[error("namespace id {0} is out of range: choose 1 to {NSID_MAX}")]
     OutOfRange(u32),
-    /// Two namespaces have it.
+    /// Two namespaces have this id.
     #[error("namespace id {0} is used twice: give each namespace its own")]
     Twice(u32),
 }

@@ -1,4 +1,5 @@
-//! What crosses from one connection to another: notices, and the fences that wait for answers (T8).
+//! The messages from one connection to another: notices, and the fences that wait for
+//! acknowledgements (T8).
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -9,31 +10,32 @@ use riopipe_order::region::Region;
 
 use super::shared::{ConnId, Shared};
 
-/// Something that a connection must do, because of what happened on another.
+/// A request to a connection, because of an event on another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The association ends.
     Close(&'static str),
-    /// Give up the stream of this volume if bound to one, and say so once every device operation
-    /// that is under way now has come back (T8).
+    /// Give up the stream of this volume if bound to one, and acknowledge once every device
+    /// operation that is in flight now has come back (T8).
     Fence {
         /// The fence to acknowledge.
         id: u64,
-        /// The volume that changes hands, or is given back.
+        /// The volume that gets a new owner, or is released.
         volume: VolumeId,
-        /// It changes hands.
+        /// It gets a new owner.
         claimed: bool,
     },
-    /// Everything that a fence of this connection waited for has come back.
+    /// Every operation for which a fence of this connection waited has come back.
     Fenced {
         /// The fence.
         id: u64,
     },
-    /// FLUSHes of a drive have been accounted for: one of this connection's may be believed (T29).
+    /// FLUSHes of a drive have been accounted for. The success of one of this connection's may be
+    /// used (T29).
     Flushes,
 }
 
-/// What a connection waits for (T8).
+/// The connections for which a connection waits (T8).
 #[derive(Debug)]
 pub(super) struct Fence {
     /// Connections that have not been drained yet.
@@ -56,10 +58,10 @@ impl<R: Region> Shared<R> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
-    /// Has every connection of association `of` drained that may have writes under way to the
-    /// volume's namespaces, for `claimant`; of all associations if `None`, the claimant's own queues
-    /// among them: what an earlier attempt of its own to recover has begun is a ghost, too (T8).
-    /// Returns the fence, or `None` if there is nothing to wait for.
+    /// Asks every connection of association `of` to drain that may have writes in flight to the
+    /// volume's namespaces, on behalf of `claimant`. `None` asks those of all associations, the
+    /// claimant's own queues among them, because a write of its own earlier attempt to recover is a
+    /// late write, too (T8). Returns the fence, or `None` if there is nothing to wait for.
     pub(super) fn raise_fence(
         &mut self,
         claimant: ConnId,
@@ -92,7 +94,7 @@ impl<R: Region> Shared<R> {
         Some(id)
     }
 
-    /// `conn` has nothing left that fence `id` waits for.
+    /// Notes that `conn` has no operation left for which fence `id` waits.
     pub(super) fn acknowledge(&mut self, id: u64, conn: ConnId) {
         let Some(fence) = self.fences.get_mut(&id) else {
             return;
@@ -109,7 +111,7 @@ impl<R: Region> Shared<R> {
         self.fences.iter().filter(|(_, f)| f.waiting.contains(&conn)).map(|(id, _)| *id).collect()
     }
 
-    /// `conn` is to look again at the next end of a round of FLUSHes of a drive (T29).
+    /// Notes that `conn` is to check again at the next end of a round of FLUSHes of a drive (T29).
     pub(super) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
         let conns = self.doubting.entry(ns).or_default();
         if !conns.contains(&conn) {
@@ -117,14 +119,14 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// A round of FLUSHes of a drive has ended.
+    /// Notes that a round of FLUSHes of a drive has ended.
     pub(super) fn flushes_accounted(&mut self, ns: usize) {
         for conn in self.doubting.remove(&ns).unwrap_or_default() {
             self.leave(conn, Notice::Flushes);
         }
     }
 
-    /// The connections to wake because of what was just done.
+    /// The connections to wake because of the last changes.
     pub(super) fn take_wake(&mut self) -> Vec<ConnId> {
         core::mem::take(&mut self.wake)
     }

@@ -1,8 +1,8 @@
 //! The ordered queue that Bind makes of a connection: a stream's gate and its ordering log, over the
 //! connection's table of commands.
 //!
-//! [`arrival`](super::arrival) takes requests in, [`batch`](super::batch) carries out what the gate
-//! wants done.
+//! [`arrival`](super::arrival) takes in requests; [`batch`](super::batch) carries out the steps of
+//! the gate.
 
 use alloc::vec::Vec;
 
@@ -32,7 +32,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) drive_of: Vec<u8>,
     /// The highest seq seen: wire numbers are widened next to it (T5).
     pub(super) near: Seq,
-    /// What the gate wants done, in its order.
+    /// The steps of the gate that are to be carried out, in its order.
     pub(super) steps: Vec<Step>,
     pub(super) doing: Vec<Step>,
     /// Completions and refusals, answered after the batch's last fence.
@@ -44,25 +44,25 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     /// The list of which the owner has had a page, but not the last.
     pub(super) listing: Option<Listing>,
     pub(super) tracer: Tracer,
-    /// The host knows that the stream has failed.
+    /// The host has received the failure of the stream.
     pub(super) told_stopped: bool,
 }
 
-/// No drive of the stream.
+/// The index of a namespace without a drive of the stream.
 const NO_DRIVE: u8 = u8::MAX;
 
 #[derive(Debug)]
 struct DriveOfStream {
     ns: usize,
-    /// The volume's number of the drive.
+    /// The drive's member number in the volume.
     member: Member,
-    /// Failed FLUSHes of the drive when last looked at (T22).
+    /// Failed FLUSHes of the drive at the last check (T22).
     flush_failures: u64,
 }
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// The queue of a newly bound stream over the namespaces `members` of the volume; at most
-    /// `entries` requests are under way at once.
+    /// The queue of a newly bound stream over the namespaces `members` of the volume. At most
+    /// `entries` requests are in flight at once.
     pub(super) fn new(
         volume: VolumeId,
         log: StreamLog<E::Region>,
@@ -100,14 +100,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
             inline: Vec::with_capacity(room),
             appended: false,
             listing: None,
-            // Streams that go the same pace are not all looked at together.
+            // The seed differs, so that streams of equal speed do not all trace at the same time.
             tracer: Tracer::new(seed),
             told_stopped: false,
         }
     }
 
-    /// The gate's name of the drive that a request goes to, if the request's member number and
-    /// namespace belong together as they have so far.
+    /// The gate's index of the drive that a request goes to, if the request's member number and
+    /// namespace belong together as in earlier requests.
     pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
         let local = *self.drive_of.get(ns)?;
         let drive = self.drives.get(usize::from(local))?;
@@ -117,7 +117,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// Carries out the `Append`s among the steps from `from` on, and takes them off.
     #[inline]
     pub(super) fn append(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
-        // Nearly always an entry in its turn, whose write need not wait.
+        // Nearly always there is one entry in its turn, whose write need not wait.
         if let [Step::Append(ticket), next] = self.steps[from..]
             && !matches!(next, Step::Append(_))
         {
@@ -154,7 +154,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             Err(error) => Err(match error {
                 AppendError::Full { .. } => Cause::LogFull,
-                // Replay keeps shapes (T6): this is another stream, or a bug.
+                // Replay keeps shapes (T6). This is another stream, or a bug.
                 AppendError::OtherShape { .. } => {
                     let Attribute { member, ordinal, .. } = entry.attribute;
                     Cause::WriteFailed { member, ordinal }
@@ -166,8 +166,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// An entry is complete or refused, and will be answered after the batch's last fence; says
-    /// whether its persist word was set.
+    /// Notes that an entry is complete or refused, to be answered after the batch's last fence.
+    /// Returns whether its persist word was set.
     #[inline(always)]
     pub(super) fn complete(&mut self, commands: &Commands<E::Buf>, step: Step) -> bool {
         self.done.push(step);
@@ -176,7 +176,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         true
     }
 
-    /// Takes note of a released mark (T1).
+    /// Takes in a released mark (T1).
     pub(super) fn mark(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let mark = wire::mark_of(sqe);
         let durable = sqe.dword(10) & 1 != 0;
@@ -200,7 +200,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         cx.respond(sqe.cid(), status, 0, out);
     }
 
-    /// Notices FLUSHes of its drives that failed on any other connection (T22).
+    /// Reports to the gate the FLUSHes of its drives that failed on any other connection (T22).
     pub(super) fn see_flush_failures(&mut self, cx: &mut Context<E>) {
         let Context { namespaces, commands, .. } = cx;
         for (local, drive) in self.drives.iter_mut().enumerate() {
@@ -216,8 +216,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// A FLUSH of this stream has failed and was counted: the gate hears of that one with the
-    /// entry it belongs to.
+    /// Counts a failed FLUSH of this stream. The gate receives that failure with its entry.
     pub(super) fn own_flush_failed(&mut self, ns: usize) {
         let local = self.drive_of.get(ns).map_or(usize::MAX, |local| usize::from(*local));
         if let Some(drive) = self.drives.get_mut(local) {
@@ -225,20 +224,21 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// The stream is no longer this owner's (T8): everything not at the drives yet is refused.
+    /// Ends the stream for a fenced owner (T8): refuses every request that is not at the drives
+    /// yet.
     pub(super) fn shut(&mut self, cx: &mut Context<E>) {
         cx.is_fenced = true;
         self.gate.poison(&mut cx.commands, Cause::Closed, &mut self.steps);
     }
 
-    /// Stops the stream because of a request that never reached the gate: what follows it has
-    /// lost its predecessor (P6).
+    /// Stops the stream because of a request that never reached the gate: the later ones have lost
+    /// their predecessor (P6).
     pub(super) fn stop(&mut self, cx: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
         self.gate.poison(&mut cx.commands, cause, &mut self.steps);
     }
 
-    /// What a request is answered that the gate refuses.
+    /// The answer to a request that the gate refuses.
     pub(super) fn refusal(cx: &Context<E>, why: Cause) -> Status {
         let status = match why {
             Cause::LogFull => wire::status::LOG_FULL,

@@ -1,4 +1,5 @@
-//! A host takes a volume and gives it back: claim, status and release, on the admin queue (T8).
+//! The commands by which a host gets and releases a volume: claim, status and release, on the admin
+//! queue (T8).
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::VolumeId;
@@ -19,24 +20,24 @@ pub(super) struct Waiting {
     fence: u64,
     /// The command.
     index: u16,
-    /// What to do then.
+    /// The step that follows.
     then: Then,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Then {
-    /// The volume has changed hands.
+    /// The volume has a new owner.
     Claimed {
         /// The volume.
         volume: VolumeId,
-        /// Which of its claims.
+        /// The number of this claim among its claims.
         claim: u64,
     },
-    /// Give the volume back; forget it if so asked.
+    /// Release the volume; forget it if the host asks for that.
     Release {
         /// The volume.
         volume: VolumeId,
-        /// Whether its log goes, too.
+        /// Whether its log is dropped, too.
         forget: bool,
     },
 }
@@ -64,9 +65,9 @@ impl Admin {
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
             let number = s.claim(&claim, who, now)?;
-            // From here on the guard keeps plain writers out, and old bindings are refused. What
-            // of either is under way must come back before the owner may read a list or write
-            // anything: a ghost must not land over newer data (T8, T21).
+            // From here on the guard keeps plain hosts from writing, and old bindings are refused.
+            // Operations in flight of either kind must come back before the owner may read a list
+            // or write anything: a late write must not land over newer data (T8, T21).
             Ok((s.raise_fence(conn, claim.volume, None), number))
         });
         match granted {
@@ -92,7 +93,7 @@ impl Admin {
         }
     }
 
-    /// Status: what the target knows of a volume.
+    /// Status: the target's state of a volume.
     pub(super) fn volume_status<E: TargetEnv>(
         cx: &Context<E>,
         sqe: &Sqe,
@@ -102,7 +103,7 @@ impl Admin {
         env.with_shared(|s| s.volumes.status(volume, cx.assoc(), now)).encode()
     }
 
-    /// Release: gives a volume back.
+    /// Release: ends the ownership of a volume.
     pub(super) fn release<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -116,7 +117,7 @@ impl Admin {
         let index = cx.take(sqe, Stage::Fence, 0)?;
         let fence = shared(env, |s| {
             s.volumes.may_release(volume, assoc, forget)?;
-            // Its own streams must have come home first.
+            // The volume's own streams must have been returned first.
             Ok::<_, Refusal>(s.raise_fence(conn, volume, Some(assoc)))
         });
         match fence {
@@ -146,7 +147,7 @@ impl Admin {
         }
     }
 
-    /// Everything that one of this connection's fences waited for has come back.
+    /// Notes that every operation for which one of this connection's fences waited has come back.
     pub(super) fn fence_over<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -162,7 +163,7 @@ impl Admin {
         }
     }
 
-    /// The volumes that the host was giving back.
+    /// The volumes that the host was releasing.
     pub(super) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
         self.waiting.iter().filter_map(|waiting| match waiting.then {
             Then::Release { volume, .. } => Some(volume),

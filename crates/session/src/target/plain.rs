@@ -15,8 +15,8 @@ use crate::outbox::Outbox;
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
-    /// By namespace: how many of its FLUSHes had failed when this connection's first plain write
-    /// that no FLUSH of its own has covered was submitted (T22).
+    /// By namespace: the number of failed FLUSHes at the submission of this connection's first
+    /// plain write that no FLUSH of its own has covered (T22).
     unflushed_since: alloc::vec::Vec<Option<u64>>,
 }
 
@@ -79,7 +79,7 @@ impl PlainIo {
         Ok(())
     }
 
-    /// All data that was asked for has come in, and came whole.
+    /// Carries out a command whose requested data has come in completely.
     pub(super) fn gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -102,7 +102,7 @@ impl PlainIo {
     ) {
         let command = &cx.commands[index];
         let (ns, lba) = (usize::from(command.ns), command.sqe.slba());
-        // The volume may have found an owner while the data was under way (T21).
+        // Another host may have claimed the volume while the data was in transit (T21).
         if let Err(status) = cx.guard(ns, env) {
             return cx.answer(index, status, 0, out);
         }
@@ -144,7 +144,7 @@ impl PlainIo {
         Ok(())
     }
 
-    /// A command may hold its buffer: a read begins, and of others the data is asked for.
+    /// Starts a command that may hold its buffer: begins a read, and for others asks for the data.
     pub(super) fn start<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -158,7 +158,8 @@ impl PlainIo {
         if command.sqe.opcode() != opcode::READ {
             return cx.ask_or_fail(index, env, out);
         }
-        // It would find undone what its stream has completed, and nobody has told it yet (T8, P9).
+        // The read would find blocks undone that its stream has completed, and its host does not
+        // know that yet (T8, P9).
         if is_fenced && !probe::planted(Plant::T8FencedReads) {
             return cx.answer(index, overtaken(), 0, out);
         }
@@ -189,7 +190,8 @@ impl PlainIo {
         Ok(())
     }
 
-    /// A plain write goes to the drive: a FLUSH of this connection will be asked for it.
+    /// Notes that a plain write goes to the drive. A FLUSH of this connection will be responsible
+    /// for it.
     #[inline(always)]
     pub(super) fn note_write<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) {
         let namespace = cx.namespaces.at(ns);
@@ -203,8 +205,9 @@ impl PlainIo {
         self.unflushed_since[ns].get_or_insert(failures);
     }
 
-    /// What a FLUSH that is submitted now answers for: since when its connection has writes there
-    /// that no FLUSH has covered, or else since now. Writes under way are not covered (M2).
+    /// The point from which a FLUSH that is submitted now is responsible: the first write of its
+    /// connection there that no FLUSH has covered, or else now. Writes in flight are not covered
+    /// (M2).
     fn covered_since<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) -> Option<u64> {
         let namespace = cx.namespaces.at(ns);
         if !namespace.config.volatile {
@@ -224,9 +227,9 @@ impl PlainIo {
         Some(since)
     }
 
-    /// Whether the drive has lost, by a FLUSH that failed for whomever, what a FLUSH that it now
-    /// calls good was to cover. It is told once, as Linux tells `fsync`; a host that writes again
-    /// and flushes again has it (T22).
+    /// Whether a failed FLUSH of any connection has lost writes that a FLUSH was to cover which now
+    /// succeeds. This is reported once, as Linux reports it to `fsync`. A host that writes again
+    /// and flushes again has its data (T22).
     fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
         let command = &cx.commands[index];
         let Some(since) = command.since else {
@@ -236,7 +239,7 @@ impl PlainIo {
         let failures = cx.namespaces.at(ns).state.flush_failures();
         let lost = failures != since && !probe::planted(Plant::T22PlainFlush);
         if lost && let Some(unflushed_since) = self.unflushed_since.get_mut(ns) {
-            // What is written from now on is a new affair.
+            // Later writes are counted anew.
             *unflushed_since = Some(failures);
         }
         lost
@@ -263,7 +266,7 @@ impl PlainIo {
         Ok(())
     }
 
-    /// The device operation of a plain command has ended.
+    /// Takes in the result of a plain command's device operation.
     pub(super) fn device_result<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -287,8 +290,9 @@ impl PlainIo {
             Err(error) => status_of(&error, code == opcode::READ),
             Ok(buf) => match (code, buf) {
                 _ if cx.closing => Status::SUCCESS,
-                // Its owner was overtaken while the read was under way, and nothing waited for the
-                // read: it may have found what the next owner has undone or written (T8, P9).
+                // Its owner was fenced while the read was in flight, and no fence waited for the
+                // read. It may have found blocks that the next owner has undone or written (T8,
+                // P9).
                 (opcode::READ, _)
                     if cx.reads_overtaken(ns)
                         && !probe::planted(Plant::T8LateReads)
@@ -320,15 +324,15 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) {
         cx.commands[index].stage = Stage::DeviceFlush;
-        // Its own write is among them; others keep their own FLUSH.
+        // It covers the command's own write, too. Other writes keep their own FLUSH.
         cx.commands[index].since = self.unflushed_since.get(ns).copied().flatten();
         if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
             self.device_result(cx, index, result, env, out);
         }
     }
 
-    /// A FLUSH (or one for FUA) has succeeded, and all others are accounted for: it is good, unless
-    /// one that failed has lost what it covers.
+    /// Completes a FLUSH (or one for FUA) that has succeeded, once all others are accounted for. It
+    /// is a success, unless a failed one has lost writes that it covers.
     pub(super) fn flush_believed<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -340,7 +344,7 @@ impl PlainIo {
     }
 }
 
-/// FUA on a drive with a volatile cache: the write is followed by a FLUSH.
+/// Whether the command has FUA and the drive a volatile cache. Then a FLUSH follows the write.
 #[inline]
 fn must_flush<E: TargetEnv>(cx: &Context<E>, sqe: &Sqe, ns: usize) -> bool {
     sqe.fua() && cx.namespaces.at(ns).config.volatile

@@ -1,4 +1,4 @@
-//! A controller's properties: what it can do, whether it is enabled (Base §3.1.4).
+//! A controller's properties: its capabilities, and whether it is enabled (Base §3.1.4).
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::fabrics::{Cap, Cc, Csts, VERSION_2_0, property};
@@ -55,8 +55,8 @@ impl Admin {
             });
         }
         if new.shutdown() != 0 && old.shutdown() == 0 {
-            // Nothing is kept back in the controller: what is completed is at the drives, and
-            // a host flushes what it wants durable.
+            // The controller holds nothing back. A completed write is at the drives, and a host
+            // flushes to make it durable.
             disable(cntlid, env);
             self.csts.0 |= Csts::SHUTDOWN_DONE;
         } else if !new.enabled() && old.enabled() {

@@ -1,5 +1,5 @@
-//! How a volume comes free: its owner gives it back or is lost for longer than its lease, or the
-//! target stops (T8, T25).
+//! The end of ownership of a volume: its owner releases it or is lost for longer than its lease, or
+//! the target stops (T8, T25).
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::log_region::VolumeState;
@@ -13,8 +13,8 @@ use super::volume::{Log, Partition, Volume};
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
-    /// Whether `assoc` may give the volume back: it owns it. A volume whose log is lost can't be
-    /// claimed; nobody owns it, and anybody may have it forgotten (T19).
+    /// Whether `assoc` may release the volume: it owns it. A volume whose log is lost cannot be
+    /// claimed. It has no owner, and any host may have it forgotten (T19).
     pub(super) fn may_release(
         &self,
         volume: VolumeId,
@@ -30,7 +30,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Gives a volume back, once its streams are; with `forget`, drops it and its log.
+    /// Releases a volume, once its streams are returned. With `forget`, drops it and its log.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
@@ -62,11 +62,11 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Notes a volume as closed if nothing of it needs recovery or is to be acknowledged.
+    /// Records a volume as closed if none of its entries needs recovery or an acknowledgement.
     fn close(&mut self, at: usize) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if volume.partitions.is_empty() {
-            // Nothing about it outlives its owner but its generation.
+            // Only its generation outlives the owner.
             return Ok(());
         }
         let failed = |_| (wire::status::LOG_FAILED, 0);
@@ -88,7 +88,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// The owner was about to give the volume back when it was lost: it will not come back.
+    /// Notes that the owner was about to release the volume when it was lost: it will not come
+    /// back.
     pub(super) fn waive(&mut self, volume: VolumeId, assoc: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
         {
@@ -96,7 +97,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// An association is lost: the leases of its volumes begin to run (T25).
+    /// Notes that an association is lost: the leases of its volumes begin to run (T25).
     pub(super) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
         let mut any = false;
         for volume in &mut self.list {
@@ -107,7 +108,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Everything of a lost association has come back.
+    /// Notes that every operation of a lost association has come back.
     pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
@@ -118,8 +119,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Gives free what somebody has a use for, as far as its lease has run out and nothing of it
-    /// needs recovery: noted as closed, and plain writers are welcome.
+    /// Frees the volumes that a host wants to use, if their lease has run out and nothing of them
+    /// needs recovery. They are recorded as closed, and plain hosts may write.
     pub(super) fn free(
         &mut self,
         wanted: impl Fn(&Volume<R>) -> bool,
@@ -132,7 +133,7 @@ impl<R: Region> Volumes<R> {
             if !wanted(volume) || volume.free_from().is_none_or(|from| now < from) {
                 continue;
             }
-            // A log that fails here stays marked as owned, and guarded.
+            // If a log fails here, its volume stays marked as owned, and guarded.
             if self.close(at).is_ok() {
                 probe::hit(Rare::LeaseOver);
                 self.list[at].tenure = Tenure::Vacant;
@@ -145,17 +146,18 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Somebody wants to write a namespace that is guarded for a lease.
+    /// Frees the volume of a guarded namespace for a host that wants to write it, if its lease has
+    /// run out.
     pub(super) fn free_namespace(&mut self, nsid: u32, namespaces: &Namespaces, now: u64) {
         self.free(|volume| volume.has(nsid), namespaces, now);
     }
 
-    /// The target stops in good order: whatever may be given free is.
+    /// Frees every volume that may be freed, at a clean stop of the target.
     pub(super) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
         self.free(|_| true, namespaces, now);
     }
 
-    /// Sets every namespace's guard from the volumes it belongs to (T21).
+    /// Sets every namespace's guard by the volumes it belongs to (T21).
     pub(super) fn reguard(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
@@ -176,11 +178,11 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Ends service in good order: `write_back` writes all of the log back, and then its header
-    /// says so (T24). No connection is left, and nothing is done with the volumes any more.
+    /// Ends service by a clean stop: `write_back` writes all of the log back, and then its header
+    /// gets the stamp (T24). No connection is left, and the volumes are not used any more.
     ///
     /// # Errors
-    /// The log could not be written back: it is good for this boot only.
+    /// The log could not be written back: it is valid in this boot only.
     pub fn end_service(
         &mut self,
         write_back: impl FnOnce() -> Result<(), RegionError>,

@@ -1,5 +1,5 @@
-//! How recovery ends: how far each stream was kept becomes the log's truth, durably, before
-//! anything of it is forgotten (T9).
+//! The end of a recovery: the log records the recovered seq of each stream, durably, before it
+//! forgets any entry (T9).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::entry::PartitionId;
@@ -17,14 +17,14 @@ use crate::wire;
 use crate::wire::list::{Settle, SettleStream};
 
 impl<R: Region> Volumes<R> {
-    /// Settles some streams of a volume: all are checked before the first is changed. Durable
-    /// before it returns; cut off in the middle, it may be done again.
+    /// Settles some streams of a volume. All are checked before the first is changed. Durable
+    /// before it returns; if interrupted, it may be repeated.
     pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
         let refuse = |status: Status| Err((status.with_dnr(), 0));
         let Some(volume) = self.list.iter_mut().find(|v| v.id == settle.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // Who has been overtaken learns that first (T8).
+        // An owner that was fenced gets this answer first (T8).
         if settle.generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -63,7 +63,7 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// Whether every stream may be settled as it is asked for.
+/// Checks whether every stream may be settled as requested.
 fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> {
     let refuse = |status: Status| Err((status.with_dnr(), 0));
     for (i, SettleStream { stream, k, .. }) in settle.streams.iter().enumerate() {
@@ -74,10 +74,11 @@ fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> 
             return refuse(Status::INVALID_FIELD);
         }
         match partition {
-            // Of what is at rest only.
+            // Only partitions at rest may be settled.
             Partition::Bound { .. } => return Err((wire::status::STREAM_BUSY, 0)),
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
-            // Where a log was given up, an earlier k may have come of what is not believed any more.
+            // Where a log was given up, an earlier k may come from a log that is not valid any
+            // more.
             Partition::Home { log, .. }
                 if log.is_settled() && log.released() != *k && !volume.in_doubt(log) =>
             {

@@ -1,10 +1,10 @@
-//! What all connections of a target share: the subsystem, its volumes, its controllers
-//! (`controllers.rs`), and the notices that cross from one connection to another (`notices.rs`).
+//! The shared state of all connections of a target: the subsystem, its volumes, its controllers
+//! (`controllers.rs`), and the notices from one connection to another (`notices.rs`).
 //!
-//! It is touched when queues come and go and by admin commands, never on the hot path. The host
-//! keeps it behind a lock; whatever another connection must do about a change is left here as a
-//! [`Notice`], and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on whichever
-//! core it lives.
+//! It is used when queues begin and end and by admin commands, never on the hot path. The
+//! environment keeps it behind a lock. If another connection must react to a change, a [`Notice`]
+//! is left here, and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on
+//! any core.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -27,11 +27,11 @@ use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
 
-/// One connection, unique for the life of the target.
+/// The id of one connection, unique in an incarnation of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// What the subsystem says of itself.
+/// The identity and the settings of the subsystem.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The subsystem's NQN.
@@ -42,20 +42,20 @@ pub struct Identity {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
-    /// Which hosts may connect; `None` for any.
+    /// The hosts that may connect; `None` for any.
     pub allowed_hosts: Option<Vec<String>>,
     /// Refuse connections without header digests.
     pub require_header_digest: bool,
     /// Refuse connections without data digests.
     pub require_data_digest: bool,
-    /// Where the subsystem can be found: the records of the discovery log.
+    /// The addresses of the subsystem: the records of the discovery log.
     pub ports: Vec<DiscoveryPort>,
-    /// I/O queues per controller at most.
+    /// Most I/O queues per controller.
     pub io_queues: u16,
 }
 
 impl Identity {
-    /// A subsystem that lets every host in, asks for no digests, lists no port, and allows 16 I/O
+    /// A subsystem that allows every host, needs no digests, lists no port, and allows 16 I/O
     /// queues: for tests and the simulator.
     #[must_use]
     pub fn open_to_all(subnqn: impl Into<String>, serial: impl Into<String>) -> Self {
@@ -73,7 +73,7 @@ impl Identity {
     }
 }
 
-/// An address of the subsystem, as discovery tells it.
+/// An address of the subsystem, as discovery reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryPort {
     /// Port id.
@@ -93,7 +93,7 @@ pub struct DiscoveryPort {
 pub(super) struct ConnEntry {
     pub(super) cntlid: u16,
     pub(super) qid: u16,
-    /// Bytes set aside for what it brings in capsules (T28).
+    /// Bytes set aside for its in-capsule data (T28).
     pub(super) capsules: usize,
     pub(super) notices: Vec<Notice>,
 }
@@ -107,7 +107,7 @@ pub struct Shared<R: Region> {
     pub(super) fences: BTreeMap<u64, Fence>,
     pub(super) writers: Writers,
     pub(super) budget: Arc<Budget>,
-    /// Bytes set aside for what I/O queues bring in capsules.
+    /// Bytes set aside for the in-capsule data of I/O queues.
     pub(super) capsules: usize,
     pub(super) next_cntlid: u16,
     pub(super) next_assoc: u64,
@@ -153,13 +153,13 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// What the subsystem says of itself.
+    /// The identity and the settings of the subsystem.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
     }
 
-    /// Where the subsystem can be found, once the listeners know their ports.
+    /// Sets the addresses of the subsystem, once the listeners know their ports.
     pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) {
         let mut identity = Identity::clone(&self.identity);
         identity.ports = ports;
@@ -167,7 +167,7 @@ impl<R: Region> Shared<R> {
         self.discovery_generation += 1;
     }
 
-    /// How many bytes of data connections may hold together, beyond a share that each has
+    /// Sets how many bytes of data connections may hold together, beyond a share that each has
     /// ([`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES)). For connections from now on.
     pub fn set_memory(&mut self, bytes: usize) {
         self.budget = Budget::new(bytes);
@@ -177,7 +177,7 @@ impl<R: Region> Shared<R> {
         Loan::of(Arc::clone(&self.budget))
     }
 
-    /// Changes whenever the discovery log does.
+    /// A number that changes whenever the discovery log does.
     #[must_use]
     pub const fn discovery_generation(&self) -> u64 {
         self.discovery_generation
@@ -195,12 +195,12 @@ impl<R: Region> Shared<R> {
         &self.volumes
     }
 
-    /// Ends service in good order: volumes whose owners' leases have run out are noted as closed,
-    /// as far as they need no recovery (T25); then [`Volumes::end_service`]. Everything has come
-    /// back.
+    /// Ends service by a clean stop. Volumes whose owners' leases have run out are recorded as
+    /// closed, if they need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation
+    /// must have come back.
     ///
     /// # Errors
-    /// The log could not be written back: it is good for this boot only.
+    /// The log could not be written back: it is valid in this boot only.
     pub fn end_service(
         &mut self,
         now: u64,
@@ -210,7 +210,8 @@ impl<R: Region> Shared<R> {
         self.volumes.end_service(write_back)
     }
 
-    /// Somebody wants to write to a namespace that is guarded for a lease (T25).
+    /// Frees the volume of a namespace that is guarded for a lease, for a host that wants to write
+    /// it (T25).
     pub(super) fn free_namespace(&mut self, nsid: u32, now: u64) {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
@@ -224,7 +225,8 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Gives a volume to `who`; see [`Volumes`]. Returns which claim of the volume it was.
+    /// Gives a volume to the host `who`; see [`Volumes`]. Returns the number of this claim among
+    /// the volume's claims.
     pub(super) fn claim(&mut self, claim: &Claim, who: Owner, now: u64) -> Result<u64, Refusal> {
         let claimant = who.assoc;
         let claimed = self.volumes.claim(claim, who, &self.namespaces, now)?;
@@ -249,14 +251,14 @@ impl<R: Region> Shared<R> {
         Ok(claimed.claim)
     }
 
-    /// `conn` is about to look at the guard of namespace `ns` for the first time (T8).
+    /// Notes that `conn` is about to read the guard of namespace `ns` for the first time (T8).
     pub(super) fn note_writer(&mut self, ns: usize, conn: ConnId) {
         if self.conns.contains_key(&conn) {
             self.writers.note(ns, conn);
         }
     }
 
-    /// Hands the log of a stream to a connection, which writes to its namespaces from now on.
+    /// Gives the log of a stream to a connection, which writes to its namespaces from now on.
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
@@ -293,9 +295,9 @@ impl<R: Region> Shared<R> {
         self.ask_back(settled, settle.partitions())
     }
 
-    /// The owner (nobody else gets as far as *busy*) needs streams that are still carried by a
-    /// connection: it has given that one up, whether or not the connection knows. It ends, and the
-    /// owner asks again (P7, P8).
+    /// Ends connections that still carry streams which the owner needs (no other host reaches the
+    /// state *busy*). The owner has given such a connection up, even if the connection does not
+    /// know it. After its end the owner asks again (P7, P8).
     fn ask_back<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -311,7 +313,7 @@ impl<R: Region> Shared<R> {
         result
     }
 
-    /// Gives a volume back, if `assoc` may still do that.
+    /// Releases a volume, if `assoc` may still do that.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
@@ -329,7 +331,7 @@ impl<R: Region> Shared<R> {
     }
 }
 
-/// Notes that a host has been heard from.
+/// Notes that a host has sent something.
 pub(super) fn heard(at: &AtomicU64, now: u64) {
     at.store(now, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Whether the queues of an association may write as any plain host's (T8).
+//! The standing of an association: whether its queues may write as those of any plain host (T8).
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,7 +6,7 @@ const GOOD: u8 = 0;
 const OVERTAKEN: u8 = 1;
 const ENDED: u8 = 2;
 
-/// What an association may do on its I/O queues, as all of them see it at once.
+/// The standing of an association. All of its I/O queues read it.
 #[derive(Debug, Default)]
 pub struct Standing(AtomicU8);
 
@@ -17,7 +17,7 @@ impl Standing {
         self.0.load(Ordering::SeqCst) == GOOD
     }
 
-    /// Whether it is over: its queues end, one after the other.
+    /// Whether it has ended: its queues end, one after the other.
     pub(super) fn has_ended(&self) -> bool {
         self.0.load(Ordering::SeqCst) == ENDED
     }
@@ -27,24 +27,24 @@ impl Standing {
         self.0.load(Ordering::SeqCst) == OVERTAKEN
     }
 
-    /// Another owner has taken over a volume that it had: it is no plain host as any other, but one
-    /// that may not know.
+    /// Notes that another owner has taken over a volume that it had. It is not like any other plain
+    /// host, because it may not know that.
     pub(super) fn overtake(&self) {
         self.change(GOOD, OVERTAKEN);
     }
 
-    /// It has claimed a volume itself, and knows its standing.
+    /// Notes that it has claimed a volume itself, and so knows its standing.
     pub(super) fn restore(&self) {
         self.change(OVERTAKEN, GOOD);
     }
 
-    /// It is over, for good.
+    /// Ends it for good.
     pub(super) fn end(&self) {
         self.0.store(ENDED, Ordering::SeqCst);
     }
 
     fn change(&self, from: u8, to: u8) {
-        // One that is in another state stays there: above all, one that has ended.
+        // An association in another state stays there; above all, one that has ended.
         let _ = self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
     }
 }

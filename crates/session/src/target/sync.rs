@@ -1,4 +1,4 @@
-//! What [`flushes`](super::flushes) is made of; its model check (`tests/flushes.rs`) puts a
-//! checker's in its place.
+//! The atomics of [`flushes`](super::flushes). Its model check (`tests/flushes.rs`) puts those of a
+//! checker in their place.
 
 pub(super) use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! Who has a volume, and for how long: ownership is a lease (T8, T25).
+//! The lease of a volume: its owner, and how long the target keeps the volume for it (T8, T25).
 //!
-//! An owner that is there has its volume until it gives it back. When the target loses its
-//! association, or is started again under it, the volume stays the owner's until its lease has run
-//! out, by the target's clock. Even then nothing changes before somebody else wants the volume or
-//! one of its drives: until that happens, the owner may still come back.
+//! An owner with an association keeps its volume until it releases it. When the target loses the
+//! association, or is started again, the target keeps the volume for the owner until the lease has
+//! run out, by the target's clock. Even then nothing changes before another host wants the volume
+//! or one of its drives. Until then, the owner may still come back.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,35 +17,37 @@ use super::claims::Owner;
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
 
-/// Who has a volume.
+/// The lease of a volume.
 #[derive(Debug)]
 pub(super) enum Tenure {
-    /// Nobody.
+    /// No owner.
     Vacant,
-    /// An association that is there.
+    /// An owner with an association.
     Held(Owner),
     /// An owner whose association is lost.
     Away(Away),
 }
 
-/// An owner whose association is lost, or that had the volume in an earlier life of the target.
+/// An owner whose association is lost, or that had the volume in an earlier incarnation of the
+/// target.
 #[derive(Debug)]
 pub(super) struct Away {
     /// Its name.
     name: String,
     /// The association that was lost, until all of its operations have come back.
     draining: Option<u64>,
-    /// When its lease runs out, ns of the host's clock.
+    /// The end of its lease, ns of the host's clock.
     until: u64,
 }
 
 impl Tenure {
-    /// Who had the volume in an earlier life of the target, which begins to serve `now`.
+    /// The lease of the owner of an earlier incarnation of the target. The target begins to serve
+    /// at `now`.
     pub(super) fn found(record: &VolumeRecord, now: u64) -> Self {
         match record.state {
             VolumeState::Closed => Self::Vacant,
             VolumeState::Owned => Self::Away(Away {
-                // Of an owner the log keeps the identifier only.
+                // The log has only the identifier of the owner.
                 name: format!("the host with id {}", VolumeId(record.owner)),
                 draining: None,
                 until: end(now, record.lease_ms),
@@ -53,7 +55,7 @@ impl Tenure {
         }
     }
 
-    /// The target has lost association `assoc`; whether that was the owner's.
+    /// Notes that the target has lost association `assoc`. Returns whether that was the owner's.
     pub(super) fn lose(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
         match self {
             Self::Held(owner) if owner.assoc == assoc => {
@@ -66,7 +68,8 @@ impl Tenure {
         }
     }
 
-    /// Everything of association `assoc` has come back; whether that was a lost owner's.
+    /// Notes that every operation of association `assoc` has come back. Returns whether that was a
+    /// lost owner's.
     pub(super) fn drained(&mut self, assoc: u64) -> bool {
         match self {
             Self::Away(away) if away.draining == Some(assoc) => {
@@ -77,7 +80,7 @@ impl Tenure {
         }
     }
 
-    /// The owner that is there.
+    /// The owner, if it has an association.
     pub(super) const fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Held(owner) => Some(owner),
@@ -90,7 +93,7 @@ impl Tenure {
         self.owner().is_some_and(|owner| owner.assoc == assoc)
     }
 
-    /// Whether nobody has it, not even an owner whose lease is over.
+    /// Whether there is no owner, not even one whose lease is over.
     pub(super) const fn is_vacant(&self) -> bool {
         matches!(self, Self::Vacant)
     }
@@ -104,8 +107,7 @@ impl Tenure {
         }
     }
 
-    /// When a lease runs out, or has, with nothing of its owner under way any more: the volume may
-    /// be given free then.
+    /// The end of a lease whose owner has nothing in flight any more. The volume may be freed then.
     pub(super) const fn free_from(&self) -> Option<u64> {
         match self {
             Self::Away(Away { draining: None, until, .. }) => Some(*until),
@@ -113,7 +115,8 @@ impl Tenure {
         }
     }
 
-    /// The name of who keeps the volume, and for how many milliseconds yet if it is away.
+    /// The name of the host for which the volume is kept, and the remaining milliseconds of the
+    /// lease if its association is lost.
     pub(super) fn keeper(&self, now: u64) -> Option<(&str, u32)> {
         match self {
             Self::Held(owner) => Some((&owner.hostnqn, 0)),
@@ -126,7 +129,7 @@ impl Tenure {
     }
 }
 
-/// When a lease ends that begins `now`.
+/// The end of a lease that begins at `now`.
 fn end(now: u64, lease_ms: u32) -> u64 {
     now.saturating_add(u64::from(lease_ms) * MS)
 }

@@ -7,23 +7,22 @@ use crate::stages::{Sampler, Spent, Stage, Trace};
 /// No slot of a connection.
 const NONE: u32 = u32::MAX;
 
-/// What a bound stream traces: a write from its arrival until its answer is with the socket. While
-/// one is on its way no other is begun. That loses few: seldom are more writes under way than lie
-/// between two samples.
+/// The trace of a bound stream: one write from its arrival until the socket has its answer. While
+/// one write is traced, no other trace begins. That loses few samples: seldom are more writes in
+/// flight than lie between two samples.
 ///
-/// What is asked for every write is a comparison; the time is only asked for if it holds. After a
-/// refusal the traced write is never heard of again, and nothing more is traced: the stream has
-/// failed.
+/// Every write costs a comparison. The time is only read if the comparison holds. After a refusal
+/// the traced write never ends, and nothing more is traced, because the stream has failed.
 #[derive(Debug)]
 pub(super) struct Tracer {
     sampler: Sampler,
-    /// Requests that the host has been told of.
+    /// How many requests were reported to the host.
     told: u64,
     /// The slot of the traced write, until it may be answered.
     slot: u32,
-    /// It is here, and not in the log.
+    /// It has arrived, and is not in the log.
     is_new: bool,
-    /// It is complete; the batch's last fence is still to come.
+    /// It is complete. The batch's last fence is still to come.
     is_complete: bool,
     /// Its answer is in the outbox.
     is_answered: bool,
@@ -43,21 +42,22 @@ impl Tracer {
         }
     }
 
-    /// One more request has [`arrived`](Self::arrived): whether it is to be told of, because it is
-    /// to be traced or what is traced waits for it.
+    /// Notes that one more request has [`arrived`](Self::arrived). Returns whether it is to be
+    /// reported: because it is to be traced, or because the traced write waits for it.
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         self.sampler.is_due()
     }
 
-    /// Requests that have come since this was last asked.
+    /// How many requests have arrived since the last call.
     #[inline]
     pub(super) fn news(&mut self) -> u64 {
         let seen = self.sampler.seen();
         seen - core::mem::replace(&mut self.told, seen)
     }
 
-    /// The request in slot `index` has come, and the gate wants `steps` done.
+    /// Notes that the request in slot `index` has arrived, and that `steps` are the next steps of
+    /// the gate.
     #[cold]
     pub(super) fn arrived(&mut self, index: u16, is_write: bool, steps: &[Step], now: u64) {
         if is_write && self.slot == NONE && !self.is_answered {
@@ -68,7 +68,7 @@ impl Tracer {
         if self.is_new && steps.contains(&Step::Append(Ticket(self.slot))) {
             self.is_new = false;
             self.trace.turn(Stage::LogAppend, now);
-            // Until here every request is told of: it may close the gap before the traced one.
+            // Up to here every request is reported: it may close the gap before the traced one.
             self.sampler.taken();
         }
     }
@@ -79,8 +79,8 @@ impl Tracer {
         self.slot != NONE && self.trace.stage() == Stage::LogAppend
     }
 
-    /// The log is fenced, and `steps` are done next: if the gate has let the write go, all that
-    /// keeps it from the drive is its turn.
+    /// Notes that the log is fenced, and that `steps` are next. If the gate has released the write,
+    /// it only waits for its turn at the drive.
     #[cold]
     pub(super) fn logged(&mut self, steps: &[Step], now: u64) {
         let free = steps.contains(&Step::Write(Ticket(self.slot)));
@@ -93,19 +93,19 @@ impl Tracer {
         self.slot == u32::from(index)
     }
 
-    /// Its data is not here yet, or its FLUSH waits for others.
+    /// Notes that its data has not arrived yet, or that its FLUSH waits for others.
     #[cold]
     pub(super) fn held(&mut self, now: u64) {
         self.trace.turn(Stage::Gate, now);
     }
 
-    /// It goes to the drive.
+    /// Notes that it goes to the drive.
     #[cold]
     pub(super) fn submitted(&mut self, now: u64) {
         self.trace.turn(Stage::Device, now);
     }
 
-    /// It is back from the drive.
+    /// Notes that it is back from the drive.
     #[cold]
     pub(super) fn landed(&mut self, is_flush_due: bool, now: u64) {
         self.trace.turn(if is_flush_due { Stage::Gate } else { Stage::Persist }, now);
@@ -117,7 +117,7 @@ impl Tracer {
         self.slot != NONE
     }
 
-    /// What is in `done` is complete, and persisted next.
+    /// Notes that the requests in `done` are complete, and are persisted next.
     #[cold]
     pub(super) fn completing(&mut self, done: &[Step], now: u64) {
         let ticket = Ticket(self.slot);
@@ -134,7 +134,7 @@ impl Tracer {
         self.is_complete
     }
 
-    /// It is about to be answered; its slot may be another's from here on.
+    /// Notes that it is about to be answered. Its slot may be another's from here on.
     #[cold]
     pub(super) fn persisted(&mut self, now: u64) {
         self.slot = NONE;
@@ -143,13 +143,13 @@ impl Tracer {
         self.trace.turn(Stage::Completion, now);
     }
 
-    /// Whether its answer is on its way to the socket.
+    /// Whether its answer is in transit to the socket.
     #[inline]
     pub(super) fn is_answered(&self) -> bool {
         self.is_answered
     }
 
-    /// The socket has it.
+    /// Notes that the socket has its answer.
     #[cold]
     pub(super) fn sent(&mut self, now: u64) -> Spent {
         self.is_answered = false;

@@ -28,8 +28,8 @@ impl<E: TargetEnv> Context<E> {
         Ok(())
     }
 
-    /// Whether a command may hold a buffer of `want` bytes now; otherwise it waits for its turn,
-    /// and comes again from [`next_to_start`](Self::next_to_start).
+    /// Whether a command may hold a buffer of `want` bytes now. Otherwise it waits for its turn,
+    /// and [`next_to_start`](Self::next_to_start) returns it later.
     pub(super) fn may_hold(&mut self, index: u16, want: u32, out: &Outbox<E::Buf>) -> bool {
         self.commands[index].want = want;
         let may_hold = self.waiting.is_empty() && self.affordable(index, out);
@@ -55,7 +55,8 @@ impl<E: TargetEnv> Context<E> {
     fn affordable(&mut self, index: u16, out: &Outbox<E::Buf>) -> bool {
         let used = self.held + out.len_bytes();
         let then = used + self.commands[index].want as usize;
-        // Who holds nothing gets what one command needs: else it might wait for others for ever.
+        // A connection that holds nothing gets the memory that one command needs. Else it might
+        // wait for others for ever.
         used == 0 || then <= TRANSFER_BUDGET && self.loan.grow(then)
     }
 
@@ -65,7 +66,7 @@ impl<E: TargetEnv> Context<E> {
         self.held += command.charged;
     }
 
-    /// Asks for the data of a command that may hold it; says whether there is memory for it.
+    /// Asks for the data of a command that may hold it; returns whether there is memory for it.
     pub(super) fn ask(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) -> bool {
         let command = &mut self.commands[index];
         let want = command.want;
@@ -78,7 +79,7 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// The same of one without an ordering attribute: it fails for want of memory.
+    /// The same for a command without an ordering attribute. It fails if there is no memory.
     pub(super) fn ask_or_fail(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         if !self.ask(index, env, out) {
             // No R2T has been sent.
@@ -86,7 +87,8 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// A piece of the data that an R2T asked for. Returns the command whose data is now all there.
+    /// Takes in a piece of the data that an R2T requested. Returns the command if its data is now
+    /// complete.
     pub(super) fn data_came(
         &mut self,
         header: &DataHdr,

@@ -1,15 +1,14 @@
-//! Volumes without a log: nothing but the target's memory knows of them, so it must not grow with
-//! what peers claim (T28).
+//! Volumes without a log. Only the target's memory knows them, so that memory must not grow with
+//! the claims of peers (T28).
 //!
 //! A volume without a log is remembered until another volume gets one of its namespaces. So no two
-//! of them have a namespace in common, and there are never more of them than namespaces, whatever
-//! ids are claimed, however they are left. Claims for namespaces that are guarded are refused
-//! anyway (T21): that is the bound that a claimant meets.
+//! of them have a namespace in common, and there are never more of them than namespaces, with any
+//! ids that are claimed. Claims for namespaces that are guarded are refused anyway (T21).
 //!
-//! What is forgotten with such a volume is its generation and its last owner, which keep an old
-//! owner from coming back (T8, T25). Instead the target notes of each namespace whether a volume
-//! has had it. A volume that it does not know may be resumed, as after a restart of the target,
-//! only if nobody else has had its namespaces in this life of the target.
+//! With such a volume the target forgets its generation and its last owner. These would keep an old
+//! owner from coming back (T8, T25). Instead the target notes for each namespace whether a volume
+//! has had it. An owner may resume a volume that the target does not know, as after a restart of
+//! the target, only if no other volume has had its namespaces in this incarnation of the target.
 
 use alloc::collections::BTreeSet;
 
@@ -21,12 +20,12 @@ use super::claims::{Refusal, Volumes};
 use super::volume::{Log, Volume};
 use crate::wire::{self, Claim};
 
-/// The namespaces that a volume has had in this life of the target.
+/// The namespaces that a volume has had in this incarnation of the target.
 #[derive(Debug, Default)]
 pub(super) struct Taken(BTreeSet<u32>);
 
 impl Taken {
-    /// A claim has been granted for volumes of these namespaces, which exist.
+    /// Notes that a claim has been granted for a volume of these namespaces, which exist.
     pub(super) fn note(&mut self, members: &[MemberNamespace]) {
         self.0.extend(members.iter().map(|member| member.nsid));
     }
@@ -37,8 +36,9 @@ impl Taken {
 }
 
 impl<R: Region> Volumes<R> {
-    /// Whether an owner may go on with a volume without a log that the target does not know: it
-    /// knew it in an earlier life, and nobody else has been there in this one (T25).
+    /// Whether an owner may resume a volume without a log that the target does not know: the target
+    /// knew it in an earlier incarnation, and no other volume has had its namespaces in this one
+    /// (T25).
     pub(super) fn check_unknown_resume(&self, claim: &Claim) -> Result<(), Refusal> {
         if self.taken.any(&claim.members) && !probe::planted(Plant::T28ForgottenResumes) {
             return Err((wire::status::LEASE_OVER.with_dnr(), 0));
@@ -46,8 +46,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// A claim has been granted: what had its namespaces before is nobody's, and forgotten if
-    /// nothing but memory knows of it.
+    /// After a granted claim, frees the volumes that had its namespaces before. Forgets those that
+    /// only memory knows.
     pub(super) fn forget_predecessors(&mut self, claim: &Claim) {
         let Self { list, log, .. } = self;
         list.retain(|volume| {
@@ -63,7 +63,7 @@ impl<R: Region> Volumes<R> {
         self.taken.note(&claim.members);
     }
 
-    /// How many volumes the target remembers, those of its log among them.
+    /// The number of volumes that the target remembers, those of its log among them.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.list.len()

@@ -1,4 +1,4 @@
-//! One volume as a target keeps it, and the place of its logs.
+//! One volume in a target, and the place of its logs.
 
 use alloc::vec::Vec;
 
@@ -15,11 +15,11 @@ use super::shared::ConnId;
 use super::tenure::Tenure;
 use crate::wire::{self, Claim};
 
-/// Slots per stream that are given when the claim leaves the choice to the target, if they fit:
-/// 1 MiB of log for each stream.
+/// Slots per stream when the claim leaves the choice to the target, if they fit: 1 MiB of log for
+/// each stream.
 const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
-/// Slots per stream with which a volume is content with half of what is free.
+/// Slots per stream that are enough for a volume to leave half of the free space to others.
 const SLOTS_ENOUGH: u32 = 1 << 10;
 
 pub(super) enum Log<R> {
@@ -27,14 +27,14 @@ pub(super) enum Log<R> {
     None,
     /// In service.
     Live { region: LogRegion<R>, split: Split<R> },
-    /// Of another boot: not to be trusted, and not to be written over either (T19).
+    /// Of another boot: not valid, but not to be overwritten either (T19).
     Lost(RegionHeader),
 }
 
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
 pub(super) enum Partition<R> {
-    /// Here, at rest, with this many entries beyond the released mark (and traces of torn ones,
-    /// as long as nobody has settled it).
+    /// Here, at rest, with this many entries beyond the released mark (and traces of torn ones, as
+    /// long as no recovery has settled it).
     Home { log: StreamLog<R>, entries: u32 },
     /// Carried by a connection.
     Bound { conn: ConnId, released: Seq },
@@ -47,29 +47,30 @@ pub(super) struct Volume<R> {
     pub(super) generation: u32,
     pub(super) streams: u16,
     pub(super) slots: u32,
-    /// Its namespaces here, with its numbers for them.
+    /// Its namespaces here, with its member numbers for them.
     pub(super) members: Vec<MemberNamespace>,
     pub(super) tenure: Tenure,
-    /// How long it stays its owner's when the target loses it, milliseconds (T25).
+    /// How long the target keeps it for its owner after the loss of the association, milliseconds
+    /// (T25).
     pub(super) lease_ms: u32,
-    /// The host that has claimed it last, also in an earlier life of the target; 0 for none.
+    /// The host that has claimed it last, also in an earlier incarnation of the target; 0 for none.
     pub(super) last_owner: [u8; 16],
-    /// One for each stream; none if the volume has no log here.
+    /// One partition for each stream; none if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
-    /// Its log cannot be trusted (T19).
+    /// Its log is not valid (T19).
     pub(super) lost: bool,
-    /// With which generation what the log knew was last given up; 0 for never (T26).
+    /// The generation with which its log was last given up; 0 for never (T26).
     pub(super) given_up: u32,
-    /// Claims in this life of the target.
+    /// How many claims it had in this incarnation of the target.
     pub(super) claims: u64,
-    /// Everything that was under way at the last claim has come back (T8).
+    /// Every operation that was in flight at the last claim has come back (T8).
     pub(super) entered: bool,
-    /// Nothing here that an earlier owner has left waits for recovery: streams may start (T9).
+    /// No entry of an earlier owner waits for recovery here: streams may start (T9).
     pub(super) recovered: bool,
 }
 
 impl<R: Region> Volume<R> {
-    /// A volume that the target hears of for the first time.
+    /// A volume that the target did not know before.
     pub(super) fn new(claim: &Claim, partitions: Vec<Partition<R>>, slots: u32) -> Self {
         Self {
             id: claim.volume,
@@ -89,8 +90,8 @@ impl<R: Region> Volume<R> {
         }
     }
 
-    /// A volume that the log's directory knows, still without its partitions. Whoever owned it is
-    /// away, with a lease that begins when the target does
+    /// A volume of the log's directory, still without its partitions. If it has an owner, the
+    /// association is lost, and the lease begins when the target starts
     /// ([`Volumes::begin`](super::claims::Volumes::begin)).
     pub(super) fn known(record: &VolumeRecord, lost: bool) -> Self {
         Self {
@@ -131,7 +132,7 @@ impl<R: Region> Volume<R> {
         self.partitions.iter().map(Partition::kept).sum()
     }
 
-    /// Both.
+    /// The number of all these entries.
     pub(super) fn entries(&self) -> u32 {
         self.unsettled() + self.kept()
     }
@@ -140,8 +141,9 @@ impl<R: Region> Volume<R> {
         !self.tenure.is_vacant() || self.lost || self.entries() > 0
     }
 
-    /// When the volume may be given free, though its owner has not: its lease runs out, and there
-    /// is nothing to recover. What is bound, or was not read, is taken for something.
+    /// The time at which the volume may be freed although its owner has not released it: its lease
+    /// runs out, and there is nothing to recover. A partition that is bound, or was not read,
+    /// counts as something to recover.
     pub(super) fn free_from(&self) -> Option<u64> {
         let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
         let clean = !self.lost && self.partitions.iter().all(at_rest);
@@ -155,9 +157,9 @@ impl<R: Region> Volume<R> {
     /// Gives it to the owner of a claim that has been granted.
     pub(super) fn change_hands(&mut self, claim: &Claim, who: Owner) -> Claimed {
         let before = self.tenure.owner().map(|owner| owner.assoc);
-        // Streams of a log carry a generation and are fenced by it, also when they read. Without a
-        // log they are plain commands: so the association of the old owner ends, which learns of it
-        // then, and reads nothing of the new one's (T8, P9).
+        // Streams of a log carry a generation, and it fences them, also when they read. Without a
+        // log they are plain commands. So the association of the old owner ends. Then the old owner
+        // learns of it, and reads nothing of the new one's (T8, P9).
         let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
         let before = before.filter(|assoc| *assoc != who.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);
@@ -173,12 +175,12 @@ impl<R: Region> Volume<R> {
         Claimed { claim: self.claims, replaced, overtaken }
     }
 
-    /// Looks whether recovery has an end: every partition is at rest, and what is in it is settled
-    /// or the work of the present owner. That stays so until the next claim.
+    /// Checks whether recovery has ended: every partition is at rest, and its entries are settled
+    /// or of the present owner. This stays true until the next claim.
     ///
-    /// Nothing is decided by what the target's next death would take: where an earlier owner's
-    /// entries are gone because of a mark in memory, the mark becomes durable first. Else they
-    /// would be back, and keep the streams that have started from being bound again (P7).
+    /// The decision uses only durable state. Where an earlier owner's entries are gone because of a
+    /// mark in memory, the mark becomes durable first. Else a crash of the target would bring the
+    /// entries back, and they would keep the started streams from being bound again (P7).
     pub(super) fn note_recovered(&mut self) {
         let generation = self.generation;
         if self.recovered {
@@ -240,9 +242,9 @@ pub(super) fn too_small(need: usize, have: usize) -> Refusal {
     (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)
 }
 
-/// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a log
-/// that was lost and that this one was made instead of: who comes back from it gets the slots it
-/// had, and who comes before it leaves it room, as far as that leaves enough.
+/// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a lost
+/// log that this one replaces. A volume that comes back gets the number of slots that it had. A
+/// volume that comes earlier leaves space for it, as far as it keeps enough for itself.
 ///
 /// # Errors
 /// Not even the smallest partitions fit.
@@ -262,8 +264,8 @@ pub(super) fn chosen_slots(
         r.id != claim.volume && header.volumes.iter().all(|there| there.id != r.id)
     };
     let owed: usize = former.iter().filter(is_away).map(|r| r.extent().len()).sum();
-    // A log that was made anew may be due to volumes that nothing here tells of: whoever gives it up
-    // leaves them half of it if any partition fits into the other.
+    // A log that was made anew may have to take volumes that nothing here lists. A claim that gives
+    // up the log leaves half of the log to them if any partition fits into the other half.
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
     fitting_slots(gap, owed, claim.streams, enough)
 }
@@ -280,7 +282,7 @@ fn largest_gap(header: &RegionHeader) -> usize {
     gap.max((header.len as usize).saturating_sub(at))
 }
 
-/// The slots per stream for which `streams` partitions fit into `gap` bytes, with room left for
+/// The slots per stream for which `streams` partitions fit into `gap` bytes. Space is left for
 /// `owed` bytes that are expected, and for another volume, where that leaves each stream `enough`
 /// bytes.
 fn fitting_slots(gap: usize, owed: usize, streams: u16, enough: usize) -> Result<u32, Refusal> {

@@ -1,28 +1,29 @@
-//! Which connections may have writes under way, by namespace: those that a claim waits for (T8).
+//! The connections that may have writes in flight, by namespace. A claim waits for these (T8).
 //!
-//! A claim asks nobody else, so what it costs does not grow with connections that never write
-//! there (T28). That is safe only if no write gets to a drive from a connection that the claim did
-//! not ask. A connection therefore is noted here before it looks at the guard for the first time,
-//! and a claim changes the guard before it reads who is noted. Noting, and a claim as a whole, are
-//! done inside [`Shared`](super::Shared), so one of them comes first:
+//! A claim asks no others, so its cost does not grow with connections that never write there (T28).
+//! That is safe only if no write gets to a drive from a connection that the claim did not ask.
+//! Therefore a connection is noted here before it reads the guard for the first time, and a claim
+//! changes the guard before it reads which connections are noted. Noting, and a claim as a whole,
+//! are done inside [`Shared`](super::Shared), so one of them comes first:
 //!
-//! - The claim: its guard was set before the lock was given back, and the connection looks at the
-//!   guard after it had the lock. It sees the guard, and its write is refused.
+//! - The claim: its guard was set before the lock was released, and the connection reads the guard
+//!   after it had the lock. It sees the guard, and its write is refused.
 //! - The noting: the claim finds the connection here, and asks it. The connection answers between
-//!   two commands, once all it had begun has come back. What it begins after that it begins after it
-//!   had the lock to take the question, and sees the guard.
+//!   two commands, once all operations that it had begun have come back. It begins a later
+//!   operation after it had the lock to take the question, so it sees the guard.
 //!
-//! So the lock orders all of it (`tests/writers.rs` has it model-checked), and a write after the first needs nothing but a look at the
-//! connection's own memory. Who carries a stream is noted for the stream's namespaces when it is
-//! bound, also inside of the lock: before the claim, or it is refused by generation.
+//! So the lock orders all of it (`tests/writers.rs` checks this with a model checker), and a later
+//! write only reads the connection's own memory. A connection that carries a stream is noted for
+//! the stream's namespaces when it is bound, also inside of the lock: before the claim, or it is
+//! refused by generation.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::shared::ConnId;
 
-/// Connections that have written, or carried a stream, by namespace. One is in it until it is
-/// drained.
+/// Connections that have written, or carried a stream, by namespace. A connection stays in it until
+/// it is drained.
 #[derive(Debug, Default)]
 pub(super) struct Writers(BTreeMap<usize, BTreeSet<ConnId>>);
 
@@ -32,7 +33,7 @@ impl Writers {
         self.0.entry(ns).or_default().insert(conn);
     }
 
-    /// Nothing of `conn` is under way any more, nor will be.
+    /// Notes that `conn` has nothing in flight any more, and begins nothing new.
     pub(super) fn gone(&mut self, conn: ConnId) {
         self.0.retain(|_, conns| {
             conns.remove(&conn);
@@ -40,20 +41,20 @@ impl Writers {
         });
     }
 
-    /// Who may have writes under way to one of these namespaces.
+    /// The connections that may have writes in flight to one of these namespaces.
     pub(super) fn of(&self, namespaces: impl Iterator<Item = usize>) -> BTreeSet<ConnId> {
         namespaces.filter_map(|ns| self.0.get(&ns)).flatten().copied().collect()
     }
 }
 
-/// The namespaces for which a connection is noted, as it knows itself.
+/// A connection's own copy of the namespaces for which it is noted.
 #[derive(Debug, Default)]
 pub(super) struct Noted(Vec<bool>);
 
 impl Noted {
-    /// Whether the connection may write to a namespace now: `is_welcome` looks at its guard, `note`
-    /// has the connection noted among [`Writers`], inside of the lock. Who is kept out anyway is not
-    /// noted: it can't make claims costlier.
+    /// Whether the connection may write to a namespace now. `is_welcome` reads its guard; `note`
+    /// notes the connection in [`Writers`], inside of the lock. A connection that may not write is
+    /// not noted, so it cannot make claims costlier.
     #[inline(always)]
     pub(super) fn may_write(
         &mut self,
@@ -69,7 +70,7 @@ impl Noted {
     fn begin(&mut self, ns: usize, is_welcome: impl Fn() -> bool, note: impl FnOnce()) -> bool {
         note();
         self.add(ns);
-        // The first look may have been before a claim that has not found this connection.
+        // The first check may have been before a claim that has not found this connection.
         is_welcome()
     }
 

@@ -1,4 +1,4 @@
-//! What a core has its shell do.
+//! The actions of a core that its shell carries out.
 
 use alloc::boxed::Box;
 
@@ -8,27 +8,26 @@ use super::super::env::TargetEnv;
 use super::connection::{Connection, Interest, Transport};
 use super::{ConnKey, TargetCore};
 
-/// What a core has its shell do.
+/// An action that the shell carries out for a core.
 pub enum Action<E: TargetEnv, T> {
-    /// Accept connections from now on, or no more until told again.
+    /// Accept connections from now on, or stop accepting until the next such action.
     Listen(bool),
-    /// Send what [`outgoing`](TargetCore::outgoing) has, until it has nothing more, or the socket
-    /// takes nothing more ([`blocked`](TargetCore::blocked)), or it fails
+    /// Send the bytes of [`outgoing`](TargetCore::outgoing), until there are no more, or the socket
+    /// takes no more ([`blocked`](TargetCore::blocked)), or it fails
     /// ([`closed`](TargetCore::closed)).
     Send(ConnKey),
-    /// The connection's last words are out: tell the peer that nothing more comes.
+    /// All of the connection's bytes are sent. Close its sending direction.
     FinishSending(ConnKey),
-    /// Watch the connection's socket for this from now on; it was not watched before if
-    /// `is_new`.
+    /// Watch the connection's socket for this from now on. It was not watched before if `is_new`.
     Watch {
         /// The connection.
         key: ConnKey,
-        /// What for.
+        /// The events to watch for.
         interest: Interest,
         /// Whether it is new to this core.
         is_new: bool,
     },
-    /// Watch the connection's socket no more, and send it to another core, as
+    /// Stop watching the connection's socket, and send the connection to another core, as
     /// [`Message::Adopt`](super::Message::Adopt).
     HandOver {
         /// The other core.
@@ -43,8 +42,8 @@ pub enum Action<E: TargetEnv, T> {
 }
 
 impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
-    /// The next thing to do in this round; `None` when all is done. Ends the batch of device
-    /// operations that were handed in.
+    /// The next action of this round; `None` when all is done. Ends the batch of device operations
+    /// that were handed in.
     ///
     /// Each action is to be carried out before the next is asked for.
     pub fn next_action(&mut self, env: &mut E) -> Option<Action<E, T>> {
@@ -54,7 +53,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             return Some(Action::Listen(listens));
         }
         while let Some(&at) = self.touched.get(self.seen) {
-            // Asked about the same connection again until nothing is to be done for it.
+            // The same connection is asked again until nothing is to be done for it.
             if let Some(action) = self.see_to(at, env.now()) {
                 return Some(action);
             }
@@ -68,7 +67,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.stopping.tells_now(self.config.index).then_some(Action::WindUp)
     }
 
-    /// What is to be done for a connection that something was done to.
+    /// The action for a connection that has changed.
     fn see_to(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
         let key = ConnKey(at);
         let cut_off = self.stopping.cut_off(now);
@@ -108,8 +107,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         if connection.counted_by.is_some() || connection.session.qid().is_none_or(|qid| qid == 0) {
             return None;
         }
-        // Device operations carry the connection's key, and a core that winds up has promised to
-        // give nothing away.
+        // Device operations carry the connection's key. A core that winds up has promised to move
+        // no connection to another core.
         let stays = stopping.is_told() || connection.is_ending() || !connection.is_quiet();
         let core = if stays {
             config.queues.add(config.index);

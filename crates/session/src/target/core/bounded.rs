@@ -1,4 +1,4 @@
-//! A core's queue to a drive, of bounded depth: what comes on top waits its turn.
+//! A core's queue to a drive, of bounded depth. Further operations wait their turn.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -8,14 +8,14 @@ use core::ops::{Deref, DerefMut};
 use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
 use riopipe_order::probe::{self, Rare};
 
-/// A device that is given at most so many operations at once. What is submitted on top waits in
-/// order, and nothing overtakes what waits.
+/// A device that takes only a limited number of operations at once. Further ones wait in order, and
+/// none overtakes another.
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
     depth: usize,
-    /// Makes a buffer of bytes that are the caller's again.
+    /// Makes a buffer out of bytes that are the caller's again after the call.
     copy: fn(&[u8]) -> D::Buf,
-    /// Submitted while the device had as many as it is given.
+    /// Operations that were submitted while the device had its most.
     waiting: VecDeque<Waiting<D::Buf>>,
     device: Box<D>,
 }
@@ -37,19 +37,19 @@ enum What<B> {
 }
 
 impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
-    /// A device that is given at most `depth` operations at once; `copy` makes a buffer of borrowed
-    /// bytes that have to wait.
+    /// A device that takes at most `depth` operations at once. `copy` makes a buffer out of
+    /// borrowed bytes that have to wait.
     #[must_use]
     pub const fn new(device: Box<D>, depth: usize, copy: fn(&[u8]) -> D::Buf) -> Self {
         Self { depth, copy, waiting: VecDeque::new(), device }
     }
 
-    /// Forgets what waits: the process that asked for it has died.
+    /// Forgets waiting operations, because their process has died.
     pub fn forget_waiting(&mut self) {
         self.waiting.clear();
     }
 
-    /// The device, if it may be given one more operation.
+    /// The device, if it may take one more operation.
     #[inline]
     fn room(&mut self) -> Option<&mut D> {
         let is_free = self.waiting.is_empty() && self.device.in_flight() < self.depth;
@@ -63,7 +63,8 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
         Submitted::Pending
     }
 
-    /// Submits what has waited for room. What ends within the call is added to `done`.
+    /// Submits the operations that have waited for space. One that ends within the call is added to
+    /// `done`.
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
         while self.device.in_flight() < self.depth {

@@ -1,4 +1,4 @@
-//! One connection of a core: its session, what it has to send, and how far its end is.
+//! One connection of a core: its session, its outgoing bytes, and the progress of its end.
 
 use alloc::string::{String, ToString};
 
@@ -10,56 +10,56 @@ use super::super::shared::ConnId;
 use super::places::Place;
 use crate::outbox::Outbox;
 
-/// How long a connection that is being closed may take to deliver its last words, ns.
+/// How long a connection that is being closed may take to deliver its last bytes, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
-/// What the shell keeps of a connection: its socket, and the bytes that have come in and were not
-/// consumed. It goes with the connection from core to core.
+/// The shell's part of a connection: its socket, and the bytes that have come in and were not
+/// consumed. It moves with the connection from core to core.
 pub trait Transport {
     /// The bytes that have come in and were not consumed.
     fn input(&self) -> &[u8];
     /// Drops the first `bytes` bytes of [`input`](Self::input).
     fn consume(&mut self, bytes: usize);
-    /// Makes room for a PDU of `bytes` bytes in all, of which [`input`](Self::input) is the start.
+    /// Makes space for a PDU of `bytes` bytes in all, of which [`input`](Self::input) is the start.
     ///
     /// # Errors
-    /// Why it can't be held: the connection is closed, with these words.
+    /// Why it cannot be held. The connection is closed for this reason.
     fn reserve(&mut self, bytes: usize) -> Result<(), String>;
 }
 
-/// What a socket is to be watched for.
+/// The events for which a socket is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Whether something can be received.
+    /// Something can be received.
     Read,
-    /// Whether something can be sent.
+    /// Something can be sent.
     Write,
-    /// Both.
+    /// Both events.
     Both,
 }
 
-/// A connection with the shell's part of it. Cores give it to one another as a whole.
+/// A connection with the shell's part of it. It moves from core to core as a whole.
 pub struct Connection<E: TargetEnv, T> {
     pub(super) session: TargetConn<E>,
     pub(super) output: Outbox<E::Buf>,
     transport: T,
-    /// The socket takes nothing more just now, although something is left to send.
+    /// The socket takes no more bytes just now, although some are left to send.
     is_blocked: bool,
-    /// What its socket is watched for; `None` if it is not watched yet.
+    /// The events for which its socket is watched; `None` if it is not watched yet.
     pub(super) watched: Option<Interest>,
-    /// Since it is being closed: until when its last words may take.
+    /// The time limit of its last bytes, once it is being closed.
     ending: Option<u64>,
-    /// The socket has nothing more to give or to take.
+    /// The socket has failed or ended in both directions.
     is_dead: bool,
-    /// The shell has been told that nothing more is sent.
+    /// The shell has been asked to close the sending direction.
     has_finished: bool,
     /// The core that counts it as an I/O queue.
     pub(super) counted_by: Option<usize>,
     /// Some of its device operations have come back, and are not settled.
     pub(super) in_batch: bool,
-    /// It is on its core's list of what was touched.
+    /// It is on its core's list of changed connections.
     pub(super) is_touched: bool,
-    /// Wherever it goes, it counts as one of all connections until it is dropped (T28).
+    /// It counts as one of all connections, on any core, until it is dropped (T28).
     _place: Place,
 }
 
@@ -87,7 +87,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// Its id: unique for the life of the target.
+    /// Its id: unique in an incarnation of the target.
     #[must_use]
     pub const fn id(&self) -> ConnId {
         self.session.id()
@@ -103,7 +103,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         &mut self.transport
     }
 
-    /// Whether it takes what comes in, or only drops it, or leaves it in the socket.
+    /// Whether it takes incoming bytes, only drops them, or leaves them in the socket.
     pub(super) fn receives(&self) -> Receives {
         match self.ending {
             Some(_) => Receives::Dropped,
@@ -112,7 +112,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// Hands what has come in to the session.
+    /// Hands the incoming bytes to the session.
     pub(super) fn receive(&mut self, env: &mut E) {
         if self.ending.is_some() {
             return;
@@ -122,8 +122,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
                 self.transport.consume(consumed);
                 let need = self.session.need(self.transport.input());
                 if let Err(why) = self.transport.reserve(need) {
-                    // The session refuses longer PDUs on sight; this is the second bolt on that
-                    // door.
+                    // The session refuses longer PDUs by their header. This is a second check.
                     self.end(&why, env);
                 }
             }
@@ -131,18 +130,18 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// What is to be sent now, with the shell's part of the connection.
+    /// The bytes to send now, with the shell's part of the connection.
     pub(super) fn sends(&mut self) -> Option<(&mut T, &Outbox<E::Buf>)> {
         let sends = !self.output.is_empty() && !self.is_dead && !self.in_batch;
         sends.then_some((&mut self.transport, &self.output))
     }
 
-    /// Whether the shell is to send: there is something, and the socket may take it.
+    /// Whether the shell is to send: there are bytes, and the socket may take them.
     pub(super) fn may_send(&self) -> bool {
         !self.output.is_empty() && !self.is_dead && !self.is_blocked
     }
 
-    /// The socket has taken so much.
+    /// Notes that the socket has taken this many bytes.
     pub(super) fn sent(&mut self, bytes: usize, env: &mut E) {
         self.is_blocked = false;
         let was_stuck = !self.session.wants_input(&self.output);
@@ -153,13 +152,13 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// The socket takes nothing more for now.
+    /// Notes that the socket takes no more bytes for now.
     pub(super) fn blocked(&mut self, now: u64) {
         self.is_blocked = true;
         self.session.unsent(now);
     }
 
-    /// A device operation has come back.
+    /// Takes in the result of a device operation.
     pub(super) fn device_done(
         &mut self,
         op: OpId,
@@ -169,20 +168,20 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         self.session.device_done(op, result, env, &mut self.output);
     }
 
-    /// The device operations that came back together are all handed in.
+    /// Notes that all device operations that came back together are handed in.
     pub(super) fn settled(&mut self, env: &mut E) {
         self.in_batch = false;
         self.session.settled(env, &mut self.output);
     }
 
-    /// Something was left for it.
+    /// Reads the notices that were left for it.
     pub(super) fn noticed(&mut self, env: &mut E) {
         if let Err(closed) = self.session.noticed(env, &mut self.output) {
             self.end(&closed.to_string(), env);
         }
     }
 
-    /// Looks at its clocks; says whether something came of it.
+    /// Checks its time limits; returns whether this had an effect.
     pub(super) fn tick(&mut self, env: &mut E) -> bool {
         match self.session.tick(env, &mut self.output) {
             Ok(()) => self.is_over(env.now(), None),
@@ -193,7 +192,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// Begins the end: nothing more is taken in, last words still go out.
+    /// Begins the end: no more input is taken, the last bytes are still sent.
     pub(super) fn end(&mut self, why: &str, env: &mut E) {
         if self.ending.is_none() {
             self.ending = Some(env.now() + LINGER_NS);
@@ -201,7 +200,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// The socket has nothing more to give or to take.
+    /// Notes that the socket has failed or ended in both directions.
     pub(super) fn dead(&mut self, why: &str, env: &mut E) {
         self.is_dead = true;
         self.is_blocked = false;
@@ -209,20 +208,21 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         self.end(why, env);
     }
 
-    /// Whether its last words are out, and the shell is to be told so: once.
+    /// Whether its last bytes are sent and the sending direction is to be closed. True once.
     pub(super) fn finishes_now(&mut self) -> bool {
         let finishes = self.ending.is_some() && self.output.is_empty() && !self.is_dead;
         finishes && !core::mem::replace(&mut self.has_finished, true)
     }
 
-    /// Whether it may be dropped. `cut_off`: the target stops, and its time is over or not.
+    /// Whether it may be dropped. `cut_off`: whether the time of a target that stops is over;
+    /// `None` if it does not stop.
     pub(super) fn is_over(&self, now: u64, cut_off: Option<bool>) -> bool {
         let Some(linger) = self.ending else {
             return false;
         };
-        // The socket lives on until the peer has read the last words: closing it over unread
-        // input would reset the connection and take them back. A host that doesn't read doesn't
-        // keep the target from stopping.
+        // The socket stays open until the peer has read the last bytes. Closing it over unread
+        // input would reset the connection and lose them. A host that does not read does not keep
+        // the target from stopping.
         let last_words_are_out = match cut_off {
             None => self.is_dead || now >= linger,
             Some(cut_off) => cut_off || self.output.is_empty(),
@@ -230,8 +230,8 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         self.session.is_drained() && last_words_are_out
     }
 
-    /// When it wants to be looked at again. What comes back from a drive makes its core look by
-    /// itself.
+    /// The time at which it must be checked again. A result from a drive makes its core check it
+    /// anyway.
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.ending {
             Some(linger) => Some(linger).filter(|_| self.session.is_drained()),
@@ -244,18 +244,18 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         self.ending.is_some()
     }
 
-    /// Whether nothing of it is under way: no command at a drive, no answer unsent.
+    /// Whether nothing of it is in flight: no command at a drive, no answer unsent.
     pub(super) fn is_quiet(&self) -> bool {
         self.output.is_empty() && self.session.is_quiet()
     }
 
-    /// What its socket is to be watched for.
+    /// The events for which its socket is to be watched.
     pub(super) fn interest(&self) -> Interest {
         interest(self.receives() != Receives::Left, self.is_blocked)
     }
 }
 
-/// What becomes of what a connection is sent.
+/// The treatment of incoming bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receives {
     Wanted,
@@ -263,8 +263,9 @@ pub(super) enum Receives {
     Left,
 }
 
-/// What a socket is watched for. One of which nothing is received just now, since too much waits to
-/// be sent, is not watched for that: what has come in would wake the core without end (T28).
+/// The events for which a socket is watched. If nothing is received from it just now, since too
+/// much waits to be sent, it is not watched for input: the input in the socket would wake the core
+/// without end (T28).
 const fn interest(receives: bool, blocked: bool) -> Interest {
     match (receives, blocked) {
         (_, false) => Interest::Read,

@@ -1,8 +1,8 @@
 //! One core of a target: everything that is decided between sockets and drives.
 //!
 //! A target runs one [`TargetCore`] per processor core, each with connections of its own. A core
-//! knows no socket, no drive, no clock and no thread. Its shell tells it what has happened and does
-//! what it asks for:
+//! knows no socket, no drive, no clock and no thread. Its shell reports events to it and carries
+//! out its actions:
 //!
 //! - in: [`accepted`](TargetCore::accepted), [`received`](TargetCore::received),
 //!   [`sent`](TargetCore::sent), [`blocked`](TargetCore::blocked), [`closed`](TargetCore::closed),
@@ -12,13 +12,13 @@
 //!   [`outgoing`](TargetCore::outgoing), [`deadline`](TargetCore::deadline),
 //!   [`is_at_rest`](TargetCore::is_at_rest); operations of drives go out through the [`TargetEnv`].
 //!
-//! A shell works in rounds. In each it reads the clock, calls `timeout`, hands in what has happened
-//! since the last round, and then does what `next_action` says until that has no more to say. All
-//! that has come back from the drives in one round is one batch: whatever the order of the calls,
-//! nothing of it is answered before all of it is in the log, with one fence for each stream (T7).
+//! A shell works in rounds. In each it reads the clock, calls `timeout`, hands in the events since
+//! the last round, and then carries out the actions of `next_action` until there are none left. All
+//! operations that came back from the drives in one round are one batch. In any order of the calls,
+//! none of them is answered before all of them are in the log, with one fence for each stream (T7).
 //!
 //! Cores share [`Shared`](super::Shared) behind a lock, two counters ([`Places`], [`QueueCounts`]),
-//! and tell each other the rest in [`Message`]s. The real target (crate `riopipe-target`) carries
+//! and send each other the rest in [`Message`]s. The real target (crate `riopipe-target`) carries
 //! them between threads, the simulator in an order that its seed decides.
 
 mod action;
@@ -49,20 +49,20 @@ pub use message::Message;
 pub use places::{Place, Places, QueueCounts};
 use stopping::Stopping;
 
-/// How often every connection's clock is looked at, at most, ns.
+/// Longest time between two checks of every connection's time limits, ns.
 const TICK_NS: u64 = 100_000_000;
-/// How old the last look at the log's store may be when something is done that relies on it, ns.
+/// Largest age of the last check of the log's store when an action relies on it, ns.
 const WATCH_NS: u64 = 100_000_000;
-/// How long nothing is accepted for want of descriptors, or of places for connections, ns.
+/// How long no connection is accepted after descriptors, or places for connections, ran out, ns.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
-/// What a core is made of.
+/// The configuration of a core.
 pub struct CoreConfig {
-    /// Which core it is, counted from 0.
+    /// The index of the core, counted from 0.
     pub index: usize,
     /// Whether it accepts connections.
     pub listens: bool,
-    /// Once the target stops, commands may take so long to finish, ns.
+    /// How long commands may take to finish once the target stops, ns.
     pub grace_ns: u64,
     /// CRC32C, for digests.
     pub crc: Crc32c,
@@ -72,14 +72,14 @@ pub struct CoreConfig {
     pub queues: Arc<QueueCounts>,
 }
 
-/// Names a connection of one core, for as long as the core has it.
+/// The name of a connection of one core, for as long as the core has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnKey(pub u32);
 
-/// What the shell is to do with what comes in over a connection.
+/// The shell's treatment of input on a connection.
 #[derive(Debug)]
 pub enum Input<'a, T> {
-    /// Receive it, and say so ([`TargetCore::received`]).
+    /// Receive it, and report it ([`TargetCore::received`]).
     Wanted(&'a mut T),
     /// Receive it and drop it: the connection is being closed.
     Dropped(&'a mut T),
@@ -87,25 +87,26 @@ pub enum Input<'a, T> {
     Left,
 }
 
-/// All that one core of a target decides about its connections; the shell around it does what it says.
+/// The decisions of one core of a target about its connections. The shell around it carries them
+/// out.
 pub struct TargetCore<E: TargetEnv, T> {
     config: CoreConfig,
     /// A slab: a connection's place in it is its key.
     connections: Vec<Option<Box<Connection<E, T>>>>,
     /// Free places in `connections`.
     free: Vec<u32>,
-    /// Where each connection is: a notice must not cost a search (T28).
+    /// The place of each connection, so that a notice costs no search (T28).
     by_id: BTreeMap<ConnId, u32>,
     /// Connections whose device operations have come back and are not settled.
     batch: Vec<u32>,
-    /// Connections that something was done to since the shell last asked for actions.
+    /// Connections that have changed since the shell last asked for actions.
     touched: Vec<u32>,
-    /// How many of `touched` have been seen to.
+    /// How many of `touched` have been handled.
     seen: usize,
     accept: Accept,
-    /// No connection's clock is looked at before.
+    /// The time before which no connection's time limits are checked.
     next_tick: u64,
-    /// The log's store is not looked at before.
+    /// The time before which the log's store is not checked.
     next_watch: u64,
     stopping: Stopping,
 }
@@ -113,11 +114,11 @@ pub struct TargetCore<E: TargetEnv, T> {
 /// Whether connections are accepted.
 #[derive(Debug, Default)]
 struct Accept {
-    /// The shell has been told to listen.
+    /// The shell has been asked to listen.
     listens: bool,
-    /// Nothing is accepted before.
+    /// The time before which no connection is accepted.
     paused_until: Option<u64>,
-    /// All places for connections were taken when the last one was asked for.
+    /// All places for connections were taken at the last request for one.
     is_full: bool,
 }
 
@@ -141,14 +142,14 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Which core it is.
+    /// The index of the core.
     #[must_use]
     pub const fn index(&self) -> usize {
         self.config.index
     }
 
-    /// Begins a round: looks at what depends on time. Call it in each round before anything else,
-    /// and when the [`deadline`](Self::deadline) has come.
+    /// Begins a round: checks everything that depends on time. Call it in each round before
+    /// anything else, and when the [`deadline`](Self::deadline) has come.
     pub fn timeout(&mut self, env: &mut E) {
         let now = env.now();
         if now >= self.next_watch {
@@ -163,7 +164,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Looks at every connection's clock.
+    /// Checks every connection's time limits.
     fn tick(&mut self, env: &mut E) {
         let now = env.now();
         self.next_tick = now + TICK_NS;
@@ -179,27 +180,29 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// When [`timeout`](Self::timeout) is due next, ns on the environment's clock. Costs a look at
-    /// every connection.
+    /// When [`timeout`](Self::timeout) is due next, ns on the environment's clock. It reads every
+    /// connection.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let connections = self.connections.iter().flatten().filter_map(|it| it.deadline());
         let first = connections.chain(self.accept.paused_until).min();
-        // Clocks are not looked at more often: a shell that woke up before would spin until then.
+        // Time limits are not checked more often: a shell that woke up before would spin until
+        // then.
         let first = first.map(|at| at.max(self.next_tick));
         first.into_iter().chain(self.stopping.deadline(now)).min()
     }
 
-    /// A place for one more connection: to be asked for before a socket is accepted, so that a
-    /// peer waits in the kernel's queue, which has a bound of its own, and costs nothing here (T28).
-    /// `None`: nothing is accepted for now; [`Action::Listen`] tells when to try again.
+    /// A place for one more connection. Ask for it before a socket is accepted. So a peer waits in
+    /// the kernel's queue, which has a bound of its own, and costs nothing here (T28). `None`:
+    /// nothing is accepted for now; [`Action::Listen`] asks for the next attempt.
     pub fn place(&mut self, env: &mut E) -> Option<Place> {
         if !self.listens() {
             return None;
         }
         let place = self.config.places.take();
         if place.is_none() {
-            // Places come free on any core, and none tells this one: it looks again after a while.
+            // A place may become free on any core, and that core does not inform this one. So it
+            // tries again after a while.
             if !core::mem::replace(&mut self.accept.is_full, true) {
                 env.log(Event::Full { connections: self.config.places.max() });
             }
@@ -208,7 +211,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         place
     }
 
-    /// Nothing can be accepted, for want of descriptors, say: it is tried again after a while.
+    /// Notes that nothing can be accepted, for example without descriptors. It is tried again after
+    /// a while.
     pub fn pause_accepting(&mut self, now: u64) {
         self.accept.paused_until = Some(now + ACCEPT_PAUSE_NS);
     }
@@ -218,7 +222,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.config.listens && !self.stopping.is_told() && self.accept.paused_until.is_none()
     }
 
-    /// A connection has been accepted, at the address `local` of this machine.
+    /// Takes in a connection that was accepted, at the address `local` of this machine.
     pub fn accepted(
         &mut self,
         place: Place,
@@ -245,7 +249,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         ConnKey(at)
     }
 
-    /// Takes a connection out, to be dropped or given to another core.
+    /// Takes a connection out, to be dropped or moved to another core.
     fn take_out(&mut self, at: u32) -> Option<Box<Connection<E, T>>> {
         let connection = self.connections.get_mut(at as usize)?.take()?;
         self.by_id.remove(&connection.id());
@@ -273,7 +277,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.connections.get(key.0 as usize)?.as_deref().map(Connection::transport)
     }
 
-    /// What is to be done with what comes in over a connection.
+    /// The treatment of input on a connection.
     #[inline]
     pub fn input(&mut self, key: ConnKey) -> Input<'_, T> {
         let Some(connection) = self.get(key.0) else {
@@ -286,7 +290,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Bytes have come in: they are in the transport's input.
+    /// Notes that bytes have come in. They are in the transport's input.
     #[inline]
     pub fn received(&mut self, key: ConnKey, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
@@ -295,14 +299,14 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// What a connection has to send now. Nothing while a batch of its device operations is being
-    /// handed in: what it has to send then may be known to the log only when the batch is (T7).
+    /// The bytes that a connection has to send now. None while a batch of its device operations is
+    /// being handed in: the answers may have to wait for the log until the batch ends (T7).
     #[inline]
     pub fn outgoing(&mut self, key: ConnKey) -> Option<(&mut T, &Outbox<E::Buf>)> {
         self.get(key.0)?.sends()
     }
 
-    /// The socket has taken the first `bytes` bytes of what was to be sent.
+    /// Notes that the socket has taken the first `bytes` bytes of the outgoing ones.
     #[inline]
     pub fn sent(&mut self, key: ConnKey, bytes: usize, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
@@ -311,7 +315,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// The socket takes nothing more for now. Once it does, the shell goes on with
+    /// Notes that the socket takes no more bytes for now. Once it does, the shell continues with
     /// [`outgoing`](Self::outgoing).
     pub fn blocked(&mut self, key: ConnKey, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
@@ -320,7 +324,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// The connection has ended, or its socket has failed: nothing more comes, nothing more goes.
+    /// Notes that the connection has ended, or its socket has failed: no bytes come or go any more.
     pub fn closed(&mut self, key: ConnKey, why: &str, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.dead(why, env);
@@ -328,8 +332,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// A device operation that was under way has finished: what
-    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned.
+    /// Takes in the result of a device operation that was in flight, as
+    /// [`BlockDevice::poll`](riopipe_order::block_device::BlockDevice::poll) has returned it.
     #[inline]
     pub fn device_done(&mut self, op: OpId, result: Result<Option<E::Buf>, IoError>, env: &mut E) {
         let at = op.key() as u32;
@@ -341,8 +345,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// All that has come back from the drives in this round is handed in: each connection settles
-    /// what is its own, with one fence, and may then answer it (T7).
+    /// Settles the batch of this round: each connection settles its own operations, with one fence,
+    /// and may then answer them (T7).
     fn settle_batch(&mut self, env: &mut E) {
         for i in 0..self.batch.len() {
             let at = self.batch[i];
@@ -354,13 +358,13 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.batch.clear();
     }
 
-    /// A message has come, from another core or from this one.
+    /// Takes in a message from another core or from this one.
     pub fn message(&mut self, message: Message<E, T>, env: &mut E) {
         match message {
             Message::Adopt(connection) => {
                 let id = connection.id();
                 self.take_in(connection);
-                // A notice that was sent while the connection was on its way found it on neither
+                // A notice that was sent while the connection was in transit found it on neither
                 // core.
                 self.notice(id, env);
             }

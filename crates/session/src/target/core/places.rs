@@ -1,4 +1,5 @@
-//! How many connections all cores together have open (T28), and how many I/O queues each carries.
+//! The number of connections that all cores together have open (T28), and the number of I/O queues
+//! of each core.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,7 +17,7 @@ pub struct Places {
     next_id: AtomicU64,
 }
 
-/// The place of one connection. It is given back when it is dropped, on whichever core.
+/// The place of one connection. Dropping it frees the place, on any core.
 #[derive(Debug)]
 pub struct Place {
     of: Arc<Places>,
@@ -46,7 +47,7 @@ impl Places {
 }
 
 impl Place {
-    /// The id of the connection that takes it: unique for the life of the target.
+    /// The id of the connection that takes it: unique in an incarnation of the target.
     #[must_use]
     pub const fn id(&self) -> ConnId {
         self.id
@@ -64,7 +65,7 @@ impl Drop for Place {
 pub struct QueueCounts(Box<[AtomicUsize]>);
 
 impl QueueCounts {
-    /// The counts of so many cores: none has a queue.
+    /// The counts of this many cores. No core has a queue.
     #[must_use]
     pub fn new(cores: usize) -> Arc<Self> {
         Arc::new(Self((0..cores).map(|_| AtomicUsize::new(0)).collect()))
@@ -83,12 +84,12 @@ impl QueueCounts {
         core
     }
 
-    /// A core has one more queue.
+    /// Counts one more queue for a core.
     pub(super) fn add(&self, core: usize) {
         self.0[core].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A core has one queue less.
+    /// Counts one queue less for a core.
     pub(super) fn remove(&self, core: usize) {
         self.0[core].fetch_sub(1, Ordering::Relaxed);
     }

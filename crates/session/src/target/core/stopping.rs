@@ -1,5 +1,5 @@
-//! A core that stops in good order: it takes nothing new, lets what is under way finish for a
-//! while, ends its connections, and has come to rest when no connection can reach it any more.
+//! The clean stop of a core: it accepts nothing new, lets operations in flight finish for a while,
+//! and ends its connections. It has stopped when no connection can reach it any more.
 
 use alloc::vec::Vec;
 
@@ -7,15 +7,15 @@ use super::super::env::TargetEnv;
 use super::TargetCore;
 use super::connection::Transport;
 
-/// How far a core is with stopping.
+/// The progress of the stop of a core.
 #[derive(Debug)]
 pub(super) struct Stopping {
-    /// Told to stop: everything that is still there then is cut off.
+    /// Asked to stop: at this time everything that is left is cut off.
     cut_off_at: Option<u64>,
-    /// The other cores have been told.
+    /// The other cores have been informed.
     has_told: bool,
-    /// By core: it gives no connection away any more. Messages from one core to another keep their
-    /// order: none that it gave away before is still on its way here.
+    /// By core: it moves no connection to another core any more. Messages from one core to another
+    /// keep their order. So no connection that it moved before is still in transit to this core.
     winding_up: Vec<bool>,
 }
 
@@ -24,12 +24,12 @@ impl Stopping {
         Self { cut_off_at: None, has_told: false, winding_up: alloc::vec![false; cores] }
     }
 
-    /// Whether the core has been told to stop.
+    /// Whether the core has been asked to stop.
     pub(super) const fn is_told(&self) -> bool {
         self.cut_off_at.is_some()
     }
 
-    /// If the core stops: whether its time is over.
+    /// If the core stops, whether its time is over.
     pub(super) fn cut_off(&self, now: u64) -> Option<bool> {
         self.cut_off_at.map(|at| at <= now)
     }
@@ -39,14 +39,14 @@ impl Stopping {
         self.cut_off_at.filter(|at| *at > now)
     }
 
-    /// A core gives no connection away any more.
+    /// Notes that a core moves no connection to another core any more.
     pub(super) fn winds_up(&mut self, core: usize) {
         if let Some(winding_up) = self.winding_up.get_mut(core) {
             *winding_up = true;
         }
     }
 
-    /// Whether the other cores are to be told now: once.
+    /// Whether the other cores are to be informed now. True once.
     pub(super) fn tells_now(&mut self, index: usize) -> bool {
         let tells = self.is_told() && !core::mem::replace(&mut self.has_told, true);
         if tells {
@@ -62,8 +62,8 @@ impl Stopping {
 }
 
 impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
-    /// The target stops in good order: commands under way finish within the grace, connections
-    /// end. Calling it again changes nothing.
+    /// Begins a clean stop: commands in flight finish within the grace time, connections end. A
+    /// second call changes nothing.
     pub fn stop(&mut self, env: &mut E) {
         if !self.stopping.is_told() {
             self.stopping.cut_off_at = Some(env.now().saturating_add(self.config.grace_ns));
@@ -72,7 +72,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Whether it has been told to stop.
+    /// Whether it has been asked to stop.
     #[must_use]
     pub const fn is_stopping(&self) -> bool {
         self.stopping.is_told()
@@ -86,7 +86,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             && self.connections.iter().all(Option::is_none)
     }
 
-    /// Ends the connections of which nothing is under way, or all if the time is over.
+    /// Ends the connections that have nothing in flight, or all of them if the time is over.
     pub(super) fn wind_up(&mut self, env: &mut E) {
         let cut_off = self.stopping.cut_off(env.now()) == Some(true);
         for at in 0..self.connections.len() as u32 {
