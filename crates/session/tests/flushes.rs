@@ -10,14 +10,14 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
 }
 
-use flushes::{Doubt, FlushBoard};
+use flushes::{Doubt, DriveFlushes};
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex, Notify};
 use loom::thread;
 
 /// A drive and what the cores share of it.
 struct Shared {
-    board: FlushBoard,
+    board: DriveFlushes,
     /// What the kernel keeps of a failed write-back until the first FLUSH has been told of it.
     error: AtomicBool,
     /// Whether the first FLUSH has not come back.
@@ -30,7 +30,7 @@ struct Shared {
 impl Shared {
     fn new(cores: usize, error: bool) -> Arc<Self> {
         Arc::new(Self {
-            board: FlushBoard::new(),
+            board: DriveFlushes::new(),
             error: AtomicBool::new(error),
             under_way: AtomicUsize::new(0),
             waiting: Mutex::new(Vec::new()),
@@ -121,7 +121,7 @@ fn t29_a_doubt_ends_though_new_flushes_begin() {
 #[test]
 fn t29_the_end_of_one_round_is_not_enough_for_two() {
     loom::model(|| {
-        let board = FlushBoard::new();
+        let board = DriveFlushes::new();
         let [older, first] = [board.begin(), board.begin()];
         assert!(board.end(first, || ()).is_some());
         // The first end closed a round: `older` belongs to the one before these.

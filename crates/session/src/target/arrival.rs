@@ -10,7 +10,7 @@ use riopipe_order::probe::{self, Rare};
 
 use super::commands::{Command, Data, Stage};
 use super::conn::Closed;
-use super::context::{Context, in_capsule, overtaken};
+use super::context::{Context, fenced_owner, in_capsule};
 use super::dispatch::Capsule;
 use super::env::TargetEnv;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
@@ -161,7 +161,7 @@ impl<E: TargetEnv> Context<E> {
             match command.stage {
                 Stage::Budget | Stage::Receiving if !command.refused => {
                     command.refused = true;
-                    command.verdict = Some(overtaken());
+                    command.verdict = Some(fenced_owner());
                 }
                 Stage::InDoubt => command.refused = true,
                 _ => {}
@@ -171,7 +171,7 @@ impl<E: TargetEnv> Context<E> {
 
     /// Answers a request that was refused before its data arrived.
     pub(super) fn answer_refused(&mut self, index: u16, out: &mut Outbox<E::Buf>) {
-        let status = self.commands[index].verdict.unwrap_or_else(overtaken);
+        let status = self.commands[index].verdict.unwrap_or_else(fenced_owner);
         self.answer(index, status, 0, out);
     }
 }

@@ -32,7 +32,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.see_flush_failures(cx);
         env.ordered(self.tracer.news());
         let persisted = self.carry_out(cx, buf, env);
-        if self.tracer.is_under_way() {
+        if self.tracer.is_tracing() {
             self.tracer.completing(&self.done, env.instant());
         }
         let shared = persisted > 1;
@@ -50,10 +50,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if self.tracer.is_complete() {
             self.tracer.persisted(env.instant());
         }
-        if !self.told_stopped
+        if !self.reported_stop
             && let Some(cause) = self.gate.poisoned()
         {
-            self.told_stopped = true;
+            self.reported_stop = true;
             if !matches!(cause, Cause::Closed) {
                 env.stopped(cause);
             }

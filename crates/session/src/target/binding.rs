@@ -133,7 +133,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Takes the log of a stream back from a connection, with its live `entries`.
-    pub(super) fn give_back(&mut self, conn: ConnId, log: StreamLog<R>, entries: u32) {
+    pub(super) fn return_log(&mut self, conn: ConnId, log: StreamLog<R>, entries: u32) {
         let PartitionId { volume, stream } = log.id();
         let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
             return;

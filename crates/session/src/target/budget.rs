@@ -19,12 +19,12 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Budget {
     max: usize,
-    lent: AtomicUsize,
+    reserved: AtomicUsize,
 }
 
 impl Budget {
     pub(super) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, lent: AtomicUsize::new(0) })
+        Arc::new(Self { max, reserved: AtomicUsize::new(0) })
     }
 
     pub(super) const fn max(&self) -> usize {
@@ -36,55 +36,55 @@ impl Budget {
 ///
 /// Relaxed is enough: the count orders nothing else, and no change of it gets lost.
 #[derive(Debug, Default)]
-pub(super) struct Loan {
+pub(super) struct Reservation {
     /// None before Connect: an unknown host gets only the connection's own share.
     budget: Option<Arc<Budget>>,
-    lent: usize,
+    reserved: usize,
 }
 
-impl Loan {
+impl Reservation {
     pub(super) fn of(budget: Arc<Budget>) -> Self {
-        Self { budget: Some(budget), lent: 0 }
+        Self { budget: Some(budget), reserved: 0 }
     }
 
     /// Whether the connection may hold `used` bytes in all. Reserves the missing bytes.
     #[inline]
     pub(super) fn grow(&mut self, used: usize) -> bool {
-        used <= CONNECTION_BYTES + self.lent || self.borrow(needed(used) - self.lent)
+        used <= CONNECTION_BYTES + self.reserved || self.borrow(needed(used) - self.reserved)
     }
 
     /// Notes that the connection holds `used` bytes now.
     #[inline]
     pub(super) fn shrink(&mut self, used: usize) {
-        if self.lent > 0 {
+        if self.reserved > 0 {
             let needed = needed(used);
-            if needed < self.lent {
-                self.give_back(self.lent - needed);
+            if needed < self.reserved {
+                self.free(self.reserved - needed);
             }
         }
     }
 
     fn borrow(&mut self, more: usize) -> bool {
         let Some(budget) = &self.budget else { return false };
-        let fits = |lent: usize| lent.checked_add(more).filter(|sum| *sum <= budget.max);
-        if budget.lent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+        let fits = |reserved: usize| reserved.checked_add(more).filter(|sum| *sum <= budget.max);
+        if budget.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
             return false;
         }
-        self.lent += more;
+        self.reserved += more;
         true
     }
 
-    fn give_back(&mut self, less: usize) {
-        self.lent -= less;
+    fn free(&mut self, less: usize) {
+        self.reserved -= less;
         if let Some(budget) = &self.budget {
-            budget.lent.fetch_sub(less, Ordering::Relaxed);
+            budget.reserved.fetch_sub(less, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Loan {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        self.give_back(self.lent);
+        self.free(self.reserved);
     }
 }
 
@@ -100,23 +100,24 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn t28_what_is_lent_is_never_more_than_the_budget() {
+    fn t28_reservations_never_exceed_the_budget() {
         let budget = Budget::new(3 * MIB);
-        let mut loans: [Loan; 3] = core::array::from_fn(|_| Loan::of(Arc::clone(&budget)));
-        for loan in &mut loans {
-            assert!(loan.grow(CONNECTION_BYTES), "its own");
+        let mut reservations: [Reservation; 3] =
+            core::array::from_fn(|_| Reservation::of(Arc::clone(&budget)));
+        for reservation in &mut reservations {
+            assert!(reservation.grow(CONNECTION_BYTES), "its own");
         }
-        assert_eq!(budget.lent.load(Ordering::Relaxed), 0);
-        let [first, second, third] = &mut loans;
+        assert_eq!(budget.reserved.load(Ordering::Relaxed), 0);
+        let [first, second, third] = &mut reservations;
         assert!(first.grow(CONNECTION_BYTES + 1) && first.grow(CONNECTION_BYTES + MIB));
         assert!(second.grow(CONNECTION_BYTES + 2 * MIB));
         assert!(!third.grow(CONNECTION_BYTES + 1) && !first.grow(CONNECTION_BYTES + MIB + 1));
-        assert_eq!(budget.lent.load(Ordering::Relaxed), 3 * MIB);
+        assert_eq!(budget.reserved.load(Ordering::Relaxed), 3 * MIB);
         second.shrink(CONNECTION_BYTES + MIB);
         assert!(third.grow(CONNECTION_BYTES + 1));
         third.shrink(0);
-        assert_eq!(budget.lent.load(Ordering::Relaxed), 2 * MIB);
-        drop(loans);
-        assert_eq!(budget.lent.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.reserved.load(Ordering::Relaxed), 2 * MIB);
+        drop(reservations);
+        assert_eq!(budget.reserved.load(Ordering::Relaxed), 0);
     }
 }

@@ -18,10 +18,10 @@ use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
+use super::lease::Lease;
 use super::limits::LEASE_MS_MAX;
 use super::listing::Listing;
 use super::namespace::Namespaces;
-use super::tenure::Tenure;
 use super::unlogged::Taken;
 use super::volume::{Log, Partition, Volume, chosen_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
@@ -67,7 +67,7 @@ pub(super) struct Claimed {
     /// volume without a log, that of the former owner (T8).
     pub(super) replaced: Option<u64>,
     /// The association of a former owner that is present and has been fenced (T8).
-    pub(super) overtaken: Option<u64>,
+    pub(super) fenced: Option<u64>,
 }
 
 impl<R: Region> Volumes<R> {
@@ -168,7 +168,7 @@ impl<R: Region> Volumes<R> {
     /// The owner of a volume, if it is present.
     #[must_use]
     pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
-        self.find(volume)?.tenure.owner()
+        self.find(volume)?.lease.owner()
     }
 
     /// The number of entries of a volume's log at rest that wait for recovery; `None` if the volume
@@ -187,7 +187,7 @@ impl<R: Region> Volumes<R> {
         };
         for record in header.iter().flat_map(|header| &header.volumes) {
             if let Some(volume) = self.list.iter_mut().find(|v| v.id == record.id) {
-                volume.tenure = Tenure::found(record, now);
+                volume.lease = Lease::found(record, now);
             }
         }
         self.reguard(namespaces);
@@ -198,14 +198,14 @@ impl<R: Region> Volumes<R> {
         let Some(v) = self.find(volume) else {
             return VolumeStatus { volume, ..VolumeStatus::default() };
         };
-        let keeper = v.tenure.keeper(now);
+        let kept_for = v.lease.kept_for(now);
         VolumeStatus {
             volume,
             generation: v.generation,
             known: true,
-            owned: keeper.is_some(),
+            owned: kept_for.is_some(),
             own: v.is_owned_by(assoc),
-            lease_left_ms: keeper.map_or(0, |(_, left)| left),
+            lease_left_ms: kept_for.map_or(0, |(_, left)| left),
             unrecovered: v.unsettled() > 0,
             kept: v.kept() > 0,
             log_lost: v.lost,
@@ -214,19 +214,19 @@ impl<R: Region> Volumes<R> {
             streams: v.streams,
             slots: v.slots,
             live_entries: v.unsettled(),
-            owner: keeper.map_or_else(String::new, |(name, _)| name.into()),
+            owner: kept_for.map_or_else(String::new, |(name, _)| name.into()),
             released: v.partitions.iter().map(Partition::released).collect(),
         }
     }
 
-    /// Gives a volume to the host `who`. The generation is durable before this returns (T8).
+    /// Gives a volume to `host`. The generation is durable before this returns (T8).
     ///
     /// Nothing may be bound, listed or settled before the operations in flight have come back, and
     /// [`enter`](Self::enter) has been called.
     pub(super) fn claim(
         &mut self,
         claim: &Claim,
-        who: Owner,
+        host: Owner,
         namespaces: &Namespaces,
         now: u64,
     ) -> Result<Claimed, Refusal> {
@@ -249,11 +249,11 @@ impl<R: Region> Volumes<R> {
         let known = self.list.iter().position(|v| v.id == claim.volume);
         let at = match known {
             Some(at) if claim.resume => {
-                self.check_resume(&self.list[at], claim, &who)?;
+                self.check_resume(&self.list[at], claim, &host)?;
                 at
             }
             Some(at) => {
-                self.check_known(&self.list[at], claim, &who, now)?;
+                self.check_known(&self.list[at], claim, &host, now)?;
                 if claim.give_up && !(claim.create && self.list[at].partitions.is_empty()) {
                     self.give_up(at, claim)?;
                 } else if claim.create {
@@ -297,11 +297,11 @@ impl<R: Region> Volumes<R> {
                 region.renew(claim.volume, claim.lease_ms)
             } else {
                 let Claim { generation, lease_ms, .. } = *claim;
-                region.set_generation(claim.volume, generation, who.hostid, lease_ms)
+                region.set_generation(claim.volume, generation, host.hostid, lease_ms)
             };
             noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
-        let claimed = volume.change_hands(claim, who);
+        let claimed = volume.change_hands(claim, host);
         self.listing = None;
         self.forget_predecessors(claim);
         self.reguard(namespaces);
@@ -339,7 +339,7 @@ impl<R: Region> Volumes<R> {
         &self,
         v: &Volume<R>,
         claim: &Claim,
-        who: &Owner,
+        host: &Owner,
         now: u64,
     ) -> Result<(), Refusal> {
         let logged = !v.partitions.is_empty();
@@ -347,7 +347,7 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
-        if v.tenure.is_kept(now) && !v.is_owned_by(who.assoc) && !claim.take_over {
+        if v.lease.is_kept(now) && !v.is_owned_by(host.assoc) && !claim.take_over {
             return Err((wire::status::OWNED, v.generation.into()));
         }
         if claim.generation <= v.generation {
@@ -365,9 +365,9 @@ impl<R: Region> Volumes<R> {
         Self::check_shape(v, claim)
     }
 
-    /// Whether `who` is the owner on record that resumes after the loss of its association or a
+    /// Whether `host` is the owner on record that resumes after the loss of its association or a
     /// restart of the target (P7).
-    fn check_resume(&self, v: &Volume<R>, claim: &Claim, who: &Owner) -> Result<(), Refusal> {
+    fn check_resume(&self, v: &Volume<R>, claim: &Claim, host: &Owner) -> Result<(), Refusal> {
         if v.lost {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
@@ -382,11 +382,11 @@ impl<R: Region> Volumes<R> {
         if claim.generation != v.generation {
             return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
         }
-        if v.last_owner != who.hostid {
+        if v.last_owner != host.hostid {
             return Err((wire::status::NOT_OWNER.with_dnr(), 0));
         }
         // Another host may have written since (T25).
-        if v.tenure.is_vacant() {
+        if v.lease.is_vacant() {
             return Err((wire::status::LEASE_OVER.with_dnr(), 0));
         }
         match (claim.unlogged, v.partitions.is_empty()) {

@@ -11,7 +11,7 @@ use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
 use super::admin::Admin;
-use super::budget::Loan;
+use super::budget::Reservation;
 use super::commands::Stage;
 use super::context::{Context, shared};
 use super::dispatch::Capsule;
@@ -24,7 +24,7 @@ use super::limits::{
 use super::notices::Notice;
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
-use super::shared::{ConnId, heard};
+use super::shared::{ConnId, last_received};
 use crate::outbox::Outbox;
 
 /// Why a connection ends. An answer to the host is in the outbox already.
@@ -170,7 +170,7 @@ impl<E: TargetEnv> TargetConn<E> {
             let now = env.now();
             self.progress = now;
             if let Some(queue) = &self.cx.queue {
-                heard(&queue.heard, now);
+                last_received(&queue.last_received, now);
             }
             self.pump(env, out);
         }
@@ -222,7 +222,8 @@ impl<E: TargetEnv> TargetConn<E> {
     #[cold]
     fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
         let unsent = out.len_bytes();
-        self.is_starved = unsent > CONNECTION_BYTES && !self.cx.loan.grow(self.cx.held + unsent);
+        self.is_starved =
+            unsent > CONNECTION_BYTES && !self.cx.reservation.grow(self.cx.held + unsent);
         self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
@@ -261,7 +262,7 @@ impl<E: TargetEnv> TargetConn<E> {
         let index = op.slot();
         let Some(command) = self.cx.commands.used(index).filter(|command| command.on_device())
         else {
-            debug_assert!(false, "a completion of an operation that was not under way");
+            debug_assert!(false, "a completion of an operation that was not in flight");
             return;
         };
         if core::mem::take(&mut command.fenced) {
@@ -355,8 +356,11 @@ impl<E: TargetEnv> TargetConn<E> {
         if let (Some(queue), Some(admin)) = (&self.cx.queue, &self.admin)
             && admin.kato_ms > 0
         {
-            let heard = queue.heard.load(Ordering::Relaxed);
-            add(heard + u64::from(admin.kato_ms) * 1_000_000, "the keep alive timer expired");
+            let last_received = queue.last_received.load(Ordering::Relaxed);
+            add(
+                last_received + u64::from(admin.kato_ms) * 1_000_000,
+                "the keep alive timer expired",
+            );
         }
         first
     }
@@ -385,7 +389,7 @@ impl<E: TargetEnv> TargetConn<E> {
             // There is no peer to answer.
             ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
-                self.give_back_stream(env);
+                self.return_stream(env);
             }
         }
         for index in self.cx.commands.indices(|command| !command.on_device()) {
@@ -414,12 +418,12 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.drained || self.cx.commands.in_use() > 0 {
             return;
         }
-        self.give_back_stream(env);
+        self.return_stream(env);
         if self.cx.queue.is_some() {
             let id = self.cx.id;
             shared(env, |s| s.detach(id));
         }
-        self.cx.loan = Loan::default();
+        self.cx.reservation = Reservation::default();
         self.drained = true;
     }
 

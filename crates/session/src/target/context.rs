@@ -10,7 +10,7 @@ use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
 use riopipe_order::probe::{self, Rare};
 
-use super::budget::Loan;
+use super::budget::Reservation;
 use super::commands::{Commands, Stage};
 use super::conn::Closed;
 use super::env::{Event, TargetEnv};
@@ -31,7 +31,7 @@ pub(super) struct Queue {
     /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
     pub(super) no_sq_flow: bool,
     pub(super) entries: u16,
-    pub(super) heard: Arc<AtomicU64>,
+    pub(super) last_received: Arc<AtomicU64>,
     pub(super) standing: Arc<Standing>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Context<E: TargetEnv> {
     /// Bytes of buffers held by commands.
     pub(super) held: usize,
     /// Memory reserved for these buffers, and for the bytes that wait to be sent (T28).
-    pub(super) loan: Loan,
+    pub(super) reservation: Reservation,
     /// The namespaces for which a claim asks it whether it has writes in flight (T8).
     pub(super) noted: Noted,
     /// A new owner has fenced the stream that it carries, or that it carried last (T8).
@@ -70,7 +70,7 @@ impl<E: TargetEnv> Context<E> {
             namespaces: Arc::default(),
             waiting: VecDeque::new(),
             held: 0,
-            loan: Loan::default(),
+            reservation: Reservation::default(),
             noted: Noted::default(),
             is_fenced: false,
             closing: false,
@@ -268,7 +268,7 @@ pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Stat
 
 /// The answer to a fenced owner (T8).
 #[cold]
-pub(super) fn overtaken() -> Status {
+pub(super) fn fenced_owner() -> Status {
     probe::hit(Rare::FencedOwner);
     wire::status::STALE_GENERATION.with_dnr()
 }

@@ -31,7 +31,7 @@ pub struct Controller {
     /// The admin queue's connection.
     pub admin: ConnId,
     /// The time at which any of its queues last received from the host, nanoseconds.
-    pub heard: Arc<AtomicU64>,
+    pub last_received: Arc<AtomicU64>,
     /// Whether its queues may write as those of any plain host.
     pub standing: Arc<Standing>,
     /// Connected I/O queues.
@@ -43,7 +43,7 @@ pub struct Controller {
 pub(super) struct Attached {
     pub(super) cntlid: u16,
     pub(super) assoc: u64,
-    pub(super) heard: Arc<AtomicU64>,
+    pub(super) last_received: Arc<AtomicU64>,
     pub(super) standing: Arc<Standing>,
 }
 
@@ -119,7 +119,7 @@ impl<R: Region> Shared<R> {
         self.next_cntlid = next_id(cntlid);
         let assoc = self.next_assoc;
         self.next_assoc += 1;
-        let heard = Arc::new(AtomicU64::new(now));
+        let last_received = Arc::new(AtomicU64::new(now));
         let standing = Arc::<Standing>::default();
         self.controllers.insert(
             cntlid,
@@ -131,13 +131,13 @@ impl<R: Region> Shared<R> {
                 enabled: false,
                 dying: false,
                 admin: conn,
-                heard: Arc::clone(&heard),
+                last_received: Arc::clone(&last_received),
                 standing: Arc::clone(&standing),
                 queues: BTreeMap::new(),
             },
         );
         self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, heard, standing })
+        Ok(Attached { cntlid, assoc, last_received, standing })
     }
 
     /// Adds an I/O queue to a controller; returns the association.
@@ -186,7 +186,7 @@ impl<R: Region> Shared<R> {
         let result = Attached {
             cntlid,
             assoc: controller.assoc,
-            heard: Arc::clone(&controller.heard),
+            last_received: Arc::clone(&controller.last_received),
             standing: Arc::clone(&controller.standing),
         };
         self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });

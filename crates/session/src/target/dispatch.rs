@@ -9,7 +9,7 @@ use riopipe_order::probe::{self, Plant};
 
 use super::commands::Stage;
 use super::conn::{Closed, TargetConn};
-use super::context::overtaken;
+use super::context::fenced_owner;
 use super::env::TargetEnv;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -190,7 +190,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// The answer to a host that relies on a stream which the queue does not carry.
     fn unbound(&self) -> Status {
-        if self.cx.is_fenced { overtaken() } else { wire::status::NOT_BOUND.with_dnr() }
+        if self.cx.is_fenced { fenced_owner() } else { wire::status::NOT_BOUND.with_dnr() }
     }
 
     /// A piece of the data that an R2T requested.
@@ -224,8 +224,8 @@ impl<E: TargetEnv> TargetConn<E> {
             _ if command.refused => cx.answer_refused(index, out),
             Some(queue) => queue.data_ready(command, index),
             None => {
-                debug_assert!(false, "a stream was given back and its request not refused");
-                cx.answer(index, overtaken(), 0, out);
+                debug_assert!(false, "a stream was released and its request not refused");
+                cx.answer(index, fenced_owner(), 0, out);
             }
         }
     }
@@ -233,7 +233,7 @@ impl<E: TargetEnv> TargetConn<E> {
     /// Starts commands that waited for the budget, in order.
     pub(super) fn pump(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, admin, .. } = self;
-        cx.loan.shrink(cx.held + out.len_bytes());
+        cx.reservation.shrink(cx.held + out.len_bytes());
         while let Some(index) = cx.next_to_start(out) {
             let command = &cx.commands[index];
             match ordered {
@@ -270,9 +270,9 @@ impl<E: TargetEnv> TargetConn<E> {
             None => {
                 debug_assert!(
                     probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8ReplayNoWait),
-                    "a stream was given back with operations under way (T8)"
+                    "a stream was released with operations in flight (T8)"
                 );
-                cx.answer(index, overtaken(), 0, out);
+                cx.answer(index, fenced_owner(), 0, out);
             }
         }
     }
@@ -284,9 +284,9 @@ impl<E: TargetEnv> TargetConn<E> {
         for index in cx.out_of_doubt(env) {
             let command = &cx.commands[index];
             match ordered {
-                _ if !command.ordered => plain.flush_believed(cx, index, out),
+                _ if !command.ordered => plain.flush_accepted(cx, index, out),
                 Some(queue) if !command.refused => queue.flush_judged(cx, index, true),
-                _ => cx.answer(index, overtaken(), 0, out),
+                _ => cx.answer(index, fenced_owner(), 0, out),
             }
         }
         self.settled(env, out);

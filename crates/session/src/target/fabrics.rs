@@ -143,7 +143,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 why: "the host is not on the list of allowed hosts".into(),
             });
         }
-        let Attached { cntlid, assoc, heard, standing } = if io {
+        let Attached { cntlid, assoc, last_received, standing } = if io {
             shared(env, |s| {
                 s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
@@ -161,7 +161,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         let cx = &mut self.cx;
         cx.namespaces = env.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
-        cx.loan = env.with_shared(|s| s.loan());
+        cx.reservation = env.with_shared(|s| s.reservation());
         cx.commands = Commands::new(entries);
         cx.queue = Some(Queue {
             cntlid,
@@ -170,7 +170,7 @@ impl<E: TargetEnv> TargetConn<E> {
             hostnqn: data.hostnqn.clone(),
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
             entries,
-            heard,
+            last_received,
             standing,
         });
         Ok(cntlid)

@@ -116,7 +116,7 @@ impl<E: TargetEnv> TargetConn<E> {
         fences.asked.push(id);
         let early = claimed && probe::planted(Plant::T8ClaimNoWait);
         if early && self.carries_fenced() {
-            self.give_back_stream(env);
+            self.return_stream(env);
         }
         self.fences_passed(env);
     }
@@ -127,7 +127,7 @@ impl<E: TargetEnv> TargetConn<E> {
             return;
         }
         if self.carries_fenced() {
-            self.give_back_stream(env);
+            self.return_stream(env);
         }
         let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
         shared(env, |s| {
@@ -142,7 +142,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Returns the stream's log to its volume. None of its operations is at the drives any more.
-    pub(super) fn give_back_stream(&mut self, env: &mut E) {
+    pub(super) fn return_stream(&mut self, env: &mut E) {
         let Some(ordered) = self.ordered.take() else {
             return;
         };
@@ -154,6 +154,6 @@ impl<E: TargetEnv> TargetConn<E> {
         // Outside of the lock, because other streams are bound meanwhile.
         let entries = live_entries(&log);
         let conn = self.cx.id;
-        shared(env, |s| s.volumes.give_back(conn, log, entries));
+        shared(env, |s| s.volumes.return_log(conn, log, entries));
     }
 }

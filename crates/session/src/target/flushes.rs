@@ -19,7 +19,7 @@ use super::sync::{AtomicU64, Ordering};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct FlushBoard {
+pub(super) struct DriveFlushes {
     /// See [`Word`].
     word: AtomicU64,
     failures: AtomicU64,
@@ -83,7 +83,7 @@ pub(super) struct Doubt {
     ends: u64,
 }
 
-impl FlushBoard {
+impl DriveFlushes {
     pub(super) fn new() -> Self {
         Self { word: AtomicU64::new(0), failures: AtomicU64::new(0) }
     }

@@ -32,8 +32,8 @@ impl<E: TargetEnv> Context<E> {
         let doubt = state.flushes.end(ticket, || shared(env, |s| s.flushes_accounted(ns)));
         command.doubt = doubt;
         // At the end of a connection there is no peer to answer, and its gate uses no result.
-        let believed = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
-        if believed || !self.is_in_doubt(index, env) {
+        let accepted = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
+        if accepted || !self.is_in_doubt(index, env) {
             return false;
         }
         probe::hit(Rare::FlushInDoubt);

@@ -20,9 +20,9 @@ impl<E: TargetEnv> Context<E> {
 
     /// Whether a read of the namespace comes from a fenced owner, on a queue that is bound to no
     /// stream. It would find blocks that the new owner has undone or writes (T8, P9).
-    pub(super) fn reads_overtaken(&self, ns: usize) -> bool {
-        let is_overtaken = |queue: &Queue| queue.standing.is_overtaken();
-        self.queue.as_ref().is_some_and(is_overtaken)
+    pub(super) fn reads_fenced(&self, ns: usize) -> bool {
+        let is_fenced_owner = |queue: &Queue| queue.standing.is_fenced_owner();
+        self.queue.as_ref().is_some_and(is_fenced_owner)
             && !self.namespaces.at(ns).state.is_of(self.assoc())
     }
 
@@ -32,13 +32,13 @@ impl<E: TargetEnv> Context<E> {
         let state = &namespaces.at(ns).state;
         // The former owner must not write namespaces that another owner has taken over, even once
         // no owner has them any more and any plain host may write them (T8).
-        let is_overtaken = || {
+        let is_fenced_owner = || {
             queue.as_ref().is_some_and(|q: &Queue| !q.standing.is_good())
                 && !state.is_of(assoc)
                 && !probe::planted(Plant::T8FencedPlain)
         };
         let is_welcome = || {
-            state.may_write(assoc) && !is_overtaken()
+            state.may_write(assoc) && !is_fenced_owner()
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *is_fenced
         };

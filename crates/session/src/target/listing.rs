@@ -11,7 +11,7 @@ use riopipe_order::region::Region;
 
 use super::admin::Admin;
 use super::claims::{Refusal, Volumes};
-use super::context::{Context, overtaken, shared};
+use super::context::{Context, fenced_owner, shared};
 use super::env::TargetEnv;
 use super::ordered::OrderedQueue;
 use super::volume::Partition;
@@ -115,7 +115,7 @@ impl<R: Region> Volumes<R> {
         let Some(volume) = list.iter().find(|v| v.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        let owner = volume.tenure.owner();
+        let owner = volume.lease.owner();
         if owner.is_some() && !volume.is_owned_by(assoc) {
             return refuse(wire::status::NOT_OWNER);
         }
@@ -175,7 +175,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     pub(super) fn list(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         let (_, from, len) = wire::list_of(sqe);
         let page = match check_len(len) {
-            _ if cx.is_fenced => Err(overtaken()),
+            _ if cx.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
             Ok(()) => {
                 page(&mut self.listing, &self.log, from, len).map_err(|error| unreadable(&error))

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::flushes::FlushBoard;
+use super::flushes::DriveFlushes;
 
 /// The properties of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,18 +40,18 @@ pub struct NamespaceState {
     guard: AtomicU64,
     /// The end of the lease for which the namespace is guarded, ns of the host's clock (T25).
     until: AtomicU64,
-    pub(super) flushes: FlushBoard,
+    pub(super) flushes: DriveFlushes,
 }
 
 impl Default for NamespaceState {
     fn default() -> Self {
         let (guard, until) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
-        Self { guard, until, flushes: FlushBoard::new() }
+        Self { guard, until, flushes: DriveFlushes::new() }
     }
 }
 
 /// Guard value of a namespace whose volume has no owner present, or whose log is unrecovered.
-const GUARDED_FOR_NOBODY: u64 = u64::MAX;
+const GUARDED_WITHOUT_OWNER: u64 = u64::MAX;
 
 impl NamespaceState {
     /// Whether association `assoc` may write here outside of ordered streams (T21).
@@ -78,7 +78,7 @@ impl NamespaceState {
     /// is for a lease, it ends with the lease.
     pub(super) fn guard_for(&self, owner: Option<u64>, until: Option<u64>) {
         self.until.store(until.unwrap_or(u64::MAX), Ordering::SeqCst);
-        self.guard.store(owner.unwrap_or(GUARDED_FOR_NOBODY), Ordering::SeqCst);
+        self.guard.store(owner.unwrap_or(GUARDED_WITHOUT_OWNER), Ordering::SeqCst);
     }
 
     pub(super) fn open_to_all(&self) {

@@ -13,7 +13,7 @@ use riopipe_order::ordering_log::{AppendError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::commands::Commands;
-use super::context::{Context, overtaken};
+use super::context::{Context, fenced_owner};
 use super::env::TargetEnv;
 use super::limits::SEQ_MAX;
 use super::listing::Listing;
@@ -45,7 +45,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) listing: Option<Listing>,
     pub(super) tracer: Tracer,
     /// The host has received the failure of the stream.
-    pub(super) told_stopped: bool,
+    pub(super) reported_stop: bool,
 }
 
 /// The index of a namespace without a drive of the stream.
@@ -85,7 +85,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             drives.push(DriveOfStream { ns, member, flush_failures });
             caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
         }
-        let room = usize::from(entries);
+        let capacity = usize::from(entries);
         let seed = u64::from(log.id().stream.0);
         Self {
             volume,
@@ -94,15 +94,15 @@ impl<E: TargetEnv> OrderedQueue<E> {
             drives,
             drive_of,
             near: released,
-            steps: Vec::with_capacity(4 * room),
-            doing: Vec::with_capacity(4 * room),
-            done: Vec::with_capacity(room),
-            inline: Vec::with_capacity(room),
+            steps: Vec::with_capacity(4 * capacity),
+            doing: Vec::with_capacity(4 * capacity),
+            done: Vec::with_capacity(capacity),
+            inline: Vec::with_capacity(capacity),
             appended: false,
             listing: None,
             // The seed differs, so that streams of equal speed do not all trace at the same time.
             tracer: Tracer::new(seed),
-            told_stopped: false,
+            reported_stop: false,
         }
     }
 
@@ -181,7 +181,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let mark = wire::mark_of(sqe);
         let durable = sqe.dword(10) & 1 != 0;
         let status = if cx.is_fenced {
-            overtaken()
+            fenced_owner()
         } else if mark.0 > SEQ_MAX {
             wire::status::BAD_ATTRIBUTE.with_dnr()
         } else {
@@ -243,7 +243,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let status = match why {
             Cause::LogFull => wire::status::LOG_FULL,
             Cause::LogFailed => wire::status::LOG_FAILED,
-            Cause::Closed if cx.is_fenced => return overtaken(),
+            Cause::Closed if cx.is_fenced => return fenced_owner(),
             Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
                 wire::status::POISONED
             }

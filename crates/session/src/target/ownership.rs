@@ -63,8 +63,8 @@ impl Admin {
         let granted = shared(env, |s| {
             let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
-            let who = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
-            let number = s.claim(&claim, who, now)?;
+            let host = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
+            let number = s.claim(&claim, host, now)?;
             // From here on the guard keeps plain hosts from writing, and old bindings are refused.
             // Operations in flight of either kind must come back before the owner may read a list
             // or write anything: a late write must not land over newer data (T8, T21).

@@ -7,7 +7,7 @@ use riopipe_order::probe::{self, Plant};
 
 use super::commands::Stage;
 use super::conn::Closed;
-use super::context::{Context, in_capsule, overtaken};
+use super::context::{Context, fenced_owner, in_capsule};
 use super::env::{OpId, TargetEnv, status_of};
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use crate::outbox::Outbox;
@@ -153,7 +153,7 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) {
         let ns = usize::from(cx.commands[index].ns);
-        let is_fenced = cx.is_fenced || cx.reads_overtaken(ns);
+        let is_fenced = cx.is_fenced || cx.reads_fenced(ns);
         let command = &mut cx.commands[index];
         if command.sqe.opcode() != opcode::READ {
             return cx.ask_or_fail(index, env, out);
@@ -161,7 +161,7 @@ impl PlainIo {
         // The read would find blocks undone that its stream has completed, and its host does not
         // know that yet (T8, P9).
         if is_fenced && !probe::planted(Plant::T8FencedReads) {
-            return cx.answer(index, overtaken(), 0, out);
+            return cx.answer(index, fenced_owner(), 0, out);
         }
         command.stage = Stage::Device;
         let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
@@ -283,7 +283,7 @@ impl PlainIo {
                 return;
             }
             if result.is_ok() {
-                return self.flush_believed(cx, index, out);
+                return self.flush_accepted(cx, index, out);
             }
         }
         let status = match result {
@@ -294,11 +294,11 @@ impl PlainIo {
                 // read. It may have found blocks that the next owner has undone or written (T8,
                 // P9).
                 (opcode::READ, _)
-                    if cx.reads_overtaken(ns)
+                    if cx.reads_fenced(ns)
                         && !probe::planted(Plant::T8LateReads)
                         && !probe::planted(Plant::T8FencedReads) =>
                 {
-                    overtaken()
+                    fenced_owner()
                 }
                 (opcode::READ, Some(buf)) => return send_read(cx, index, buf, out),
                 (opcode::READ, None) => {
@@ -333,7 +333,7 @@ impl PlainIo {
 
     /// Completes a FLUSH (or one for FUA) that has succeeded, once all others are accounted for. It
     /// is a success, unless a failed one has lost writes that it covers.
-    pub(super) fn flush_believed<E: TargetEnv>(
+    pub(super) fn flush_accepted<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,

@@ -7,8 +7,8 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Region, RegionError};
 
 use super::claims::{Refusal, Volumes};
+use super::lease::Lease;
 use super::namespace::Namespaces;
-use super::tenure::Tenure;
 use super::volume::{Log, Partition, Volume};
 use crate::wire;
 
@@ -41,7 +41,7 @@ impl<R: Region> Volumes<R> {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
         self.listing = None;
-        self.list[at].tenure = Tenure::Vacant;
+        self.list[at].lease = Lease::Vacant;
         let result = if forget { self.forget(at) } else { self.close(at) };
         self.reguard(namespaces);
         result
@@ -101,7 +101,7 @@ impl<R: Region> Volumes<R> {
     pub(super) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
         let mut any = false;
         for volume in &mut self.list {
-            any |= volume.tenure.lose(assoc, volume.lease_ms, now);
+            any |= volume.lease.lose(assoc, volume.lease_ms, now);
         }
         if any {
             self.reguard(namespaces);
@@ -112,7 +112,7 @@ impl<R: Region> Volumes<R> {
     pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
-            any |= volume.tenure.drained(assoc);
+            any |= volume.lease.drained(assoc);
         }
         if any {
             self.reguard(namespaces);
@@ -136,7 +136,7 @@ impl<R: Region> Volumes<R> {
             // If a log fails here, its volume stays marked as owned, and guarded.
             if self.close(at).is_ok() {
                 probe::hit(Rare::LeaseOver);
-                self.list[at].tenure = Tenure::Vacant;
+                self.list[at].lease = Lease::Vacant;
                 any = true;
             }
         }
@@ -171,7 +171,7 @@ impl<R: Region> Volumes<R> {
                 }
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
-                    let owner = volume.tenure.owner().map(|owner| owner.assoc);
+                    let owner = volume.lease.owner().map(|owner| owner.assoc);
                     namespace.state.guard_for(owner, volume.free_from());
                 }
             }

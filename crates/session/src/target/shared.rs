@@ -17,7 +17,7 @@ use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::region::{Region, RegionError};
 
 use super::binding::{Binding, Bound};
-use super::budget::{Budget, Loan};
+use super::budget::{Budget, Reservation};
 use super::claims::{Owner, Refusal, Volumes};
 use super::controllers::Controller;
 use super::limits::MEMORY_BYTES;
@@ -173,8 +173,8 @@ impl<R: Region> Shared<R> {
         self.budget = Budget::new(bytes);
     }
 
-    pub(super) fn loan(&self) -> Loan {
-        Loan::of(Arc::clone(&self.budget))
+    pub(super) fn reservation(&self) -> Reservation {
+        Reservation::of(Arc::clone(&self.budget))
     }
 
     /// A number that changes whenever the discovery log does.
@@ -225,14 +225,14 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Gives a volume to the host `who`; see [`Volumes`]. Returns the number of this claim among
+    /// Gives a volume to `host`; see [`Volumes`]. Returns the number of this claim among
     /// the volume's claims.
-    pub(super) fn claim(&mut self, claim: &Claim, who: Owner, now: u64) -> Result<u64, Refusal> {
-        let claimant = who.assoc;
-        let claimed = self.volumes.claim(claim, who, &self.namespaces, now)?;
+    pub(super) fn claim(&mut self, claim: &Claim, host: Owner, now: u64) -> Result<u64, Refusal> {
+        let claimant = host.assoc;
+        let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
         for controller in self.controllers.values() {
-            if claimed.overtaken == Some(controller.assoc) {
-                controller.standing.overtake();
+            if claimed.fenced == Some(controller.assoc) {
+                controller.standing.fence();
             } else if claimant == controller.assoc {
                 controller.standing.restore();
             }
@@ -332,6 +332,6 @@ impl<R: Region> Shared<R> {
 }
 
 /// Notes that a host has sent something.
-pub(super) fn heard(at: &AtomicU64, now: u64) {
+pub(super) fn last_received(at: &AtomicU64, now: u64) {
     at.store(now, Ordering::Relaxed);
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 const GOOD: u8 = 0;
-const OVERTAKEN: u8 = 1;
+const FENCED: u8 = 1;
 const ENDED: u8 = 2;
 
 /// The standing of an association. All of its I/O queues read it.
@@ -23,19 +23,19 @@ impl Standing {
     }
 
     /// Whether another owner has taken over a volume that it had.
-    pub(super) fn is_overtaken(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == OVERTAKEN
+    pub(super) fn is_fenced_owner(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == FENCED
     }
 
     /// Notes that another owner has taken over a volume that it had. It is not like any other plain
     /// host, because it may not know that.
-    pub(super) fn overtake(&self) {
-        self.change(GOOD, OVERTAKEN);
+    pub(super) fn fence(&self) {
+        self.change(GOOD, FENCED);
     }
 
     /// Notes that it has claimed a volume itself, and so knows its standing.
     pub(super) fn restore(&self) {
-        self.change(OVERTAKEN, GOOD);
+        self.change(FENCED, GOOD);
     }
 
     /// Ends it for good.
@@ -57,14 +57,14 @@ mod tests {
     fn an_association_that_has_ended_stays_so() {
         let standing = Standing::default();
         assert!(standing.is_good());
-        standing.overtake();
-        assert!(!standing.is_good() && !standing.has_ended() && standing.is_overtaken());
+        standing.fence();
+        assert!(!standing.is_good() && !standing.has_ended() && standing.is_fenced_owner());
         standing.restore();
-        assert!(!standing.is_overtaken());
+        assert!(!standing.is_fenced_owner());
         assert!(standing.is_good());
         standing.end();
         standing.restore();
-        standing.overtake();
+        standing.fence();
         assert!(standing.has_ended() && !standing.is_good());
     }
 }

@@ -17,7 +17,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Tracer {
     sampler: Sampler,
     /// How many requests were reported to the host.
-    told: u64,
+    reported: u64,
     /// The slot of the traced write, until it may be answered.
     slot: u32,
     /// It has arrived, and is not in the log.
@@ -33,7 +33,7 @@ impl Tracer {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             sampler: Sampler::new(seed),
-            told: 0,
+            reported: 0,
             slot: NONE,
             is_new: false,
             is_complete: false,
@@ -53,7 +53,7 @@ impl Tracer {
     #[inline]
     pub(super) fn news(&mut self) -> u64 {
         let seen = self.sampler.seen();
-        seen - core::mem::replace(&mut self.told, seen)
+        seen - core::mem::replace(&mut self.reported, seen)
     }
 
     /// Notes that the request in slot `index` has arrived, and that `steps` are the next steps of
@@ -113,7 +113,7 @@ impl Tracer {
 
     /// Whether some write is being traced.
     #[inline]
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(super) fn is_tracing(&self) -> bool {
         self.slot != NONE
     }
 
@@ -176,10 +176,10 @@ mod tests {
     fn a_write_with_a_flush_goes_through_the_gate_and_the_drive_twice() {
         let mut tracer = due();
         tracer.arrived(3, false, &[Step::Append(Ticket(3))], 0);
-        assert!(!tracer.is_under_way() && tracer.is_due(), "only writes are traced");
+        assert!(!tracer.is_tracing() && tracer.is_due(), "only writes are traced");
         // There is a gap before it.
         tracer.arrived(7, true, &[], 0);
-        assert!(tracer.is_under_way() && !tracer.is_logging() && tracer.is_due());
+        assert!(tracer.is_tracing() && !tracer.is_logging() && tracer.is_due());
         tracer.arrived(9, true, &[Step::Append(Ticket(9)), Step::Append(Ticket(7))], 10);
         assert!(tracer.is_logging());
         tracer.logged(&[Step::Write(Ticket(8))], 30);
@@ -193,10 +193,10 @@ mod tests {
         tracer.completing(&complete(7), 220);
         assert!(tracer.is_complete());
         tracer.persisted(280);
-        assert!(!tracer.is_under_way() && tracer.is_answered());
+        assert!(!tracer.is_tracing() && tracer.is_answered());
         while !tracer.is_due() {}
         tracer.arrived(7, true, &[Step::Append(Ticket(7))], 300);
-        assert!(!tracer.is_under_way(), "one at a time");
+        assert!(!tracer.is_tracing(), "one at a time");
         let spent = tracer.sent(360);
         let spent = Stage::TARGET.map(|stage| spent.of(stage));
         assert_eq!(spent, [10 + 30 + 50, 20, 40 + 60, 70, 80]);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_told_once() {
+    fn every_request_is_reported_once() {
         let mut tracer = Tracer::new(1);
         for _ in 0..5 {
             let _ = tracer.is_due();

@@ -57,7 +57,7 @@ impl<E: TargetEnv> Context<E> {
         let then = used + self.commands[index].want as usize;
         // A connection that holds nothing gets the memory that one command needs. Else it might
         // wait for others for ever.
-        used == 0 || then <= TRANSFER_BUDGET && self.loan.grow(then)
+        used == 0 || then <= TRANSFER_BUDGET && self.reservation.grow(then)
     }
 
     fn charge(&mut self, index: u16) {

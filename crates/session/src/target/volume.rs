@@ -11,8 +11,8 @@ use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
 
 use super::claims::{Claimed, Owner, Refusal, Split};
+use super::lease::Lease;
 use super::shared::ConnId;
-use super::tenure::Tenure;
 use crate::wire::{self, Claim};
 
 /// Slots per stream when the claim leaves the choice to the target, if they fit: 1 MiB of log for
@@ -49,7 +49,7 @@ pub(super) struct Volume<R> {
     pub(super) slots: u32,
     /// Its namespaces here, with its member numbers for them.
     pub(super) members: Vec<MemberNamespace>,
-    pub(super) tenure: Tenure,
+    pub(super) lease: Lease,
     /// How long the target keeps it for its owner after the loss of the association, milliseconds
     /// (T25).
     pub(super) lease_ms: u32,
@@ -78,7 +78,7 @@ impl<R: Region> Volume<R> {
             streams: claim.streams,
             slots,
             members: claim.members.clone(),
-            tenure: Tenure::Vacant,
+            lease: Lease::Vacant,
             lease_ms: 0,
             last_owner: [0; 16],
             partitions,
@@ -100,7 +100,7 @@ impl<R: Region> Volume<R> {
             streams: record.streams,
             slots: record.slots,
             members: record.members.clone(),
-            tenure: Tenure::found(record, 0),
+            lease: Lease::found(record, 0),
             lease_ms: record.lease_ms,
             last_owner: record.owner,
             partitions: Vec::new(),
@@ -138,7 +138,7 @@ impl<R: Region> Volume<R> {
     }
 
     pub(super) fn is_guarded(&self) -> bool {
-        !self.tenure.is_vacant() || self.lost || self.entries() > 0
+        !self.lease.is_vacant() || self.lost || self.entries() > 0
     }
 
     /// The time at which the volume may be freed although its owner has not released it: its lease
@@ -147,32 +147,32 @@ impl<R: Region> Volume<R> {
     pub(super) fn free_from(&self) -> Option<u64> {
         let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
         let clean = !self.lost && self.partitions.iter().all(at_rest);
-        self.tenure.free_from().filter(|_| clean)
+        self.lease.free_from().filter(|_| clean)
     }
 
     pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
-        self.tenure.is_of(assoc)
+        self.lease.is_of(assoc)
     }
 
     /// Gives it to the owner of a claim that has been granted.
-    pub(super) fn change_hands(&mut self, claim: &Claim, who: Owner) -> Claimed {
-        let before = self.tenure.owner().map(|owner| owner.assoc);
+    pub(super) fn change_hands(&mut self, claim: &Claim, host: Owner) -> Claimed {
+        let before = self.lease.owner().map(|owner| owner.assoc);
         // Streams of a log carry a generation, and it fences them, also when they read. Without a
         // log they are plain commands. So the association of the old owner ends. Then the old owner
         // learns of it, and reads nothing of the new one's (T8, P9).
         let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
-        let before = before.filter(|assoc| *assoc != who.assoc);
+        let before = before.filter(|assoc| *assoc != host.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);
-        let overtaken = before.filter(|_| !claim.resume);
+        let fenced = before.filter(|_| !claim.resume);
         self.generation = claim.generation;
-        self.last_owner = who.hostid;
+        self.last_owner = host.hostid;
         self.lease_ms = claim.lease_ms;
-        self.tenure = Tenure::Held(who);
+        self.lease = Lease::Held(host);
         self.claims += 1;
         self.entered = false;
         self.recovered &= claim.resume;
         self.note_recovered();
-        Claimed { claim: self.claims, replaced, overtaken }
+        Claimed { claim: self.claims, replaced, fenced }
     }
 
     /// Checks whether recovery has ended: every partition is at rest, and its entries are settled
@@ -260,10 +260,10 @@ pub(super) fn chosen_slots(
     {
         return Ok(before.slots);
     }
-    let is_away = |r: &&VolumeRecord| {
+    let is_lost = |r: &&VolumeRecord| {
         r.id != claim.volume && header.volumes.iter().all(|there| there.id != r.id)
     };
-    let owed: usize = former.iter().filter(is_away).map(|r| r.extent().len()).sum();
+    let owed: usize = former.iter().filter(is_lost).map(|r| r.extent().len()).sum();
     // A log that was made anew may have to take volumes that nothing here lists. A claim that gives
     // up the log leaves half of the log to them if any partition fits into the other half.
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };

@@ -64,7 +64,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         self.touched.clear();
         self.seen = 0;
-        self.stopping.tells_now(self.config.index).then_some(Action::WindUp)
+        self.stopping.informs_now(self.config.index).then_some(Action::WindUp)
     }
 
     /// The action for a connection that has changed.
@@ -109,7 +109,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         // Device operations carry the connection's key. A core that winds up has promised to move
         // no connection to another core.
-        let stays = stopping.is_told() || connection.is_ending() || !connection.is_quiet();
+        let stays = stopping.is_asked() || connection.is_ending() || !connection.is_quiet();
         let core = if stays {
             config.queues.add(config.index);
             config.index

@@ -51,7 +51,7 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
 
     /// The device, if it may take one more operation.
     #[inline]
-    fn room(&mut self) -> Option<&mut D> {
+    fn with_space(&mut self) -> Option<&mut D> {
         let is_free = self.waiting.is_empty() && self.device.in_flight() < self.depth;
         is_free.then_some(&mut *self.device)
     }
@@ -88,7 +88,7 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
 
     #[inline]
     fn write(&mut self, op: u64, lba: u64, data: Data<'_, D::Buf>) -> Submitted<D::Buf> {
-        if let Some(device) = self.room() {
+        if let Some(device) = self.with_space() {
             return device.write(op, lba, data);
         }
         let data = match data {
@@ -100,28 +100,28 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
 
     #[inline]
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.room() {
+        match self.with_space() {
             Some(device) => device.read(op, lba, blocks),
             None => self.wait(op, lba, What::Read(blocks)),
         }
     }
 
     fn flush(&mut self, op: u64) -> Submitted<D::Buf> {
-        match self.room() {
+        match self.with_space() {
             Some(device) => device.flush(op),
             None => self.wait(op, 0, What::Flush),
         }
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.room() {
+        match self.with_space() {
             Some(device) => device.write_zeroes(op, lba, blocks),
             None => self.wait(op, lba, What::WriteZeroes(blocks)),
         }
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.room() {
+        match self.with_space() {
             Some(device) => device.deallocate(op, lba, blocks),
             None => self.wait(op, lba, What::Deallocate(blocks)),
         }

@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t28_a_peer_that_takes_no_answers_is_not_listened_to() {
+    fn t28_a_peer_that_takes_no_answers_is_not_read() {
         assert_eq!(interest(true, false), Interest::Read);
         assert_eq!(interest(true, true), Interest::Both);
         assert_eq!(interest(false, true), Interest::Write);

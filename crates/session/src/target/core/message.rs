@@ -29,8 +29,8 @@ impl<E: TargetEnv, T> Message<E, T> {
     /// The messages that inform `cores` cores of a notice for a connection, each with its receiver:
     /// all cores, the sender included.
     pub fn notices(conn: ConnId, cores: usize) -> impl Iterator<Item = (usize, Self)> {
-        let told = |core: &usize| *core == 0 || !probe::planted(Plant::T8NoticeLost);
-        (0..cores).filter(told).map(move |core| (core, Self::Notice(conn)))
+        let receives = |core: &usize| *core == 0 || !probe::planted(Plant::T8NoticeLost);
+        (0..cores).filter(receives).map(move |core| (core, Self::Notice(conn)))
     }
 
     /// The messages that inform all others of `cores` cores that a core winds up, each with its

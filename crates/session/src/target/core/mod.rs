@@ -159,7 +159,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         if now >= self.next_tick {
             self.tick(env);
         }
-        if self.stopping.is_told() {
+        if self.stopping.is_asked() {
             self.wind_up(env);
         }
     }
@@ -219,7 +219,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
 
     /// Whether connections are accepted.
     const fn listens(&self) -> bool {
-        self.config.listens && !self.stopping.is_told() && self.accept.paused_until.is_none()
+        self.config.listens && !self.stopping.is_asked() && self.accept.paused_until.is_none()
     }
 
     /// Takes in a connection that was accepted, at the address `local` of this machine.

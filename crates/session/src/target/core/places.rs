@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t28_there_are_never_more_places_than_said() {
+    fn t28_there_are_never_more_places_than_allowed() {
         let places = Places::new(2);
         let (first, second) = (places.take().unwrap(), places.take().unwrap());
         assert_ne!(first.id(), second.id());

@@ -13,7 +13,7 @@ pub(super) struct Stopping {
     /// Asked to stop: at this time everything that is left is cut off.
     cut_off_at: Option<u64>,
     /// The other cores have been informed.
-    has_told: bool,
+    has_informed: bool,
     /// By core: it moves no connection to another core any more. Messages from one core to another
     /// keep their order. So no connection that it moved before is still in transit to this core.
     winding_up: Vec<bool>,
@@ -21,11 +21,11 @@ pub(super) struct Stopping {
 
 impl Stopping {
     pub(super) fn new(cores: usize) -> Self {
-        Self { cut_off_at: None, has_told: false, winding_up: alloc::vec![false; cores] }
+        Self { cut_off_at: None, has_informed: false, winding_up: alloc::vec![false; cores] }
     }
 
     /// Whether the core has been asked to stop.
-    pub(super) const fn is_told(&self) -> bool {
+    pub(super) const fn is_asked(&self) -> bool {
         self.cut_off_at.is_some()
     }
 
@@ -47,12 +47,12 @@ impl Stopping {
     }
 
     /// Whether the other cores are to be informed now. True once.
-    pub(super) fn tells_now(&mut self, index: usize) -> bool {
-        let tells = self.is_told() && !core::mem::replace(&mut self.has_told, true);
-        if tells {
+    pub(super) fn informs_now(&mut self, index: usize) -> bool {
+        let informs = self.is_asked() && !core::mem::replace(&mut self.has_informed, true);
+        if informs {
             self.winds_up(index);
         }
-        tells
+        informs
     }
 
     /// Whether all cores wind up.
@@ -65,7 +65,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// Begins a clean stop: commands in flight finish within the grace time, connections end. A
     /// second call changes nothing.
     pub fn stop(&mut self, env: &mut E) {
-        if !self.stopping.is_told() {
+        if !self.stopping.is_asked() {
             self.stopping.cut_off_at = Some(env.now().saturating_add(self.config.grace_ns));
             self.accept.paused_until = None;
             self.wind_up(env);
@@ -75,13 +75,13 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// Whether it has been asked to stop.
     #[must_use]
     pub const fn is_stopping(&self) -> bool {
-        self.stopping.is_told()
+        self.stopping.is_asked()
     }
 
     /// Whether it has stopped: no connection is left, and none can come from another core.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        self.stopping.is_told()
+        self.stopping.is_asked()
             && self.stopping.is_everywhere()
             && self.connections.iter().all(Option::is_none)
     }

@@ -19,19 +19,19 @@ const MS: u64 = 1_000_000;
 
 /// The lease of a volume.
 #[derive(Debug)]
-pub(super) enum Tenure {
+pub(super) enum Lease {
     /// No owner.
     Vacant,
     /// An owner with an association.
     Held(Owner),
     /// An owner whose association is lost.
-    Away(Away),
+    Lost(Lost),
 }
 
 /// An owner whose association is lost, or that had the volume in an earlier incarnation of the
 /// target.
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct Lost {
     /// Its name.
     name: String,
     /// The association that was lost, until all of its operations have come back.
@@ -40,13 +40,13 @@ pub(super) struct Away {
     until: u64,
 }
 
-impl Tenure {
+impl Lease {
     /// The lease of the owner of an earlier incarnation of the target. The target begins to serve
     /// at `now`.
     pub(super) fn found(record: &VolumeRecord, now: u64) -> Self {
         match record.state {
             VolumeState::Closed => Self::Vacant,
-            VolumeState::Owned => Self::Away(Away {
+            VolumeState::Owned => Self::Lost(Lost {
                 // The log has only the identifier of the owner.
                 name: format!("the host with id {}", VolumeId(record.owner)),
                 draining: None,
@@ -61,7 +61,7 @@ impl Tenure {
             Self::Held(owner) if owner.assoc == assoc => {
                 let name = core::mem::take(&mut owner.hostnqn);
                 let until = end(now, lease_ms);
-                *self = Self::Away(Away { name, draining: Some(assoc), until });
+                *self = Self::Lost(Lost { name, draining: Some(assoc), until });
                 true
             }
             _ => false,
@@ -72,8 +72,8 @@ impl Tenure {
     /// lost owner's.
     pub(super) fn drained(&mut self, assoc: u64) -> bool {
         match self {
-            Self::Away(away) if away.draining == Some(assoc) => {
-                away.draining = None;
+            Self::Lost(lost) if lost.draining == Some(assoc) => {
+                lost.draining = None;
                 true
             }
             _ => false,
@@ -84,7 +84,7 @@ impl Tenure {
     pub(super) const fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Held(owner) => Some(owner),
-            Self::Vacant | Self::Away(_) => None,
+            Self::Vacant | Self::Lost(_) => None,
         }
     }
 
@@ -103,28 +103,28 @@ impl Tenure {
         match self {
             Self::Vacant => false,
             Self::Held(_) => true,
-            Self::Away(away) => now < away.until && !probe::planted(Plant::T25LeaseWithConnection),
+            Self::Lost(lost) => now < lost.until && !probe::planted(Plant::T25LeaseWithConnection),
         }
     }
 
     /// The end of a lease whose owner has nothing in flight any more. The volume may be freed then.
     pub(super) const fn free_from(&self) -> Option<u64> {
         match self {
-            Self::Away(Away { draining: None, until, .. }) => Some(*until),
+            Self::Lost(Lost { draining: None, until, .. }) => Some(*until),
             _ => None,
         }
     }
 
     /// The name of the host for which the volume is kept, and the remaining milliseconds of the
     /// lease if its association is lost.
-    pub(super) fn keeper(&self, now: u64) -> Option<(&str, u32)> {
+    pub(super) fn kept_for(&self, now: u64) -> Option<(&str, u32)> {
         match self {
             Self::Held(owner) => Some((&owner.hostnqn, 0)),
-            Self::Away(away) if self.is_kept(now) => {
-                let left = (away.until - now).div_ceil(MS);
-                Some((&away.name, u32::try_from(left).unwrap_or(u32::MAX)))
+            Self::Lost(lost) if self.is_kept(now) => {
+                let left = (lost.until - now).div_ceil(MS);
+                Some((&lost.name, u32::try_from(left).unwrap_or(u32::MAX)))
             }
-            Self::Vacant | Self::Away(_) => None,
+            Self::Vacant | Self::Lost(_) => None,
         }
     }
 }
@@ -138,33 +138,33 @@ fn end(now: u64, lease_ms: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn held() -> Tenure {
-        Tenure::Held(Owner { assoc: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+    fn held() -> Lease {
+        Lease::Held(Owner { assoc: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
     }
 
     #[test]
     fn t25_a_lost_owner_keeps_its_volume_until_the_lease_is_over() {
-        let mut tenure = held();
-        assert_eq!(tenure.keeper(0), Some(("nqn.x", 0)));
-        assert!(!tenure.lose(8, 2, 100), "another's association");
-        assert!(tenure.lose(7, 2, 100));
-        assert!(tenure.owner().is_none() && !tenure.is_of(7) && !tenure.is_vacant());
-        assert_eq!(tenure.keeper(100), Some(("nqn.x", 2)));
-        assert_eq!(tenure.keeper(100 + 2 * MS - 1), Some(("nqn.x", 1)));
-        assert!(tenure.is_kept(100 + 2 * MS - 1));
-        assert!(!tenure.is_kept(100 + 2 * MS));
-        assert_eq!(tenure.keeper(100 + 2 * MS), None);
-        assert_eq!(tenure.free_from(), None, "a write of it may still be under way");
-        assert!(tenure.drained(7) && !tenure.drained(7));
-        assert_eq!(tenure.free_from(), Some(100 + 2 * MS));
+        let mut lease = held();
+        assert_eq!(lease.kept_for(0), Some(("nqn.x", 0)));
+        assert!(!lease.lose(8, 2, 100), "another's association");
+        assert!(lease.lose(7, 2, 100));
+        assert!(lease.owner().is_none() && !lease.is_of(7) && !lease.is_vacant());
+        assert_eq!(lease.kept_for(100), Some(("nqn.x", 2)));
+        assert_eq!(lease.kept_for(100 + 2 * MS - 1), Some(("nqn.x", 1)));
+        assert!(lease.is_kept(100 + 2 * MS - 1));
+        assert!(!lease.is_kept(100 + 2 * MS));
+        assert_eq!(lease.kept_for(100 + 2 * MS), None);
+        assert_eq!(lease.free_from(), None, "a write of it may still be in flight");
+        assert!(lease.drained(7) && !lease.drained(7));
+        assert_eq!(lease.free_from(), Some(100 + 2 * MS));
     }
 
     #[test]
     fn t25_leases_of_any_length_end_some_time() {
         for (now, lease_ms) in [(0, 0), (u64::MAX, u32::MAX), (1, u32::MAX)] {
-            let mut tenure = held();
-            assert!(tenure.lose(7, lease_ms, now));
-            assert!(!tenure.is_kept(now.saturating_add(u64::from(u32::MAX) * MS)));
+            let mut lease = held();
+            assert!(lease.lose(7, lease_ms, now));
+            assert!(!lease.is_kept(now.saturating_add(u64::from(u32::MAX) * MS)));
         }
     }
 }
