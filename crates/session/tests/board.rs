@@ -1,4 +1,4 @@
-//! What the streams of a volume tell one another, under a model checker: every interleaving, and
+//! The shared state of the streams of a volume, under a model checker: every interleaving, and
 //! every value that the memory model lets a load return. The file under test is compiled as it is,
 //! with the checker's atomics.
 
@@ -18,7 +18,7 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 use riopipe_order::attribute::Member;
 
-/// A failed FLUSH is told to every stream once, whenever it looks (T22).
+/// Every stream receives a failed FLUSH once, at any time it reads (T22).
 #[test]
 fn t22_a_failed_flush_reaches_every_stream_once() {
     loom::model(|| {
@@ -30,27 +30,27 @@ fn t22_a_failed_flush_reaches_every_stream_once() {
                 thread::spawn(move || failures.fail(Member(member)))
             })
             .collect();
-        let mut told = Vec::new();
-        failures.news(&mut seen, |member| told.push(member.0));
+        let mut reported = Vec::new();
+        failures.news(&mut seen, |member| reported.push(member.0));
         for other in others {
             other.join().unwrap();
         }
-        failures.news(&mut seen, |member| told.push(member.0));
-        told.sort_unstable();
-        assert_eq!(told, [0, 1]);
-        failures.news(&mut seen, |member| panic!("told again: {member:?}"));
+        failures.news(&mut seen, |member| reported.push(member.0));
+        reported.sort_unstable();
+        assert_eq!(reported, [0, 1]);
+        failures.news(&mut seen, |member| panic!("reported again: {member:?}"));
     });
 }
 
-/// While one stream replays to a server, nobody reads there: not one that began before, not one
-/// that begins meanwhile (P9).
+/// While one stream replays to a server, no stream reads there: neither a read that began before,
+/// nor one that begins meanwhile (P9).
 #[test]
 fn p9_no_read_meets_a_replay() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
         let board = ReplayBoard::new(1);
-        // What the server shows: replay puts older content there for a moment.
+        // The content of the server. A replay puts older content there for a moment.
         let shown = loom::sync::Arc::new(UnsafeCell::new(0));
         let mut seats = [board.seat(0), board.seat(0)];
         for seat in &mut seats {
@@ -63,7 +63,7 @@ fn p9_no_read_meets_a_replay() {
             thread::spawn(move || {
                 for _ in 0..2 {
                     if reader.begin_read() {
-                        // SAFETY: no replay is under way; the checker fails where that is not so.
+                        // SAFETY: no replay is running. The checker fails if that is not so.
                         shown.with(|value| unsafe { assert!([0, 2].contains(&*value)) });
                         reader.end_read();
                     }
@@ -71,23 +71,23 @@ fn p9_no_read_meets_a_replay() {
                 reader
             })
         };
-        // The connection breaks; the target still lives.
+        // The connection breaks, but the target still lives.
         writer.behind();
         writer.bound(1);
         while !writer.unread() {
             thread::yield_now();
         }
-        // SAFETY: no read is under way; the checker fails where that is not so.
+        // SAFETY: no read is in flight. The checker fails if that is not so.
         shown.with_mut(|value| unsafe { *value += 2 });
         writer.up_to_date();
         let reader = reads.join().unwrap();
         assert!(board.readable(0), "nothing is left to wait for");
         drop((writer, reader));
-        assert!(board.readable(0), "who has left keeps nobody waiting");
+        assert!(board.readable(0), "a stream that has left keeps no other waiting");
     });
 }
 
-/// In a new life of the target nobody reads before every stream has replayed to it.
+/// In a new incarnation of the target no stream reads before every stream has replayed to it.
 #[test]
 fn p9_after_a_restart_all_streams_come_first() {
     let mut model = loom::model::Builder::new();
@@ -118,8 +118,9 @@ fn p9_after_a_restart_all_streams_come_first() {
     });
 }
 
-/// A reader that is bound nowhere hears of the target's new life when it connects: it reads nothing
-/// before the stream has replayed, whether that has noticed the end of the old life or not.
+/// A reader that is bound to no stream learns of the target's new incarnation when it connects. It
+/// reads nothing before the stream has replayed, whether the stream has noticed the end of the old
+/// incarnation or not.
 #[test]
 fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
     let mut model = loom::model::Builder::new();
@@ -149,7 +150,7 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
         while !stream.unread() {
             thread::yield_now();
         }
-        // SAFETY: nobody reads it before the stream is up to date.
+        // SAFETY: no stream reads it before this stream is up to date.
         replayed.with_mut(|replayed| unsafe { *replayed = true });
         stream.up_to_date();
         let reader = reads.join().unwrap();

@@ -1,5 +1,6 @@
 //! T18 on a stable toolchain: the bodies of the session's fuzz targets over damaged streams of a
-//! target and damaged structures, from a fixed seed. (The unit tests of the queue pair judge each lie by itself.)
+//! target and damaged structures, from a fixed seed. (The unit tests of the queue pair check each
+//! false answer by itself.)
 
 #[allow(unreachable_pub, reason = "public for the fuzz crate")]
 #[path = "../../../fuzz/src/session.rs"]
@@ -7,7 +8,7 @@ mod bodies;
 
 use riopipe_testkit::{Random, hex};
 
-/// What an honest target sends, without digests.
+/// The bytes of an honest target, without digests.
 fn honest() -> Vec<Vec<u8>> {
     vec![
         hex("07 00 18 18 20000000 0400 0000 00000000 08000000 00000000 0001020304050607"),

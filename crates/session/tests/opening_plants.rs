@@ -1,5 +1,5 @@
-//! The planted bugs of an opening do what they say: without the defence, model targets are left
-//! as the trap says.
+//! The plants of an opening do what they promise: without the defence, model targets are left in
+//! the state that the trap describes.
 #![cfg(feature = "probe")]
 
 #[path = "opening/world.rs"]
@@ -196,11 +196,11 @@ fn t23_late_answers() {
         |number| Opening::new(world.config(), Mode::Open(world.intent()), number).unwrap();
     let mut first = attempt(1);
     let (late, call) = first.next(0).unwrap();
-    let told = world.clone().handle(1, 0, &call).unwrap();
+    let reported = world.clone().handle(1, 0, &call).unwrap();
     let believed = |second: &mut Opening| {
         let (own, _) = second.next(0).unwrap();
         assert_eq!((own.number, own.attempt), (late.number, 2));
-        second.done(late, Ok(&told)).unwrap();
+        second.done(late, Ok(&reported)).unwrap();
         second.out(0) == 0
     };
     {

@@ -1,6 +1,6 @@
-//! Submitting, sending and completing allocate nothing once the connection is warm: in capsules,
-//! on request (R2T), reads; with digests and without; and of an ordered stream, that a connection
-//! was lost and replaced changes nothing about it.
+//! Submitting, sending and completing allocate nothing once the connection is warm: in capsules, on
+//! request (R2T), reads; with digests and without; and so does an ordered stream, also after a
+//! connection was lost and replaced.
 
 mod stream_rig;
 
@@ -79,7 +79,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
         }
         let submitting = allocations() - before;
 
-        // What the target says is made outside the count: what it asks for, then its answers.
+        // The target's bytes are made outside the count: its requests for data, then its answers.
         let (mut asks, mut answer) = (Vec::new(), Vec::new());
         for &cid in &cids {
             if read {
@@ -159,7 +159,7 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
         rig.session.instant(rig.now);
         let submitting = allocations() - before;
 
-        // What the target gets and says is made outside the count.
+        // The target's input and its answers are made outside the count.
         let bytes = stream_rig::all(rig.session.outbox(0));
         rig.scripts[0].take(&bytes);
         for command in std::mem::take(&mut rig.scripts[0].commands) {

@@ -1,4 +1,4 @@
-//! What a stream's driver decides between its owner's calls, its connections and the clock: the
+//! The decisions of a stream's driver between its owner's calls, its connections and the clock. The
 //! targets are scripts.
 
 mod stream_rig;
@@ -41,7 +41,7 @@ fn connect(start: &mut StreamStart<Piece>, shape: &Shape, now: u64) {
     connect_from(0, start, shape, now);
 }
 
-/// The same, where `first` was away last.
+/// The same, where `first` was the last server to connect.
 fn connect_from(first: u16, start: &mut StreamStart<Piece>, shape: &Shape, now: u64) {
     let others = (0..shape.servers()).filter(|server| *server != first);
     for server in std::iter::once(first).chain(others) {
@@ -174,7 +174,7 @@ fn t8_a_start_waits_until_the_last_connection_has_come_to_its_end() {
     assert_eq!(start.deadline(8), 7 + 5 * MS);
     connect_from(1, &mut start, &shape, 7 + 5 * MS);
     assert_eq!(start.step(7 + 5 * MS), StartStep::Drive, "on new connections");
-    // When the time is over the reason is told.
+    // When the time is over the reason is reported.
     start.failed(1, refused(Status::CONNECT_BUSY), START_NS);
     let error = refused(Status::CONNECT_BUSY);
     let ended = StartStep::Failed(StartError::Ended { server: 1, error });
@@ -222,14 +222,14 @@ fn a_start_fails_when_a_connection_is_refused_for_good() {
 }
 
 #[test]
-fn a_start_waits_for_a_target_that_is_away_and_begins_with_it() {
+fn a_start_waits_for_an_unreachable_target_and_begins_with_it() {
     let shape = Shape::of(3, false);
     let mut start = start(&shape, 0);
     connect(&mut start, &shape, 0);
-    // It has hung up without a word, as a target does that dies.
+    // It has closed the connection without an answer, as a target does that dies.
     start.failed(2, None, 1);
     assert_eq!(start.deadline(1), 1, "the connections are to be closed at once");
-    // However late it is asked, that comes first.
+    // However late the step is asked for, that comes first.
     assert_eq!(start.step(9 * MS), StartStep::Rest(1 + 5 * MS));
     let StartStep::Connect(request) = start.step(9 * MS) else { panic!("it is time") };
     assert_eq!(request.server, 2);
@@ -243,7 +243,7 @@ fn a_start_waits_for_a_target_that_is_away_and_begins_with_it() {
 }
 
 #[test]
-fn t27_what_was_met_on_an_association_that_has_ended_says_nothing_of_the_next() {
+fn t27_an_error_on_an_association_that_has_ended_means_nothing_for_the_next() {
     let shape = Shape::of(2, false);
     let mut start = start(&shape, 0);
     connect(&mut start, &shape, 0);
@@ -269,7 +269,7 @@ fn t27_a_stream_is_not_handed_out_over_an_association_that_has_ended() {
     let bind = scripts[0].commands.remove(0);
     scripts[0].answer(&bind, 0, u64::from(shape.slots) | 1 << 32);
     carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
-    // It is bound, by the target's next life.
+    // The target's next incarnation binds it.
     start.association_ended(0, 7);
     assert_eq!(start.step(7), StartStep::Rest(7 + 5 * MS));
     assert!(start.into_driver().is_none());
@@ -306,7 +306,7 @@ fn a_start_is_given_up_when_its_time_is_over_or_a_target_owes_an_answer() {
 }
 
 #[test]
-fn a_target_that_does_not_bind_the_stream_says_why() {
+fn a_target_that_does_not_bind_the_stream_gives_the_reason() {
     let shape = Shape::of(1, false);
     let mut start = start(&shape, 0);
     connect(&mut start, &shape, 0);
@@ -423,7 +423,7 @@ fn a_wait_is_for_what_was_submitted_and_asks_for_what_it_needs() {
     rig.driver.marks().unwrap();
     assert!(rig.driver.reached(Until::Durable(Seq(1))) && rig.driver.reached(Until::Room));
     rig.driver.reclaim();
-    assert!(rig.driver.reached(Until::Room), "nothing is under way");
+    assert!(rig.driver.reached(Until::Room), "nothing is in flight");
 }
 
 #[test]
@@ -461,18 +461,18 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
     assert_eq!(rig.driver.read_step(now + 5 * MS - 1), None);
     assert!(rig.driver.sleeps_until(now) <= now + 5 * MS);
     assert_eq!(rig.driver.read_step(now + 5 * MS), Some(Err(ReadFailure::Deadline)));
-    assert!(rig.driver.owes_reads(), "nobody replays to the target meanwhile");
+    assert!(rig.driver.owes_reads(), "no stream replays to the target meanwhile");
     // The next read has another number.
     rig.driver.begin_read(&[extent], Some(now + 9 * MS));
     assert_eq!(rig.driver.read_step(now), None);
     let own = rig.take_one(0, READ);
     rig.scripts[0].answer_data(&late, block(7));
     rig.carry();
-    assert!(rig.read.is_empty(), "the late answer is nobody's");
+    assert!(rig.read.is_empty(), "the late answer is dropped");
     assert_eq!(rig.driver.read_step(now), None);
     rig.scripts[0].answer_data(&own, block(8));
     rig.carry();
-    // What has come in time is no failure, however late it is looked at.
+    // Data that has come in time is no failure, however late it is read.
     assert_eq!(rig.driver.read_step(now + 99 * MS), Some(Ok(())));
     assert_eq!((rig.read.clone(), rig.driver.owes_reads()), (block(8), false));
 }
@@ -548,7 +548,7 @@ fn p9_a_read_waits_for_its_own_writes_and_for_nothing_else() {
 }
 
 #[test]
-fn t1_a_close_makes_durable_and_tells_the_mark() {
+fn t1_a_close_makes_durable_and_sends_the_mark() {
     let mut rig = Rig::new(Shape::of(1, true));
     rig.write(0);
     rig.driver.begin_close();
@@ -557,13 +557,13 @@ fn t1_a_close_makes_durable_and_tells_the_mark() {
     rig.answer(0, &flush);
     let last = rig.driver.marks().unwrap().durable;
     assert_eq!(rig.driver.close_step(), Ok(None));
-    assert!(rig.driver.wants_pump(), "the mark is to be told");
+    assert!(rig.driver.wants_pump(), "the mark is to be sent");
     let mark = rig.take_one(0, MARK);
     assert_eq!(mark.mark(), last.0);
     assert_eq!(rig.driver.close_step(), Ok(None));
     rig.answer(0, &mark);
     assert_eq!(rig.driver.close_step(), Ok(Some(Closed { last, released: last })));
-    assert_eq!(rig.driver.close_step(), Ok(None), "said once");
+    assert_eq!(rig.driver.close_step(), Ok(None), "reported once");
 }
 
 #[test]
@@ -583,15 +583,15 @@ fn t1_a_stream_that_its_owner_has_left_is_flushed() {
     rig.now = left + FLUSH_NS;
     assert_eq!(rig.look_after(), Some(rig.now), "a round is due at once");
     let flush = rig.take_one(0, FLUSH);
-    assert!(rig.look_after().is_some_and(|next| next == rig.now + TIMEOUT), "it is under way");
+    assert!(rig.look_after().is_some_and(|next| next == rig.now + TIMEOUT), "it is in flight");
     rig.answer(0, &flush);
     let marks = rig.driver.marks().unwrap();
     assert!(marks.durable >= Seq(2), "{marks:?}");
     assert_eq!(rig.take_one(0, MARK).mark(), marks.durable.0, "and the log may forget it");
 }
 
-/// What was asked for while another flush had the reserve is put in when that one is delivered: by a
-/// look at the marks, after everything was sent.
+/// A flush that was asked for while another one used the reserve is put in when that one is
+/// delivered: when the marks are read, after everything was sent.
 #[test]
 fn t1_a_flush_that_the_engine_puts_in_is_sent_at_once() {
     let mut rig = Rig::new(Shape::of(1, true));

@@ -1,4 +1,4 @@
-//! Streams of engines whose targets keep no log, and what the streams of a volume tell one another.
+//! Streams of engines whose targets keep no log, and the shared state of the streams of a volume.
 
 mod stream_rig;
 
@@ -24,7 +24,7 @@ fn three(engine: EngineKind) -> [Rig; 3] {
     })
 }
 
-/// Writes a block; it is not flushed yet. The FLUSH, if the engine has sent it by itself.
+/// Writes a block that is not flushed yet. Returns the FLUSH, if the engine has sent it by itself.
 fn wrote(rig: &mut Rig, lba: u64) -> Option<Command> {
     let server = (lba % 2) as usize;
     rig.submit(&[write(lba, 1)]);
@@ -35,14 +35,14 @@ fn wrote(rig: &mut Rig, lba: u64) -> Option<Command> {
 }
 
 #[test]
-fn t22_who_has_written_to_a_drive_hears_of_its_failed_flush() {
+fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
     let cases = [
         (WRITE_FAULT, true),
         (0x286, true),
         (0x006, true),
         (0x081, true),
         (0x005, true),
-        // These say nothing of the drive.
+        // These statuses mean nothing for the drive.
         (0x002, false),
         (0x004, false),
         (0x00b, false),
@@ -61,8 +61,8 @@ fn t22_who_has_written_to_a_drive_hears_of_its_failed_flush() {
             a.answer(0, &flush, said);
             let why = a.session.poll().expect_err("its own").cause;
             assert_eq!(why, Cause::Status(said), "{engine}");
-            let told = b.session.poll().err().map(|failure| (failure.member, failure.flush));
-            assert_eq!(told, harms.then_some((Member(0), true)), "{engine}: {said:#x}");
+            let reported = b.session.poll().err().map(|failure| (failure.member, failure.flush));
+            assert_eq!(reported, harms.then_some((Member(0), true)), "{engine}: {said:#x}");
             assert!(c.session.poll().is_ok(), "{engine}: it has written elsewhere");
         }
     }
@@ -82,7 +82,7 @@ fn t22_a_failed_write_is_its_streams_own() {
 }
 
 #[test]
-fn t22_where_there_is_a_log_the_target_tells_of_failed_flushes() {
+fn t22_where_there_is_a_log_the_target_reports_failed_flushes() {
     let [mut a, mut b, _] = three(EngineKind::Rio);
     wrote(&mut b, 0);
     wrote(&mut a, 2);
@@ -94,7 +94,7 @@ fn t22_where_there_is_a_log_the_target_tells_of_failed_flushes() {
 }
 
 #[test]
-fn t17_engines_without_a_log_tell_no_marks_and_rest_when_idle() {
+fn t17_engines_without_a_log_send_no_marks_and_rest_when_idle() {
     for engine in [EngineKind::None, EngineKind::Sync] {
         let shape = Shape { engine, ..Shape::of(1, false) };
         let (failures, board) = shared(&shape);

@@ -1,7 +1,7 @@
 //! Streams and real target sessions in memory: connections cut at every byte, targets killed and
 //! started again with and without their unflushed blocks, bytes and writes that come late. In the
-//! end every block holds what was written last, and every completion was told once, in order
-//! (P3, P5, P7, P8, P9).
+//! end every block holds its last write, and every completion was reported once, in order (P3, P5,
+//! P7, P8, P9).
 
 mod stream_rig;
 mod stream_world;
@@ -14,10 +14,10 @@ use stream_rig::{MS, Shape};
 use stream_world::What::{self, Discard, Put};
 use stream_world::{Client, Pipe, World};
 
-/// What is done to a connection.
+/// A fault of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blow {
-    /// It breaks; what was under way gets to the target later.
+    /// It breaks; bytes in transit get to the target later.
     Cut,
     /// The target's process dies.
     Kill,
@@ -30,7 +30,7 @@ fn shape() -> Shape {
     Shape { members: vec![(0, false), (1, true)], slots: 8, depth: 4, ..Shape::of(1, false) }
 }
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ToTarget,
@@ -58,9 +58,9 @@ const DISCARDS: [Group; 5] = [
     (&[(0, 4, Discard)], false),
 ];
 
-/// A short workload whose connection to `server` gets a blow once `at` bytes have gone one way on
-/// it; if `again`, not the first connection, but the one after, which replays. Returns whether the
-/// blow came.
+/// A short workload whose connection to `server` gets a fault once `at` bytes have gone in one
+/// direction on it. With `again`, not the first connection, but the one after, which replays.
+/// Returns whether the fault came.
 fn struck(groups: &[Group], server: usize, at: usize, way: Way, blow: Blow, again: bool) -> bool {
     let mut world = World::new(shape(), 1, at as u64);
     let mut zero = world.clients[0].pipes[server].as_ref().unwrap().delivered;
@@ -72,7 +72,7 @@ fn struck(groups: &[Group], server: usize, at: usize, way: Way, blow: Blow, agai
         }
         world.pump(0);
         for to in 0..2 {
-            // The first of two blows comes after two groups.
+            // The first of two faults comes after two groups.
             let at = if blows == 2 { 2 * 4168 } else { at };
             let gone = |pipe: &Pipe| match way {
                 Way::ToTarget => pipe.delivered.0 - zero.0,
@@ -102,15 +102,15 @@ fn struck(groups: &[Group], server: usize, at: usize, way: Way, blow: Blow, agai
                 }
             }
         }
-        // Drives are slow: some operations are under way when the blow comes.
+        // Drives are slow: some operations are in flight when the fault comes.
         if round % 2 == 1 {
             for target in &mut world.targets {
                 target.work_all();
             }
         }
-        // What a lost connection had under way comes late, while the next is being set up.
-        if round % 4 == 3 && !world.ghosts.is_empty() {
-            world.ghost(0, usize::MAX);
+        // Bytes in transit on a lost connection arrive late, while the next one is being set up.
+        if round % 4 == 3 && !world.late.is_empty() {
+            world.carry_late(0, usize::MAX);
         }
         world.poll(0);
         world.rejoin(0);
@@ -120,7 +120,8 @@ fn struck(groups: &[Group], server: usize, at: usize, way: Way, blow: Blow, agai
     blows == 0
 }
 
-/// Strikes everywhere: what is said to a target with payloads in steps, all else byte by byte.
+/// A fault at every place: after steps of several bytes in the direction to a target with payloads,
+/// after every byte otherwise.
 fn strike_everywhere(way: Way, blow: Blow, again: bool) {
     for server in 0..2 {
         let sparse = |at: usize| match () {
@@ -207,7 +208,7 @@ fn t13_a_full_log_is_replayed_all_the_same() {
 }
 
 #[test]
-fn t8_p6_an_owner_that_was_away_while_another_came_writes_nothing_more() {
+fn t8_p6_an_owner_that_did_not_call_while_another_came_writes_nothing_more() {
     for away in [false, true] {
         let shape = Shape { in_capsule: 0, ..shape() };
         let mut world = World::new(shape, 2, 1);
@@ -233,7 +234,7 @@ fn t8_p6_an_owner_that_was_away_while_another_came_writes_nothing_more() {
         world.settle();
         assert!(before == contents(&world), "the new owner may have read its list by now");
         for stream in 0..2 {
-            let failure = world.clients[stream].failure.expect("it has been overtaken");
+            let failure = world.clients[stream].failure.expect("it has been fenced");
             assert_eq!(failure.cause, Cause::Status(stream_rig::status::STALE_GENERATION));
             assert_eq!(failure.seq, Seq(1));
         }
@@ -318,9 +319,9 @@ fn run(seed: u64) -> World {
                 }
             }
             _ => {
-                if !world.ghosts.is_empty() {
-                    let at = draw.index(world.ghosts.len());
-                    world.ghost(at, 1 + draw.index(9000));
+                if !world.late.is_empty() {
+                    let at = draw.index(world.late.len());
+                    world.carry_late(at, 1 + draw.index(9000));
                 }
             }
         }

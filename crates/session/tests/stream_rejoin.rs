@@ -1,5 +1,5 @@
-//! A stream whose connection is lost goes on with the next one, or says clearly that it cannot
-//! (P6, P7, P9): the targets are scripts, what they are sent is read byte by byte.
+//! A stream whose connection is lost goes on with the next one, or reports clearly that it cannot
+//! (P6, P7, P9). The targets are scripts; the test reads the bytes that are sent to them.
 
 mod stream_rig;
 
@@ -40,7 +40,7 @@ fn p7_what_the_target_lacks_is_sent_again_in_order_and_nothing_else() {
     rig.cut(0);
     assert_eq!(rig.session.link(0), LinkState::Down);
     assert!(rig.session.is_lost(0));
-    // Groups are taken while the server is away.
+    // Groups are taken while the server is unreachable.
     rig.submit(&[write(9, 600)]);
     assert_eq!(rig.marks(), (0, 0));
 
@@ -87,7 +87,7 @@ fn p7_without_plp_what_was_complete_is_sent_again_too() {
     rig.back(0, 2, log(&[(sent[0].clone(), false), (sent[1].clone(), false)]));
     let again = rig.take(0);
     assert_eq!(shapes(&again), shapes(&sent));
-    assert_eq!(rig.marks(), (2, 0), "P3: said once, it stays said");
+    assert_eq!(rig.marks(), (2, 0), "P3: reported once, it stays reported");
     for command in &again {
         rig.answer(0, command, 0);
     }
@@ -100,7 +100,7 @@ fn p7_without_plp_what_was_complete_is_sent_again_too() {
 }
 
 #[test]
-fn t8_a_busy_target_is_asked_again_with_more_patience_each_time() {
+fn t8_a_busy_target_is_asked_again_after_a_longer_time_each_time() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(1, 1)]);
     rig.take(0);
@@ -192,7 +192,7 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
 
 #[test]
 fn p6_time_runs_from_the_first_loss_until_the_stream_is_back() {
-    // Each stage of coming back may be cut short.
+    // Each stage of resuming may be cut short.
     for stage in 0..4 {
         let mut rig = Rig::new(Shape::of(2, false));
         rig.submit(&[write(1, 1)]);
@@ -273,7 +273,7 @@ fn without_time_to_come_back_a_lost_connection_is_the_end() {
 }
 
 #[test]
-fn without_time_to_come_back_a_target_is_taken_at_its_word() {
+fn without_time_to_come_back_a_refusal_is_final() {
     let mut rig = Rig::new(Shape { loss_ns: 0, ..Shape::of(1, false) });
     rig.submit(&[write(1, 1)]);
     rig.submit(&[write(2, 2)]);
@@ -281,7 +281,7 @@ fn without_time_to_come_back_a_target_is_taken_at_its_word() {
     rig.answer(0, &sent[1], status::STALE_GENERATION);
     let why = failure(&mut rig);
     assert_eq!((why.seq.0, why.cause), (2, Cause::Status(status::STALE_GENERATION)));
-    // A mark that was not taken harms nothing that is complete.
+    // A mark that was not taken affects nothing that is complete.
     let mut rig = Rig::new(Shape { loss_ns: 0, ..Shape::of(1, false) });
     rig.submit(&[write(1, 1)]);
     let sent = rig.take_one(0, 1);
@@ -324,7 +324,7 @@ fn p7_a_replay_that_is_cut_short_is_done_again() {
 
 #[test]
 fn p7_a_long_list_comes_in_pages() {
-    // Room for two entries in a page, or for three, and for no more than these in the log.
+    // Space for two entries in a page, or for three, and for no more than these in the log.
     let twos = [(0, 2, 7), (2, 4, 9), (4, 5, 0)];
     let threes = [(0, 3, 7), (3, 5, 0)];
     for (data_max, pages) in [(192, &twos[..]), (256, &threes)] {
@@ -351,8 +351,8 @@ fn p7_a_long_list_comes_in_pages() {
     }
 }
 
-/// A stream that has sent three groups, of which the first is released, has lost its connection
-/// and gets this page from a target; its failure, if it takes it badly.
+/// A stream that has sent three groups, of which the first is released, has lost its connection and
+/// gets this page from a target. Returns its failure, if it does not accept the page.
 fn listed_to(change: impl Fn(&mut Page, &[Command])) -> Option<Cause> {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(1, 1)]);
@@ -443,8 +443,8 @@ fn t18_a_list_that_makes_no_sense_is_refused() {
 #[test]
 fn p6_a_fenced_owner_learns_it_from_the_next_bind() {
     for said in [status::STALE_GENERATION, status::NOT_BOUND] {
-        // An owner that came back by another association has its old connections fenced as well:
-        // that alone is no reason to fail.
+        // The old connections of an owner that came back by another association are fenced as well.
+        // That alone is no reason to fail.
         let mut rig = Rig::new(Shape::of(1, false));
         rig.submit(&[write(1, 1)]);
         rig.submit(&[write(2, 2)]);
@@ -470,13 +470,13 @@ fn p6_a_fenced_owner_learns_it_from_the_next_bind() {
 }
 
 #[test]
-fn data_damaged_on_its_way_is_sent_again() {
+fn data_damaged_in_transit_is_sent_again() {
     let mut rig = Rig::new(Shape::of(1, false));
     for seq in 1..=3 {
         rig.submit(&[write(seq, seq)]);
     }
     let sent = rig.take(0);
-    // The target stops the stream there: what follows has lost its predecessor.
+    // The target stops the stream there: the later writes have lost their predecessor.
     rig.scripts[0].answer(&sent[0], 0, 0);
     rig.scripts[0].answer(&sent[1], status::TRANSIENT_TRANSPORT, 0);
     rig.scripts[0].answer(&sent[2], status::POISONED, 0);
@@ -508,7 +508,7 @@ fn an_association_that_owns_nothing_any_more_wants_another_connection() {
 }
 
 #[test]
-fn p6_other_servers_go_on_and_failures_while_one_is_away_are_told() {
+fn p6_other_servers_go_on_and_failures_while_one_is_unreachable_are_reported() {
     let mut rig = Rig::new(Shape::of(2, false));
     rig.submit(&[write(0, 1)]);
     rig.submit(&[write(2, 2)]);
@@ -517,14 +517,14 @@ fn p6_other_servers_go_on_and_failures_while_one_is_away_are_told() {
     rig.cut(1);
     rig.answer(0, &first[0], 0);
     rig.answer(0, &first[1], 0);
-    assert_eq!(rig.marks(), (2, 2), "nothing of these is on the server that is away");
+    assert_eq!(rig.marks(), (2, 2), "nothing of these is on the unreachable server");
     rig.submit(&[write(4, 4)]);
     let third = rig.take(0);
     let third = third.iter().find(|command| command.is_ordered()).unwrap();
     rig.answer(0, third, status::POISONED);
-    let told = failure(&mut rig);
+    let reported = failure(&mut rig);
     assert_eq!(
-        (told.seq, told.member, told.cause),
+        (reported.seq, reported.member, reported.cause),
         (Seq(4), Member(0), Cause::Status(status::POISONED))
     );
     assert_eq!(
@@ -537,7 +537,7 @@ fn p6_other_servers_go_on_and_failures_while_one_is_away_are_told() {
 }
 
 #[test]
-fn a_silent_target_is_noticed_at_every_stage() {
+fn a_target_that_does_not_answer_is_noticed_at_every_stage() {
     let mut rig = Rig::new(Shape { loss_ns: 100 * TIMEOUT, ..Shape::of(1, false) });
     rig.submit(&[write(1, 1)]);
     let sent = rig.take(0);
@@ -548,7 +548,11 @@ fn a_silent_target_is_noticed_at_every_stage() {
         assert_eq!(rig.session.stalled(rig.now + TIMEOUT), Some(0));
         rig.now += TIMEOUT;
         rig.session.lost(0, Cause::TimedOut, rig.now);
-        assert_eq!(rig.session.stalled(rig.now + 9 * TIMEOUT), None, "there is nobody to wait for");
+        assert_eq!(
+            rig.session.stalled(rig.now + 9 * TIMEOUT),
+            None,
+            "there is no server to wait for"
+        );
     };
     for stage in 0..5 {
         match stage {
@@ -572,7 +576,7 @@ fn a_silent_target_is_noticed_at_every_stage() {
 }
 
 #[test]
-fn a_target_that_answers_something_is_not_silent() {
+fn a_target_that_answers_something_is_alive() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(1, 1)]);
     rig.submit(&[write(2, 2)]);
@@ -581,7 +585,7 @@ fn a_target_that_answers_something_is_not_silent() {
     rig.answer(0, &sent[0], 0);
     rig.now += TIMEOUT - 1;
     assert_eq!(rig.session.stalled(rig.now), None);
-    // To look at what has not come is no sign of life.
+    // A read of the socket without data is no sign that the target is alive.
     rig.now += 1;
     rig.carry();
     assert_eq!(rig.session.stalled(rig.now), Some(0));
@@ -597,7 +601,7 @@ fn a_read_gets_what_was_asked_for_last_and_each_piece_in_its_place() {
     assert_eq!(parts.len(), 4, "one for each stripe");
     rig.scripts[0].answer_data(&given_up, block(9));
     rig.carry();
-    assert!(rig.session.is_reading() && rig.read.is_empty(), "nobody waits for that any more");
+    assert!(rig.session.is_reading() && rig.read.is_empty(), "no caller waits for that any more");
     for (part, content) in parts.iter().zip(0..) {
         rig.scripts[0].answer_pieces(part, &block(content), 3000);
     }
@@ -620,7 +624,7 @@ fn a_read_waits_for_its_server_without_asking_the_clock() {
 }
 
 #[test]
-fn p9_a_read_under_way_is_asked_again_once_the_replay_is_over() {
+fn p9_a_read_in_flight_is_asked_again_once_the_replay_is_over() {
     let mut rig = Rig::new(Shape::of(2, true));
     rig.submit(&[write(1, 7)]);
     let sent = rig.take_one(1, 1);
@@ -673,7 +677,7 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
             rig.scripts[0].answer_data(read, block(7));
             rig.carry();
         } else {
-            let look = rig.session.deadline(rig.now).expect("it looks again by and by");
+            let look = rig.session.deadline(rig.now).expect("it checks again by and by");
             assert!(look <= rig.now + 10 * MS);
         }
         !commands.is_empty()
@@ -724,7 +728,7 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
 }
 
 #[test]
-fn p9_a_replay_waits_for_reads_under_way() {
+fn p9_a_replay_waits_for_reads_in_flight() {
     let shape = Shape::of(1, true);
     let (failures, board) = shared(&shape);
     let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
@@ -771,9 +775,9 @@ fn p9_a_replay_waits_for_reads_under_way() {
     assert_eq!(a.take_one(0, 1).shape(), sent.shape());
 }
 
-/// Nothing is sent then, so nothing will come: nobody would look again.
+/// Nothing is sent then, so nothing will come, and no event would cause another check.
 #[test]
-fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_nobody_reads() {
+fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_no_stream_reads() {
     let shape = Shape::of(1, true);
     let (failures, board) = shared(&shape);
     let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
@@ -785,7 +789,7 @@ fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_nobody_reads() {
     assert_eq!(a.session.link(0), LinkState::Joining);
     b.scripts[0].answer_data(&read, block(7));
     b.carry();
-    a.now = a.session.deadline(a.now).expect("it looks again by and by");
+    a.now = a.session.deadline(a.now).expect("it checks again by and by");
     a.session.pump(a.now);
     assert_eq!(a.session.link(0), LinkState::Up);
     assert!(board.readable(0));
@@ -806,7 +810,7 @@ fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
     a.cut(0);
     a.back(0, 1, log(&[(sent.clone(), false)]));
     assert_eq!(a.take(0), [], "b reads");
-    // What could not be sent waits for the replay now.
+    // A request that could not be sent waits for the replay now.
     let last = reads.pop().unwrap();
     for read in &reads {
         b.scripts[0].answer_data(read, block(0));
@@ -824,7 +828,7 @@ fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
 }
 
 #[test]
-fn a_stream_that_is_idle_but_not_flushed_has_no_mark_to_tell() {
+fn a_stream_that_is_idle_but_not_flushed_has_no_mark_to_send() {
     let mut rig = Rig::new(Shape::of(1, true));
     rig.session.admit(&mut [write(0, 1)], 0, true).unwrap();
     let sent = rig.take_one(0, 1);
@@ -839,7 +843,7 @@ fn a_stream_that_is_idle_but_not_flushed_has_no_mark_to_tell() {
 }
 
 #[test]
-fn t1_an_idle_stream_tells_its_mark_again_after_a_loss() {
+fn t1_an_idle_stream_sends_its_mark_again_after_a_loss() {
     let mut rig = Rig::new(Shape::of(2, false));
     rig.submit(&[write(0, 1)]);
     let sent = rig.take_one(0, 1);
@@ -869,7 +873,7 @@ fn t1_an_idle_stream_tells_its_mark_again_after_a_loss() {
 }
 
 #[test]
-fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
+fn a_close_that_loses_a_connection_sends_the_mark_on_the_next() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(0, 1)]);
     let sent = rig.take_one(0, 1);
@@ -889,7 +893,7 @@ fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
     let mark = rig.take_one(0, MARK);
     rig.answer(0, &mark, 0);
     assert_eq!(rig.session.marks_confirmed(), Ok(true));
-    // A target that will not take it says so.
+    // A target that will not take it reports that.
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(0, 1)]);
     let sent = rig.take_one(0, 1);
@@ -905,7 +909,7 @@ fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
     let mark = rig.take_one(0, MARK);
     rig.answer(0, &mark, 0);
     assert_eq!(rig.session.marks_confirmed(), Ok(true));
-    // One that another connection has meanwhile taken from it loses this one.
+    // A stream that another connection has meanwhile taken over loses this one.
     rig.submit(&[write(0, 1)]);
     let sent = rig.take_one(0, 1);
     rig.answer(0, &sent, 0);
@@ -916,7 +920,7 @@ fn a_close_that_loses_a_connection_tells_the_mark_on_the_next() {
 }
 
 #[test]
-fn nothing_of_a_lost_connection_is_sent_or_believed() {
+fn nothing_of_a_lost_connection_is_sent_or_accepted() {
     let mut rig = Rig::new(Shape { in_capsule: 0, ..Shape::of(1, false) });
     assert_eq!(rig.session.need(0, &[5, 0, 24, 0, 24, 0, 0, 0]), 24);
     rig.session.admit(&mut [write(1, 5)], 0, false).unwrap();

@@ -1,4 +1,4 @@
-//! Where the time of a group goes at the initiator: on a clock that the test moves, every traced
+//! The time of a group in each stage at the initiator: on a clock that the test moves, every traced
 //! group must have been where the test has kept it.
 
 mod stream_rig;
@@ -18,7 +18,7 @@ fn submit(rig: &mut Rig, lba: u64) {
     }
 }
 
-/// Sends and receives; tells the time if it is wanted, and what was traced.
+/// Sends and receives; gives the time if it is wanted, and collects the traces.
 fn carry(rig: &mut Rig, traced: &mut Vec<Spent>) {
     rig.carry();
     if rig.session.wants_instant() {
@@ -70,8 +70,8 @@ fn a_group_waits_to_be_sent_is_sent_and_waits_for_those_before_it() {
     assert!(counts.iter().all(|count| *count >= 4), "{counts:?}");
 }
 
-/// A group that is merged into the request of another one is on its way with it, and one that goes
-/// to several servers until the last is back.
+/// A group that is merged into the request of another one is in transit with it. A group on several
+/// servers is in transit until the last one is back.
 #[test]
 fn merged_and_scattered_groups_are_followed() {
     let mut rig = Rig::new(Shape { merge: true, ..Shape::of(1, false) });

@@ -1,4 +1,5 @@
-//! What peers may cost a target has bounds, whatever they send or leave open (T28).
+//! The resources that peers may use at a target have bounds, with any bytes that they send or leave
+//! open (T28).
 
 mod world;
 
@@ -103,7 +104,7 @@ fn t28_what_is_owned_leased_or_logged_is_not_forgotten() {
 }
 
 #[test]
-fn t28_who_was_forgotten_does_not_come_back_unaware() {
+fn t28_a_forgotten_owner_does_not_come_back_unaware() {
     let mut w = without_log(1);
     let (admin, _) = w.admin();
     let first = Claim { generation: 3, ..unlogged(&w, volume(1), 1) };
@@ -148,14 +149,14 @@ fn t28_a_lease_has_a_longest_length() {
     assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0);
 }
 
-/// The connections that have been left a notice which they have not seen.
+/// The connections that have an unread notice.
 fn asked(w: &World) -> Vec<usize> {
     let at = |id| w.links.iter().position(|link| link.conn.id() == id).expect("it is there");
     w.host.notices.iter().map(|id| at(*id)).collect()
 }
 
-/// A claim costs what those cost that may have writes under way in its namespaces, not what all
-/// connections cost.
+/// A claim asks only connections that may have writes in flight in its namespaces. Its cost does
+/// not grow with all connections.
 #[test]
 fn t28_a_claim_asks_only_those_who_write_to_its_namespaces() {
     let mut w = World::new(&[false, false]);
@@ -179,7 +180,8 @@ fn t28_a_claim_asks_only_those_who_write_to_its_namespaces() {
     w.hold_mail = false;
     w.deliver();
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
-    // Who was kept out is not asked the next time, who carries a stream is.
+    // A connection that was kept out is not asked the next time. One that carries a stream is
+    // asked.
     assert_eq!(w.call(reader, peer::write(6, 1, 0, 1), &block(2)).status, GUARDED);
     assert_eq!(w.bind(mine, 0, 1, 0).status, 0);
     w.hang_up(here);
@@ -214,8 +216,9 @@ fn send_data(w: &mut World, at: usize, cid: u16, tag: u16) {
     }
 }
 
-/// All connections together hold what the budget lends and one command each; who waits goes on
-/// when something of its own ends, though another keeps the whole budget.
+/// All connections together hold what the budget reserves for them and one command each. A
+/// connection that waits goes on when one of its own commands ends, though another keeps the whole
+/// budget.
 #[test]
 fn t28_connections_share_one_budget_and_none_is_starved() {
     const BLOCKS: u32 = TRANSFER_BYTES_MAX / 4096;
@@ -231,8 +234,8 @@ fn t28_connections_share_one_budget_and_none_is_starved() {
         held.push(asked_for(&mut w, queue));
     }
     let counts: Vec<usize> = held.iter().map(Vec::len).collect();
-    assert_eq!(counts, [5, 1, 1, 1], "four are lent, and each connection has one of its own");
-    // The first never sends what it was asked for; the last does, eight times.
+    assert_eq!(counts, [5, 1, 1, 1], "four are reserved, and each connection has one of its own");
+    // The first never sends the requested data; the last does, eight times.
     let mut open = held[3].clone();
     let mut done = 0;
     while let Some((cid, tag)) = open.pop() {
@@ -247,7 +250,7 @@ fn t28_connections_share_one_budget_and_none_is_starved() {
         }
     }
     assert_eq!(done, 8);
-    // What the first has borrowed is there for others when it is gone.
+    // The memory that the first has reserved is free for others when it is gone.
     w.hang_up(queues[0]);
     let (cid, tag) = held[1][0];
     send_data(&mut w, queues[1], cid, tag);
@@ -256,7 +259,7 @@ fn t28_connections_share_one_budget_and_none_is_starved() {
     assert_eq!(kinds.iter().filter(|kind| **kind == 0x09).count(), 5);
 }
 
-/// Answers that nobody takes count, too.
+/// Answers that no host takes count, too.
 #[test]
 fn t28_answers_that_are_not_taken_share_the_budget() {
     let mut w = World::new(&[false]);
@@ -282,9 +285,9 @@ fn t28_answers_that_are_not_taken_share_the_budget() {
     }
 }
 
-/// Queues whose commands could bring more in their capsules than there is room for are refused.
+/// Queues whose commands could bring more in their capsules than there is space for are refused.
 #[test]
-fn t28_room_for_capsules_is_set_aside_at_connect() {
+fn t28_space_for_capsules_is_set_aside_at_connect() {
     const BUSY: u16 = 0x181;
     let mut w = World::new(&[false]);
     // Four times that for capsules: two queues of 128 entries.

@@ -1,5 +1,5 @@
-//! What a target's core decides between sockets and drives: batches, connections that move from
-//! core to core, who is listened to, when clocks are looked at, the end.
+//! The decisions of a target's core between sockets and drives: batches, connections that move from
+//! core to core, the sockets that are read, the checks of clocks, the end.
 
 mod world;
 
@@ -21,11 +21,11 @@ use world::{
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Clocks, the log's store and full places are looked at so often.
-const LOOK: u64 = 100 * MS;
+/// The interval of checks of clocks, the log's store and full places.
+const CHECK_NS: u64 = 100 * MS;
 const GRACE: u64 = 3 * SECOND;
 
-/// A core's part of a connection: its number in the test, and what has come in.
+/// A core's part of a connection: its number in the test, and the bytes that have come in.
 struct Wire(usize, Vec<u8>);
 
 impl Transport for Wire {
@@ -48,9 +48,9 @@ struct Target {
     /// Connections: the core that has each, and its key there.
     places: BTreeMap<usize, (usize, ConnKey)>,
     answers: BTreeMap<usize, Vec<u8>>,
-    /// What was done besides sending, by connection.
+    /// The actions besides sending, by connection.
     did: Vec<(&'static str, usize)>,
-    /// Sockets take what is sent.
+    /// Sockets take bytes.
     takes: bool,
 }
 
@@ -85,7 +85,7 @@ impl Target {
         &mut self.world.host
     }
 
-    /// What was done since the last call.
+    /// The actions since the last call.
     fn did(&mut self) -> Vec<(&'static str, usize)> {
         std::mem::take(&mut self.did)
     }
@@ -212,7 +212,7 @@ impl Target {
         assert_eq!(self.connect(number, qid, cntlid).status, 0);
     }
 
-    /// What the drive keeps: the names of the operations.
+    /// The operations that the drive keeps, by name.
     fn pending(&mut self) -> Vec<Pending> {
         std::mem::take(&mut self.world.host.drives[0].pending)
     }
@@ -226,7 +226,7 @@ impl Target {
         self.cores[core].deadline(now).map(|at| at - now)
     }
 
-    /// How many lines of the log book have this in them.
+    /// How many lines of the log book contain this.
     fn logged(&self, what: &str) -> usize {
         self.world.host.log.iter().filter(|line| line.contains(what)).count()
     }
@@ -283,7 +283,7 @@ fn a_queue_is_given_to_the_core_with_the_fewest_once_its_answer_is_out() {
         assert_eq!(t.places[&number].0, 1);
         assert_eq!(t.call(number, peer::write(1, 1, 0, 1), &block(1)).status, 0);
     }
-    // One that ends makes room.
+    // A queue that ends makes space.
     t.hang_up(4);
     assert_eq!(t.did(), [("drop", 4)]);
     t.queue(6, 5, cntlid);
@@ -302,20 +302,20 @@ impl Target {
 }
 
 #[test]
-fn t8_a_notice_that_passes_a_connection_on_its_way_is_heard_when_it_arrives() {
+fn t8_a_notice_that_passes_a_connection_in_transit_is_read_when_it_arrives() {
     let mut t = target(2, 9);
     let cntlid = t.admin(1);
     t.queue(2, 1, cntlid);
     t.queue(3, 2, cntlid);
-    let Some(adopted) = t.mail[1].pop_front() else { panic!("it is on its way") };
-    // Its association ends; both cores are told, and none has it.
+    let Some(adopted) = t.mail[1].pop_front() else { panic!("it is in transit") };
+    // Its association ends. Both cores are informed, and neither has it.
     t.hang_up(1);
     (0..2).for_each(|core| t.read_mail(core));
     assert_eq!(t.logged("Closed"), 2);
     t.did();
     t.mail[1].push_back(adopted);
     t.read_mail(1);
-    assert_eq!(t.logged("Closed"), 3, "it hears that its association has ended");
+    assert_eq!(t.logged("Closed"), 3, "it learns that its association has ended");
     assert_eq!(t.did(), [("finish", 3), ("watch", 3)]);
 }
 
@@ -337,7 +337,7 @@ fn last_words_go_out_and_the_peer_has_a_while_to_read_them() {
             t.env().now += SECOND - 1;
             t.round();
             assert_eq!(t.did(), []);
-            t.env().now += LOOK;
+            t.env().now += CHECK_NS;
             t.round();
         }
         assert_eq!(t.did(), [("drop", 1)]);
@@ -346,7 +346,7 @@ fn last_words_go_out_and_the_peer_has_a_while_to_read_them() {
 }
 
 #[test]
-fn a_connection_that_waits_for_a_drive_wakes_nobody() {
+fn a_connection_that_waits_for_a_drive_wakes_no_thread() {
     let mut t = target(1, 9);
     let cntlid = t.admin(1);
     t.queue(2, 1, cntlid);
@@ -356,7 +356,7 @@ fn a_connection_that_waits_for_a_drive_wakes_nobody() {
     t.hang_up(2);
     t.env().now += 10 * SECOND;
     t.round();
-    assert_eq!((t.did(), t.deadline(0)), (vec![], None), "its operation is under way");
+    assert_eq!((t.did(), t.deadline(0)), (vec![], None), "its operation is in flight");
     let pending = t.pending();
     t.done(0, &pending[0]);
     t.act(0);
@@ -364,18 +364,18 @@ fn a_connection_that_waits_for_a_drive_wakes_nobody() {
 }
 
 #[test]
-fn clocks_and_log_are_looked_at_ten_times_a_second_at_most() {
+fn clocks_and_log_are_checked_ten_times_a_second_at_most() {
     let mut t = target(1, 9);
     t.accept(1);
     assert_eq!(t.deadline(0), Some(STALL_NS));
     assert_eq!(t.world.host.watched, 1);
-    t.env().now += STALL_NS - LOOK / 2;
+    t.env().now += STALL_NS - CHECK_NS / 2;
     t.round();
     assert_eq!(t.world.host.watched, 2);
     t.did();
-    // A shell that woke up earlier would spin: nothing is looked at before.
-    assert_eq!(t.deadline(0), Some(LOOK));
-    t.env().now += LOOK - 1;
+    // A shell that woke up earlier would spin: nothing is checked before.
+    assert_eq!(t.deadline(0), Some(CHECK_NS));
+    t.env().now += CHECK_NS - 1;
     t.round();
     assert_eq!((t.did(), t.world.host.watched), (vec![], 2));
     t.env().now += 1;
@@ -384,7 +384,7 @@ fn clocks_and_log_are_looked_at_ten_times_a_second_at_most() {
 }
 
 #[test]
-fn t28_a_peer_that_takes_no_answers_is_waited_for_so_long_and_not_listened_to() {
+fn t28_a_peer_that_takes_no_answers_is_waited_for_so_long_and_not_read() {
     let mut t = target(1, 9);
     let cntlid = t.admin(1);
     t.queue(2, 1, cntlid);
@@ -392,7 +392,7 @@ fn t28_a_peer_that_takes_no_answers_is_waited_for_so_long_and_not_listened_to() 
     t.takes = false;
     t.send(2, peer::read(1, 1, 0, 1), &[]);
     assert_eq!(t.did(), [("change", 2)]);
-    // Nobody else is there to wake the core.
+    // No other event would wake the core.
     assert_eq!(t.deadline(0), Some(DATA_STALL_NS));
     t.env().now += DATA_STALL_NS;
     t.round();
@@ -410,19 +410,19 @@ fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
         t.act(0);
         assert_eq!(t.did(), [("listen", 0)]);
         assert!(t.cores[0].place(&mut t.world.host).is_none());
-        assert_eq!(t.deadline(0), Some(LOOK));
-        t.env().now += LOOK;
+        assert_eq!(t.deadline(0), Some(CHECK_NS));
+        t.env().now += CHECK_NS;
         t.round();
         assert_eq!(t.did(), [("listen", 1)]);
     }
-    assert_eq!(t.logged("Full"), 1, "said once");
+    assert_eq!(t.logged("Full"), 1, "reported once");
     t.hang_up(1);
     t.accept(3);
     assert!(t.cores[1].place(&mut t.world.host).is_none(), "it does not listen");
 }
 
 #[test]
-fn a_core_that_stops_lets_finish_what_is_under_way_and_then_cuts_off() {
+fn a_core_that_stops_lets_finish_what_is_in_flight_and_then_cuts_off() {
     for in_time in [true, false] {
         let mut t = target(1, 9);
         let cntlid = t.admin(1);
@@ -440,7 +440,7 @@ fn a_core_that_stops_lets_finish_what_is_under_way_and_then_cuts_off() {
         if !in_time {
             t.env().now += GRACE;
             t.round();
-            assert_eq!(t.did(), [("finish", 2)], "its operation is still under way");
+            assert_eq!(t.did(), [("finish", 2)], "its operation is still in flight");
             assert_eq!(t.deadline(0), None);
         }
         t.done(0, &pending[0]);
@@ -453,13 +453,13 @@ fn a_core_that_stops_lets_finish_what_is_under_way_and_then_cuts_off() {
 }
 
 #[test]
-fn a_core_that_stops_waits_for_what_is_on_its_way_and_gives_nothing_away() {
+fn a_core_that_stops_waits_for_what_is_in_transit_and_moves_nothing() {
     let mut t = target(2, 9);
     let cntlid = t.admin(1);
     t.queue(2, 1, cntlid);
     t.queue(3, 2, cntlid);
     t.open(4);
-    // The second core stops first, while a connection is on its way to it.
+    // The second core stops first, while a connection is in transit to it.
     t.did();
     t.cores[1].stop(&mut t.world.host);
     t.act(1);
@@ -485,7 +485,7 @@ fn a_drive_is_given_so_many_operations_at_once_and_the_rest_in_order() {
         let submitted = bounded.write(op, op, Data::Borrowed(bytes));
         assert!(matches!(submitted, Submitted::Pending));
     }
-    // What comes later overtakes nothing, also once there is room.
+    // A later operation overtakes none, also once there is space.
     assert!(matches!(bounded.flush(3), Submitted::Pending));
     assert_eq!((bounded.pending.len(), bounded.in_flight()), (2, 4));
     let mut done = Vec::new();
@@ -496,7 +496,7 @@ fn a_drive_is_given_so_many_operations_at_once_and_the_rest_in_order() {
     bounded.poll(0, &mut done);
     assert_eq!(bounded.in_flight(), 0);
     assert_eq!(bounded.block(2), block(2), "the bytes were kept");
-    // What ends within the call ends with the poll.
+    // An operation that ends within the call ends with the poll.
     assert!(matches!(bounded.read(4, 2, 1), Submitted::Pending));
     assert!(matches!(bounded.read(5, 2, 1), Submitted::Pending));
     assert!(matches!(bounded.read(6, 2, 1), Submitted::Pending));

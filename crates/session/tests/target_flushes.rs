@@ -1,4 +1,4 @@
-//! FLUSHes of one drive on several connections, that is, on several cores, whose ends are heard of
+//! FLUSHes of one drive on several connections, that is, on several cores, whose ends are received
 //! in any order (T29).
 
 mod world;
@@ -8,14 +8,14 @@ use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Owner, World, attribute, block, flush_entry, ordered};
 
-/// Two streams and a plain queue, each with a write to the drive that nobody has flushed.
+/// Two streams and a plain queue, each with an unflushed write to the drive.
 struct Three {
     w: World,
     owner: Owner,
     queues: [usize; 3],
 }
 
-/// What each of the three is to answer: good, or refused.
+/// The possible answers to each of the three: good, or refused.
 const GOOD: u16 = 0;
 
 fn three() -> Three {
@@ -36,24 +36,24 @@ fn three() -> Three {
 
 impl Three {
     /// A FLUSH of the drive by one of them.
-    fn flush(&mut self, who: usize, cid: u16) {
-        let sqe = match who {
+    fn flush(&mut self, at: usize, cid: u16) {
+        let sqe = match at {
             2 => peer::flush(cid, 1),
             _ => ordered(cid, &flush_entry(u64::from(cid), 0), 0),
         };
-        self.w.command(self.queues[who], sqe, &[]);
+        self.w.command(self.queues[at], sqe, &[]);
     }
 
     /// The drive's FLUSH for one of them has come back.
-    fn back(&mut self, who: usize, ok: bool) {
-        let queue = self.queues[who] as u64;
+    fn back(&mut self, at: usize, ok: bool) {
+        let queue = self.queues[at] as u64;
         let mut pending = self.w.host.drives[0].pending.iter();
-        let at = pending.position(|pending| pending.op.key() == queue).expect("a FLUSH under way");
+        let at = pending.position(|pending| pending.op.key() == queue).expect("a FLUSH in flight");
         if ok { self.w.complete(0, at) } else { self.w.fail(0, at) }
     }
 
-    fn answer(&mut self, who: usize) -> Option<u16> {
-        self.w.next(self.queues[who]).map(|pdu| pdu.completion().status)
+    fn answer(&mut self, at: usize) -> Option<u16> {
+        self.w.next(self.queues[at]).map(|pdu| pdu.completion().status)
     }
 }
 
@@ -61,40 +61,40 @@ impl Three {
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 #[test]
-fn t29_a_flush_that_fails_counts_for_all_that_were_under_way_with_it() {
+fn t29_a_flush_that_fails_counts_for_all_that_were_in_flight_with_it() {
     for begun in ORDERS {
-        for heard in ORDERS {
+        for received in ORDERS {
             for failing in [None, Some(0), Some(1), Some(2)] {
                 for late_mail in [false, true] {
-                    let case = format!("{begun:?} {heard:?} {failing:?} late: {late_mail}");
+                    let case = format!("{begun:?} {received:?} {failing:?} late: {late_mail}");
                     let mut t = three();
-                    begun.into_iter().for_each(|who| t.flush(who, 2));
+                    begun.into_iter().for_each(|at| t.flush(at, 2));
                     t.w.hold_mail = late_mail;
                     let (mut failed, mut last) = (false, 0);
-                    for who in heard {
-                        t.back(who, failing != Some(who));
-                        failed |= failing == Some(who);
-                        let answered = t.answer(who);
-                        // Nobody may be told that all is well while the failure may be unheard.
-                        if !failed && who != heard[2] {
-                            assert_eq!(answered, None, "{case}: {who} answered too early");
+                    for at in received {
+                        t.back(at, failing != Some(at));
+                        failed |= failing == Some(at);
+                        let answered = t.answer(at);
+                        // No host may receive a success while a failure may not have been received.
+                        if !failed && at != received[2] {
+                            assert_eq!(answered, None, "{case}: {at} answered too early");
                         }
-                        last = who;
-                        // The answer itself is looked at again below.
+                        last = at;
+                        // The answer itself is checked again below.
                         if let Some(status) = answered {
-                            assert_eq!(status == GOOD, failing.is_none(), "{case}: {who}");
-                            t.queues[who] = usize::MAX;
+                            assert_eq!(status == GOOD, failing.is_none(), "{case}: {at}");
+                            t.queues[at] = usize::MAX;
                         }
                     }
                     assert_eq!(t.queues[last], usize::MAX, "{case}: the last one has no doubt");
                     t.w.hold_mail = false;
                     t.w.deliver();
-                    for who in 0..3 {
-                        if t.queues[who] == usize::MAX {
+                    for at in 0..3 {
+                        if t.queues[at] == usize::MAX {
                             continue;
                         }
-                        let status = t.answer(who).unwrap_or_else(|| panic!("{case}: {who} waits"));
-                        assert_eq!(status == GOOD, failing.is_none(), "{case}: {who}");
+                        let status = t.answer(at).unwrap_or_else(|| panic!("{case}: {at} waits"));
+                        assert_eq!(status == GOOD, failing.is_none(), "{case}: {at}");
                     }
                 }
             }
@@ -110,14 +110,14 @@ fn t29_what_is_in_doubt_is_not_called_durable() {
     t.back(0, true);
     let persisted =
         |t: &Three| t.w.scan(0, 0).entries.iter().map(|e| e.persisted).collect::<Vec<_>>();
-    assert_eq!(persisted(&t), [false, false], "its persist word says more than is known");
+    assert_eq!(persisted(&t), [false, false], "its persist word shows more than is known");
     t.back(1, true);
     assert_eq!(t.answer(0), Some(GOOD));
     assert_eq!(persisted(&t), [false, true]);
 }
 
 #[test]
-fn t29_flushes_without_end_keep_nobody_in_doubt() {
+fn t29_flushes_without_end_keep_none_in_doubt() {
     let mut t = three();
     t.flush(0, 2);
     t.flush(1, 2);
@@ -126,7 +126,7 @@ fn t29_flushes_without_end_keep_nobody_in_doubt() {
     // Before that one ends, the next begins.
     t.flush(2, 2);
     t.back(1, true);
-    assert_eq!(t.answer(0), Some(GOOD), "all that were under way then have ended");
+    assert_eq!(t.answer(0), Some(GOOD), "all that were in flight then have ended");
     assert_eq!(t.answer(1), None, "the next may have failed");
     t.flush(0, 3);
     t.back(2, true);
@@ -156,7 +156,7 @@ fn t29_other_drives_and_protected_ones_raise_no_doubt() {
 }
 
 #[test]
-fn t29_whoever_leaves_in_doubt_keeps_nobody_and_comes_back() {
+fn t29_a_connection_that_ends_in_doubt_keeps_no_other_and_comes_back() {
     let mut t = three();
     t.flush(0, 2);
     t.flush(1, 2);

@@ -1,5 +1,5 @@
-//! T18: whatever a host sends, the target answers as the specification says or ends that one
-//! connection; it never panics, never hangs, and holds no more than its bounds.
+//! T18: to any bytes of a host, the target answers as the specification demands, or ends that one
+//! connection. It never panics, never hangs, and holds no more than its bounds.
 
 mod world;
 
@@ -133,7 +133,7 @@ fn t18_a_wrong_header_digest_is_fatal() {
 }
 
 #[test]
-fn t18_data_that_nobody_asked_for_is_fatal() {
+fn t18_data_that_was_not_requested_is_fatal() {
     let plain = Digests::default();
     let one = block(1);
     type Case<'a> = (&'a str, Box<dyn Fn(u16) -> Vec<u8>>, u16, u32);
@@ -201,10 +201,10 @@ fn t18_a_host_that_overruns_its_queue_is_cut_off() {
     }
     w.command(io, peer::write(5, 1, 5, 1), &block(1));
     assert_eq!(terminated(&mut w, io).0, fes::SEQUENCE);
-    assert!(!w.links[io].conn.is_drained(), "four writes are under way");
+    assert!(!w.links[io].conn.is_drained(), "four writes are in flight");
     w.complete_all(0);
     assert!(w.links[io].conn.is_drained());
-    assert_eq!(w.next(io), None, "nobody is told");
+    assert_eq!(w.next(io), None, "no host gets an answer");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn t18_a_command_id_in_use_is_refused() {
 }
 
 #[test]
-fn t18_a_termination_request_is_taken_at_its_word() {
+fn t18_a_termination_request_ends_the_connection() {
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);
     let mut term = vec![0x02, 0, 24, 0, 24, 0, 0, 0];
@@ -236,14 +236,14 @@ fn t18_a_termination_request_is_taken_at_its_word() {
 fn t18_what_a_connection_holds_is_bounded() {
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);
-    // 100 writes of 1 MiB: data is asked for only as far as the budget goes.
+    // 100 writes of 1 MiB: data is requested only as far as the budget allows.
     for cid in 1..=100 {
         w.command(io, peer::write_r2t(cid, 1, 0, 256), &[]);
     }
     let asked =
         std::iter::from_fn(|| w.next(io)).inspect(|p| assert_eq!(p.kind, 0x09)).collect::<Vec<_>>();
     assert_eq!(asked.len(), TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
-    // Each one that is done makes room for another; in the end all are served.
+    // Each finished write makes space for another; in the end all are served.
     let mut queue: std::collections::VecDeque<_> = asked.into();
     let mut done = 0;
     while let Some(r2t) = queue.pop_front() {
@@ -278,7 +278,7 @@ fn t18_answers_that_are_not_taken_count_with_data_that_is_to_come() {
     for cid in half..4 * half {
         w.command(io, peer::read(cid, 1, 0, 256), &[]);
     }
-    assert_eq!(w.host.drives[0].history.len(), usize::from(half) - 1, "headers take room, too");
+    assert_eq!(w.host.drives[0].history.len(), usize::from(half) - 1, "headers take space, too");
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn t18_a_host_that_does_not_take_its_answers_is_not_served_further() {
 #[test]
 fn t18_stalled_hosts_are_timed_out() {
     let stalled = |w: &World, at: usize| matches!(w.links[at].closed, Some(Closed::Stalled(_)));
-    // Nothing said at all.
+    // No bytes sent at all.
     let mut w = World::new(&[false]);
     let at = w.accept();
     w.host.now += STALL_NS - 1;
@@ -341,7 +341,7 @@ fn t18_stalled_hosts_are_timed_out() {
     w.host.now += STALL_NS;
     w.tick();
     assert!(stalled(&w, io));
-    // Data that was asked for.
+    // Requested data.
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);
     w.command(io, peer::write_r2t(1, 1, 0, 20), &[]);
@@ -372,8 +372,8 @@ fn t18_a_slow_drive_is_not_the_hosts_fault() {
     assert_eq!(w.next(io).unwrap().completion().status, 0);
 }
 
-/// Valid commands, damaged at random, cut at random, on drives that finish at random: nothing may
-/// panic, every device operation comes back to somebody, and every connection can be drained.
+/// Valid commands, damaged at random, cut at random, on drives that finish at random. Nothing may
+/// panic, every device operation comes back to its connection, and every connection can be drained.
 #[test]
 fn t18_damaged_sessions_never_panic_and_always_drain() {
     for seed in 0..400 {
@@ -471,7 +471,7 @@ fn t18_pure_noise_never_panics() {
         }
         let mut noise: Vec<u8> = (0..200 + dice.below(400)).map(|_| dice.next() as u8).collect();
         if dice.below(2) == 0 {
-            // Looks like a command.
+            // The header of a command.
             noise[..8].copy_from_slice(&[0x04, 0, 72, 72, 100, 0, 0, 0]);
         }
         w.send(at, &noise);

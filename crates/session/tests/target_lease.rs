@@ -1,5 +1,5 @@
-//! Ownership is a lease: an owner that is away for a moment keeps its volume, and its drives are
-//! kept from others, until the lease has run out (T25).
+//! Ownership is a lease: an owner that is not calling for a moment keeps its volume, and its drives
+//! are kept from others, until the lease has run out (T25).
 
 mod world;
 
@@ -68,7 +68,7 @@ fn state(w: &World) -> VolumeState {
 }
 
 #[test]
-fn t25_an_idle_owner_that_is_away_keeps_its_volume_and_its_guard() {
+fn t25_an_idle_owner_that_is_not_calling_keeps_its_volume_and_its_guard() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = idle_owner(&mut w);
     let (theirs, plain) = rival(&mut w);
@@ -112,13 +112,13 @@ fn t25_after_the_lease_a_plain_claim_wins() {
 }
 
 #[test]
-fn t25_after_the_lease_a_plain_writer_is_welcome_and_the_old_owner_is_not() {
+fn t25_after_the_lease_a_plain_host_may_write_and_the_old_owner_may_not() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = idle_owner(&mut w);
     let (theirs, plain) = rival(&mut w);
     w.hang_up(admin);
     w.host.now += LEASE_NS;
-    assert_eq!(state(&w), VolumeState::Owned, "until somebody has a use for it");
+    assert_eq!(state(&w), VolumeState::Owned, "until another host has a use for it");
     assert_eq!(plain_write(&mut w, plain), 0);
     assert_eq!(state(&w), VolumeState::Closed);
     assert_eq!(resume(&mut w).0, LEASE_OVER, "its blocks are not as it left them");
@@ -128,13 +128,13 @@ fn t25_after_the_lease_a_plain_writer_is_welcome_and_the_old_owner_is_not() {
 }
 
 #[test]
-fn t25_an_owner_may_come_back_late_if_nobody_was_there_before() {
+fn t25_an_owner_may_come_back_late_if_no_other_was_there_before() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = idle_owner(&mut w);
     let (theirs, plain) = rival(&mut w);
     w.hang_up(admin);
     w.host.now += 2 * LEASE_NS;
-    assert!(!w.status(theirs).owned, "looking changes nothing");
+    assert!(!w.status(theirs).owned, "reading changes nothing");
     assert_eq!(resume(&mut w).0, 0);
     assert_eq!(plain_write(&mut w, plain), GUARDED);
     assert_eq!(claim(&mut w, theirs, 2), OWNED);
@@ -194,7 +194,7 @@ fn t25_within_the_lease_a_take_over_is_explicit() {
 }
 
 #[test]
-fn t25_the_guard_stays_while_a_write_of_the_lost_owner_is_under_way() {
+fn t25_the_guard_stays_while_a_write_of_the_lost_owner_is_in_flight() {
     let mut w = World::new(&[false]);
     let Owner { admin, cntlid, .. } = idle_owner(&mut w);
     let label = w.io(cntlid, 2);
@@ -212,7 +212,7 @@ fn t25_the_guard_stays_while_a_write_of_the_lost_owner_is_under_way() {
 }
 
 #[test]
-fn t25_a_silent_owner_is_lost_when_its_keep_alive_runs_out() {
+fn t25_an_owner_that_sends_nothing_is_lost_when_its_keep_alive_runs_out() {
     let mut w = World::new(&[false]);
     let (admin, _) = w.admin_as(HOSTNQN, peer::HOSTID, 15_000);
     let first = Claim { lease_ms: LEASE_MS, ..w.first_claim() };
@@ -250,7 +250,7 @@ fn t25_a_release_ends_the_lease_at_once_even_if_its_answer_gets_lost() {
 }
 
 #[test]
-fn t25_who_closed_the_volume_does_not_go_on_with_it() {
+fn t25_an_owner_that_closed_the_volume_does_not_go_on_with_it() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = idle_owner(&mut w);
     let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
@@ -276,7 +276,7 @@ fn t25_another_volume_gets_a_drive_only_when_the_lease_is_over() {
 }
 
 #[test]
-fn t25_a_stop_in_good_order_closes_what_nobody_keeps() {
+fn t25_a_clean_stop_closes_volumes_without_a_lease() {
     for (passed, expected) in [(LEASE_NS - 1, VolumeState::Owned), (LEASE_NS, VolumeState::Closed)]
     {
         let mut w = World::new(&[false]);
@@ -298,7 +298,7 @@ fn t25_an_owner_without_replay_asks_for_no_lease() {
     let (theirs, plain) = rival(&mut w);
     w.hang_up(admin);
     assert!(!w.status(theirs).owned);
-    // Nobody has been there yet: the owner may have it back, to open its streams anew.
+    // No other host has been there yet: the owner may have it back, to open its streams anew.
     let back = Claim { resume: true, ..unlogged.clone() };
     let (admin, _) = w.admin();
     assert_eq!(w.claim(admin, &back).unwrap().status, 0);

@@ -1,4 +1,4 @@
-//! Ordered writes at the target: the gate, the log, and what must be durable when.
+//! Ordered writes at the target: the gate, the log, and the moments at which data must be durable.
 
 mod world;
 
@@ -22,7 +22,7 @@ fn persisted(scan: &Scan) -> Vec<(u64, bool)> {
 }
 
 #[test]
-fn an_ordered_write_is_logged_written_and_vouched_for() {
+fn an_ordered_write_is_logged_written_and_persisted() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     for seq in 1..=3 {
@@ -103,7 +103,7 @@ fn t7_the_persist_word_is_durable_before_the_response() {
 }
 
 #[test]
-fn t4_only_a_good_flush_vouches_on_a_volatile_drive() {
+fn t4_only_a_good_flush_covers_on_a_volatile_drive() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
     w.host.drives[0].holds = true;
@@ -124,7 +124,7 @@ fn t4_only_a_good_flush_vouches_on_a_volatile_drive() {
 }
 
 #[test]
-fn t4_after_a_failed_write_no_flush_vouches_for_it() {
+fn t4_after_a_failed_write_no_flush_covers_it() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
     w.host.drives[0].holds = true;
@@ -152,7 +152,7 @@ fn t2_a_flush_waits_for_earlier_writes_and_they_for_nothing() {
     let mut other = attribute(5, 5);
     other.member = Member(1);
     w.command(io, ordered(5, &other, 0), &block(1));
-    assert_eq!(w.host.drives[0].pending.len(), 3, "all under way together");
+    assert_eq!(w.host.drives[0].pending.len(), 3, "all in flight together");
     assert_eq!(w.host.drives[1].pending.len(), 1, "another drive is not held up");
     w.complete(0, 2);
     w.complete(0, 0);
@@ -166,7 +166,7 @@ fn t2_a_flush_waits_for_earlier_writes_and_they_for_nothing() {
 }
 
 #[test]
-fn t2_data_still_on_its_way_holds_the_flush() {
+fn t2_data_still_in_transit_holds_the_flush() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
     let large = Attribute { blocks: 20, ..attribute(1, 0) };
@@ -304,7 +304,7 @@ fn t1_only_a_mark_that_is_to_be_durable_costs_a_fence() {
 fn t5_numbers_are_widened_next_to_the_last_one_seen() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
-    // Steps of less than half of what the wire's 32 bits tell apart.
+    // Steps of less than half of the range that the wire's 32 bits distinguish.
     let steps = (1..=8).map(|n| n << 30);
     let mut ordinals = 1..;
     let mut write = |w: &mut World, seq: u64| {
@@ -393,7 +393,7 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
         let Owner { io, cntlid, .. } = w.owner();
         assert_eq!(w.call(io, sqe, &data).status, status, "{what}");
         assert!(w.host.drives[0].history.is_empty(), "{what}");
-        // What follows has lost its predecessor.
+        // The later entry has lost its predecessor.
         assert_eq!(w.call(io, ordinary(), &block(1)).status, 0x707, "{what}");
         // Another stream goes on.
         let other = w.io(cntlid, 2);
@@ -422,8 +422,8 @@ fn t18_numbers_that_would_wrap_are_refused() {
 
 #[test]
 fn t18_a_member_number_belongs_to_one_namespace() {
-    // Member 1 is namespace 2 once the first request has said so: neither may another namespace
-    // have the number then, nor the namespace another number.
+    // The first request makes member 1 namespace 2. Then neither may another namespace have the
+    // number, nor the namespace another number.
     for (member, nsid) in [(1, 1), (0, 2)] {
         let mut w = World::new(&[false, false]);
         let Owner { io, .. } = w.owner();
@@ -451,7 +451,7 @@ fn a_damaged_ordered_write_stops_its_stream() {
     w.command(io, ordered(1, &large, 0).transport(20 * 4096), &[]);
     let ttag = w.next(io).unwrap().u16(10);
     w.command(io, ordered(2, &attribute(2, 50), 0), &block(2));
-    assert_eq!(statuses(&mut w, io), [(2, 0)], "under way with the first");
+    assert_eq!(statuses(&mut w, io), [(2, 0)], "in flight with the first");
     let mut bytes = peer::h2c_data(digests, 1, ttag, 0, &pattern(1, 20), true);
     *bytes.last_mut().unwrap() ^= 1;
     w.send(io, &bytes);
@@ -473,7 +473,7 @@ fn t22_a_failed_flush_stops_every_stream_with_unflushed_writes_on_that_drive() {
         let mut a = attribute(1, 1);
         a.member = Member(1);
         assert_eq!(w.call(elsewhere, ordered(1, &a, 0), &block(1)).status, 0);
-        // Somebody's FLUSH of drive 0 fails; the drive then forgets that it did.
+        // A FLUSH of drive 0 by another queue fails; the drive then forgets that it did.
         w.host.drives[0].failing = true;
         let status = if who == "a plain host" {
             let plain = w.io(cntlid, 3);
@@ -483,7 +483,7 @@ fn t22_a_failed_flush_stops_every_stream_with_unflushed_writes_on_that_drive() {
         };
         assert_eq!(status, 0x280, "{who}");
         w.host.drives[0].failing = false;
-        // The harmed stream's own FLUSH would succeed now, and vouch for what is lost.
+        // The affected stream's own FLUSH would succeed now, and cover lost writes.
         let done = w.call(harmed, ordered(2, &flush_entry(2, 0), 0), &[]);
         assert_eq!(done.status, 0x707, "{who}");
         assert_eq!(persisted(&w.scan(0, 0))[0], (1, false), "{who}");
@@ -502,43 +502,43 @@ fn t22_a_plain_flush_answers_for_what_a_failed_one_has_lost() {
     let [undoing, other] = [w.io(cntlid, 2), w.io(cntlid, 3)];
     let zeroes = |cid| peer::write_zeroes(cid, 1, 5, 1, false);
     assert_eq!(w.call(undoing, zeroes(1), &[]).status, 0);
-    // The stream's FLUSH fails; what the drive had not flushed, the zeroes too, may be gone.
+    // The stream's FLUSH fails. The unflushed blocks of the drive, the zeroes too, may be gone.
     w.host.drives[0].failing = true;
     assert_ne!(w.call(io, ordered(1, &flush_entry(1, 0), 0), &[]).status, 0);
     w.host.drives[0].failing = false;
     assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0, "it has written nothing");
     assert_eq!(w.call(undoing, peer::flush(2, 1), &[]).status, 0x280, "its zeroes are gone");
-    // Told once; who writes again and flushes again has it.
+    // Reported once. A host that writes again and flushes again has its data.
     assert_eq!(w.call(undoing, zeroes(3), &[]).status, 0);
     assert_eq!(w.call(undoing, peer::flush(4, 1), &[]).status, 0);
 }
 
 #[test]
 fn t22_a_plain_flush_covers_what_was_complete_and_nothing_else() {
-    for under_way in ["its own write", "a read", "another drive's write", "an ordered write"] {
+    for in_flight in ["its own write", "a read", "another drive's write", "an ordered write"] {
         let mut w = World::new(&[true, true]);
         let Owner { io, cntlid, .. } = w.owner();
         let other = w.io(cntlid, 2);
         assert_eq!(w.call(io, peer::write(1, 1, 50, 1), &block(1)).status, 0);
-        let drive = usize::from(under_way == "another drive's write");
+        let drive = usize::from(in_flight == "another drive's write");
         w.host.drives[drive].holds = true;
-        match under_way {
+        match in_flight {
             "its own write" => w.command(io, peer::write(2, 1, 51, 1), &block(2)),
             "a read" => w.command(io, peer::read(2, 1, 51, 1), &[]),
             "an ordered write" => w.command(io, ordered(2, &attribute(1, 1), 0), &block(2)),
             _ => w.command(io, peer::write(2, 2, 51, 1), &block(2)),
         }
-        // Its first write is flushed, whatever else is under way.
+        // Its first write is flushed, whichever operations are in flight.
         w.command(io, peer::flush(3, 1), &[]);
         w.host.drives[drive].holds = false;
         w.complete_all(drive);
         assert!(std::iter::from_fn(|| w.next(io)).count() >= 2);
-        // Somebody's FLUSH fails: only what this one has not flushed may be gone.
+        // A FLUSH of another queue fails: only this queue's unflushed writes may be gone.
         w.host.drives[0].failing = true;
         assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0x280);
         w.host.drives[0].failing = false;
-        let status = if under_way == "its own write" { 0x280 } else { 0 };
-        assert_eq!(w.call(io, peer::flush(4, 1), &[]).status, status, "{under_way}");
+        let status = if in_flight == "its own write" { 0x280 } else { 0 };
+        assert_eq!(w.call(io, peer::flush(4, 1), &[]).status, status, "{in_flight}");
     }
 }
 
@@ -567,11 +567,12 @@ fn a_log_that_fails_stops_the_stream_and_nothing_unlogged_is_written() {
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x711);
     assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
     assert_eq!(w.call(io, ordered(3, &attribute(3, 3), 0), &block(3)).status, 0x711);
-    // At rest it can't be read any more: what it may hold waits for recovery.
+    // At rest it cannot be read any more: its unknown entries wait for recovery.
     w.hang_up(io);
     assert_eq!(w.host.shared.volumes().live_entries(world::VOLUME), Some(2));
 
-    // The second fence, before the answer: the write is done, but nobody may be told.
+    // The second fence, before the answer: the write is done, but no host may be told so by an
+    // answer.
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let (at, _) = w.partition(0);
@@ -668,7 +669,7 @@ fn a_refused_write_is_answered_when_its_data_has_come() {
     w.command(io, ordered(2, &large, 0).transport(20 * 4096), &[]);
     let ttag = w.next(io).unwrap().u16(10);
     w.fail(0, 0);
-    assert_eq!(statuses(&mut w, io), [(1, 0x280)], "the second's data is on its way");
+    assert_eq!(statuses(&mut w, io), [(1, 0x280)], "the second's data is in transit");
     w.send(io, &peer::h2c_data(Digests::default(), 2, ttag, 0, &pattern(1, 20), true));
     assert_eq!(statuses(&mut w, io), [(2, 0x707)]);
     assert_eq!(w.host.drives[0].history.len(), 1);
@@ -676,7 +677,7 @@ fn a_refused_write_is_answered_when_its_data_has_come() {
 }
 
 #[test]
-fn a_refused_write_that_waits_for_memory_makes_way() {
+fn a_refused_write_that_waits_for_memory_holds_up_no_other() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let asked = take_the_budget(&mut w, io);
@@ -689,7 +690,7 @@ fn a_refused_write_that_waits_for_memory_makes_way() {
     let mut got = statuses(&mut w, io);
     got.sort_unstable();
     assert_eq!(got, [(1, 0x280), (2, 0x707)]);
-    // The one behind it gets what it has waited for.
+    // The command behind it gets the memory that it has waited for.
     w.host.drives[0].holds = false;
     serve(&mut w, io, &asked[0]);
     let answers: Vec<_> = std::iter::from_fn(|| w.next(io)).collect();

@@ -1,4 +1,5 @@
-//! Who owns a volume: claims, take-over, fencing, other writers, what outlives whom.
+//! The ownership of a volume: claims, take-over, fencing, other hosts that write, and what outlives
+//! an owner.
 
 mod world;
 
@@ -63,7 +64,7 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
     let s = w.status(admin);
     assert!(s.known && !s.owned && !s.unrecovered);
     assert_eq!(s.released, [Seq(0), Seq(5)]);
-    assert_eq!(w.bind(other, 0, 1, 0).status, 0x703, "nobody's");
+    assert_eq!(w.bind(other, 0, 1, 0).status, 0x703, "no volume's");
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(release(&mut w, admin, true), 0);
@@ -100,7 +101,7 @@ fn claims_that_make_no_sense_are_refused() {
     let nonsense = riopipe_bytes(&wire::claim_command()).cid(9).inline(4096);
     assert_eq!(w.call(admin, nonsense, &[0xff; 4096]).status, 0x02);
     assert_eq!(w.call(admin, nonsense.inline(64), &[0; 64]).status, 0x0f);
-    // What was refused has left nothing behind; the target may choose the slots.
+    // The refused claims have left nothing behind; the target may choose the slots.
     let claim = with(|c| c.slots = 0);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let slots = status_slots(&mut w, admin);
@@ -116,7 +117,7 @@ fn t20_a_volume_keeps_its_streams_and_its_members() {
     let mut w = World::new(&[false; MEMBERS_MAX + 1]);
     let (admin, _) = w.admin();
     let mut claim = w.first_claim();
-    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x02, "more than a log has room for");
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0x02, "more than a log has space for");
     claim.members.pop();
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let again = wire::Claim { create: false, generation: 2, ..claim };
@@ -152,7 +153,7 @@ fn a_volume_that_has_done_without_a_log_gets_one_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_volume_leaves_room_in_the_log_for_another() {
+fn a_volume_leaves_space_in_the_log_for_another() {
     let mut w = World::new(&[false, false]);
     let (admin, _) = w.admin();
     let claim = |volume, nsid, w: &World| wire::Claim {
@@ -233,7 +234,7 @@ fn unlogged(w: &World, generation: u32) -> wire::Claim {
 }
 
 #[test]
-fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
+fn t8_without_a_log_the_association_of_a_fenced_owner_ends() {
     let mut w = World::new(&[false]);
     let (old, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
@@ -246,13 +247,13 @@ fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
     w.host.drives[0].holds = true;
     w.command(io, peer::write(2, 1, 3, 1), &block(2));
     let take = wire::Claim { take_over: true, ..second };
-    assert_eq!(w.claim(rival, &take), None, "a write is under way");
+    assert_eq!(w.claim(rival, &take), None, "a write is in flight");
     assert!([old, io].iter().all(|at| w.links[*at].closed.is_some()));
     w.complete(0, 0);
     assert_eq!(w.next(rival).unwrap().completion().status, 0);
     assert!([old, io].iter().all(|at| w.links[*at].conn.is_drained()));
-    // Once the volume is given back, any plain host may write; who was overtaken is none, and learns
-    // that it was.
+    // Once the volume is released, any plain host may write. A fenced owner is none, and learns
+    // that it was fenced.
     assert_eq!(release(&mut w, rival, false), 0);
     let (again, _) = w.admin();
     let resume = wire::Claim { resume: true, ..unlogged(&w, 1) };
@@ -260,7 +261,7 @@ fn t8_without_a_log_the_association_of_an_overtaken_owner_ends() {
 }
 
 #[test]
-fn t8_an_overtaken_owner_is_no_plain_host_when_the_volume_is_given_back() {
+fn t8_a_fenced_owner_is_no_plain_host_when_the_volume_is_released() {
     let mut w = World::new(&[false]);
     let Owner { io, cntlid, .. } = w.owner();
     let spare = w.io(cntlid, 2);
@@ -269,7 +270,8 @@ fn t8_an_overtaken_owner_is_no_plain_host_when_the_volume_is_given_back() {
     assert_eq!(w.claim(rival, &take).unwrap().status, 0);
     assert_eq!(release(&mut w, rival, false), 0);
     assert!(!w.status(rival).owned);
-    // What its recovery was about to zero, and what an engine without a log would write.
+    // The blocks that its recovery was about to zero, and those that an engine without a log would
+    // write.
     let late = w.io(cntlid, 3);
     for at in [io, spare, late] {
         assert_eq!(w.call(at, peer::write(3, 1, 9, 1), &block(3)).status, 0x70a);
@@ -289,7 +291,7 @@ fn t8_an_overtaken_owner_is_no_plain_host_when_the_volume_is_given_back() {
 }
 
 #[test]
-fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_given_back() {
+fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_released() {
     let mut w = World::new(&[false]);
     let (old, cntlid) = w.admin();
     // It has not written yet, so no claim asks it (T28).
@@ -307,14 +309,14 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_given_back() {
     let theirs = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.call(theirs, peer::write(1, 1, 9, 1), &block(2)).status, 0);
     assert_eq!(release(&mut w, rival, false), 0);
-    // What the dead owner had sent last is in that connection's socket.
+    // The last command of the dead owner is in that connection's socket.
     w.command(io, peer::write(3, 1, 9, 1), &block(1));
-    assert_eq!(w.host.drives[0].block(9), block(2), "a ghost of the old owner");
+    assert_eq!(w.host.drives[0].block(9), block(2), "a late write of the old owner");
     assert_eq!(w.next(io).unwrap().completion().status, QUEUE_DELETED);
 }
 
 #[test]
-fn t21_a_plain_host_that_is_lost_is_not_told_that_a_drive_is_somebodys() {
+fn t21_a_plain_host_that_is_lost_does_not_learn_that_a_drive_has_an_owner() {
     const PLAIN: &str = "nqn.2014-08.org.nvmexpress:uuid:plain";
     let mut w = World::new(&[false]);
     let (admin, cntlid) = w.admin_as(PLAIN, [9; 16], 0);
@@ -348,7 +350,7 @@ fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
     w.command(io, ordered(2, &attribute(2, 1), 0), &block(3));
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
-    assert_eq!(w.claim(rival, &take), None, "three writes are still under way");
+    assert_eq!(w.claim(rival, &take), None, "three writes are still in flight");
     // The generation is durable already: no list may be read before.
     let header = w.host.parts.crash(5).part(0..HEADER_BYTES);
     let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
@@ -409,18 +411,19 @@ fn t8_data_that_arrives_after_the_take_over_goes_nowhere() {
 fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
     let mut w = World::new(&[false]);
     let Owner { admin, io, .. } = w.owner();
-    // What the budget has room for is asked for, and two wait for their turn. Of each pair on the
-    // same blocks the first may go to the drive, the second waits at the gate.
-    let (blocks, room) = (TRANSFER_BYTES_MAX / 4096, TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
-    for n in 1..=room as u64 + 2 {
+    // Data is requested as far as the budget allows, and two commands wait for their turn. Of each
+    // pair on the same blocks the first may go to the drive, the second waits at the gate.
+    let (blocks, fitting) =
+        (TRANSFER_BYTES_MAX / 4096, TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
+    for n in 1..=fitting as u64 + 2 {
         let lba = n / 2 * u64::from(blocks);
         let large = riopipe_order::attribute::Attribute { blocks, ..attribute(n, lba) };
         w.command(io, ordered(n as u16, &large, 0).transport(TRANSFER_BYTES_MAX), &[]);
     }
     let tags: Vec<u16> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.u16(10)).collect();
-    assert_eq!(tags.len(), room);
+    assert_eq!(tags.len(), fitting);
     assert_eq!(w.claim(admin, &next_claim(&w, 2)).unwrap().status, 0);
-    // Who waited at the gate, and had not been asked for its data.
+    // Requests that waited at the gate, and whose data had not been requested.
     let mut answers = w.completions(io);
     assert_eq!(w.settle(admin, 2, &[(0, 0, false), (1, 0, false)]), 0);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0, "the same connection, the new generation");
@@ -435,7 +438,7 @@ fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
     answers.extend(w.completions(io));
     let mut answers: Vec<_> = answers.iter().map(|c| (c.cid, c.status)).collect();
     answers.sort();
-    let all: Vec<_> = (1..=room as u16 + 2).map(|cid| (cid, 0x702)).collect();
+    let all: Vec<_> = (1..=fitting as u16 + 2).map(|cid| (cid, 0x702)).collect();
     assert_eq!(answers, all);
     // The new stream is not touched, and nothing reached the drive.
     assert!(w.host.drives[0].history.is_empty());
@@ -457,7 +460,7 @@ fn t8_not_even_a_failed_streams_late_data_goes_anywhere() {
     w.fail(0, 1);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
-    assert_eq!(w.claim(rival, &take), None, "the second is under way");
+    assert_eq!(w.claim(rival, &take), None, "the second is in flight");
     // But not for this owner any more.
     w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
     assert_eq!(w.host.drives[0].pending.len(), 1);
@@ -479,7 +482,7 @@ fn t8_the_claim_of_a_dead_owner_is_free_when_its_writes_have_come_back() {
     assert!(!w.links[io].conn.is_drained());
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     assert!(!w.status(rival).owned, "it asked for no lease");
-    // No take-over is needed from the dead, but patience is: its write is still under way.
+    // A dead owner needs no take-over, but the claim must wait: its write is still in flight.
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(rival, &claim), None);
     w.complete(0, 0);
@@ -496,13 +499,13 @@ fn t8_a_stream_whose_connection_died_is_busy_until_its_writes_are_back() {
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
     w.hang_up(io);
     let again = w.io(cntlid, 2);
-    assert_eq!(w.bind(again, 0, 1, 0).status, 0x709, "a ghost may still land");
+    assert_eq!(w.bind(again, 0, 1, 0).status, 0x709, "a late write may still land");
     w.complete(0, 0);
     assert_eq!(w.bind(again, 0, 1, 0).status, 0x704, "and then it is to be recovered");
 }
 
 #[test]
-fn t21_plain_writers_are_kept_off_owned_members() {
+fn t21_plain_hosts_are_kept_off_owned_members() {
     let mut w = World::new(&[false, false]);
     let (plain_admin, plain_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let plain = w.io_as(RIVAL, RIVAL_ID, plain_id, 1);
@@ -520,7 +523,7 @@ fn t21_plain_writers_are_kept_off_owned_members() {
         assert_eq!((done.status, done.dnr), (0x70a, true));
     }
     assert_eq!(w.host.drives[0].block(0), block(1));
-    assert_eq!(w.fetch(plain, peer::read(1, 1, 0, 1)).1.status, 0, "reading harms nobody");
+    assert_eq!(w.fetch(plain, peer::read(1, 1, 0, 1)).1.status, 0, "reading affects no other");
     assert_eq!(w.call(plain, peer::flush(1, 1), &[]).status, 0);
     assert_eq!(w.call(plain, peer::write(1, 2, 0, 1), &block(2)).status, 0, "no member");
     let own = w.io(cntlid, 1);
@@ -533,7 +536,7 @@ fn t21_plain_writers_are_kept_off_owned_members() {
 }
 
 #[test]
-fn t21_a_claim_waits_for_plain_writes_under_way() {
+fn t21_a_claim_waits_for_plain_writes_in_flight() {
     let mut w = World::new(&[false]);
     let (_, plain_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let plain = w.io_as(RIVAL, RIVAL_ID, plain_id, 1);
@@ -563,7 +566,11 @@ fn t21_an_unrecovered_volume_is_guarded_even_after_a_restart() {
     let stale = next_claim(&w, 1);
     assert_eq!(w.claim(admin, &stale).unwrap().status, 0x702, "generations outlive the target");
     let unlogged = wire::Claim { unlogged: true, ..next_claim(&w, 2) };
-    assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0x704, "another engine is no way around");
+    assert_eq!(
+        w.claim(admin, &unlogged).unwrap().status,
+        0x704,
+        "another engine does not avoid that"
+    );
     let claim = next_claim(&w, 2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(w.bind(plain, 0, 2, 0).status, 0x704);
@@ -606,7 +613,7 @@ fn a_cleanly_closed_volume_opens_again_after_a_restart() {
     );
 }
 
-/// Blank partitions that nobody has claimed are not the volume's log.
+/// Blank partitions of a volume that was never claimed are not the volume's log.
 #[test]
 fn t24_a_creation_that_a_crash_cut_off_is_forgotten() {
     let mut w = World::new(&[false]);
@@ -651,8 +658,8 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     assert!(w.host.shared.volumes().lost_log_given_up());
 }
 
-/// Nothing but the lost log's header knows how much of it each volume had: were the first to come
-/// back given all of it, the next would find no room.
+/// Only the lost log's header knows how much of the log each volume had. If the first volume to
+/// come back got all of it, the next would find no space.
 #[test]
 fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
     let claims = |w: &World| {
@@ -685,7 +692,7 @@ fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
         let mut given = [0; 2];
         for (nth, at) in again.into_iter().enumerate() {
             if nth == 1 && !stay {
-                // What the target remembers of the lost log ends with it.
+                // The target's memory of the lost log ends with it.
                 w = World::with(&[false; 2], identity(), w.host.parts.crash(2));
             }
             let (admin, _) = w.admin();
@@ -698,7 +705,7 @@ fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
     };
     assert_eq!(slots([0, 1], lost.clone(), true), [900, 1000]);
     assert_eq!(slots([1, 0], lost.clone(), true), [900, 1000]);
-    // Who comes later finds room all the same.
+    // A volume that comes later finds space all the same.
     assert_eq!(slots([0, 1], lost.clone(), false)[0], 900);
     assert_eq!(slots([1, 0], lost.clone(), false)[1], 1000);
     lost.volumes.clear();
@@ -737,7 +744,7 @@ fn a_release_waits_for_the_owners_own_streams() {
     let Owner { admin, io, .. } = w.owner();
     w.host.drives[0].holds = true;
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
-    // And for nobody else's doing.
+    // And for no other host's.
     let (_, rival_id) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
     w.command(theirs, peer::read(1, 1, 0, 1), &[]);
@@ -746,7 +753,7 @@ fn a_release_waits_for_the_owners_own_streams() {
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
     let s = w.status(admin);
-    assert!(!s.owned && s.unrecovered, "released with a group that nobody has released");
+    assert!(!s.owned && s.unrecovered, "released with a group that was not released");
 }
 
 #[test]

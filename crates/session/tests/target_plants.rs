@@ -1,5 +1,5 @@
-//! The planted bugs of the target's session do what they say: what the simulator's oracle then
-//! sees broken is the defence's absence, and nothing else.
+//! The plants of the target's session do what they promise: the simulator's oracle then reports
+//! exactly the trap of the removed defence.
 #![cfg(feature = "probe")]
 
 mod world;
@@ -31,14 +31,14 @@ impl Drop for Planted {
     }
 }
 
-/// What counted a passage of a rare path.
+/// Whether this run counted a passage of a rare path.
 fn counts(rare: Rare, f: impl FnOnce()) -> bool {
     let before = probe::counts()[rare as usize];
     f();
     probe::counts()[rare as usize] > before
 }
 
-/// An owner with one write done, which nobody has flushed.
+/// An owner with one write done, not flushed.
 fn with_one(volatile: bool) -> (World, Owner) {
     let mut w = World::new(&[volatile]);
     let owner = w.owner();
@@ -46,8 +46,8 @@ fn with_one(volatile: bool) -> (World, Owner) {
     (w, owner)
 }
 
-/// A new owner of a volume whose first was overtaken.
-fn overtake(w: &mut World) -> (usize, usize) {
+/// A new owner of a volume whose first owner was fenced.
+fn take_over(w: &mut World) -> (usize, usize) {
     let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let take = Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).map(|c| c.status), Some(0));
@@ -98,7 +98,7 @@ fn t8_claim_no_wait() {
     w.host.drives[0].holds = true;
     w.command(io, ordered(2, &attribute(2, 2), 0), &block(2));
     assert!(counts(Rare::FenceWaited, || {
-        let (rival, _) = overtake(&mut w);
+        let (rival, _) = take_over(&mut w);
         assert_eq!(w.list(rival, 0).unwrap().live, 2);
     }));
     assert_eq!(w.host.drives[0].pending.len(), 1, "and the old one's write is still to land");
@@ -110,14 +110,14 @@ fn t8_claim_no_wait() {
 fn t8_stale_owner() {
     let _planted = plant(Plant::T8StaleOwner);
     let (mut w, Owner { io, .. }) = with_one(true);
-    overtake(&mut w);
+    take_over(&mut w);
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0);
     assert_eq!(w.host.drives[0].block(2), block(2));
     assert_eq!(w.call(io, peer::write_zeroes(3, 1, 1, 1, false), &[]).status, 0);
 }
 
 #[test]
-fn t8_ghost_replay() {
+fn t8_replay_no_wait() {
     let _planted = plant(Plant::T8ReplayNoWait);
     let (mut w, Owner { io, cntlid, .. }) = with_one(true);
     w.host.drives[0].holds = true;
@@ -133,7 +133,7 @@ fn t8_ghost_replay() {
 fn t9_restart_early() {
     let _planted = plant(Plant::T9RestartEarly);
     let (mut w, _) = with_one(true);
-    let (rival, io) = overtake(&mut w);
+    let (rival, io) = take_over(&mut w);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0);
     w.hang_up(io);
     assert_eq!(w.list(rival, 0).unwrap().live, 0, "what was to be undone is forgotten");
@@ -147,7 +147,7 @@ fn t9_forget_in_place() {
     let mut a = attribute(1, 1);
     a.flags = a.flags.with(Flags::IN_PLACE);
     assert_eq!(w.call(io, ordered(1, &a, 0), &block(1)).status, 0);
-    let (rival, _) = overtake(&mut w);
+    let (rival, _) = take_over(&mut w);
     assert_eq!(w.settle(rival, 2, &[(0, 0, true)]), 0);
     assert_eq!(w.list(rival, 0).unwrap().live, 0);
 }
@@ -173,11 +173,7 @@ fn t22_other_streams() {
     w.fail(0, 0);
     w.host.drives[0].holds = false;
     let flush = Attribute { flags: Flags::BOUNDARY.with(Flags::FLUSH), ..attribute(2, 2) };
-    assert_eq!(
-        w.call(io, ordered(2, &flush, 0), &block(2)).status,
-        0,
-        "it vouches for what is lost"
-    );
+    assert_eq!(w.call(io, ordered(2, &flush, 0), &block(2)).status, 0, "it covers what is lost");
 }
 
 #[test]
@@ -231,7 +227,7 @@ fn rare_paths_are_counted_where_they_are_taken() {
         assert_eq!(w.call(again, ordered(2, &attribute(1, 1), 0), &block(1)).status, 0x711);
     }));
     assert!(counts(Rare::FencedOwner, || {
-        overtake(&mut w);
+        take_over(&mut w);
         assert_eq!(w.call(again, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x702);
     }));
     assert!(counts(Rare::LogRefused, || {

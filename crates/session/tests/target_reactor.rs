@@ -1,5 +1,5 @@
-//! What a reactor asks a connection: how much to receive, when to look at it again, and whether it
-//! may be moved.
+//! The questions of a reactor to a connection: how much to receive, when to check it again, and
+//! whether it may be moved.
 
 mod world;
 
@@ -10,21 +10,21 @@ use world::{World, block};
 
 const MS: u64 = 1_000_000;
 
-/// How long until a connection wants to be looked at.
+/// How long until a connection has to be checked.
 fn due(w: &World, at: usize) -> Option<u64> {
     w.links[at].conn.next_deadline().map(|due| due - w.host.now)
 }
 
 #[test]
-fn a_connection_says_when_it_is_to_be_looked_at_again() {
+fn a_connection_reports_when_it_is_to_be_checked_again() {
     let mut w = World::new(&[false]);
     let at = w.accept();
-    assert_eq!(due(&w, at), Some(STALL_NS), "somebody is to connect");
+    assert_eq!(due(&w, at), Some(STALL_NS), "a host is to connect");
     w.host.now += 5;
     w.send(at, &peer::icreq(Digests::default(), 0));
     assert_eq!(due(&w, at), Some(STALL_NS));
     let (admin, cntlid) = w.admin_as(HOSTNQN, HOSTID, 1000);
-    assert_eq!(due(&w, admin), Some(1000 * MS), "it is to say that it lives");
+    assert_eq!(due(&w, admin), Some(1000 * MS), "it is to send a keep-alive");
     let io = w.io(cntlid, 1);
     assert_eq!(due(&w, io), None, "at rest");
     // Half a PDU, and a few bytes more.
@@ -36,13 +36,13 @@ fn a_connection_says_when_it_is_to_be_looked_at_again() {
     assert_eq!(due(&w, io), Some(STALL_NS - 3), "only a whole one counts");
     w.send(io, &bytes[50..]);
     assert_eq!(due(&w, io), None);
-    // Data that was asked for.
+    // Requested data.
     w.command(io, peer::write_r2t(2, 1, 0, 4), &[]);
     assert_eq!(due(&w, io), Some(DATA_STALL_NS));
     let r2t = std::iter::from_fn(|| w.next(io)).last().unwrap();
     let data = [block(1), block(2), block(3), block(4)].concat();
     w.send(io, &peer::h2c_data(Digests::default(), 2, r2t.u16(10), 0, &data, true));
-    // Answers that are not taken; whatever is due first counts.
+    // Answers that are not taken. The earliest deadline counts.
     w.links[io].reading = false;
     w.command(io, peer::read(3, 1, 0, 1), &[]);
     w.tick();

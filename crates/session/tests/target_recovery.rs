@@ -1,5 +1,5 @@
-//! What recovery asks of a target: lists that can be trusted, undo under guard, a settlement that
-//! lasts, and nothing for those who are not entitled to it.
+//! The requests of a recovery to a target: valid lists, undo under guard, a settlement that lasts,
+//! and a refusal for every host that is not the owner.
 
 mod world;
 
@@ -42,7 +42,7 @@ fn seqs(page: &Page) -> Vec<u64> {
     page.entries.iter().map(|e| e.attribute.seq.0).collect()
 }
 
-/// Which groups the list calls durable.
+/// The groups that the list shows as durable.
 fn durable(page: &Page) -> Vec<u64> {
     let durable = page.entries.iter().filter(|e| e.durable);
     durable.map(|e| e.attribute.seq.0).collect()
@@ -63,7 +63,7 @@ fn a_new_owner_lists_undoes_settles_and_starts() {
     assert_eq!((page.volume, page.stream, page.live, page.torn), (VOLUME, StreamId(0), 4, 0));
     assert!(!page.more && !page.settled);
     assert_eq!(seqs(&page), [1, 2, 3, 4]);
-    assert_eq!(durable(&page), [1, 2], "T4: one flushed entry vouches for what came before");
+    assert_eq!(durable(&page), [1, 2], "T4: one flushed entry covers the earlier ones");
     let persisted: Vec<bool> = page.entries.iter().map(|e| e.persisted).collect();
     assert_eq!(persisted, [false, true, false, false]);
     let second = ListedEntry {
@@ -127,7 +127,7 @@ fn t8_a_stale_owner_can_do_nothing_while_another_recovers() {
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x702);
     assert_eq!(w.call(io, peer::write(3, 1, 1, 1), &block(3)).status, 0x70a);
     assert_eq!(w.call(io, peer::write_zeroes(3, 1, 1, 1, false), &[]).status, 0x70a);
-    // It would soon find undone what it was told is complete (P9).
+    // It would soon find undone blocks that were reported complete to it (P9).
     assert_eq!(w.call(io, peer::read(4, 1, 1, 1), &[]).status, 0x702);
     let mark = riopipe_bytes(&wire::mark_command(Seq(1), true)).cid(5);
     assert_eq!(w.call(io, mark, &[]).status, 0x702, "nothing of it is released any more");
@@ -155,7 +155,7 @@ fn t8_nothing_is_read_or_started_before_the_claim_is_answered() {
     let (rival, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let theirs = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     let take = Claim { take_over: true, ..w.next_claim(2) };
-    assert_eq!(w.claim(rival, &take), None, "a write is under way");
+    assert_eq!(w.claim(rival, &take), None, "a write is in flight");
     let early = [w.bind(theirs, 1, 2, 0), w.bind_again(theirs, 0, 2, 0)];
     assert_eq!(early.map(|c| (c.status, c.dnr)), [(0x709, false); 2]);
     assert_eq!((w.list(rival, 0), w.list(rival, 1)), (Err(0x709), Err(0x709)));
@@ -170,11 +170,11 @@ fn t8_a_claim_waits_for_an_earlier_recoverys_own_zeroing() {
     let mut w = World::abandoned();
     let (admin, io) = w.successor(2);
     w.host.drives[0].holds = true;
-    // It zeroes, loses patience, and begins again from the start: what it will write must not be
-    // zeroed by the first attempt.
+    // It zeroes, reaches its time limit, and begins again from the start: the first attempt must
+    // not zero its later writes.
     w.command(io, peer::write_zeroes(7, 1, 3, 2, false), &[]);
     let again = w.next_claim(3);
-    assert_eq!(w.claim(admin, &again), None, "its own queue has something under way");
+    assert_eq!(w.claim(admin, &again), None, "its own queue has something in flight");
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
     // And when the whole association is gone, too.
@@ -182,7 +182,7 @@ fn t8_a_claim_waits_for_an_earlier_recoverys_own_zeroing() {
     w.hang_up(admin);
     let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let again = Claim { resume: true, ..w.next_claim(3) };
-    assert_eq!(w.claim(admin, &again), None, "the dead association's zeroing is under way");
+    assert_eq!(w.claim(admin, &again), None, "the dead association's zeroing is in flight");
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().status, 0);
 }
@@ -207,7 +207,7 @@ fn t8_only_the_last_claim_lets_its_owner_in() {
     assert_eq!(w.next(admin), None);
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().cid, 1);
-    assert_eq!(w.list(admin, 0), Err(0x709), "the second is still under way");
+    assert_eq!(w.list(admin, 0), Err(0x709), "the second is still in flight");
     w.complete(0, 0);
     assert_eq!(w.next(admin).unwrap().completion().cid, 2);
     assert!(w.list(admin, 0).is_ok());
@@ -248,7 +248,7 @@ fn lists_come_in_pages() {
     let page = w.page(admin, 0, u64::MAX, 64 * 3).unwrap();
     assert!(page.entries.is_empty() && !page.more);
     let page = w.page(admin, 0, 0, 64).unwrap();
-    assert!(page.entries.is_empty() && page.more, "a header has no room for entries");
+    assert!(page.entries.is_empty() && page.more, "a header has no space for entries");
     assert_eq!((page.next, page.live), (Position(0), 20));
 }
 
@@ -267,8 +267,8 @@ fn a_list_that_is_being_read_does_not_outlive_what_it_lists() {
 
 #[test]
 fn t4_lists_go_by_the_volumes_numbers_of_drives() {
-    // The second drive forgets what is not flushed, the first doesn't; the volume counts them the
-    // other way around.
+    // The second drive loses unflushed blocks, the first does not; the volume numbers them in the
+    // opposite order.
     let mut w = World::new(&[false, true]);
     let place = |nsid, member| MemberNamespace { nsid, member: Member(member) };
     let members = vec![place(1, 1), place(2, 0)];
@@ -313,7 +313,7 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
         [2, 4],
         "without a cache each write is persisted, with one only a FLUSH is"
     );
-    // A queue sees the stream that it carries the same way.
+    // A queue lists the stream that it carries in the same form.
     let mut w = w.restart(1);
     let (admin, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let back = Claim { resume: true, ..claim };
@@ -332,7 +332,7 @@ fn t4_lists_go_by_the_volumes_numbers_of_drives() {
 }
 
 #[test]
-fn without_an_owner_anyone_may_look_and_nothing_changes() {
+fn without_an_owner_any_host_may_read_the_lists_and_nothing_changes() {
     let mut w = World::abandoned();
     let (third, cntlid) = w.admin_as(THIRD, THIRD_ID, 0);
     let (at, _) = w.partition(0);
@@ -348,7 +348,7 @@ fn without_an_owner_anyone_may_look_and_nothing_changes() {
     assert_eq!(w.call(io, peer::write_zeroes(1, 1, 3, 1, false), &[]).status, 0x70a);
     assert_eq!(w.status(third), s);
     assert_eq!((w.host.parts.fences(0), w.host.parts.fences(at)), fences);
-    // As soon as somebody owns it, it is theirs alone.
+    // As soon as the volume has an owner, only the owner may read the list.
     let (admin, _) = w.successor(2);
     assert_eq!(w.list(third, 0), Err(0x703));
     assert!(w.list(admin, 0).is_ok());
@@ -373,7 +373,7 @@ fn kept() -> (World, usize, usize) {
     (w, admin, io)
 }
 
-/// The tail of a log is written again with one more record, and again; the owner is gone before the
+/// The tail of a log is written again with one more record, and again. The owner is gone before the
 /// second, or the third, is done.
 #[test]
 fn t11_an_extended_block_is_neither_zeroed_nor_kept_for_an_acknowledgement() {
@@ -482,7 +482,7 @@ fn t7_traces_of_a_torn_append_wait_for_recovery_too() {
     let page = w.list(admin, 0).unwrap();
     assert_eq!((page.torn, page.live, page.entries.len()), (1, 0, 0));
     assert_eq!(w.bind(io, 0, 2, 0).status, 0x704);
-    // There is nothing to keep, whatever is said: the log is cleaned up.
+    // There is nothing to keep, whichever flag is sent: the log is cleaned up.
     assert_eq!(w.settle(admin, 2, &[(0, 0, true)]), 0);
     let scan = w.scan(0, 1);
     assert!(scan.settled && scan.is_clean());
@@ -538,7 +538,7 @@ fn t9_a_mark_that_recovery_relied_on_is_durable_before_streams_start() {
     let Owner { cntlid, io, .. } = w.owner();
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
     w.hang_up(io);
-    // It comes back, and says that the group is released: the target knows, its log does not.
+    // The owner comes back, and sends a mark: the target knows it, its log does not.
     let io = w.io(cntlid, 2);
     assert_eq!(w.bind_again(io, 0, 1, 1).status, 0);
     w.hang_up(io);
@@ -552,7 +552,7 @@ fn t9_a_mark_that_recovery_relied_on_is_durable_before_streams_start() {
     let (admin, io) = take_over(&mut w, 2, false);
     assert!(!w.status(admin).unrecovered, "there is nothing to recover");
     assert_eq!(w.bind(io, 1, 2, 0).status, 0, "one stream starts");
-    // The target dies before the other has.
+    // The target dies before the other stream has been settled.
     let mut w = w.restart(3);
     let (admin, io) = take_over(&mut w, 2, true);
     assert!(!w.status(admin).unrecovered, "and there still is nothing");
@@ -568,7 +568,7 @@ fn a_settlement_that_the_log_does_not_take_is_none() {
     assert_eq!(w.settle(admin, 2, &[(1, 0, false), (0, 2, false)]), 0x711);
     assert_eq!(w.bind(io, 1, 2, 0).status, 0x711, "nothing starts, and that is why");
     assert!(w.status(admin).unrecovered);
-    // The log store is mended: what was done of it counts, and the rest is done.
+    // The log store is repaired: the finished part of the settlement counts, and the rest is done.
     let mut w = w.restart(2);
     let (admin, io) = w.successor(3);
     assert_eq!(w.list(admin, 0).unwrap().live, 4);
@@ -591,7 +591,7 @@ fn one_of_two_failed() -> (World, Owner, usize) {
     (w, owner, other)
 }
 
-/// The other stream writes its group `seq` and says what is released.
+/// The other stream writes its group `seq` and sends its released mark.
 fn goes_on(w: &mut World, other: usize, seq: u64) {
     let a = attribute(seq, 50 + seq);
     assert_eq!(w.call(other, ordered(7, &a, seq - 1), &block(seq as u8)).status, 0);
@@ -616,7 +616,7 @@ fn a_failed_stream_is_reopened_while_others_run() {
     assert_eq!(w.bind(again, 0, 1, 0).status, 0, "the same generation");
     assert_eq!(w.call(again, ordered(1, &attribute(1, 1), 0), &block(9)).status, 0);
     goes_on(&mut w, other, 5);
-    assert_eq!(w.list(admin, 1), Err(0x709), "whoever asks for a stream takes it back");
+    assert_eq!(w.list(admin, 1), Err(0x709), "the owner that asks for a stream takes it back");
     assert_eq!(w.links[other].closed.as_ref().map(ToString::to_string).as_deref(), Some(ENDED));
 }
 
@@ -624,7 +624,7 @@ const ENDED: &str = "its owner needs the stream elsewhere";
 
 #[test]
 fn p8_the_owner_gets_a_stream_back_from_a_connection_that_does_not_know() {
-    // The host's end of a connection is gone, and nobody has told the target.
+    // The host's end of a connection is gone, and the target has not noticed.
     let (mut w, Owner { admin, io, .. }, other) = one_of_two_failed();
     w.host.drives[0].holds = true;
     w.command(other, ordered(2, &attribute(2, 52), 0), &block(2));
@@ -637,7 +637,7 @@ fn p8_the_owner_gets_a_stream_back_from_a_connection_that_does_not_know() {
 }
 
 #[test]
-fn a_list_reader_does_not_take_anything_from_anybody() {
+fn a_list_reader_takes_nothing_from_the_owner() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
     let (third, _) = w.admin_as(THIRD, THIRD_ID, 0);
@@ -657,7 +657,7 @@ fn volumes_without_a_log_have_nothing_to_list() {
 }
 
 #[test]
-fn flush_entries_are_listed_and_vouch() {
+fn flush_entries_are_listed_and_cover_others() {
     let mut w = World::new(&[true, true]);
     let Owner { admin, io, .. } = w.owner();
     let two = |seq, member, lba| Attribute { member: Member(member), ..attribute(seq, lba) };

@@ -1,4 +1,4 @@
-//! T18, T19: lists, settlements and claims that make no sense, and logs that can't be trusted.
+//! T18, T19: lists, settlements and claims that make no sense, and logs that are not valid.
 
 mod world;
 
@@ -212,7 +212,7 @@ fn t18_random_vendor_commands_are_answered_once_each() {
     assert!(answers.iter().all(|n| *n > 500), "refused and taken: {answers:?}");
 }
 
-/// The length that a command says in its dword 10.
+/// The length in dword 10 of a command.
 fn sqe_len(sqe: &peer::Sqe) -> u32 {
     u32::from_le_bytes([sqe.0[40], sqe.0[41], sqe.0[42], sqe.0[43]])
 }
@@ -225,7 +225,7 @@ fn t9_a_log_that_failed_while_settling_decides_nothing_until_the_target_starts_a
     let (at, _) = w.partition(0);
     w.host.parts.fail_fences_after(at, 0);
     assert_eq!(w.settle(admin, 2, &[(0, 2, false)]), 0x711);
-    // In memory it looks settled, but whoever reads the log next may find it as it was.
+    // In memory it is settled, but the next reader of the log may find it as it was.
     assert_eq!(w.list(admin, 0), Err(0x711));
     assert_eq!(w.bind(io, 0, 2, 2).status, 0x711, "not recovered, and that is why");
     assert!(w.list(admin, 1).is_ok(), "the other stream's is fine");

@@ -1,5 +1,5 @@
-//! The owner comes back, after a lost connection or the target's restart, and goes on where it
-//! was (P7): what lets it in, what it finds, and what it must wait for (T8).
+//! The owner comes back, after a lost connection or the target's restart, and resumes (P7): the
+//! conditions of the claim, the state that it finds, and the operations that it must wait for (T8).
 
 mod world;
 
@@ -57,7 +57,7 @@ fn p7_the_owner_goes_on_after_a_restart_with_a_full_log() {
     let refused = w.call(io, ordered(1, &attribute(65, 65), 0), &block(65));
     assert_eq!(refused.status, 0x705, "the log is full");
     let mut w = w.restart(5);
-    // None of it was flushed: the power has taken all of it.
+    // None of it was flushed: the power cut has destroyed all of it.
     for lba in 1..=64 {
         w.host.drives[0].lose(lba);
     }
@@ -72,8 +72,8 @@ fn p7_the_owner_goes_on_after_a_restart_with_a_full_log() {
     let (admin, io) = come_back(&mut w, 1);
     let s = w.status(admin);
     assert!(s.own && s.unrecovered);
-    assert_eq!(s.generation, 1, "nobody has taken it");
-    assert_eq!(w.bind(io, 0, 1, 0).status, 0x704, "what is there is not thrown away");
+    assert_eq!(s.generation, 1, "no other has taken it");
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0x704, "what is there is not dropped");
     let bound = w.bind_again(io, 0, 1, 0);
     assert_eq!((bound.status, bound.result), (0, 64 | 2 << 32), "slots, incarnation");
     let page = w.own_list(io).unwrap();
@@ -90,12 +90,12 @@ fn p7_the_owner_goes_on_after_a_restart_with_a_full_log() {
         scan.entries.iter().all(|e| e.origin.incarnation == 1),
         "nothing was logged again (T6)"
     );
-    // Something new needs room, and a new entry is of the new life.
+    // A new entry needs space, and is of the new incarnation.
     let flush = flush_entry(65, 0);
     assert_eq!(w.call(io, ordered(1, &flush, 1), &[]).status, 0);
     let page = w.own_list(io).unwrap();
     assert_eq!((page.live, page.released), (64, Seq(1)));
-    assert!(page.entries.iter().all(|e| e.durable), "one flush vouches for the replayed (T4)");
+    assert!(page.entries.iter().all(|e| e.durable), "one flush covers the replayed (T4)");
     assert_eq!(page.entries.last().map(|e| (e.persisted, e.incarnation)), Some((true, 2)));
     assert!((1..=64).all(|lba| w.host.drives[0].block(lba) == block(lba as u8)));
 }
@@ -115,7 +115,7 @@ fn p7_an_adopted_entry_is_persisted_where_it_stands() {
     assert_eq!(w.bind_again(io, 0, 1, 0).status, 0);
     let durable: Vec<bool> = w.own_list(io).unwrap().entries.iter().map(|e| e.durable).collect();
     assert_eq!(durable, [false, true, false]);
-    // What is durable stays away: it could land over something newer.
+    // Durable entries are not sent: they could land over something newer.
     for (n, seq) in [(1, 1), (2, 3), (3, 4)] {
         let sqe = ordered(1, &nth(n, attribute(seq, seq)), 0);
         assert_eq!(w.call(io, sqe, &block(seq as u8)).status, 0);
@@ -138,7 +138,7 @@ fn p7_an_adopted_entry_is_persisted_where_it_stands() {
 }
 
 #[test]
-fn t27_what_the_owner_was_told_is_durable_stays_so_when_the_drive_loses_its_protection() {
+fn t27_what_was_reported_durable_stays_so_when_the_drive_loses_its_protection() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     w.host.drives[0].holds = true;
@@ -161,8 +161,8 @@ fn t27_what_the_owner_was_told_is_durable_stays_so_when_the_drive_loses_its_prot
     assert_eq!(durable(w.own_list(io).unwrap()), [true, true]);
     let third = nth(1, attribute(3, 9));
     assert_eq!(w.call(io, ordered(1, &third, 0), &block(3)).status, 0);
-    // Now the drive comes back without its protection. What was durable is so for whoever opens
-    // the volume then.
+    // Now the drive comes back without its protection. The durable entries stay durable for the
+    // next opening of the volume.
     let mut w = w.restart_with(&[true], 1);
     let (admin, _) = w.successor(2);
     assert_eq!(durable(w.list(admin, 0).unwrap()), [true, true, true]);
@@ -180,7 +180,7 @@ fn p7_a_lost_connection_is_made_good_within_the_association() {
     let again = w.io(cntlid, 2);
     for _ in 0..2 {
         let busy = w.bind_again(again, 0, 1, 0);
-        assert_eq!((busy.status, busy.dnr), (0x709, false), "T8: ghosts are under way");
+        assert_eq!((busy.status, busy.dnr), (0x709, false), "T8: late writes are in flight");
         assert_eq!(w.list(admin, 0), Err(0x709));
         w.complete(0, 0);
     }
@@ -192,7 +192,7 @@ fn p7_a_lost_connection_is_made_good_within_the_association() {
         assert_eq!(w.call(again, ordered(1, &attribute(seq, seq), 0), &block(7)).status, 0);
     }
     assert_eq!(w.scan(0, 1).entries.len(), 3);
-    // What the owner has released meanwhile is told with the binding.
+    // The binding carries the mark of the groups that the owner has released meanwhile.
     w.hang_up(again);
     let again = w.io(cntlid, 3);
     assert_eq!(w.bind_again(again, 0, 1, 2).status, 0);
@@ -201,7 +201,7 @@ fn p7_a_lost_connection_is_made_good_within_the_association() {
 }
 
 #[test]
-fn t8_a_connection_that_does_not_know_that_it_is_dead_gives_way() {
+fn t8_a_connection_that_does_not_know_that_it_is_dead_is_ended() {
     let mut w = World::new(&[true]);
     let Owner { io, cntlid, .. } = w.owner();
     w.host.drives[0].holds = true;
@@ -216,13 +216,13 @@ fn t8_a_connection_that_does_not_know_that_it_is_dead_gives_way() {
     w.complete(0, 0);
     assert_eq!(w.bind_again(again, 0, 1, 0).status, 0);
     assert_eq!(ended(&w, again), None);
-    // The one that carries it is not asked to give way to itself.
+    // The connection that carries it is not ended for itself.
     assert_eq!(w.bind_again(again, 0, 1, 0).status, 0x709);
     assert_eq!(ended(&w, again), None);
 }
 
 #[test]
-fn t8_others_cannot_talk_a_connection_away() {
+fn t8_others_cannot_end_a_connection() {
     let mut w = World::new(&[true]);
     let Owner { io, .. } = w.owner();
     let (_, rival) = w.admin_as(RIVAL, RIVAL_ID, 0);
@@ -248,7 +248,7 @@ fn p7_a_queue_that_is_connected_anew_replaces_the_old() {
     assert_eq!(ended(&w, io), None, "only the host itself may");
     assert_eq!(connect(&mut w, HOSTID), 0x0c);
     assert_eq!(ended(&w, io).as_deref(), Some("its host has connected the queue anew"));
-    assert_eq!(connect(&mut w, HOSTID), 0x0c, "a write of the old one is under way");
+    assert_eq!(connect(&mut w, HOSTID), 0x0c, "a write of the old one is in flight");
     w.complete(0, 0);
     assert_eq!(connect(&mut w, HOSTID), 0);
     assert_eq!(w.bind_again(at, 0, 1, 0).status, 0);
@@ -267,7 +267,7 @@ fn p7_a_new_association_of_the_owner_replaces_the_old() {
     let plain = Claim { resume: false, ..back(&w, 2) };
     assert_eq!(w.claim(admin, &plain).unwrap().status, 0x701);
     let claim = back(&w, 1);
-    assert_eq!(w.claim(admin, &claim), None, "T8: two writes are under way");
+    assert_eq!(w.claim(admin, &claim), None, "T8: two writes are in flight");
     assert!([old, io, spare].iter().all(|at| w.links[*at].closed.is_some()));
     w.complete(0, 0);
     assert_eq!(w.next(admin), None);
@@ -280,7 +280,7 @@ fn p7_a_new_association_of_the_owner_replaces_the_old() {
     let io = w.io(cntlid, 1);
     assert_eq!(w.bind_again(io, 0, 1, 0).status, 0);
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
-    // The same association may say so again: it is let in again, and its streams come home.
+    // The same association may claim again: it is accepted again, and its streams are returned.
     let claim = back(&w, 1);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(2)).status, 0x702);
@@ -314,7 +314,7 @@ fn t8_only_the_owner_on_record_comes_back() {
     assert_eq!(refused(&mut w, admin, &|c| c.volume = VolumeId([8; 16])), 0x70a);
     assert_eq!(refused(&mut w, admin, &|c| c.members[0].nsid = 2), 0x0b);
     assert!(!w.status(admin).owned);
-    // Somebody else has been there.
+    // Another host has owned it.
     let next = Claim { resume: false, ..back(&w, 2) };
     assert_eq!(w.claim(rival, &next).unwrap().status, 0);
     w.hang_up(rival);
@@ -322,8 +322,9 @@ fn t8_only_the_owner_on_record_comes_back() {
     assert_eq!(refused(&mut w, admin, &|c| c.generation = 2), 0x703);
 }
 
-/// An older copy of the log was put in its place while the target was down: what the owner had
-/// been told is not in there, and is not to be replayed as if nothing else were missing.
+/// An older copy of the log was put in its place while the target was down. The entries that were
+/// reported to the owner are not in there, and must not be replayed as if nothing else were
+/// missing.
 #[test]
 fn t24_no_owner_comes_back_to_a_log_that_went_back_in_time() {
     let mut w = World::new(&[true]);
@@ -356,7 +357,7 @@ fn t9_a_recovery_that_a_restart_cut_off_is_not_taken_for_done() {
     assert_eq!(w.settle(admin, 2, &[(1, 0, false)]), 0);
     assert_eq!(w.bind_again(io, 0, 2, 0).status, 0x713, "what was settled starts anew");
     assert_eq!(w.bind(io, 0, 2, 0).status, 0);
-    // From here on what is there is its own.
+    // From here on the entries are its own.
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(3)).status, 0);
     let mut w = w.restart(10);
     let (_, io) = come_back(&mut w, 2);
@@ -385,7 +386,7 @@ fn t21_a_restarted_target_keeps_a_volume_for_its_owner() {
     assert_eq!(w.bind_again(io, 0, 1, 1).status, 0);
     assert_eq!(w.call(io, ordered(1, &nth(1, attribute(2, 2)), 1), &block(2)).status, 0);
     assert_eq!(w.host.drives[0].block(1), block(1));
-    // Once it is closed, it is anybody's.
+    // Once it is closed, any host may claim it.
     assert_eq!(w.call(io, riopipe_bytes(&wire::mark_command(Seq(2), true)).cid(5), &[]).status, 0);
     let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(9);
     assert_eq!(w.call(admin, release, &[]).status, 0);
@@ -424,7 +425,7 @@ fn volumes_without_a_log_are_come_back_to_as_well() {
     assert!(w.links[old].closed.is_some());
     let io = w.io(cntlid, 1);
     assert_eq!(w.call(io, peer::write(1, 1, 0, 1), &block(1)).status, 0);
-    // A restarted target knows nothing of it, so there is nobody to ask.
+    // A restarted target knows nothing of it, so there is no host to ask.
     let mut w = new();
     let (admin, _) = w.admin();
     assert_eq!(w.claim(admin, &logged).unwrap().status, 0x706);
@@ -480,7 +481,7 @@ fn the_pages_of_a_carried_stream_are_of_one_reading() {
 }
 
 #[test]
-fn t22_a_failed_flush_stops_its_own_stream_and_those_it_harms() {
+fn t22_a_failed_flush_stops_its_own_stream_and_those_it_affects() {
     let mut w = World::new(&[true]);
     let Owner { io, cntlid, .. } = w.owner();
     let other = w.io(cntlid, 2);

@@ -1,4 +1,4 @@
-//! Where the time of an ordered write goes at the target: on a clock that the test moves, every
+//! The time of an ordered write in each stage at the target: on a clock that the test moves, every
 //! traced write must have been where the test has kept it.
 
 mod world;
@@ -12,14 +12,14 @@ use world::{Owner, World, attribute, block, ordered};
 
 const ROUNDS: u64 = 3_000;
 
-/// Time in the gate, the log, the drive, the second half of the log, and on the way out.
+/// Time in the gate, the log, the drive, the second half of the log, and in transit to the socket.
 fn spent(spent: &Spent) -> [u64; 5] {
     let all = Stage::TARGET.map(|stage| spent.of(stage));
     assert_eq!(all.iter().sum::<u64>(), spent.total(), "only the target's stages");
     all
 }
 
-/// What was seen is what was to be seen, each shape often enough.
+/// The traces are the expected ones, each shape often enough.
 fn all_seen(w: &World, writes: u64, shapes: &[[u64; 5]]) {
     assert_eq!(w.host.ordered, writes);
     let traced = w.host.traced.len() as u64;
@@ -34,7 +34,7 @@ fn all_seen(w: &World, writes: u64, shapes: &[[u64; 5]]) {
     assert!(counts.iter().all(|count| *count >= 5), "{counts:?}");
 }
 
-/// A target with a bound queue, whose drive ends its operations when told.
+/// A target with a bound queue, whose drive ends its operations when the test asks for it.
 fn holding(volatile: bool) -> (World, usize) {
     let mut w = World::new(&[volatile]);
     let Owner { io, .. } = w.owner();
@@ -108,7 +108,7 @@ fn a_flush_waits_at_the_gate_for_the_writes_that_it_is_to_cover() {
 }
 
 #[test]
-fn data_on_its_way_is_waited_for_at_the_gate() {
+fn data_in_transit_is_waited_for_at_the_gate() {
     let (mut w, io) = holding(false);
     for seq in 1..=ROUNDS {
         w.command(io, ordered(1, &attribute(seq, 7), seq - 1).transport(4096), &[]);
@@ -122,7 +122,8 @@ fn data_on_its_way_is_waited_for_at_the_gate() {
     all_seen(&w, ROUNDS, &[[50, 0, 100, 0, 0]]);
 }
 
-/// A batch is one receive, and one instant on this clock; what counts is that all of it is seen.
+/// A batch is one receive, and one instant on this clock. The point is that all of its writes may
+/// be traced.
 #[test]
 fn every_write_of_a_batch_may_be_the_one() {
     let mut w = World::new(&[false]);
@@ -142,7 +143,7 @@ fn every_write_of_a_batch_may_be_the_one() {
 }
 
 #[test]
-fn a_stream_that_fails_is_told_of_once() {
+fn a_stream_that_fails_is_reported_once() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     // Nothing is ever released: the log fills.

@@ -165,7 +165,7 @@ fn io_queues_need_their_own_enabled_controller() {
     assert_eq!(w.call(at, peer::connect(0, 2, 31, 0), &data).status, 0x0c, "disabled");
     assert!(
         w.host.log.iter().any(|e| e.contains("Refused") && e.contains("not enabled")),
-        "the log book says why"
+        "the log book has the reason"
     );
 }
 
@@ -184,7 +184,7 @@ fn only_allowed_hosts_get_in() {
 }
 
 #[test]
-fn controller_properties_say_when_it_is_ready() {
+fn controller_properties_show_when_it_is_ready() {
     let mut w = World::new(&[false]);
     let at = w.initialize(Digests::default(), 0);
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
@@ -400,7 +400,7 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
     assert_eq!((id[259], id[261] & 0b100), (3, 0b100), "AERL, LPA");
     assert_eq!((id[514], id[515]), (64, 0), "MAXCMD");
     assert_eq!(u16::from_le_bytes([id[320], id[321]]), 1, "KAS");
-    // Its log pages: which there are, and the one.
+    // Its log pages: the list of pages, and the one page.
     let (pages, _) = w.fetch(at, peer::get_log(1, 0, 0, 1024));
     let there: Vec<usize> = (0..256).filter(|lid| pages[4 * lid] & 1 != 0).collect();
     assert_eq!(there, [0x00, 0x70]);
@@ -412,7 +412,7 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
     assert_eq!(list[..2], [1, 0]);
     assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 1)).0[14] & 1, 1, "NSTAT: ready");
     assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 9)).0, [0; 4096], "there could be one");
-    // Anybody may connect to it.
+    // Any host may connect to it.
     let page = vec![0; 4096];
     let commands = [
         (wire::claim_command(), &claim.encode()[..]),
@@ -435,7 +435,7 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
 }
 
 #[test]
-fn t18_a_silent_host_loses_its_association() {
+fn t18_a_host_that_sends_nothing_loses_its_association() {
     let mut w = World::new(&[false]);
     let (admin, cntlid) = w.admin_as(HOSTNQN, HOSTID, 1000);
     let io = w.io(cntlid, 1);
@@ -444,7 +444,7 @@ fn t18_a_silent_host_loses_its_association() {
     w.fetch(io, peer::read(1, 1, 0, 1));
     w.host.now += 900_000_000;
     w.tick();
-    assert_eq!(w.links[admin].closed, None, "traffic on any queue is a sign of life");
+    assert_eq!(w.links[admin].closed, None, "traffic on any queue shows that the host is alive");
     w.host.now += 200_000_000;
     w.tick();
     assert_eq!(w.links[admin].closed, Some(Closed::Stalled("the keep alive timer expired")));
@@ -556,13 +556,13 @@ fn pages_of_the_nvm_command_set_and_of_no_other() {
     let of = |opcode: usize| u32::from_le_bytes(effects[opcode..opcode + 4].try_into().unwrap());
     assert_eq!([0x00, 0x01, 0x02, 0x08, 0x09, 0x05].map(|c| of(1024 + 4 * c)), [1, 3, 1, 3, 3, 0]);
     assert_eq!([0x02, 0x06, 0x0c, 0x01].map(|c| of(4 * c)), [1, 1, 1, 0]);
-    // What a feature is now can be asked for; no other of its values is kept.
+    // The current value of a feature can be read; no other of its values is kept.
     let feature = |select: u32| Sqe::new(0x0a, 1, 0).dword(10, 0x0f | select << 8);
     assert_eq!(w.call(first, feature(0), &[]).status, 0);
     for select in 1..8 {
         assert_eq!(w.call(first, feature(select), &[]).status, 0x02, "{select}");
     }
-    // A command set that there is not can't be selected.
+    // A command set that does not exist cannot be selected.
     w.call(first, peer::property_set(1, 0x14, 0), &[]);
     w.call(first, peer::property_set(1, 0x14, peer::CC_ENABLE | 1 << 4), &[]);
     assert_eq!(w.call(first, peer::property_get(1, 0x1c, false), &[]).result, 2, "fatal");
@@ -570,7 +570,7 @@ fn pages_of_the_nvm_command_set_and_of_no_other() {
 
 #[test]
 fn a_page_of_ranges_may_be_longer_than_its_ranges() {
-    // As Linux sends each of its discards: 4 KiB, of which dword 10 says how much counts.
+    // As Linux sends each of its discards: 4 KiB, of which dword 10 gives the part that counts.
     let mut w = World::new(&[false]);
     let (_, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
@@ -578,7 +578,7 @@ fn a_page_of_ranges_may_be_longer_than_its_ranges() {
     let mut page = vec![0; 4096];
     page[4] = 1;
     page[8] = 2;
-    // What looks like a range behind the last one is none.
+    // Bytes in the form of a range behind the last one are no range.
     page[20] = 1;
     let dsm = |len| Sqe::new(0x09, 2, 1).inline(len).dword(10, 0).dword(11, 4);
     assert_eq!(w.call(io, dsm(4096), &page).status, 0);
@@ -598,7 +598,7 @@ fn a_page_of_ranges_may_be_longer_than_its_ranges() {
 }
 
 #[test]
-fn what_is_wrong_with_a_command_is_said() {
+fn what_is_wrong_with_a_command_is_reported() {
     let mut w = World::new(&[false]);
     let (_, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
@@ -635,7 +635,7 @@ fn what_is_wrong_with_a_command_is_said() {
     assert!(w.host.drives[0].history.is_empty(), "nothing reached the drive");
     w.call(io, peer::write(1, 1, last, 1), &one);
     assert_eq!(w.host.drives[0].block(last), one, "the last block is there");
-    assert_eq!(w.fetch(io, peer::read(1, 1, 0, 256)).0.len(), 1 << 20, "as much as MDTS says");
+    assert_eq!(w.fetch(io, peer::read(1, 1, 0, 256)).0.len(), 1 << 20, "as much as MDTS allows");
 }
 
 #[test]
@@ -825,17 +825,18 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
     let (count, entries, generation) = log_of(&mut w, HOSTNQN);
     assert_eq!(count, 2);
     assert_eq!(entries[..3], [3, 1, 2], "TCP, IPv4, an NVM subsystem");
-    // TREQ: bits 1:0 must say nothing of a secure channel, or nvme-cli's connect-all starts TLS.
+    // TREQ: bits 1:0 must mean nothing about a secure channel, or nvme-cli's connect-all starts
+    // TLS.
     assert_eq!((entries[3], entries[768]), (1 << 2, 0), "no SQ flow control; no TLS");
     assert_eq!(entries[1024..1027], [3, 2, 2], "IPv6");
     assert_eq!(&entries[32..36], b"4420");
     assert_eq!(&entries[256..256 + SUBNQN.len()], SUBNQN.as_bytes());
     assert_eq!(&entries[512..520], b"10.0.0.1");
     assert_eq!(&entries[6..8], [0xff, 0xff], "dynamic controllers");
-    assert_eq!(log_of(&mut w, "nqn.2026-01.io.example:stranger").0, 0);
+    assert_eq!(log_of(&mut w, "nqn.2026-01.io.example:other").0, 0);
     assert_eq!(log_of(&mut w, HOSTNQN).2, generation);
     w.host.shared.set_ports(vec![port(1, "10.0.0.1", false)]);
     let (count, _, changed) = log_of(&mut w, HOSTNQN);
     assert_eq!(count, 1);
-    assert_ne!(changed, generation, "who has read the old log is to read it again");
+    assert_ne!(changed, generation, "a host that has read the old log is to read it again");
 }

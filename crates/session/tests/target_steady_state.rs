@@ -1,6 +1,6 @@
-//! A warm connection serves writes without allocating, whether drives finish at once or later;
-//! and what the session itself costs per write, devices and sockets left out:
-//! `cargo test --release -p riopipe-session --test target_steady_state -- --ignored --nocapture`
+//! A warm connection serves writes without allocating, whether drives finish at once or later; and
+//! the cost of the session itself per write, devices and sockets left out: `cargo test --release -p
+//! riopipe-session --test target_steady_state -- --ignored --nocapture`
 
 mod world;
 

@@ -1,6 +1,6 @@
-//! Who writes while a volume is claimed, under a model checker: every interleaving of a connection
-//! that writes to a namespace for the first time, and a claim that asks only whom it finds noted.
-//! The file under test is compiled as it is.
+//! The writers during a claim of a volume, under a model checker: every interleaving of a
+//! connection that writes to a namespace for the first time, and a claim that asks only the
+//! connections that it finds noted. The file under test is compiled as it is.
 
 extern crate alloc;
 
@@ -21,7 +21,7 @@ use writers::{Noted, Writers};
 
 const WRITER: ConnId = ConnId(1);
 
-/// What connections share behind the lock.
+/// The state that connections share behind the lock.
 #[derive(Default)]
 struct Shared {
     writers: Writers,
@@ -32,9 +32,9 @@ struct Shared {
 struct Target {
     shared: Mutex<Shared>,
     answered: Condvar,
-    /// 0 while everybody may write.
+    /// 0 while every host may write.
     guard: AtomicU64,
-    /// The checker sees two who are at it with nothing between that orders them.
+    /// The checker reports two accesses without an order between them.
     drive: UnsafeCell<u64>,
 }
 
@@ -67,12 +67,12 @@ fn t28_a_first_write_is_waited_for_or_refused() {
                     let is_welcome = || target.guard.load(Ordering::Acquire) == 0;
                     let note = || target.shared.lock().unwrap().writers.note(0, WRITER);
                     if noted.may_write(0, is_welcome, note) {
-                        // SAFETY: the checker fails the test if anybody else may be here.
+                        // SAFETY: the checker fails the test if another thread may be here.
                         target.drive.with_mut(|drive| unsafe { *drive += 1 });
                     }
                     target.answer();
                 }
-                // It is drained: nothing of it is under way any more.
+                // It is drained: none of its operations is in flight any more.
                 let mut shared = target.shared.lock().unwrap();
                 shared.writers.gone(WRITER);
                 shared.acknowledged = true;

@@ -1,4 +1,4 @@
-//! What an opening sends, and when.
+//! The commands of an opening, and their order.
 
 use riopipe_nvme::command::opcode;
 use riopipe_order::attribute::{Kind, Seq};
@@ -94,7 +94,7 @@ fn the_phases_are_barriers_across_all_targets() {
     assert_eq!(steps.iter().filter(|step| **step == 4).count(), 5, "every volatile drive");
     let claims = driver.log.iter().filter(|(_, call)| sqe_of(call).opcode() == CLAIM);
     let order: Vec<usize> = claims.map(|(server, _)| *server).collect();
-    assert_eq!(order, [0, 1, 2], "T8: in the same order by everybody");
+    assert_eq!(order, [0, 1, 2], "T8: in the same order by every initiator");
     let counts = driver.opening.outcome().counts;
     assert_eq!((counts.entries, counts.pages, counts.undos), (2, 6, 2));
     assert_eq!((counts.undone_blocks, counts.flushes, counts.settles), (2, 5, 3));
@@ -123,7 +123,7 @@ fn in_a_pause_nothing_is_sent_and_nothing_has_changed() {
 }
 
 #[test]
-fn undo_joins_neighbours_and_cuts_what_is_long() {
+fn undo_joins_adjacent_blocks_and_cuts_long_extents() {
     // Two streams side by side, and a far one; on the other drive, next to each other by chance.
     let history = [
         (0, 2, 0, 100, 3000, true),
@@ -164,7 +164,7 @@ fn undo_joins_neighbours_and_cuts_what_is_long() {
 }
 
 #[test]
-fn no_more_is_under_way_than_the_queues_take() {
+fn no_more_is_in_flight_than_the_queues_take() {
     let one = |i: u16| (i % 40, u64::from(i) + 2, 0, 2 * u64::from(i), 1, true);
     let history: Vec<_> = (0..200).map(one).collect();
     let mut world = played(World::new(2, 40, |_| false), &history);
@@ -290,7 +290,7 @@ fn a_volume_without_logs_is_taken_and_that_is_all() {
     let marks: Vec<Seq> = outcome.streams.iter().map(|stream| stream.plan.k).collect();
     assert_eq!(marks, [Seq(0), Seq(0)]);
     assert!(!outcome.needed);
-    // No target at all speaks: nobody is asked, the generation is the label's next.
+    // No target has the extension: none is asked, and the generation is the label's next.
     config.servers.iter_mut().for_each(|server| server.speaks = false);
     let mut driver = Driver::with(config, 1, Mode::Open(intent)).unwrap();
     assert_eq!((driver.opening.phase(), driver.opening.generation()), (Phase::Claimed, 3));
@@ -332,7 +332,7 @@ fn t19_giving_up_a_log_makes_none_where_none_is_due() {
 }
 
 #[test]
-fn what_a_target_does_not_list_is_cleared_away_with_all_it_has() {
+fn what_a_target_does_not_list_is_cleared_with_all_it_has() {
     let mut world = played(World::new(2, 3, |_| false), &[(1, 2, 0, 5, 1, true)]);
     world.targets[1].hides = true;
     let outcome = open(&mut world, 1).unwrap();
@@ -341,7 +341,7 @@ fn what_a_target_does_not_list_is_cleared_away_with_all_it_has() {
 }
 
 #[test]
-fn a_torn_append_is_cleared_away_like_an_entry() {
+fn a_torn_append_is_cleared_like_an_entry() {
     let mut world = World::new(2, 3, |_| false);
     world.targets[1].partitions[2].torn = 1;
     let outcome = open(&mut world, 1).unwrap();

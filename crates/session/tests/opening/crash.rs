@@ -10,7 +10,7 @@ use crate::world::{
     Driver, Past, Random, START, World, entry, extending, in_place, server_of, sqe_of,
 };
 
-/// A world after a crash, and what recovery has to make of it.
+/// A world after a crash, and the result that recovery must reach.
 struct Case {
     world: World,
     history: Vec<Past>,
@@ -18,7 +18,7 @@ struct Case {
     prefixes: Vec<(Seq, u64)>,
     /// Blocks that are to be zeroed.
     zeroed: BTreeSet<(u8, u64)>,
-    /// What else a block may hold in the end, by in-place updates beyond the prefix.
+    /// The other contents that a block may have in the end, by in-place updates beyond the prefix.
     may_hold: BTreeMap<(u8, u64), BTreeSet<u32>>,
     /// In-place updates beyond the prefix.
     listed: BTreeSet<(u16, Seq, u8, u64, u32)>,
@@ -48,7 +48,7 @@ fn prefix(history: &[Past], stream: u16) -> Seq {
 }
 
 impl Case {
-    /// `marks` is what each server (first) knows as released of each stream: no more than its
+    /// `marks` is the released mark of each stream that each server (first) knows: no more than its
     /// prefix.
     fn new(servers: usize, streams: u16, history: Vec<Past>, random: &mut Random) -> Self {
         let caches = random.below(1 << (2 * servers));
@@ -89,7 +89,8 @@ impl Case {
         case
     }
 
-    /// A server knows that a stream is released up to `mark`, and has dropped what that covers.
+    /// A server knows that a stream is released up to `mark`, and has dropped the entries up to
+    /// there.
     fn mark(&mut self, stream: u16, server: usize, mark: Seq) {
         // A merged request is released as a whole.
         let inside = |a: &Attribute| a.seq <= mark && mark < a.seq_end();
@@ -103,7 +104,7 @@ impl Case {
         partition.tag = newest.map_or((Seq::ZERO, 0), |a| (a.seq_end(), a.tag));
     }
 
-    /// That a log is shortened only when everything is undone, durably, on all servers (T9).
+    /// Checks that a log is settled only when everything is undone, durably, on all servers (T9).
     fn check_settle(&self, world: &World) {
         for &(member, lba) in &self.zeroed {
             let content = world.drive(member).medium.get(&lba).copied().unwrap_or(0);
@@ -154,14 +155,14 @@ impl Case {
         }
     }
 
-    /// What a block held in the medium at the crash.
+    /// The content of a block on the medium at the crash.
     fn before(&self, member: u8, lba: u64) -> u32 {
         self.world.drive(member).medium.get(&lba).copied().unwrap_or(0)
     }
 
-    /// Opens, and cuts everything off at the `cut`th command, which is still carried out, as may
-    /// be others that are under way; then the targets in `power` lose their power. The outcome,
-    /// if it came to an end before.
+    /// Opens, and cuts everything off at the `cut`th command. That command is still carried out,
+    /// and so may be others in flight. Then the targets in `power` lose their power. Returns the
+    /// outcome if the opening ended before.
     fn run(&self, world: &mut World, who: u32, cut: usize, power: usize) -> Option<Outcome> {
         let mode = Mode::Open(world.intent());
         let mut driver = Driver::new(world, who, mode);
@@ -271,8 +272,8 @@ fn random_case(seed: u64) -> Case {
                 }
                 let tag = !(seq + span - 1);
                 let attribute = Attribute { span: span as u16, num, index, tag, ..a };
-                // A durable write over one that isn't can't be on a drive: the later had waited
-                // for the earlier (T12).
+                // A drive cannot hold a durable write over one that is not durable: the later one
+                // had waited for the earlier one (T12).
                 let durable = random.below(6) > 0;
                 if random.below(9) > 0 {
                     history.push(Past { stream, attribute, durable });
@@ -304,7 +305,7 @@ fn t9_cut_off_anywhere_as_often_as_it_likes() {
                 cut += 1;
             }
         }
-        // What a dry run tells is what opening then finds, and it changes nothing.
+        // A dry run reports exactly the result that an opening then finds, and it changes nothing.
         let before = world.clone();
         let mode = Mode::DryRun(world.intent());
         let dry = Driver::new(&world, 90, mode).run(&mut world).unwrap();
@@ -315,7 +316,7 @@ fn t9_cut_off_anywhere_as_often_as_it_likes() {
         }
         needed += usize::from(outcome.needed);
         pending += usize::from(outcome.streams.iter().any(|s| s.pending));
-        // Once more: nothing left but what waits to be acknowledged.
+        // Once more: nothing is left but in-place updates to be acknowledged.
         world.initiators_die();
         let again = case.run(&mut world, 6, END, 0).unwrap();
         assert!(!again.needed);

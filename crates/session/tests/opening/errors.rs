@@ -1,4 +1,5 @@
-//! Whatever goes wrong: one clear error, nothing changed before undo, and it can be run again.
+//! Errors in any step: one clear error, nothing changed before undo, and the opening can be run
+//! again.
 
 use riopipe_nvme::command::{Status, opcode};
 use riopipe_order::attribute::{Seq, StreamId};
@@ -169,7 +170,7 @@ fn t8_of_two_that_want_it_one_gets_all() {
 }
 
 #[test]
-fn t8_who_is_overtaken_while_opening_learns_it() {
+fn t8_an_owner_fenced_while_opening_learns_it() {
     let mut world = world();
     let mut first = driver(&world, 1);
     first.go_to(&mut world, Phase::AskAgain);
@@ -181,13 +182,13 @@ fn t8_who_is_overtaken_while_opening_learns_it() {
 }
 
 #[test]
-fn t8_who_was_taken_over_reopens_nothing_and_is_told_by_whom() {
+fn t8_a_fenced_owner_reopens_nothing_and_gets_the_name_of_the_new_owner() {
     for lives in [true, false] {
         let mut world = world();
         let mut first = driver(&world, 1);
         first.go(&mut world).unwrap();
         let generation = first.opening.generation();
-        // The later owner may be away: then the lists can be read by anybody.
+        // The later owner may not be calling. Then any initiator can read the lists.
         world.targets[1].owner = Some((2, lives));
         world.targets[1].generation = generation + 1;
         let late = Past { stream: 0, attribute: entry(9, 3, 20, 1), durable: true };
@@ -206,7 +207,7 @@ fn t8_who_was_taken_over_reopens_nothing_and_is_told_by_whom() {
 }
 
 #[test]
-fn t8_who_is_taken_over_while_undoing_learns_that_and_not_of_a_drive() {
+fn t8_an_owner_fenced_while_undoing_learns_that_and_not_of_a_drive() {
     let mut world = world();
     let mut first = driver(&world, 1);
     first.go_to(&mut world, Phase::Undo);

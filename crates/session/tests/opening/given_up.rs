@@ -1,5 +1,5 @@
-//! Logs that are given up: nothing is undone on any target, and what is in doubt is listed until it
-//! is acknowledged, whatever is cut off whenever (T26).
+//! Logs that are given up: nothing is undone on any target. The blocks in doubt are listed until
+//! they are acknowledged, wherever the recovery is cut off (T26).
 
 use riopipe_nvme::command::opcode;
 use riopipe_order::attribute::{Attribute, Member, Seq};
@@ -51,7 +51,7 @@ fn lost(world: &mut World) {
     world.targets[1].partitions.clear();
 }
 
-/// What was durable is there, and nothing was zeroed.
+/// The durable blocks are there, and nothing was zeroed.
 fn check_left(world: &World, was: &World) {
     for member in 0..4 {
         let (is, was) = (world.drive(member), was.drive(member));
@@ -62,8 +62,7 @@ fn check_left(world: &World, was: &World) {
     }
 }
 
-/// Which groups of each stream are listed: fresh writes and extensions in doubt, and in-place
-/// updates.
+/// The listed groups of each stream: fresh writes and extensions in doubt, and in-place updates.
 fn listed(outcome: &Outcome) -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
     let of = |stream: &riopipe_session::initiator::opening::StreamOutcome| {
         let plan = &stream.plan;
@@ -75,7 +74,7 @@ fn listed(outcome: &Outcome) -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
     outcome.streams.iter().map(of).collect()
 }
 
-/// What the history leaves without server 1's log.
+/// The blocks that the history leaves without server 1's log.
 fn expected() -> Vec<(Seq, Vec<u64>, Vec<u64>, bool)> {
     vec![(Seq(0), vec![2, 4, 6], vec![3], true), (Seq(1), vec![3], vec![], true)]
 }
@@ -90,7 +89,7 @@ fn t26_cut_off_at_every_command_and_again_at_every_command() {
             let mut random = Random(first * 40 + second);
             let mut ended = false;
             for cut in [first, second] {
-                // Whoever comes next gives the log up only where it is still refused.
+                // The next initiator gives the log up only where it is still refused.
                 let mode = match world.targets[1].known {
                     true => Mode::Open(world.intent()),
                     false => accept(&world),
@@ -128,7 +127,7 @@ fn t26_the_list_stays_until_acknowledged_and_a_started_stream_is_as_any_other() 
     let mut driver = Driver::new(&world, 1, mode);
     driver.go(&mut world).unwrap();
     let generation = driver.opening.generation();
-    // Stream 1 goes on; nobody looks at the list of stream 0.
+    // Stream 1 goes on; no initiator has read the list of stream 0.
     let mode = Mode::Acknowledge { generation, streams: streams(&[1]) };
     Driver::new(&world, 1, mode).run(&mut world).unwrap();
     for target in &mut world.targets {
@@ -221,7 +220,7 @@ fn t26_entries_that_belong_nowhere_can_be_given_up() {
 }
 
 #[test]
-fn t26_a_dry_run_tells_what_giving_up_would_do() {
+fn t26_a_dry_run_reports_what_giving_up_would_do() {
     let mut world = crashed();
     lost(&mut world);
     let before = world.clone();
@@ -248,7 +247,7 @@ fn t26_an_older_log_is_given_up_and_nothing_is_undone() {
     assert!(text.contains("accept_lost_log") && !text.contains("new log"), "{text}");
     let dry = Mode::DryRun(Intent { accept_lost_log: true, ..world.intent() });
     let before = world.clone();
-    let told = Driver::new(&world, 1, dry).run(&mut world).unwrap();
+    let reported = Driver::new(&world, 1, dry).run(&mut world).unwrap();
     assert_eq!(world, before);
     let mode = accept(&world);
     let mut driver = Driver::new(&world, 1, mode);
@@ -256,11 +255,12 @@ fn t26_an_older_log_is_given_up_and_nothing_is_undone() {
     let generation = driver.opening.generation();
     let outcome = driver.opening.into_outcome();
     // Group 1 of stream 0, which only the older log has, is not counted: it may be a group of
-    // another life with the same number.
+    // another history with the same number.
     let expected = vec![(Seq(0), vec![1, 2, 4, 6], vec![3], true), (Seq(1), vec![3], vec![], true)];
-    assert_eq!((listed(&told), listed(&outcome)), (expected.clone(), expected));
+    assert_eq!((listed(&reported), listed(&outcome)), (expected.clone(), expected));
     check_left(&world, &was);
-    // Noted in the older log: nobody takes it for a good one from now on, without another word.
+    // Recorded in the older log: no initiator accepts it as a good one from now on, without another
+    // error.
     assert_eq!(world.targets[1].given_up, generation);
     world.initiators_die();
     let outcome = open(&mut world, 2).unwrap();
@@ -283,7 +283,7 @@ fn t26_an_older_log_is_given_up_wherever_it_is_cut_off() {
         driver.lose(&mut world);
         world.initiators_die();
         world.power_cut(0, &mut Random(cut));
-        // Only as long as it is refused somebody has to give it up again.
+        // Only as long as it is refused an initiator has to give it up again.
         let mode = match open(&mut world.clone(), 2) {
             Err(OpeningError::Claim(ClaimError::LogBehind { .. })) => accept(&world),
             other => other.map(|_| Mode::Open(world.intent())).unwrap(),

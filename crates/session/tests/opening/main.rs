@@ -1,5 +1,5 @@
-//! Opening and recovering a volume, against targets that are plain models: whatever is cut off
-//! whenever, the same prefix is found and the same bytes are left (T9).
+//! Opening and recovering a volume, against targets that are plain models. Wherever it is cut off,
+//! the same prefix is found and the same bytes are left (T9).
 
 mod cases;
 mod crash;

@@ -1,4 +1,4 @@
-//! What an owner does about single streams: recover one, acknowledge in-place lists (P6, T9).
+//! The operations of an owner on single streams: recover one, acknowledge in-place lists (P6, T9).
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::opening::{Mode, OpeningError, Phase};
@@ -173,7 +173,8 @@ fn t9_in_place_lists_stay_until_they_are_acknowledged() {
 
 #[test]
 fn t9_a_blank_in_place_list_on_one_server_only_is_cleared() {
-    // The acknowledgement reached server 1 only: what server 0 keeps has no in-place update.
+    // The acknowledgement reached server 1 only. The entries that server 0 keeps have no in-place
+    // update.
     let mut world = World::new(2, 1, |_| false);
     let live = Past { stream: 0, attribute: in_place(entry(3, 2, 7, 1)), durable: true };
     world.play(&[past(0, 2, 0, 5, false), live], &mut Random(1));
@@ -229,7 +230,7 @@ fn only_what_was_recovered_is_acknowledged() {
 }
 
 #[test]
-fn t8_who_was_overtaken_neither_reopens_nor_acknowledges() {
+fn t8_a_fenced_owner_neither_reopens_nor_acknowledges() {
     for mode in [reopen(), acknowledge(&[1])] {
         let mut world = running();
         world.targets.iter_mut().for_each(|t| (t.owner, t.generation) = (Some((2, true)), 5));
@@ -242,15 +243,15 @@ fn t8_who_was_overtaken_neither_reopens_nor_acknowledges() {
 }
 
 #[test]
-fn t23_the_answer_to_an_abandoned_attempt_is_never_believed() {
+fn t23_the_answer_to_an_abandoned_attempt_is_never_accepted() {
     let mut world = running();
     let config = world.config();
-    // A first attempt asks for the lists; the second target's answer is long on its way.
+    // A first attempt asks for the lists. The second target's answer is in transit for a long time.
     let mut first = Driver::with_attempt(config.clone(), 1, reopen(), 1).unwrap();
     first.go_to(&mut world, Phase::List);
     let mut first = first.opening;
     let (late, call) = first.next(1).unwrap();
-    let told = world.handle(1, 1, &call).unwrap();
+    let reported = world.handle(1, 1, &call).unwrap();
     drop(first);
     // The stream has run since, and group 4 is durable there and confirmed.
     world.targets[0].partitions[1].entries.retain(|e| e.attribute.seq <= Seq(1));
@@ -262,11 +263,11 @@ fn t23_the_answer_to_an_abandoned_attempt_is_never_believed() {
     driver.go_to(&mut world, Phase::List);
     let (ticket, call) = driver.opening.next(1).unwrap();
     assert_eq!((ticket.number, sqe_of(&call).opcode()), (late.number, wire::ADMIN_LIST));
-    driver.opening.done(late, Ok(&told)).unwrap();
+    driver.opening.done(late, Ok(&reported)).unwrap();
     assert_eq!(driver.opening.out(1), 1, "its own answer is still waited for");
     let own = world.handle(1, 1, &call).unwrap();
     driver.opening.done(ticket, Ok(&own)).unwrap();
-    // An answer that comes when nothing is out is none, either.
+    // An answer that comes when no command is in flight is not accepted either.
     driver.opening.done(late, Err(wire::status::LOG_LOST)).unwrap();
     driver.go(&mut world).unwrap();
     let plan = &driver.opening.outcome().streams[0].plan;

@@ -21,7 +21,7 @@ pub(crate) const VOLUME: VolumeId = VolumeId([7; 16]);
 /// The data area of every drive.
 pub(crate) const START: u64 = 256;
 pub(crate) const BLOCKS: u64 = 10_000;
-/// What a deallocated block reads as: anything (T10).
+/// The content of a deallocated block: anything (T10).
 pub(crate) const JUNK: u32 = 0xdead;
 
 /// A small generator, so that runs can be repeated.
@@ -52,7 +52,7 @@ impl Drive {
         self.medium.append(&mut self.cache);
     }
 
-    /// Any subset of what is not flushed is there (media assumption 3).
+    /// Leaves any subset of the blocks that are not flushed (media assumption 3).
     pub(crate) fn power_cut(&mut self, random: &mut Random) {
         for (lba, content) in std::mem::take(&mut self.cache) {
             if random.below(2) == 0 {
@@ -66,7 +66,7 @@ impl Drive {
     }
 }
 
-/// What a target keeps of a stream.
+/// A target's part of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Partition {
     pub(crate) released: Seq,
@@ -74,7 +74,7 @@ pub(crate) struct Partition {
     pub(crate) settled: bool,
     pub(crate) torn: u32,
     pub(crate) entries: Vec<ListedEntry>,
-    /// The owner's who has started it last.
+    /// The generation of the owner that has started it last.
     pub(crate) generation: u32,
     /// It can't be read.
     pub(crate) damaged: bool,
@@ -90,16 +90,16 @@ pub(crate) struct Target {
     /// The generation with which the log was given up.
     pub(crate) given_up: u32,
     pub(crate) generation: u32,
-    /// The initiator that owns the volume, and whether it still lives.
+    /// The initiator that owns the volume, and whether it still runs.
     pub(crate) owner: Option<(u32, bool)>,
     pub(crate) partitions: Vec<Partition>,
     /// By namespace id.
     pub(crate) drives: BTreeMap<u32, Drive>,
-    /// Answers the next commands with this before it does any.
+    /// How many of the next commands it answers with *busy* before it carries out any.
     pub(crate) busy: u32,
-    /// Says that something waits for recovery which its lists don't show.
+    /// It reports that entries wait for recovery which its lists do not show.
     pub(crate) hides: bool,
-    /// Answers commands with this opcode so.
+    /// The status with which it answers commands with this opcode.
     pub(crate) refuses: Option<(u8, Status)>,
 }
 
@@ -273,7 +273,7 @@ impl Target {
     }
 }
 
-/// A write of the history: one entry, and whether the log has it and takes it for durable.
+/// A write of the history: one entry, whether the log has it, and whether the log shows it durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Past {
     pub(crate) stream: u16,
@@ -323,20 +323,20 @@ pub(crate) struct World {
     pub(crate) transfer: usize,
 }
 
-/// What a write leaves in its blocks: where in the history it is. Blocks hold nothing else but
-/// the content that they had before ([`old`]), zeroes and junk.
+/// The content that a write leaves in its blocks: its index in the history. Blocks hold no other
+/// contents but the earlier one ([`old`]), zeroes and junk.
 fn content(at: usize) -> u32 {
     1 + at as u32
 }
 
-/// What every block held before the history.
+/// The content of every block before the history.
 pub(crate) fn old(member: u8, lba: u64) -> u32 {
     0x1_0000 + u32::from(member) * 0x4000 + lba as u32
 }
 
 impl World {
-    /// `servers` servers of two drives each, volatile where `volatile` says so, that hold `old`
-    /// in their first 64 blocks.
+    /// `servers` servers of two drives each, volatile where `volatile` returns true, that hold
+    /// `old` in their first 64 blocks.
     pub(crate) fn new(servers: usize, streams: usize, volatile: impl Fn(u8) -> bool) -> Self {
         let target = |server: usize| Target {
             known: true,
@@ -354,7 +354,7 @@ impl World {
         Self { targets: (0..servers).map(target).collect(), transfer: 128 << 10 }
     }
 
-    /// Plays a history: what is durable has reached the medium, the rest may be anywhere.
+    /// Plays a history: durable blocks have reached the medium, the others may be anywhere.
     pub(crate) fn play(&mut self, history: &[Past], random: &mut Random) {
         for (at, Past { stream, attribute, durable }) in history.iter().enumerate() {
             let member = attribute.member.0;
@@ -426,7 +426,7 @@ impl World {
         }
     }
 
-    /// The power of a target goes, and comes back.
+    /// The power of a target fails, and comes back.
     pub(crate) fn power_cut(&mut self, server: usize, random: &mut Random) {
         for drive in self.targets[server].drives.values_mut() {
             drive.power_cut(random);
@@ -455,7 +455,7 @@ pub(crate) struct Driver {
     pub(crate) calls: usize,
     /// Everything that was carried out, in order.
     pub(crate) log: Vec<(usize, Call)>,
-    /// Most commands that a server had out at a time.
+    /// The most commands that a server had in flight at a time.
     pub(crate) most_out: usize,
 }
 
@@ -495,8 +495,8 @@ impl Driver {
         }
     }
 
-    /// Lets one target do one command. `cut` says that the initiator dies before it learns of it.
-    /// False when there is nothing more to do.
+    /// Lets one target carry out one command. `cut`: the initiator dies before it receives the
+    /// answer. Returns false when there is nothing more to do.
     pub(crate) fn step(&mut self, world: &mut World, cut: bool) -> Result<bool, OpeningError> {
         self.send();
         if self.sent.is_empty() {
@@ -518,7 +518,7 @@ impl Driver {
         Ok(true)
     }
 
-    /// The initiator is gone; some of what it had under way is still carried out.
+    /// The initiator is gone. Some of its commands in flight are still carried out.
     pub(crate) fn lose(mut self, world: &mut World) {
         for (server, _, call) in core::mem::take(&mut self.sent) {
             if self.random.below(2) == 0 {
@@ -527,7 +527,7 @@ impl Driver {
         }
     }
 
-    /// To the end.
+    /// Runs to the end.
     pub(crate) fn run(mut self, world: &mut World) -> Result<Outcome, OpeningError> {
         self.go(world)?;
         Ok(self.opening.into_outcome())
@@ -547,7 +547,7 @@ impl Driver {
         }
     }
 
-    /// Opcodes of what was carried out, per server.
+    /// Opcodes of the commands carried out, per server.
     pub(crate) fn opcodes(&self, server: usize) -> Vec<u8> {
         let here = self.log.iter().filter(|(at, _)| *at == server);
         here.map(|(_, call)| sqe_of(call).opcode()).collect()

@@ -1,5 +1,5 @@
-//! An ordered stream whose targets are scripts: the test reads what the stream sends, and says what
-//! the target answers.
+//! An ordered stream whose targets are scripts: the test reads the stream's bytes, and gives the
+//! target's answers.
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
 use std::ops::Range;
@@ -61,7 +61,7 @@ pub(crate) fn block(content: u64) -> Vec<u8> {
     content.to_le_bytes().repeat(512)
 }
 
-/// Takes all that is to be sent.
+/// Takes all bytes that are to be sent.
 pub(crate) fn all<P: AsRef<[u8]>>(out: &mut Outbox<P>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(out.len_bytes());
     out.slices().for_each(|slice| bytes.extend_from_slice(slice));
@@ -81,7 +81,7 @@ pub(crate) fn write(lba: u64, content: u64) -> Write<Piece> {
     Write { lba, blocks: 1, op: Op::Write(Place::Fresh, piece(content, 1)) }
 }
 
-/// What a stream is to be.
+/// The shape of a stream.
 #[derive(Clone)]
 pub(crate) struct Shape {
     /// Server and volatility of each member.
@@ -178,7 +178,7 @@ impl Shape {
     }
 }
 
-/// What the streams of a volume share.
+/// The shared state of the streams of a volume.
 pub(crate) fn shared(shape: &Shape) -> (Arc<FlushFailures>, Arc<ReplayBoard>) {
     (FlushFailures::new(shape.members.len()), ReplayBoard::new(usize::from(shape.servers())))
 }
@@ -189,7 +189,7 @@ pub(crate) struct Rig {
     pub(crate) session: StreamSession<Piece>,
     pub(crate) scripts: Vec<Script>,
     pub(crate) now: u64,
-    /// The read under way.
+    /// The data of the read in flight.
     pub(crate) read: Vec<u8>,
 }
 
@@ -253,7 +253,7 @@ impl Rig {
                         read.resize(read.len().max(at + bytes.len()), 0);
                         read[at..at + bytes.len()].copy_from_slice(bytes);
                     });
-                // A script says whole PDUs; a connection may have been let go in between.
+                // A script sends whole PDUs. A connection may have been closed in between.
                 assert!(used.is_ok(), "{used:?}");
             }
             if !moved {
@@ -298,7 +298,7 @@ impl Rig {
         bind
     }
 
-    /// A new connection, bound and listed: what follows is replay.
+    /// A new connection, bound and listed. The next commands are the replay.
     pub(crate) fn back(&mut self, server: usize, incarnation: u32, log: Vec<[u8; 64]>) {
         let bind = self.rejoin(server);
         self.bind_ok(server, &bind, incarnation);

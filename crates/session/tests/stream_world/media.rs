@@ -1,5 +1,5 @@
-//! A target's drives at their worst: operations end in any order, a volatile cache loses any of
-//! what was not flushed, and what was under way at a crash lands or does not.
+//! A target's drives at their worst: operations end in any order, a volatile cache loses any of its
+//! unflushed blocks, and an operation in flight at a crash lands or does not.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ enum What {
     Write(Vec<u8>),
     Zero(u64),
     Read(u64),
-    /// Covers what had completed when it was begun: cached blocks up to this number.
+    /// A flush that covers the writes that had completed when it was begun: cached blocks up to
+    /// this number.
     Flush(u64),
 }
 
@@ -42,13 +43,13 @@ impl Drive {
         Self { volatile, ..Self::default() }
     }
 
-    /// What a read finds.
+    /// The content that a read finds.
     pub(crate) fn block(&self, lba: u64) -> Vec<u8> {
         let cached = self.cache.iter().rev().find(|(_, at, _)| *at == lba);
         cached.map_or_else(|| self.durable_block(lba), |(_, _, bytes)| bytes.clone())
     }
 
-    /// What a read finds after a power cut that loses all that may be lost.
+    /// The content that a read finds after a power cut that loses all that may be lost.
     pub(crate) fn durable_block(&self, lba: u64) -> Vec<u8> {
         self.durable.get(&lba).cloned().unwrap_or_else(|| vec![0; 4096])
     }
@@ -87,8 +88,8 @@ impl Drive {
         None
     }
 
-    /// The target has died: what was under way lands or not, in any order. With a power cut, of
-    /// the cache any part is left, of each block any version.
+    /// The target has died: operations in flight land or do not, in any order. With a power cut,
+    /// any part of the cache is left, and of each block any version.
     pub(crate) fn crash(&mut self, power: bool, random: &mut Random) {
         while !self.pending.is_empty() {
             let at = random.index(self.pending.len());
@@ -150,7 +151,7 @@ impl BlockDevice for Drive {
     }
 }
 
-/// What a target's connections run on.
+/// The environment of a target's connections.
 pub(crate) struct Media {
     pub(crate) shared: Shared<Part>,
     pub(crate) drives: Vec<Drive>,
@@ -159,7 +160,7 @@ pub(crate) struct Media {
 }
 
 impl Media {
-    /// Ends an operation of a drive: which, and what it brings.
+    /// Ends an operation of a drive: its id, and its result.
     pub(crate) fn end(&mut self, ns: usize, at: usize) -> (OpId, Result<Option<Vec<u8>>, IoError>) {
         let Pending { op, lba, what } = self.drives[ns].pending.remove(at);
         (op, Ok(self.drives[ns].apply(lba, what)))

@@ -18,7 +18,7 @@ use crate::peer::{HOSTID, HOSTNQN};
 use crate::stream_rig::{MS, Piece, Shape, all, block, piece, shared};
 use target::Target;
 
-/// What a group does to some blocks.
+/// The effect of a group on some blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Put(Place),
@@ -42,23 +42,24 @@ pub(crate) struct Client {
     pub(crate) pipes: Vec<Option<Pipe>>,
     /// Bytes received and not used.
     rest: Vec<Vec<u8>>,
-    /// (complete, durable), as last told.
+    /// (complete, durable), as last reported.
     pub(crate) marks: (u64, u64),
-    /// The read under way: blocks, what each held at its start at least, and what has come.
+    /// The read in flight: its blocks, the least version of each at its start, and the data
+    /// received.
     reading: Option<(u64, Vec<usize>, Vec<u8>)>,
     pub(crate) reads: usize,
     pub(crate) failure: Option<Failure>,
 }
 
-/// All contents that a block has been given, oldest first: which stream's group, and which.
+/// All contents that a block has been given, oldest first: the stream, its group, and the content.
 type History = BTreeMap<u64, Vec<(u16, u64, u64)>>;
 
 pub(crate) struct World {
     pub(crate) shape: Shape,
     pub(crate) targets: Vec<Target>,
     pub(crate) clients: Vec<Client>,
-    /// Connections that the streams have given up, and whose bytes are still on their way.
-    pub(crate) ghosts: Vec<(usize, Pipe)>,
+    /// Connections that the streams have given up, and whose bytes are still in transit.
+    pub(crate) late: Vec<(usize, Pipe)>,
     pub(crate) random: Random,
     pub(crate) now: u64,
     pub(crate) board: Arc<ReplayBoard>,
@@ -79,7 +80,7 @@ impl World {
         let mut world = Self {
             targets: targets.collect(),
             clients: vec![],
-            ghosts: vec![],
+            late: vec![],
             random: Random(seed),
             now: 1 << 40,
             board,
@@ -121,7 +122,7 @@ impl World {
         Pipe { conn: Some(self.targets[server].accept()), ..Pipe::default() }
     }
 
-    /// The stream takes what it can send.
+    /// The stream sends its next requests.
     pub(crate) fn pump(&mut self, client: usize) {
         let Client { session, pipes, .. } = &mut self.clients[client];
         session.pump(self.now);
@@ -133,8 +134,8 @@ impl World {
             if session.is_lost(server as u16)
                 && let Some(pipe) = pipe.take()
             {
-                // The session let go of it by itself.
-                self.ghosts.push((server, pipe));
+                // The session has dropped it by itself.
+                self.late.push((server, pipe));
             }
         }
     }
@@ -170,17 +171,18 @@ impl World {
         n
     }
 
-    /// The stream notices that its connection is gone; what it has sent is still on its way.
+    /// The stream notices that its connection is gone. The bytes that it has sent are still in
+    /// transit.
     pub(crate) fn lose(&mut self, client: usize, server: usize) {
         let one = &mut self.clients[client];
         if let Some(pipe) = one.pipes[server].take() {
-            self.ghosts.push((server, pipe));
+            self.late.push((server, pipe));
         }
         one.rest[server].clear();
         one.session.lost(server as u16, Cause::Disconnected, self.now);
     }
 
-    /// Connections that are down are made anew where somebody is there to take them.
+    /// Connections that are down are made anew where a target accepts them.
     pub(crate) fn rejoin(&mut self, client: usize) {
         let wanted: Vec<u16> = self.clients[client].session.wants_rejoin().collect();
         for server in wanted {
@@ -193,27 +195,27 @@ impl World {
             let one = &mut self.clients[client];
             one.rest[at].clear();
             if let Some(old) = one.pipes[at].replace(pipe) {
-                self.ghosts.push((at, old));
+                self.late.push((at, old));
             }
             self.clients[client].session.rejoin(server, queue, self.now);
         }
     }
 
-    /// Up to `most` bytes of a connection that was given up get to the target after all; then it
-    /// learns that it has ended.
-    pub(crate) fn ghost(&mut self, at: usize, most: usize) {
-        let (server, pipe) = &mut self.ghosts[at];
+    /// Up to `most` bytes of a connection that was given up still get to the target; then the
+    /// target learns that it has ended.
+    pub(crate) fn carry_late(&mut self, at: usize, most: usize) {
+        let (server, pipe) = &mut self.late[at];
         deliver(pipe, &mut self.targets[*server], most);
         if pipe.to_target.is_empty() || pipe.conn.is_none_or(|c| self.targets[*server].is_closed(c))
         {
             if let Some(conn) = pipe.conn {
                 self.targets[*server].end(conn);
             }
-            self.ghosts.swap_remove(at);
+            self.late.swap_remove(at);
         }
     }
 
-    /// A target dies and starts again; the streams notice when they next hear from it.
+    /// A target dies and starts again. The streams notice at their next receive from it.
     pub(crate) fn restart(&mut self, server: usize, power: bool) {
         self.targets[server].restart(power, &mut self.random);
         for client in &mut self.clients {
@@ -221,7 +223,7 @@ impl World {
                 pipe.conn = None;
             }
         }
-        self.ghosts.retain(|(at, _)| *at != server);
+        self.late.retain(|(at, _)| *at != server);
     }
 
     /// The owner comes back to a target that has started again.
@@ -244,7 +246,7 @@ impl World {
         }
     }
 
-    /// A group of writes to blocks of the stream's own; whether it was taken.
+    /// A group of writes to blocks of the stream's own. Returns whether it was taken.
     pub(crate) fn submit(
         &mut self,
         client: usize,
@@ -284,7 +286,7 @@ impl World {
         }
     }
 
-    /// Looks at the marks: they never go back (P3).
+    /// Reads the marks: they never go back (P3).
     pub(crate) fn poll(&mut self, client: usize) {
         let one = &mut self.clients[client];
         match one.session.poll() {
@@ -301,26 +303,26 @@ impl World {
         }
     }
 
-    /// Begins a read, if none is under way and own writes do not stand in the way.
+    /// Begins a read, if none is in flight and no write of its own blocks it.
     pub(crate) fn read(&mut self, client: usize, lba: u64, blocks: u32) {
         let one = &mut self.clients[client];
         if one.reading.is_some() || one.session.read_must_wait(lba, blocks) {
             return;
         }
         one.session.start_read(&[ReadExtent { lba, blocks }]);
-        // One's own are all there; others' as far as they were told of.
+        // The stream's own writes are all there; others' up to the reported marks.
         let least = (lba..lba + u64::from(blocks)).map(|lba| {
-            let told = |&(stream, seq, _): &(u16, u64, u64)| {
+            let reported = |&(stream, seq, _): &(u16, u64, u64)| {
                 usize::from(stream) == client || seq <= self.clients[usize::from(stream)].marks.0
             };
-            self.history.get(&lba).and_then(|h| h.iter().rposition(told)).map_or(0, |at| at + 1)
+            self.history.get(&lba).and_then(|h| h.iter().rposition(reported)).map_or(0, |at| at + 1)
         });
         let least = least.collect();
         self.clients[client].reading = Some((lba, least, vec![0xee; blocks as usize * 4096]));
     }
 
-    /// Judges a read that has ended: each block holds what it held at the start, or something
-    /// newer (P9).
+    /// Judges a read that has ended: each block holds its content of the start, or something newer
+    /// (P9).
     pub(crate) fn end_read(&mut self, client: usize) {
         let one = &mut self.clients[client];
         if one.session.is_reading() {
@@ -355,8 +357,8 @@ impl World {
         for round in 0.. {
             assert!(round < 10_000, "it never ends (P8)");
             let mut moved = false;
-            while !self.ghosts.is_empty() {
-                self.ghost(0, usize::MAX);
+            while !self.late.is_empty() {
+                self.carry_late(0, usize::MAX);
             }
             for target in &mut self.targets {
                 moved |= target.busy() > 0;
@@ -388,8 +390,8 @@ impl World {
         }
     }
 
-    /// Has everything made durable, and looks at every block as a power cut would leave it (P2,
-    /// P5, P7).
+    /// Has everything made durable, and reads every block as a power cut would leave it (P2, P5,
+    /// P7).
     pub(crate) fn check_all(&mut self) {
         self.settle();
         for client in 0..self.clients.len() {

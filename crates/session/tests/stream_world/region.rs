@@ -1,5 +1,5 @@
-//! A log region in memory, in parts: each forgets at a power cut any of what it had not fenced,
-//! but for the header, which is written rarely and as a whole.
+//! A log region in memory, in parts. Each part loses at a power cut any of its unfenced stores. The
+//! header loses none: it is written rarely and as a whole.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ impl Parts {
         Part { parts: self.clone(), at: range.start }
     }
 
-    /// What a power cut leaves.
+    /// The region after a power cut.
     pub(crate) fn crash(&self, seed: u64) -> Self {
         let parts = self.0.lock().unwrap();
         let left = parts.iter().map(|(at, part)| (*at, part.crash(seed ^ *at as u64)));

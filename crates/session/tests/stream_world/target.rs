@@ -130,7 +130,7 @@ impl Target {
         self.conns[at].closed
     }
 
-    /// What is sent on a connection.
+    /// The bytes that are sent on a connection.
     pub(crate) fn sent(&mut self, at: usize) -> Vec<u8> {
         let Self { conns, media, .. } = self;
         let conn = &mut conns[at];
@@ -153,7 +153,7 @@ impl Target {
         }
     }
 
-    /// How many operations are under way.
+    /// How many operations are in flight.
     pub(crate) fn busy(&self) -> usize {
         self.media.drives.iter().map(|drive| drive.pending.len()).sum()
     }
@@ -189,7 +189,7 @@ impl Target {
         self.deliver();
     }
 
-    /// Dies and starts again, with or without a power cut; nobody owns it then.
+    /// Dies and starts again, with or without a power cut; it has no owner then.
     pub(crate) fn restart(&mut self, power: bool, random: &mut Random) {
         let mut drives = std::mem::take(&mut self.media.drives);
         for drive in &mut drives {
@@ -210,8 +210,9 @@ impl Target {
         }
     }
 
-    /// A host makes an association and claims the volume with this generation, waiting for what
-    /// is under way: as the owner that comes back, or as the first, or as one that takes over.
+    /// A host makes an association and claims the volume with this generation, waiting for
+    /// operations in flight: as the owner that comes back, or as the first, or as one that takes
+    /// over.
     pub(crate) fn claim(&mut self, generation: u32, resume: bool) {
         let admin = self.accept();
         let mut answers = vec![];

@@ -1,5 +1,5 @@
-//! Targets that are this project's own sessions, and a program that carries what initiators say to
-//! them.
+//! Targets that are this project's own sessions, and a program that carries bytes between them and
+//! the initiators.
 
 use std::collections::BTreeMap;
 
@@ -37,9 +37,9 @@ struct Wire {
 pub(crate) struct Cluster {
     pub(crate) worlds: Vec<World>,
     pub(crate) now: u64,
-    /// Targets that nobody can connect to.
+    /// Targets that refuse every connection.
     pub(crate) down: Vec<bool>,
-    /// A target whose answers nobody gets.
+    /// A target whose answers never arrive.
     pub(crate) mute: Option<usize>,
 }
 
@@ -95,7 +95,7 @@ impl Cluster {
         while let Some(connection @ ConnectionId::Control(queue)) = association.wants_connection() {
             moved = true;
             if self.down[target] {
-                let refused = ConnectFailure("nobody listens".into());
+                let refused = ConnectFailure("no program listens".into());
                 association.connect_failed(connection, refused, now);
                 continue;
             }
@@ -208,7 +208,7 @@ pub(crate) fn rival(config: VolumeOpeningConfig) -> By {
     By { config, host: ("nqn.2014-08.org.nvmexpress:uuid:rival", *b"scripted-host-02") }
 }
 
-/// What became of an opening, and what its program saw of it.
+/// The result of an opening, and the events that its program got.
 pub(crate) struct Run {
     pub(crate) result: Result<OpenedVolume, VolumeOpenError>,
     pub(crate) associations: Vec<Association<Vec<u8>>>,
@@ -273,7 +273,7 @@ impl Cluster {
         self.open_with(config, &mut |_, _, _| true)
     }
 
-    /// Opens; `each` is called with every event, and says whether there is room to keep blocks.
+    /// Opens; `each` is called with every event, and returns whether there is space to keep blocks.
     pub(crate) fn open_with(
         &mut self,
         config: impl Into<By>,

@@ -19,7 +19,7 @@ fn knows(cluster: &Cluster, volume: VolumeId) -> bool {
 }
 
 #[test]
-fn what_makes_no_volume_is_refused_before_anybody_is_asked() {
+fn what_makes_no_volume_is_refused_before_any_target_is_asked() {
     let mut cluster = Cluster::new(1);
     let wrong: [(VolumeCreationConfig, &str); 5] = [
         (VolumeCreationConfig { name: "a\n".into(), ..creating(1) }, "control characters"),
@@ -42,7 +42,7 @@ fn what_makes_no_volume_is_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn drives_that_cannot_be_told_apart_or_are_too_small_are_refused() {
+fn drives_that_cannot_be_distinguished_or_are_too_small_are_refused() {
     let mut cluster = Cluster::new(2);
     let place = |target, nsid| MemberPlace { target, nsid };
     let with = |places| VolumeCreationConfig { places, ..creating(2) };
@@ -59,7 +59,7 @@ fn drives_that_cannot_be_told_apart_or_are_too_small_are_refused() {
 }
 
 #[test]
-fn a_volume_is_made_once_and_given_back() {
+fn a_volume_is_made_once_and_released() {
     let mut cluster = Cluster::with_volume(2);
     assert!(cluster.worlds.iter().all(|w| w.host.shared.volumes().owner(VOLUME).is_none()));
     let error = cluster.create(again(2)).unwrap_err();
@@ -87,7 +87,7 @@ fn t8_drives_of_a_volume_with_an_owner_are_not_given_up() {
 }
 
 #[test]
-fn a_log_without_room_is_told_with_numbers_and_nothing_stays() {
+fn a_log_without_space_is_reported_with_numbers_and_nothing_stays() {
     let mut cluster = Cluster::new(2);
     let error = cluster
         .create(VolumeCreationConfig { streams: 1024, slots: 0, ..creating(2) })

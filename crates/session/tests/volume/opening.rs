@@ -54,7 +54,7 @@ fn owned(cluster: &Cluster) -> Vec<bool> {
 }
 
 #[test]
-fn a_volume_is_taken_on_all_targets_and_its_labels_say_so() {
+fn a_volume_is_taken_on_all_targets_and_its_labels_show_it() {
     let mut cluster = Cluster::with_volume(2);
     let run = cluster.open(opening(2));
     assert!(run.events.contains(&OpeningEvent::Claimed { generation: 2 }));
@@ -74,7 +74,7 @@ fn a_volume_is_taken_on_all_targets_and_its_labels_say_so() {
 }
 
 #[test]
-fn looking_at_a_volume_changes_nothing_and_needs_no_name() {
+fn inspecting_a_volume_changes_nothing_and_needs_no_name() {
     let mut cluster = Cluster::with_volume(2);
     let _owner = cluster.open(opening(2)).opened();
     let look = VolumeOpeningConfig { purpose: Purpose::Look, name: None, ..opening(2) };
@@ -99,7 +99,7 @@ fn t1_what_lies_beyond_the_prefix_is_zeroed_before_the_volume_is_open() {
 }
 
 #[test]
-fn a_dry_run_tells_what_would_be_done_and_does_nothing() {
+fn a_dry_run_reports_what_would_be_done_and_does_nothing() {
     let mut cluster = Cluster::with_volume(2);
     crash_with_a_gap(&mut cluster);
     let dry = VolumeOpeningConfig { purpose: Purpose::DryRun, save_undone: true, ..opening(2) };
@@ -127,7 +127,7 @@ fn what_is_zeroed_is_kept_before_if_that_is_wanted() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_not_zeroed_and_the_volume_is_given_back() {
+fn what_cannot_be_kept_is_not_zeroed_and_the_volume_is_released() {
     let mut cluster = Cluster::with_volume(2);
     crash_with_a_gap(&mut cluster);
     let config = VolumeOpeningConfig { save_undone: true, ..opening(2) };
@@ -150,7 +150,7 @@ fn t8_a_volume_with_a_living_owner_is_refused_at_once() {
         panic!("{error}");
     };
     assert!(owner.contains("uuid"), "{owner}");
-    assert_eq!(owned(&cluster), [true, true], "what another has is not given back");
+    assert_eq!(owned(&cluster), [true, true], "what another has is not released");
 }
 
 #[test]
@@ -159,18 +159,21 @@ fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
     let mut owner = cluster.open(opening(2)).opened();
     let patient = rival(VolumeOpeningConfig { wait: Patience::of(60 * S), ..opening(2) });
     let began = cluster.now;
-    let mut told = 0;
+    let mut reported = 0;
     let run = cluster.open_with(patient, &mut |cluster, _, event| {
         if matches!(event, OpeningEvent::Owned { .. }) {
-            told += 1;
+            reported += 1;
         }
-        if told == 3 {
+        if reported == 3 {
             cluster.cut(&mut owner.wires);
         }
         true
     });
     let waited = cluster.now - began;
-    assert!((10 * S..12 * S).contains(&waited), "told each 5 s, then asked within 0.5 s: {waited}");
+    assert!(
+        (10 * S..12 * S).contains(&waited),
+        "reported each 5 s, then asked within 0.5 s: {waited}"
+    );
     assert_eq!(run.opened().volume.generation, 3);
 }
 
@@ -180,7 +183,7 @@ fn t25_the_wait_for_an_owner_ends() {
     let Opened { mut associations, mut wires, .. } = cluster.open(opening(2)).opened();
     let patient = rival(VolumeOpeningConfig { wait: Patience::of(2 * S), ..opening(2) });
     let began = cluster.now;
-    // The owner lives meanwhile.
+    // The owner runs meanwhile.
     let run = cluster.open_with(patient, &mut |cluster, _, _| {
         for (target, association) in associations.iter_mut().enumerate() {
             association.timeout(cluster.now);
@@ -194,7 +197,7 @@ fn t25_the_wait_for_an_owner_ends() {
 }
 
 #[test]
-fn t20_every_target_that_cannot_be_reached_is_told_and_nothing_is_taken() {
+fn t20_every_target_that_cannot_be_reached_is_reported_and_nothing_is_taken() {
     let mut cluster = Cluster::with_volume(3);
     cluster.down = vec![true, false, true];
     let VolumeOpenError::Attach(failures) = cluster.open(opening(3)).error() else { panic!() };
@@ -205,7 +208,7 @@ fn t20_every_target_that_cannot_be_reached_is_told_and_nothing_is_taken() {
 }
 
 #[test]
-fn a_target_that_falls_silent_ends_the_attempt_and_the_others_have_the_volume_back() {
+fn a_target_that_stops_answering_ends_the_attempt_and_the_others_have_the_volume_back() {
     let mut cluster = Cluster::with_volume(2);
     let began = cluster.now;
     let run = cluster.open_with(opening(2), &mut |cluster, _, event| {
@@ -225,7 +228,7 @@ fn a_target_that_falls_silent_ends_the_attempt_and_the_others_have_the_volume_ba
 
 #[test]
 fn p8_a_queue_to_the_drives_that_ends_ends_the_attempt() {
-    // While the labels are read again, and while what will be zeroed is kept.
+    // While the labels are read again, and while the blocks to be zeroed are kept.
     for save_undone in [false, true] {
         let mut cluster = Cluster::with_volume(2);
         crash_with_a_gap(&mut cluster);

@@ -1,4 +1,4 @@
-//! Recovering streams of an open volume, acknowledging, and giving the volume back.
+//! Recovering streams of an open volume, acknowledging, and releasing the volume.
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
@@ -161,7 +161,7 @@ fn a_target_that_goes_away_ends_the_attempt() {
 }
 
 #[test]
-fn t8_whoever_was_overtaken_recovers_nothing() {
+fn t8_a_fenced_owner_recovers_nothing() {
     let mut owner = Owner::new(1, 0);
     owner.leave_a_gap();
     let taking = rival(VolumeOpeningConfig { take_over: true, ..opening(1) });
@@ -173,7 +173,7 @@ fn t8_whoever_was_overtaken_recovers_nothing() {
 }
 
 #[test]
-fn a_volume_is_given_back_on_all_targets() {
+fn a_volume_is_released_on_all_targets() {
     let mut owner = Owner::new(2, 0);
     let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
     for _ in 0..3 {
@@ -187,7 +187,7 @@ fn a_volume_is_given_back_on_all_targets() {
     assert!(!owner.cluster.worlds.iter().any(owned));
 }
 
-/// Gives the volume back while all associations end after the question and before the answer.
+/// Releases the volume while all associations end after the command and before the answer.
 fn release_across_a_loss(loss_ns: u64) -> (Owner, Result<(), StreamsRecoveryError>) {
     let mut owner = Owner::new(2, loss_ns);
     let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
@@ -216,7 +216,7 @@ fn release_across_a_loss(loss_ns: u64) -> (Owner, Result<(), StreamsRecoveryErro
 }
 
 #[test]
-fn a_volume_is_given_back_to_targets_that_were_away_meanwhile() {
+fn a_volume_is_released_on_targets_that_were_unreachable_meanwhile() {
     let (owner, released) = release_across_a_loss(60 * S);
     assert_eq!(released, Ok(()));
     let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
@@ -224,7 +224,7 @@ fn a_volume_is_given_back_to_targets_that_were_away_meanwhile() {
 }
 
 #[test]
-fn a_volume_is_not_given_back_to_a_target_that_will_not_come_back() {
+fn a_volume_is_not_released_on_a_target_that_will_not_come_back() {
     let (_, released) = release_across_a_loss(0);
     assert_eq!(released, Err(StreamsRecoveryError::Away { server: 0 }));
 }

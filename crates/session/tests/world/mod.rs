@@ -1,5 +1,5 @@
-//! A target session's world in memory: drives that complete when the test says so, a log region
-//! that forgets what was not fenced, a clock that stands still, and scripted hosts.
+//! A target session's world in memory: drives that complete when the test asks for it, a log region
+//! that forgets unfenced stores, a clock that the test moves, and scripted hosts.
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,7 +56,7 @@ impl Parts {
         Part { parts: self.clone(), at: range.start }
     }
 
-    /// What a crash leaves.
+    /// The parts after a crash.
     pub(crate) fn crash(&self, seed: u64) -> Self {
         let parts = self.0.lock().unwrap();
         let left = parts.iter().map(|(at, region)| (*at, region.crash(seed ^ *at as u64)));
@@ -133,7 +133,7 @@ impl Drive {
         self.blocks.get(&lba).cloned().unwrap_or_else(|| vec![0; 4096])
     }
 
-    /// A power cut takes a block that was not flushed.
+    /// A power cut destroys a block that was not flushed.
     pub(crate) fn lose(&mut self, lba: u64) {
         self.blocks.remove(&lba);
     }
@@ -160,7 +160,7 @@ impl Drive {
     }
 }
 
-/// Called for each write that begins, with its first block: what must hold by then.
+/// Called for each write that begins, with its first block, to check the conditions of that moment.
 type OnWrite = Box<dyn FnMut(u64)>;
 
 /// An operation failed for this reason.
@@ -169,7 +169,7 @@ pub(crate) fn io_error(cause: block_device::Cause) -> IoError {
 }
 
 fn failed() -> IoError {
-    io_error(block_device::Cause::Failed("it was told to".into()))
+    io_error(block_device::Cause::Failed("the test asked for it".into()))
 }
 
 pub(crate) struct TestHost {
@@ -179,14 +179,14 @@ pub(crate) struct TestHost {
     pub(crate) notices: VecDeque<ConnId>,
     pub(crate) log: Vec<String>,
     pub(crate) parts: Parts,
-    /// Bytes that `alloc` has given out at most at once cannot be seen; this counts calls.
+    /// Counts the calls of `alloc`. The most bytes in use at once cannot be seen.
     pub(crate) allocs: usize,
     pub(crate) no_memory: bool,
-    /// What the sessions tell of ordered writes and streams.
+    /// The number of ordered requests that the sessions report.
     pub(crate) ordered: u64,
     pub(crate) traced: Vec<Spent>,
     pub(crate) stopped: Vec<Cause>,
-    /// How often the log's store was looked at.
+    /// How often the log's store was checked.
     pub(crate) watched: usize,
 }
 
@@ -286,12 +286,12 @@ pub(crate) struct Link {
     pub(crate) out: Outbox<Vec<u8>>,
     /// Received by the target, not consumed.
     input: Vec<u8>,
-    /// Sent by the target, not looked at.
+    /// Sent by the target, not read.
     answers: Vec<u8>,
     pub(crate) digests: Digests,
     pub(crate) hpda: u8,
     pub(crate) closed: Option<Closed>,
-    /// The host takes what it is sent.
+    /// The host takes its answers.
     pub(crate) reading: bool,
 }
 
@@ -299,7 +299,7 @@ pub(crate) struct Link {
 pub(crate) struct World {
     pub(crate) host: TestHost,
     pub(crate) links: Vec<Link>,
-    /// What connections leave for one another stays where it is.
+    /// Notices that connections leave for one another stay where they are.
     pub(crate) hold_mail: bool,
     /// The lease that owners ask for, ms.
     pub(crate) lease_ms: u32,
@@ -365,7 +365,7 @@ impl World {
         Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
     }
 
-    /// A new connection, nothing said yet.
+    /// A new connection, without any byte sent yet.
     pub(crate) fn accept(&mut self) -> usize {
         let at = self.links.len();
         let conn = TargetConn::new(ConnId(100 + at as u64), at as u64, crc, self.host.now);
@@ -382,7 +382,7 @@ impl World {
         at
     }
 
-    /// The host sends bytes; the target does what it does.
+    /// The host sends bytes; the target handles them.
     pub(crate) fn send(&mut self, at: usize, bytes: &[u8]) {
         self.links[at].input.extend_from_slice(bytes);
         self.turn(at);
@@ -414,7 +414,7 @@ impl World {
         link.closed = Some(closed);
     }
 
-    /// The network carries what the target has sent.
+    /// The network carries the target's bytes.
     fn carry(host: &mut TestHost, link: &mut Link) {
         while link.reading && !link.out.is_empty() {
             let bytes: Vec<u8> = link.out.slices().flatten().copied().collect();
@@ -442,7 +442,7 @@ impl World {
         }
     }
 
-    /// The host takes what waits for it, again.
+    /// The host takes its answers again.
     pub(crate) fn resume_reading(&mut self, at: usize) {
         self.links[at].reading = true;
         Self::carry(&mut self.host, &mut self.links[at]);
@@ -472,7 +472,7 @@ impl World {
         self.send(at, &bytes);
     }
 
-    /// All bytes that the target has sent and nobody has looked at.
+    /// All bytes that the target has sent and the test has not read.
     pub(crate) fn take_answers(&mut self, at: usize) -> Vec<u8> {
         std::mem::take(&mut self.links[at].answers)
     }
@@ -613,14 +613,14 @@ impl World {
         self.deliver();
     }
 
-    /// Finishes all pending operations of a drive, oldest first, also those they give rise to.
+    /// Finishes all pending operations of a drive, oldest first, also those that begin by that.
     pub(crate) fn complete_all(&mut self, ns: usize) {
         while !self.host.drives[ns].pending.is_empty() {
             self.complete(ns, 0);
         }
     }
 
-    /// Where the log of a stream of [`VOLUME`] is, and how long it is.
+    /// The place and the length of the log of a stream of [`VOLUME`].
     pub(crate) fn partition(&self, stream: u16) -> (usize, usize) {
         let header = self.host.parts.crash(0).part(0..HEADER_BYTES);
         let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();

@@ -1,4 +1,4 @@
-//! What a new owner, or one that comes back, asks of the target.
+//! The requests of a new owner, or of one that comes back, to the target.
 
 use riopipe_order::attribute::{Flags, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
@@ -13,7 +13,7 @@ pub(crate) const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
 pub(crate) const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
 
 impl World {
-    /// Binds to a stream of [`VOLUME`] to go on with what its log holds.
+    /// Binds to a stream of [`VOLUME`] to resume with the content of its log.
     pub(crate) fn bind_again(
         &mut self,
         io: usize,
@@ -25,7 +25,7 @@ impl World {
         self.call(io, riopipe_bytes(&sqe).cid(61), &[])
     }
 
-    /// What the target knows of [`VOLUME`].
+    /// The target's state of [`VOLUME`].
     pub(crate) fn status(&mut self, admin: usize) -> VolumeStatus {
         self.status_of(admin, VOLUME)
     }
@@ -78,7 +78,7 @@ impl World {
         Ok(Page::decode(&data).expect("a page"))
     }
 
-    /// Settles streams of [`VOLUME`]: each with k and whether what lies beyond is kept.
+    /// Settles streams of [`VOLUME`]: each with k and whether the entries beyond are kept.
     pub(crate) fn settle(
         &mut self,
         admin: usize,
@@ -97,8 +97,8 @@ impl World {
         self.call(admin, sqe, &settle.encode()).status
     }
 
-    /// The target's process dies and another begins: connections and what was under way are gone,
-    /// drives and what of the log was fenced are as they were.
+    /// The target's process dies and another begins. Connections and operations in flight are gone.
+    /// Drives and the fenced part of the log are as they were.
     pub(crate) fn restart(self, seed: u64) -> Self {
         let namespaces = self.host.shared.namespaces();
         let volatile: Vec<bool> = namespaces.iter().map(|ns| ns.config.volatile).collect();
