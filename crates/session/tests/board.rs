@@ -49,15 +49,15 @@ fn p9_no_read_meets_a_replay() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let board = ReplayBoard::new(1);
+        let barrier = ReplayBoard::new(1);
         // The content of the server. A replay puts older content there for a moment.
         let shown = loom::sync::Arc::new(UnsafeCell::new(0));
-        let mut seats = [board.seat(0), board.seat(0)];
-        for seat in &mut seats {
-            seat.bound(1);
-            seat.up_to_date();
+        let mut participants = [barrier.seat(0), barrier.seat(0)];
+        for participant in &mut participants {
+            participant.bound(1);
+            participant.up_to_date();
         }
-        let [mut writer, mut reader] = seats;
+        let [mut writer, mut reader] = participants;
         let reads = {
             let shown = loom::sync::Arc::clone(&shown);
             thread::spawn(move || {
@@ -81,9 +81,9 @@ fn p9_no_read_meets_a_replay() {
         shown.with_mut(|value| unsafe { *value += 2 });
         writer.up_to_date();
         let reader = reads.join().unwrap();
-        assert!(board.readable(0), "nothing is left to wait for");
+        assert!(barrier.readable(0), "nothing is left to wait for");
         drop((writer, reader));
-        assert!(board.readable(0), "a stream that has left keeps no other waiting");
+        assert!(barrier.readable(0), "a stream that has left keeps no other waiting");
     });
 }
 
@@ -93,27 +93,28 @@ fn p9_after_a_restart_all_streams_come_first() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let board = ReplayBoard::new(1);
-        let mut seats = [board.seat(0), board.seat(0)];
-        for seat in &mut seats {
-            seat.bound(1);
-            seat.up_to_date();
+        let barrier = ReplayBoard::new(1);
+        let mut participants = [barrier.seat(0), barrier.seat(0)];
+        for participant in &mut participants {
+            participant.bound(1);
+            participant.up_to_date();
         }
-        let back: Vec<_> = seats
+        let back: Vec<_> = participants
             .into_iter()
-            .map(|mut seat| {
+            .map(|mut participant| {
                 thread::spawn(move || {
-                    seat.behind();
-                    seat.bound(2);
-                    let readable = seat.begin_read();
+                    participant.behind();
+                    participant.bound(2);
+                    let readable = participant.begin_read();
                     assert!(!readable, "this stream has not replayed yet");
-                    seat.up_to_date();
-                    seat
+                    participant.up_to_date();
+                    participant
                 })
             })
             .collect();
-        let back: Vec<_> = back.into_iter().map(|seat| seat.join().unwrap()).collect();
-        assert!(board.readable(0));
+        let back: Vec<_> =
+            back.into_iter().map(|participant| participant.join().unwrap()).collect();
+        assert!(barrier.readable(0));
         drop(back);
     });
 }
@@ -126,12 +127,12 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let board = ReplayBoard::new(1);
+        let barrier = ReplayBoard::new(1);
         let replayed = loom::sync::Arc::new(UnsafeCell::new(false));
-        let mut stream = board.seat(0);
+        let mut stream = barrier.seat(0);
         stream.bound(1);
         stream.up_to_date();
-        let mut reader = board.seat(0);
+        let mut reader = barrier.seat(0);
         let reads = {
             let replayed = loom::sync::Arc::clone(&replayed);
             thread::spawn(move || {
@@ -154,7 +155,7 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
         replayed.with_mut(|replayed| unsafe { *replayed = true });
         stream.up_to_date();
         let reader = reads.join().unwrap();
-        assert!(board.readable(0), "old news change nothing");
+        assert!(barrier.readable(0), "old news change nothing");
         drop((stream, reader));
     });
 }

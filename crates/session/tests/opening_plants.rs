@@ -197,7 +197,7 @@ fn t23_late_answers() {
     let mut first = attempt(1);
     let (late, call) = first.next(0).unwrap();
     let reported = world.clone().handle(1, 0, &call).unwrap();
-    let believed = |second: &mut Opening| {
+    let accepted = |second: &mut Opening| {
         let (own, _) = second.next(0).unwrap();
         assert_eq!((own.number, own.attempt), (late.number, 2));
         second.done(late, Ok(&reported)).unwrap();
@@ -206,9 +206,9 @@ fn t23_late_answers() {
     {
         let _none = planted(None);
         let before = count(Rare::LateAnswer);
-        assert!(!believed(&mut attempt(2)));
+        assert!(!accepted(&mut attempt(2)));
         assert_eq!(count(Rare::LateAnswer), before + 1);
     }
     let _plant = planted(Some(Plant::T23LateAnswers));
-    assert!(believed(&mut attempt(2)));
+    assert!(accepted(&mut attempt(2)));
 }

@@ -115,9 +115,9 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
         let mut done = 0;
         let before = allocations();
         let mut used = 0;
-        for said in [&asks, &answer] {
+        for answered in [&asks, &answer] {
             out.consume(out.len_bytes());
-            let taken = qp.receive(said, &mut out, |event| {
+            let taken = qp.receive(answered, &mut out, |event| {
                 done += u32::from(matches!(event, Event::Done { cqe, .. } if cqe.status().is_ok()));
             });
             used += taken.unwrap();

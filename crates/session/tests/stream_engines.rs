@@ -17,9 +17,9 @@ const WRITE_FAULT: u16 = 0x280;
 /// Three streams of a volume on two servers.
 fn three(engine: EngineKind) -> [Rig; 3] {
     let shape = Shape { engine, ..Shape::of(2, true) };
-    let (failures, board) = shared(&shape);
+    let (failures, barrier) = shared(&shape);
     [0, 1, 2].map(|stream| {
-        let rig = Rig::on(shape.clone(), stream, &failures, &board);
+        let rig = Rig::on(shape.clone(), stream, &failures, &barrier);
         if engine == EngineKind::Rio { rig.bound(1) } else { rig }
     })
 }
@@ -49,7 +49,7 @@ fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
         (0x70a, false),
     ];
     for engine in [EngineKind::None, EngineKind::Sync] {
-        for (said, harms) in cases {
+        for (answered, affects) in cases {
             let [mut a, mut b, mut c] = three(engine);
             wrote(&mut b, 0);
             wrote(&mut c, 1);
@@ -58,11 +58,11 @@ fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
                 a.session.ask_durable(last);
                 a.take_one(0, FLUSH)
             });
-            a.answer(0, &flush, said);
+            a.answer(0, &flush, answered);
             let why = a.session.poll().expect_err("its own").cause;
-            assert_eq!(why, Cause::Status(said), "{engine}");
+            assert_eq!(why, Cause::Status(answered), "{engine}");
             let reported = b.session.poll().err().map(|failure| (failure.member, failure.flush));
-            assert_eq!(reported, harms.then_some((Member(0), true)), "{engine}: {said:#x}");
+            assert_eq!(reported, affects.then_some((Member(0), true)), "{engine}: {answered:#x}");
             assert!(c.session.poll().is_ok(), "{engine}: it has written elsewhere");
         }
     }
@@ -97,8 +97,8 @@ fn t22_where_there_is_a_log_the_target_reports_failed_flushes() {
 fn t17_engines_without_a_log_send_no_marks_and_rest_when_idle() {
     for engine in [EngineKind::None, EngineKind::Sync] {
         let shape = Shape { engine, ..Shape::of(1, false) };
-        let (failures, board) = shared(&shape);
-        let mut rig = Rig::on(shape, 0, &failures, &board);
+        let (failures, barrier) = shared(&shape);
+        let mut rig = Rig::on(shape, 0, &failures, &barrier);
         rig.submit(&[write(1, 1)]);
         assert_eq!(rig.session.in_flight(0), 1);
         let sent = rig.take_one(0, WRITE);

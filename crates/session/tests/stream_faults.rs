@@ -209,7 +209,7 @@ fn t13_a_full_log_is_replayed_all_the_same() {
 
 #[test]
 fn t8_p6_an_owner_that_did_not_call_while_another_came_writes_nothing_more() {
-    for away in [false, true] {
+    for gone in [false, true] {
         let shape = Shape { in_capsule: 0, ..shape() };
         let mut world = World::new(shape, 2, 1);
         for stream in 0..2 {
@@ -219,7 +219,7 @@ fn t8_p6_an_owner_that_did_not_call_while_another_came_writes_nothing_more() {
             world.pump(stream);
         }
         world.carry_to_target(0, 0, 100);
-        if away {
+        if gone {
             world.lose(0, 0);
             world.lose(0, 1);
         }

@@ -125,8 +125,8 @@ fn t8_a_busy_target_is_asked_again_after_a_longer_time_each_time() {
 #[test]
 fn t8_the_first_bind_waits_for_a_busy_target_too() {
     let shape = Shape::of(1, false);
-    let (failures, board) = shared(&shape);
-    let mut rig = Rig::on(shape, 3, &failures, &board);
+    let (failures, barrier) = shared(&shape);
+    let mut rig = Rig::on(shape, 3, &failures, &barrier);
     let bind = rig.take_one(0, stream_rig::BIND);
     rig.answer(0, &bind, status::STREAM_BUSY);
     assert_eq!(rig.session.is_ready(), Ok(false));
@@ -143,8 +143,8 @@ fn t8_the_first_bind_waits_for_a_busy_target_too() {
 #[test]
 fn a_connection_lost_before_its_first_bind_starts_anew() {
     let shape = Shape::of(1, false);
-    let (failures, board) = shared(&shape);
-    let mut rig = Rig::on(shape, 0, &failures, &board);
+    let (failures, barrier) = shared(&shape);
+    let mut rig = Rig::on(shape, 0, &failures, &barrier);
     rig.take_one(0, stream_rig::BIND);
     rig.cut(0);
     assert_eq!(rig.session.is_ready(), Ok(false));
@@ -159,9 +159,9 @@ fn a_connection_lost_before_its_first_bind_starts_anew() {
 #[test]
 fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
     use status::{LOG_LOST, NO_SUCH_STREAM, STALE_GENERATION, UNRECOVERED};
-    for said in [STALE_GENERATION, LOG_LOST, UNRECOVERED, NO_SUCH_STREAM] {
+    for answered in [STALE_GENERATION, LOG_LOST, UNRECOVERED, NO_SUCH_STREAM] {
         for at_list in [false, true] {
-            if at_list && said == STALE_GENERATION {
+            if at_list && answered == STALE_GENERATION {
                 continue;
             }
             let mut rig = Rig::new(Shape::of(2, false));
@@ -175,11 +175,11 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
             if at_list {
                 rig.bind_ok(1, &bind, 1);
                 let list = rig.take_one(1, LIST);
-                rig.answer(1, &list, said);
+                rig.answer(1, &list, answered);
             } else {
-                rig.answer(1, &bind, said);
+                rig.answer(1, &bind, answered);
             }
-            let cause = Cause::Status(said);
+            let cause = Cause::Status(answered);
             let expected = Failure { seq: Seq(2), member: Member(1), flush: false, cause };
             assert_eq!(failure(&mut rig), expected);
             assert_eq!(rig.session.link(1), LinkState::Dead);
@@ -258,8 +258,8 @@ fn without_time_to_come_back_a_lost_connection_is_the_end() {
     assert_eq!(rig.session.wants_rejoin().count(), 0);
     for engine in [EngineKind::Sync, EngineKind::None] {
         let shape = with(engine, LOSS);
-        let (failures, board) = shared(&shape);
-        let mut rig = Rig::on(shape, 0, &failures, &board);
+        let (failures, barrier) = shared(&shape);
+        let mut rig = Rig::on(shape, 0, &failures, &barrier);
         assert_eq!(rig.session.is_ready(), Ok(true));
         rig.submit(&[write(1, 1)]);
         rig.cut(0);
@@ -442,7 +442,7 @@ fn t18_a_list_that_makes_no_sense_is_refused() {
 
 #[test]
 fn p6_a_fenced_owner_learns_it_from_the_next_bind() {
-    for said in [status::STALE_GENERATION, status::NOT_BOUND] {
+    for answered in [status::STALE_GENERATION, status::NOT_BOUND] {
         // The old connections of an owner that came back by another association are fenced as well.
         // That alone is no reason to fail.
         let mut rig = Rig::new(Shape::of(1, false));
@@ -450,7 +450,7 @@ fn p6_a_fenced_owner_learns_it_from_the_next_bind() {
         rig.submit(&[write(2, 2)]);
         let sent = rig.take(0);
         rig.answer(0, &sent[0], 0);
-        rig.answer(0, &sent[1], said);
+        rig.answer(0, &sent[1], answered);
         assert_eq!(rig.marks(), (1, 1));
         assert_eq!(rig.session.link(0), LinkState::Down);
         rig.back(0, 1, log(&[(sent[0].clone(), true)]));
@@ -662,9 +662,9 @@ fn p9_a_read_in_flight_is_asked_again_once_the_replay_is_over() {
 #[test]
 fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
     let shape = Shape::of(1, true);
-    let (failures, board) = shared(&shape);
-    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
-    let mut b = Rig::on(shape.clone(), 1, &failures, &board).bound(1);
+    let (failures, barrier) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &barrier).bound(1);
+    let mut b = Rig::on(shape.clone(), 1, &failures, &barrier).bound(1);
     a.submit(&[write(1, 7)]);
     let sent = a.take_one(0, 1);
     a.answer(0, &sent, 0);
@@ -677,8 +677,8 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
             rig.scripts[0].answer_data(read, block(7));
             rig.carry();
         } else {
-            let look = rig.session.deadline(rig.now).expect("it checks again by and by");
-            assert!(look <= rig.now + 10 * MS);
+            let due = rig.session.deadline(rig.now).expect("it checks again by and by");
+            assert!(due <= rig.now + 10 * MS);
         }
         !commands.is_empty()
     };
@@ -712,13 +712,13 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
     assert!(!reads(&mut b));
     a.session.give_up(0, Cause::Disconnected);
     assert!(reads(&mut b));
-    let mut c = Rig::on(shape, 2, &failures, &board).bound(2);
+    let mut c = Rig::on(shape, 2, &failures, &barrier).bound(2);
     c.cut(0);
     assert!(!reads(&mut b));
     drop(c);
     assert!(reads(&mut b));
     // Nor is one that fails by itself.
-    let mut d = Rig::on(b.shape.clone(), 3, &failures, &board).bound(2);
+    let mut d = Rig::on(b.shape.clone(), 3, &failures, &barrier).bound(2);
     d.submit(&[write(5, 5)]);
     let sent = d.take_one(0, 1);
     d.answer(0, &sent, status::POISONED);
@@ -730,9 +730,9 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
 #[test]
 fn p9_a_replay_waits_for_reads_in_flight() {
     let shape = Shape::of(1, true);
-    let (failures, board) = shared(&shape);
-    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
-    let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
+    let (failures, barrier) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &barrier).bound(1);
+    let mut b = Rig::on(shape, 1, &failures, &barrier).bound(1);
     a.submit(&[write(1, 7)]);
     let sent = a.take_one(0, 1);
     b.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
@@ -779,9 +779,9 @@ fn p9_a_replay_waits_for_reads_in_flight() {
 #[test]
 fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_no_stream_reads() {
     let shape = Shape::of(1, true);
-    let (failures, board) = shared(&shape);
-    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
-    let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
+    let (failures, barrier) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &barrier).bound(1);
+    let mut b = Rig::on(shape, 1, &failures, &barrier).bound(1);
     b.session.start_read(&[ReadExtent { lba: 1, blocks: 1 }]);
     let read = b.take_one(0, 2);
     a.cut(0);
@@ -792,16 +792,16 @@ fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_no_stream_reads() {
     a.now = a.session.deadline(a.now).expect("it checks again by and by");
     a.session.pump(a.now);
     assert_eq!(a.session.link(0), LinkState::Up);
-    assert!(board.readable(0));
+    assert!(barrier.readable(0));
 }
 
 #[test]
 fn p9_a_read_that_does_not_fit_the_queue_counts_like_the_rest_of_it() {
     // More drives than there are places for reads.
     let shape = Shape { members: vec![(0, true); 16], depth: 2, ..Shape::of(1, true) };
-    let (failures, board) = shared(&shape);
-    let mut a = Rig::on(shape.clone(), 0, &failures, &board).bound(1);
-    let mut b = Rig::on(shape, 1, &failures, &board).bound(1);
+    let (failures, barrier) = shared(&shape);
+    let mut a = Rig::on(shape.clone(), 0, &failures, &barrier).bound(1);
+    let mut b = Rig::on(shape, 1, &failures, &barrier).bound(1);
     a.submit(&[write(1, 7)]);
     let sent = a.take_one(0, 1);
     b.session.start_read(&[ReadExtent { lba: 0, blocks: 16 }]);

@@ -366,15 +366,15 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
     twice.ordinal = 0;
     let mut ahead = attribute(1, 1);
     ahead.ordinal = 1_000_000;
-    let mut stranger = attribute(1, 1);
-    stranger.index = 3;
+    let mut other = attribute(1, 1);
+    other.index = 3;
     let discard = Attribute { kind: Kind::Discard, ..attribute(1, 1) };
     let blocks = TRANSFER_BYTES_MAX / 4096 + 1;
     let huge = ordered(1, &Attribute { blocks, ..attribute(1, 1) }, 0).transport(blocks * 4096);
     type Case = (&'static str, peer::Sqe, Vec<u8>, u16);
     let cases: Vec<Case> = vec![
         ("released ahead of itself", ordered(1, &attribute(1, 1), 1), block(1), 0x708),
-        ("index beyond num", ordered(1, &stranger, 0), block(1), 0x708),
+        ("index beyond num", ordered(1, &other, 0), block(1), 0x708),
         ("unknown flags", ordinary().byte(54, 0x80), block(1), 0x708),
         ("flags of a later version", ordinary().byte(54, 0x20), block(1), 0x708),
         ("in place and extending", ordinary().byte(54, 0x14), block(1), 0x708),
@@ -463,31 +463,31 @@ fn a_damaged_ordered_write_stops_its_stream() {
 
 #[test]
 fn t22_a_failed_flush_stops_every_stream_with_unflushed_writes_on_that_drive() {
-    for who in ["a plain host", "the other stream"] {
+    for flusher in ["a plain host", "the other stream"] {
         let mut w = World::new(&[true, true]);
-        let Owner { io: harmed, cntlid, .. } = w.owner();
+        let Owner { io: affected, cntlid, .. } = w.owner();
         let elsewhere = w.io(cntlid, 2);
         assert_eq!(w.bind(elsewhere, 1, 1, 0).status, 0);
-        assert_eq!(w.call(harmed, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+        assert_eq!(w.call(affected, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
         // Stream 1 has written to drive 1 only.
         let mut a = attribute(1, 1);
         a.member = Member(1);
         assert_eq!(w.call(elsewhere, ordered(1, &a, 0), &block(1)).status, 0);
         // A FLUSH of drive 0 by another queue fails; the drive then forgets that it did.
         w.host.drives[0].failing = true;
-        let status = if who == "a plain host" {
+        let status = if flusher == "a plain host" {
             let plain = w.io(cntlid, 3);
             w.call(plain, peer::flush(1, 1), &[]).status
         } else {
             w.call(elsewhere, ordered(2, &flush_entry(2, 0), 0), &[]).status
         };
-        assert_eq!(status, 0x280, "{who}");
+        assert_eq!(status, 0x280, "{flusher}");
         w.host.drives[0].failing = false;
         // The affected stream's own FLUSH would succeed now, and cover lost writes.
-        let done = w.call(harmed, ordered(2, &flush_entry(2, 0), 0), &[]);
-        assert_eq!(done.status, 0x707, "{who}");
-        assert_eq!(persisted(&w.scan(0, 0))[0], (1, false), "{who}");
-        if who == "a plain host" {
+        let done = w.call(affected, ordered(2, &flush_entry(2, 0), 0), &[]);
+        assert_eq!(done.status, 0x707, "{flusher}");
+        assert_eq!(persisted(&w.scan(0, 0))[0], (1, false), "{flusher}");
+        if flusher == "a plain host" {
             let mut b = flush_entry(2, 1);
             b.ordinal = 2;
             assert_eq!(w.call(elsewhere, ordered(2, &b, 0), &[]).status, 0, "unharmed");

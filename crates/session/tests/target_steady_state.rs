@@ -49,17 +49,17 @@ impl TargetEnv for Sink {
 struct Link(TargetConn<Sink>, Outbox<Vec<u8>>);
 
 impl Link {
-    fn say(&mut self, host: &mut Sink, bytes: &[u8]) {
+    fn send(&mut self, host: &mut Sink, bytes: &[u8]) {
         assert_eq!(self.0.receive(bytes, host, &mut self.1).unwrap(), bytes.len());
     }
     fn command(&mut self, host: &mut Sink, sqe: peer::Sqe, data: &[u8]) {
-        self.say(host, &peer::capsule(Digests::default(), &sqe.0, data));
+        self.send(host, &peer::capsule(Digests::default(), &sqe.0, data));
     }
 }
 
 fn connect(host: &mut Sink, id: u64, qid: u16, cntlid: u16) -> Link {
     let mut link = Link(TargetConn::new(ConnId(id), id, crc, 0), Outbox::new());
-    link.say(host, &peer::icreq(Digests::default(), 0));
+    link.send(host, &peer::icreq(Digests::default(), 0));
     let data = peer::connect_data(world::SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
     let entries = if qid == 0 { 31 } else { 200 };
     link.command(host, peer::connect(0, qid, entries, 0), &data);
@@ -120,7 +120,7 @@ fn a_warm_connection_allocates_nothing() {
         for round in 0..200u64 {
             let bytes = batch(is_ordered, 1 + round * 32, &data);
             let before = allocations();
-            io.say(&mut host, &bytes);
+            io.send(&mut host, &bytes);
             host.drive.poll(1, &mut done);
             for Done { op, result } in done.drain(..) {
                 io.0.device_done(OpId(op), result, &mut host, &mut io.1);

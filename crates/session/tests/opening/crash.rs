@@ -163,9 +163,9 @@ impl Case {
     /// Opens, and cuts everything off at the `cut`th command. That command is still carried out,
     /// and so may be others in flight. Then the targets in `power` lose their power. Returns the
     /// outcome if the opening ended before.
-    fn run(&self, world: &mut World, who: u32, cut: usize, power: usize) -> Option<Outcome> {
+    fn run(&self, world: &mut World, initiator: u32, cut: usize, power: usize) -> Option<Outcome> {
         let mode = Mode::Open(world.intent());
-        let mut driver = Driver::new(world, who, mode);
+        let mut driver = Driver::new(world, initiator, mode);
         let mut settles = 0;
         while driver.calls < cut {
             let last = driver.calls + 1 == cut;
@@ -186,7 +186,7 @@ impl Case {
         }
         driver.lose(world);
         world.initiators_die();
-        let mut random = Random(cut as u64 * 31 + u64::from(who));
+        let mut random = Random(cut as u64 * 31 + u64::from(initiator));
         for server in (0..world.targets.len()).filter(|server| power >> server & 1 == 1) {
             world.power_cut(server, &mut random);
         }
@@ -296,10 +296,10 @@ fn t9_cut_off_anywhere_as_often_as_it_likes() {
         let case = random_case(seed);
         let mut random = Random(seed ^ 0x5555);
         let mut world = case.world.clone();
-        for who in 1..=4 {
+        for initiator in 1..=4 {
             let at = 1 + random.below(25);
             let power = random.below(8);
-            if case.run(&mut world, who, at, power).is_some() {
+            if case.run(&mut world, initiator, at, power).is_some() {
                 world.initiators_die();
             } else {
                 cut += 1;

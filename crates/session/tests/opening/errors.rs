@@ -31,8 +31,8 @@ fn parts(world: &World) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
     world.targets.iter().map(|t| (t.drives.clone(), t.partitions.clone())).collect()
 }
 
-fn driver(world: &World, who: u32) -> Driver {
-    Driver::new(world, who, Mode::Open(world.intent()))
+fn driver(world: &World, initiator: u32) -> Driver {
+    Driver::new(world, initiator, Mode::Open(world.intent()))
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn t8_a_fenced_owner_reopens_nothing_and_gets_the_name_of_the_new_owner() {
         let by = lives.then(|| "nqn.other".into());
         assert_eq!(error, OpeningError::TakenOver { server: 1, by });
         let text = error.to_string();
-        let who = if lives { "by nqn.other" } else { "by another initiator" };
-        assert!(text.contains(who) && text.contains("open it again"), "{text}");
+        let owner = if lives { "by nqn.other" } else { "by another initiator" };
+        assert!(text.contains(owner) && text.contains("open it again"), "{text}");
         assert_eq!(parts(&world), before);
     }
 }

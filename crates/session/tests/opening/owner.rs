@@ -144,9 +144,9 @@ fn t9_in_place_lists_stay_until_they_are_acknowledged() {
     assert_eq!(pending(&first), [true, true, false]);
     assert_eq!((kept(&world, 0), kept(&world, 1)), (vec![true, true], vec![true, true]));
     // The next owners find them again, and have nothing else to do.
-    for who in 2..4 {
+    for initiator in 2..4 {
         world.initiators_die();
-        let mut driver = Driver::new(&world, who, Mode::Open(world.intent()));
+        let mut driver = Driver::new(&world, initiator, Mode::Open(world.intent()));
         driver.go(&mut world).unwrap();
         let again = driver.opening.into_outcome();
         assert!(!again.needed);

@@ -113,12 +113,12 @@ impl Target {
         parts.map(|p| p.entries.len() as u32 + p.torn).sum()
     }
 
-    fn owned_by(&self, who: u32) -> Result<(), Status> {
-        let own = self.owner.is_some_and(|(owner, _)| owner == who);
+    fn owned_by(&self, initiator: u32) -> Result<(), Status> {
+        let own = self.owner.is_some_and(|(owner, _)| owner == initiator);
         if own { Ok(()) } else { Err(status::NOT_OWNER.with_dnr()) }
     }
 
-    fn handle(&mut self, who: u32, call: &Call) -> Result<Vec<u8>, Status> {
+    fn handle(&mut self, initiator: u32, call: &Call) -> Result<Vec<u8>, Status> {
         let (sqe, send, receive) = match call {
             Call::Admin { sqe, send, receive } => (sqe, &send[..], *receive),
             Call::Io { sqe } => (sqe, &[][..], 0),
@@ -133,15 +133,15 @@ impl Target {
             return Err(status);
         }
         let done = match (call, sqe.opcode()) {
-            (Call::Admin { .. }, wire::ADMIN_STATUS) => Ok(self.status(who).encode()),
+            (Call::Admin { .. }, wire::ADMIN_STATUS) => Ok(self.status(initiator).encode()),
             (Call::Admin { .. }, wire::ADMIN_CLAIM) => {
-                self.claim(who, &Claim::decode(send).unwrap())
+                self.claim(initiator, &Claim::decode(send).unwrap())
             }
-            (Call::Admin { .. }, wire::ADMIN_LIST) => self.list(who, sqe),
+            (Call::Admin { .. }, wire::ADMIN_LIST) => self.list(initiator, sqe),
             (Call::Admin { .. }, wire::ADMIN_SETTLE) => {
-                self.settle(who, &Settle::decode(send).unwrap())
+                self.settle(initiator, &Settle::decode(send).unwrap())
             }
-            (Call::Io { .. }, opcode::WRITE_ZEROES) => self.zero(who, sqe),
+            (Call::Io { .. }, opcode::WRITE_ZEROES) => self.zero(initiator, sqe),
             (Call::Io { .. }, opcode::FLUSH) => {
                 self.drives.get_mut(&sqe.nsid()).unwrap().flush();
                 Ok(Vec::new())
@@ -152,13 +152,13 @@ impl Target {
         done
     }
 
-    fn status(&self, who: u32) -> VolumeStatus {
+    fn status(&self, initiator: u32) -> VolumeStatus {
         VolumeStatus {
             volume: VOLUME,
             generation: self.generation,
             known: self.known,
             owned: self.owner.is_some_and(|(_, lives)| lives),
-            own: self.owner.is_some_and(|(owner, _)| owner == who),
+            own: self.owner.is_some_and(|(owner, _)| owner == initiator),
             unrecovered: self.unsettled() > 0 || self.hides,
             log_lost: self.log_lost || self.is_damaged(),
             damaged: self.is_damaged(),
@@ -172,8 +172,9 @@ impl Target {
         }
     }
 
-    fn claim(&mut self, who: u32, claim: &Claim) -> Result<Vec<u8>, Status> {
-        if self.owner.is_some_and(|(owner, lives)| lives && owner != who) && !claim.take_over {
+    fn claim(&mut self, initiator: u32, claim: &Claim) -> Result<Vec<u8>, Status> {
+        if self.owner.is_some_and(|(owner, lives)| lives && owner != initiator) && !claim.take_over
+        {
             return Err(status::OWNED);
         }
         if claim.generation <= self.generation {
@@ -191,18 +192,18 @@ impl Target {
         }
         assert!(!claim.resume && !claim.members.is_empty());
         self.generation = claim.generation;
-        self.owner = Some((who, true));
+        self.owner = Some((initiator, true));
         for partition in &mut self.partitions {
             partition.bound = false;
         }
         Ok(Vec::new())
     }
 
-    fn list(&self, who: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+    fn list(&self, initiator: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
         let (stream, from, len) = wire::list_of(sqe);
         assert!(len <= PAGE_BYTES_MAX && len.is_multiple_of(64));
         if self.owner.is_some_and(|(_, lives)| lives) {
-            self.owned_by(who)?;
+            self.owned_by(initiator)?;
         }
         let partition = &self.partitions[usize::from(stream.0)];
         if partition.bound {
@@ -230,8 +231,8 @@ impl Target {
         Ok(page.encode(len))
     }
 
-    fn settle(&mut self, who: u32, settle: &Settle) -> Result<Vec<u8>, Status> {
-        self.owned_by(who)?;
+    fn settle(&mut self, initiator: u32, settle: &Settle) -> Result<Vec<u8>, Status> {
+        self.owned_by(initiator)?;
         self.hides = false;
         if settle.generation != self.generation {
             return Err(status::STALE_GENERATION.with_dnr());
@@ -262,8 +263,8 @@ impl Target {
         Ok(Vec::new())
     }
 
-    fn zero(&mut self, who: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
-        self.owned_by(who)?;
+    fn zero(&mut self, initiator: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+        self.owned_by(initiator)?;
         let drive = self.drives.get_mut(&sqe.nsid()).unwrap();
         for lba in sqe.slba()..sqe.slba() + u64::from(sqe.nlb()) {
             assert!((START..START + BLOCKS).contains(&lba), "a label is never undone");
@@ -434,20 +435,20 @@ impl World {
         self.targets[server].owner = None;
     }
 
-    /// Carries out one command of initiator `who`.
+    /// Carries out one command of initiator `initiator`.
     pub(crate) fn handle(
         &mut self,
-        who: u32,
+        initiator: u32,
         server: usize,
         call: &Call,
     ) -> Result<Vec<u8>, Status> {
-        self.targets[server].handle(who, call)
+        self.targets[server].handle(initiator, call)
     }
 }
 
 /// An initiator that drives an opening, carrying commands out in an order that the seed decides.
 pub(crate) struct Driver {
-    pub(crate) who: u32,
+    pub(crate) initiator: u32,
     pub(crate) opening: Opening,
     pub(crate) random: Random,
     sent: Vec<(usize, Ticket, Call)>,
@@ -460,24 +461,28 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(world: &World, who: u32, mode: Mode) -> Self {
-        Self::with(world.config(), who, mode).unwrap()
+    pub(crate) fn new(world: &World, initiator: u32, mode: Mode) -> Self {
+        Self::with(world.config(), initiator, mode).unwrap()
     }
 
-    pub(crate) fn with(config: OpeningConfig, who: u32, mode: Mode) -> Result<Self, OpeningError> {
-        Self::with_attempt(config, who, mode, 0)
+    pub(crate) fn with(
+        config: OpeningConfig,
+        initiator: u32,
+        mode: Mode,
+    ) -> Result<Self, OpeningError> {
+        Self::with_attempt(config, initiator, mode, 0)
     }
 
     pub(crate) fn with_attempt(
         config: OpeningConfig,
-        who: u32,
+        initiator: u32,
         mode: Mode,
         attempt: u32,
     ) -> Result<Self, OpeningError> {
         Ok(Self {
-            who,
+            initiator,
             opening: Opening::new(config, mode, attempt)?,
-            random: Random(u64::from(who) * 77),
+            random: Random(u64::from(initiator) * 77),
             sent: Vec::new(),
             calls: 0,
             log: Vec::new(),
@@ -509,7 +514,7 @@ impl Driver {
         }
         let at = self.random.below(self.sent.len());
         let (server, ticket, call) = self.sent.swap_remove(at);
-        let answer = world.handle(self.who, server, &call);
+        let answer = world.handle(self.initiator, server, &call);
         self.calls += 1;
         self.log.push((server, call));
         if !cut {
@@ -522,7 +527,7 @@ impl Driver {
     pub(crate) fn lose(mut self, world: &mut World) {
         for (server, _, call) in core::mem::take(&mut self.sent) {
             if self.random.below(2) == 0 {
-                let _ = world.handle(self.who, server, &call);
+                let _ = world.handle(self.initiator, server, &call);
             }
         }
     }
@@ -560,10 +565,10 @@ pub(crate) fn sqe_of(call: &Call) -> &Sqe {
     }
 }
 
-/// Opens the volume as initiator `who`.
-pub(crate) fn open(world: &mut World, who: u32) -> Result<Outcome, OpeningError> {
+/// Opens the volume as initiator `initiator`.
+pub(crate) fn open(world: &mut World, initiator: u32) -> Result<Outcome, OpeningError> {
     let mode = Mode::Open(world.intent());
-    Driver::new(world, who, mode).run(world)
+    Driver::new(world, initiator, mode).run(world)
 }
 
 pub(crate) fn streams(numbers: &[u16]) -> Vec<StreamId> {

@@ -169,12 +169,12 @@ impl Shape {
         generation: u32,
         queues: Vec<StreamQueue<Piece>>,
         failures: &Arc<FlushFailures>,
-        board: &Arc<ReplayBoard>,
+        barrier: &Arc<ReplayBoard>,
     ) -> StreamSession<Piece> {
         let (config, start) = (self.config(stream, generation), Seq(self.start));
         let limits = Limits { merge: self.merge, start, ..Limits::default() };
         let engine = engine(self.engine, self.topology(), limits);
-        StreamSession::new(config, engine, self.topology(), queues, Arc::clone(failures), board)
+        StreamSession::new(config, engine, self.topology(), queues, Arc::clone(failures), barrier)
     }
 }
 
@@ -196,8 +196,8 @@ pub(crate) struct Rig {
 impl Rig {
     /// Bound everywhere, in incarnation 1.
     pub(crate) fn new(shape: Shape) -> Self {
-        let (failures, board) = shared(&shape);
-        Self::on(shape, 0, &failures, &board).bound(1)
+        let (failures, barrier) = shared(&shape);
+        Self::on(shape, 0, &failures, &barrier).bound(1)
     }
 
     /// The same, one of several streams, nothing bound yet.
@@ -205,11 +205,11 @@ impl Rig {
         shape: Shape,
         stream: u16,
         failures: &Arc<FlushFailures>,
-        board: &Arc<ReplayBoard>,
+        barrier: &Arc<ReplayBoard>,
     ) -> Self {
         let servers = usize::from(shape.servers());
         let queues = (0..servers).map(|_| new_queue(&shape)).collect();
-        let session = shape.session(stream, 1, queues, failures, board);
+        let session = shape.session(stream, 1, queues, failures, barrier);
         let scripts = (0..servers).map(|_| Script::default()).collect();
         let mut rig = Self { shape, session, scripts, now: 1 << 40, read: vec![] };
         rig.session.start(rig.now);

@@ -62,7 +62,7 @@ pub(crate) struct World {
     pub(crate) late: Vec<(usize, Pipe)>,
     pub(crate) random: Random,
     pub(crate) now: u64,
-    pub(crate) board: Arc<ReplayBoard>,
+    pub(crate) barrier: Arc<ReplayBoard>,
     history: History,
     contents: u64,
 }
@@ -76,14 +76,14 @@ impl World {
                 members.map(|((_, volatile), member)| (member, *volatile)).collect();
             Target::new(&drives, streams, shape.slots)
         });
-        let (failures, board) = shared(&shape);
+        let (failures, barrier) = shared(&shape);
         let mut world = Self {
             targets: targets.collect(),
             clients: vec![],
             late: vec![],
             random: Random(seed),
             now: 1 << 40,
-            board,
+            barrier,
             history: BTreeMap::new(),
             contents: 0,
             shape,
@@ -91,7 +91,7 @@ impl World {
         for stream in 0..streams {
             let servers = world.targets.len();
             let queues = (0..servers).map(|server| world.queue(server, stream)).collect();
-            let session = world.shape.session(stream, 1, queues, &failures, &world.board);
+            let session = world.shape.session(stream, 1, queues, &failures, &world.barrier);
             let pipes = (0..servers).map(|server| Some(world.pipe(server))).collect();
             world.clients.push(Client {
                 session,
@@ -410,7 +410,7 @@ impl World {
             }
         }
         for server in 0..self.targets.len() {
-            assert!(self.board.readable(server as u16));
+            assert!(self.barrier.readable(server as u16));
         }
         let topology = self.shape.topology();
         for lba in 0..topology.blocks() {

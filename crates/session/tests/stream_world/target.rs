@@ -228,11 +228,11 @@ impl Target {
             panic!("no answer");
         };
         call(self, peer::icreq(Digests::default(), 0));
-        let say = |sqe: peer::Sqe, data: &[u8]| peer::capsule(Digests::default(), &sqe.0, data);
+        let encode = |sqe: peer::Sqe, data: &[u8]| peer::capsule(Digests::default(), &sqe.0, data);
         let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
-        let connected = call(self, say(peer::connect(0, 0, 31, 0), &data)).completion();
+        let connected = call(self, encode(peer::connect(0, 0, 31, 0), &data)).completion();
         assert_eq!(connected.status, 0);
-        call(self, say(peer::property_set(1, 0x14, peer::CC_ENABLE), &[]));
+        call(self, encode(peer::property_set(1, 0x14, peer::CC_ENABLE), &[]));
         let claim = Claim {
             create: generation == 1 && !resume,
             take_over: generation > 1 && !resume,
@@ -242,7 +242,7 @@ impl Target {
             ..Claim::plain(VOLUME, generation, self.streams, self.members.clone())
         };
         let sqe = peer::Sqe(wire::claim_command().0).byte(1, 0x40).byte(2, 50).inline(4096);
-        let claimed = call(self, say(sqe, &claim.encode())).completion();
+        let claimed = call(self, encode(sqe, &claim.encode())).completion();
         assert_eq!(claimed.status, 0, "{claim:?}");
         self.owner = Some((admin, connected.result as u16));
     }

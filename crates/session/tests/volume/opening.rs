@@ -77,8 +77,8 @@ fn a_volume_is_taken_on_all_targets_and_its_labels_show_it() {
 fn inspecting_a_volume_changes_nothing_and_needs_no_name() {
     let mut cluster = Cluster::with_volume(2);
     let _owner = cluster.open(opening(2)).opened();
-    let look = VolumeOpeningConfig { purpose: Purpose::Look, name: None, ..opening(2) };
-    let Opened { volume: seen, associations, .. } = cluster.open(rival(look)).opened();
+    let inspect = VolumeOpeningConfig { purpose: Purpose::Look, name: None, ..opening(2) };
+    let Opened { volume: seen, associations, .. } = cluster.open(rival(inspect)).opened();
     assert_eq!((seen.generation, seen.members.label_generation()), (0, 2));
     assert!(seen.statuses.iter().all(|(_, status)| status.owned && !status.own));
     assert_eq!(seen.statuses.len(), 2);
