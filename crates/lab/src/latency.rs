@@ -12,7 +12,7 @@ const MAX_NS: u64 = 100_000_000_000;
 pub struct Latencies {
     histogram: Histogram<u64>,
     /// The last latency, and the length of its run. Writes that were sent and completed together
-    /// have the same latency, and a look-up for each would affect the measurement.
+    /// have the same latency, and a search for each would affect the measurement.
     run: (u64, u64),
 }
 

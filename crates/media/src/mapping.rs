@@ -49,7 +49,7 @@ impl Mapping {
         // of the new mapping, and unused.
         let start = unsafe {
             let kept = start.add(lead);
-            // What can't be given back stays mapped, unused.
+            // A part that cannot be unmapped stays mapped, unused.
             if lead > 0 {
                 let _ = munmap(start.as_ptr().cast(), lead);
             }

@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_where_and_what_to_do() {
+    fn messages_name_operation_place_and_remedy() {
         let drive: Arc<str> = Arc::from("file:/srv/a");
         let full = || Cause::NoSpace("No space left on device (os error 28)".into());
         let error = IoError::new(Operation::Write, 7, 2, &drive, full());

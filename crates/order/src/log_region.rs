@@ -234,7 +234,7 @@ pub fn inspect<R: Region>(header: &R, len: usize, boot: [u8; 16], crc: Crc32c) -
         [HeaderCopy::Whole(found), _] => {
             if found.len != len as u64 {
                 Class::Damaged { what: "its size is not the one it was made with" }
-            } else if found.is_believable(boot) {
+            } else if found.is_valid(boot) {
                 Class::Ours(found)
             } else {
                 Class::StaleBoot(found)

@@ -3,7 +3,7 @@
 //! [`StreamLog`] keeps one *partition* of a log region: a mark area and a ring of 64-byte slots
 //! (`docs/log-format.md`). The target appends each ordered request's attribute and fences before
 //! it submits the write, stores the persist word and fences before it answers (T7), and forgets
-//! an entry only when the initiator has released it *and* the mark that says so is durable (T1).
+//! an entry only when the initiator has released it *and* the mark of the release is durable (T1).
 //!
 //! From one owner or incarnation of the target to the next, a log is [resumed](StreamLog::resume)
 //! by the same owner, or, once recovery has undone the groups beyond the prefix,

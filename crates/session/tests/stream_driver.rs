@@ -145,7 +145,7 @@ impl Rig {
         command
     }
 
-    fn look_after(&mut self) -> Option<u64> {
+    fn background_due(&mut self) -> Option<u64> {
         self.carry();
         self.driver.marks().unwrap();
         self.driver.look_after(false, FLUSH_NS, self.now)
@@ -571,19 +571,19 @@ fn t1_a_stream_that_its_owner_has_left_is_flushed() {
     let mut rig = Rig::new(Shape::of(1, true));
     rig.write(0);
     let begun = rig.now;
-    assert_eq!(rig.look_after(), Some(begun + FLUSH_NS));
+    assert_eq!(rig.background_due(), Some(begun + FLUSH_NS));
     rig.now += FLUSH_NS / 2;
     // The owner is back for a moment: the time begins anew.
     rig.write(1);
     let left = rig.now;
-    assert_eq!(rig.look_after(), Some(left + FLUSH_NS));
+    assert_eq!(rig.background_due(), Some(left + FLUSH_NS));
     rig.now = left + FLUSH_NS - 1;
-    assert_eq!(rig.look_after(), Some(left + FLUSH_NS));
+    assert_eq!(rig.background_due(), Some(left + FLUSH_NS));
     assert_eq!(rig.take(0), []);
     rig.now = left + FLUSH_NS;
-    assert_eq!(rig.look_after(), Some(rig.now), "a round is due at once");
+    assert_eq!(rig.background_due(), Some(rig.now), "a round is due at once");
     let flush = rig.take_one(0, FLUSH);
-    assert!(rig.look_after().is_some_and(|next| next == rig.now + TIMEOUT), "it is in flight");
+    assert!(rig.background_due().is_some_and(|next| next == rig.now + TIMEOUT), "it is in flight");
     rig.answer(0, &flush);
     let marks = rig.driver.marks().unwrap();
     assert!(marks.durable >= Seq(2), "{marks:?}");
@@ -619,7 +619,7 @@ fn a_stream_without_a_log_or_with_nothing_undurable_is_not_flushed() {
     let mark = rig.take(0);
     assert_eq!(mark.len(), 1, "the mark: with protection what is complete is durable");
     rig.answer(0, &mark[0]);
-    assert_eq!(rig.look_after(), None);
+    assert_eq!(rig.background_due(), None);
 
     let shape = Shape { engine: EngineKind::None, ..Shape::of(1, true) };
     let mut start = start(&shape, 0);

@@ -158,7 +158,7 @@ fn asked(w: &World) -> Vec<usize> {
 /// A claim asks only connections that may have writes in flight in its namespaces. Its cost does
 /// not grow with all connections.
 #[test]
-fn t28_a_claim_asks_only_those_who_write_to_its_namespaces() {
+fn t28_a_claim_asks_only_connections_that_write_to_its_namespaces() {
     let mut w = World::new(&[false, false]);
     let (_, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let queues: Vec<usize> = (1..=6).map(|qid| w.io_as(RIVAL, RIVAL_ID, cntlid, qid)).collect();

@@ -571,8 +571,7 @@ fn a_log_that_fails_stops_the_stream_and_nothing_unlogged_is_written() {
     w.hang_up(io);
     assert_eq!(w.host.shared.volumes().live_entries(world::VOLUME), Some(2));
 
-    // The second fence, before the answer: the write is done, but no host may be told so by an
-    // answer.
+    // The second fence, before the answer: the write is done, but no host may receive a success.
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let (at, _) = w.partition(0);

@@ -15,7 +15,7 @@ use super::{LogRegion, RegionHeader};
 impl RegionHeader {
     /// Whether the region with this header is valid in this boot: no power cut in between has taken
     /// it, or parts of it, back to an earlier moment.
-    pub(super) fn is_believable(&self, boot: [u8; 16]) -> bool {
+    pub(super) fn is_valid(&self, boot: [u8; 16]) -> bool {
         self.boot == boot
             || self.kind.survives_power_cut()
             || self.synced

@@ -145,7 +145,7 @@ fn t8_zeroes_of_an_attempt_that_was_given_up_come_before_those_of_the_next() {
 }
 
 #[test]
-fn a_target_that_goes_away_ends_the_attempt() {
+fn a_target_that_is_lost_ends_the_attempt() {
     let mut owner = Owner::new(2, 60 * S);
     owner.leave_a_gap();
     let recovery = owner.begin();
