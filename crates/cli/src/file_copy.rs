@@ -174,7 +174,7 @@ pub enum CopyError<E: std::error::Error> {
     Unfinished(std::ffi::OsString),
     /// The bytes have changed since they were written.
     #[error(
-        "the volume's file {name:?} is damaged: its checksum is {found:016x}, its header says \
+        "the volume's file {name:?} is damaged: its checksum is {found:016x}, its header has \
          {expected:016x}; nothing was kept of it"
     )]
     Checksum {

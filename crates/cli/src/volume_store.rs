@@ -61,7 +61,7 @@ impl VolumeStore {
         durable: bool,
     ) -> Result<(), StoreError> {
         let group = self.stream.group().write(lba, buf, place);
-        // The stream's own timeout bounds the wait for room: a target that stalls makes it fail.
+        // The stream's own timeout bounds the wait for space: a target that stalls makes it fail.
         let submitted = match durable {
             true => group.submit_durable_or_wait(None),
             false => group.submit_or_wait(None),

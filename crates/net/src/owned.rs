@@ -4,8 +4,8 @@
 //! Unlike with a mutex, no thread ever sleeps for it: each releases it after a bounded turn. Taking
 //! is one compare-and-swap, releasing one swap.
 //!
-//! A thread that finds the value taken may leave word: then whoever has it is told so at the end of
-//! its turn, and tells the other thread.
+//! A thread that finds the value taken may leave a request. The thread that has the value learns of
+//! the request at the end of its turn, and informs the other thread.
 //!
 //! `tests/owned.rs` compiles this file with a model checker's atomics and tries every
 //! interleaving.
@@ -16,7 +16,7 @@ use super::sync::{Access, AtomicU8, Cell, Ordering, relax};
 const FREE: u8 = 0;
 /// A thread has it.
 const TAKEN: u8 = 1;
-/// A thread has it, and another has left word.
+/// A thread has it, and another has left a request.
 const ASKED_FOR: u8 = 2;
 
 /// A `T` behind an ownership flag.
@@ -46,8 +46,8 @@ impl<T> Owned<T> {
         claimed.is_ok().then(|| Taken { owned: self, access: Some(self.value.access()) })
     }
 
-    /// Takes the value if it is free; otherwise leaves word for the thread that has it:
-    /// [`Taken::end`] returns true there, at the end of the turn that is under way now.
+    /// Takes the value if it is free; otherwise leaves a request for the thread that has it:
+    /// [`Taken::end`] returns true there, at the end of the present turn.
     pub fn take_or_ask(&self) -> Option<Taken<'_, T>> {
         loop {
             if let Some(taken) = self.try_take() {
@@ -55,7 +55,7 @@ impl<T> Owned<T> {
             }
             let asked =
                 self.state.compare_exchange(TAKEN, ASKED_FOR, Ordering::AcqRel, Ordering::Acquire);
-            // It may have become free in between; anything else is word left, now or before.
+            // It may have become free in between. Any other state is a request, left now or before.
             if asked != Err(FREE) {
                 return None;
             }
@@ -76,7 +76,7 @@ impl<T> Owned<T> {
     }
 }
 
-/// The value during a turn; dropping this releases it, and forgets what word was left.
+/// The value during a turn. Dropping this releases it, and forgets a request that was left.
 #[derive(Debug)]
 #[must_use = "dropped at once, it is free at once"]
 pub struct Taken<'a, T> {
@@ -86,10 +86,10 @@ pub struct Taken<'a, T> {
 }
 
 impl<T> Taken<'_, T> {
-    /// Ends the turn. Whether another thread has left word meanwhile
-    /// ([`Owned::take_or_ask`]): it is to be told that the value is free.
+    /// Ends the turn. Returns whether another thread has left a request meanwhile
+    /// ([`Owned::take_or_ask`]). That thread is to be informed that the value is free.
     #[inline]
-    #[must_use = "another thread may have to be told"]
+    #[must_use = "another thread may have to be informed"]
     pub fn end(mut self) -> bool {
         self.release()
     }

@@ -73,9 +73,10 @@ fn turns_never_overlap_and_follow_one_another() {
     });
 }
 
-/// Who leaves word is told at the end of the turn that was under way, or has taken the value.
+/// A thread that leaves a request is informed at the end of the present turn, or has taken the
+/// value.
 #[test]
-fn p8_word_that_was_left_is_found_at_the_end_of_the_turn() {
+fn p8_a_request_that_was_left_is_found_at_the_end_of_the_turn() {
     loom::model(|| {
         let owned = Arc::new(Owned::new(0));
         let told = Arc::new(loom::sync::atomic::AtomicBool::new(false));
@@ -92,7 +93,7 @@ fn p8_word_that_was_left_is_found_at_the_end_of_the_turn() {
             })
         };
         let took = owned.take_or_ask().map(|taken| {
-            assert!(!taken.end(), "nobody else leaves word");
+            assert!(!taken.end(), "no other thread leaves a request");
         });
         owner.join().unwrap();
         assert_ne!(took.is_some(), told.load(loom::sync::atomic::Ordering::Acquire));

@@ -704,7 +704,7 @@ fn a_wait_ends_with_what_comes_first() {
     rig.driver.wake();
     assert_eq!(step(&mut rig, Until::Woken, now), Some(WaitEnd::Reached));
     assert_eq!(step(&mut rig, Until::Woken, now), None);
-    // Whatever has moved since the owner was told.
+    // Any mark that has moved since the last report to the owner.
     rig.write(0);
     rig.driver.marks().unwrap();
     assert_eq!(step(&mut rig, Until::Moved, now), Some(WaitEnd::Reached));

@@ -176,8 +176,8 @@ impl Window {
             }
         }
         // A flush behind an unfinished internal flush covers only the later writes. A failed group
-        // is at or behind `failed_from`, and so is every group that would cover it. A group that is
-        // being replayed was not durable, whichever group covered it before (T4).
+        // is at or behind `failed_from`. Every group that would cover it is there, too. A group
+        // that is being replayed was not durable, whichever group covered it before (T4).
         if self.covered < self.durable_before {
             self.durable = self.durable.max(self.covered);
         }

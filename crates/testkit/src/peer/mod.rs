@@ -23,7 +23,7 @@ pub fn crc32c(data: &[u8]) -> u32 {
     !crc
 }
 
-/// What the connection agreed on.
+/// The digests that the connection agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Digests {
     /// Headers have one.

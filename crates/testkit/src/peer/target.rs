@@ -6,7 +6,7 @@
 pub struct Command {
     /// The 64 bytes of its submission queue entry.
     pub sqe: Vec<u8>,
-    /// What was in its capsule.
+    /// The data in its capsule.
     pub data: Vec<u8>,
 }
 

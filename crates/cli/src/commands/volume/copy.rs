@@ -98,7 +98,7 @@ fn difference(args: &Verify, comparison: &Comparison) -> String {
         }
         _ => format!(
             "{name:?} on volume {volume:?} is damaged: its bytes don't have the checksum that its \
-             header says"
+             header has"
         ),
     }
 }
