@@ -7,11 +7,11 @@ use riopipe_order::block_device::{Cause, Gone};
 /// The cause that a (positive) error number of the operating system stands for.
 #[cold]
 pub(crate) fn cause_of(errno: i32) -> Cause {
-    let said = || io::Error::from_raw_os_error(errno).to_string();
+    let system_words = || io::Error::from_raw_os_error(errno).to_string();
     match errno {
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Cause::NoSpace(said()),
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Cause::NoSpace(system_words()),
         libc::ENODEV | libc::ENXIO => Cause::Vanished(Gone::Removed),
-        _ => Cause::Failed(said()),
+        _ => Cause::Failed(system_words()),
     }
 }
 
@@ -94,7 +94,7 @@ fn hint(error: &io::Error) -> &'static str {
         }
         Some(libc::EFBIG) => ": the size is over a limit of the file system or of this process",
         Some(libc::EACCES | libc::EPERM) => {
-            ": the user who serves it needs permission to read and write it"
+            ": the user of the server needs permission to read and write it"
         }
         _ => "",
     }

@@ -144,7 +144,7 @@ fn other_kinds_of_file_are_refused_by_name() {
     let (dir, path) = scratch();
     let directory = dir.path().display();
     std::fs::write(&path, [0; BLOCK_BYTES]).unwrap();
-    for (spec, says) in [
+    for (spec, words) in [
         (format!("file:{directory}"), "directory"),
         ("file:/dev/null".to_owned(), "not a regular file"),
         (format!("file:{directory}/no/such/place,size=1M"), "No such file"),
@@ -152,7 +152,7 @@ fn other_kinds_of_file_are_refused_by_name() {
         ("block:/dev/null".to_owned(), "not a block device"),
     ] {
         let text = open_drive(&spec).err().unwrap().to_string();
-        assert!(text.contains(says), "{spec}: {text}");
+        assert!(text.contains(words), "{spec}: {text}");
     }
 }
 

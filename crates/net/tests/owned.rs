@@ -79,15 +79,15 @@ fn turns_never_overlap_and_follow_one_another() {
 fn p8_a_request_that_was_left_is_found_at_the_end_of_the_turn() {
     loom::model(|| {
         let owned = Arc::new(Owned::new(0));
-        let told = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let informed = Arc::new(loom::sync::atomic::AtomicBool::new(false));
         let owner = {
-            let (owned, told) = (Arc::clone(&owned), Arc::clone(&told));
+            let (owned, informed) = (Arc::clone(&owned), Arc::clone(&informed));
             thread::spawn(move || {
                 for _ in 0..2 {
                     let mut value = owned.take();
                     *value += 1;
                     if value.end() {
-                        told.store(true, loom::sync::atomic::Ordering::Release);
+                        informed.store(true, loom::sync::atomic::Ordering::Release);
                     }
                 }
             })
@@ -96,7 +96,7 @@ fn p8_a_request_that_was_left_is_found_at_the_end_of_the_turn() {
             assert!(!taken.end(), "no other thread leaves a request");
         });
         owner.join().unwrap();
-        assert_ne!(took.is_some(), told.load(loom::sync::atomic::Ordering::Acquire));
+        assert_ne!(took.is_some(), informed.load(loom::sync::atomic::Ordering::Acquire));
         assert_eq!(*owned.take(), 2);
     });
 }

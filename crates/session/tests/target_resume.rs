@@ -263,7 +263,7 @@ fn p7_a_new_association_of_the_owner_replaces_the_old() {
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
     w.command(spare, peer::write(1, 1, 9, 1), &block(9));
     let (admin, cntlid) = w.admin();
-    // Not without saying that it comes back.
+    // Not without the flag that it comes back.
     let plain = Claim { resume: false, ..back(&w, 2) };
     assert_eq!(w.claim(admin, &plain).unwrap().status, 0x701);
     let claim = back(&w, 1);

@@ -611,8 +611,12 @@ mod tests {
             let before = check(&config);
             let running = crate::Target::start(&config).unwrap();
             assert_eq!(running.promises().len(), 2);
-            for (said, promised) in before.promises.iter().zip(running.promises()) {
-                assert_eq!((&said.row, &said.log), (&promised.row, &promised.log), "{log}");
+            for (predicted, promised) in before.promises.iter().zip(running.promises()) {
+                assert_eq!(
+                    (&predicted.row, &predicted.log),
+                    (&promised.row, &promised.log),
+                    "{log}"
+                );
             }
             running.stop().unwrap();
             assert!(check(&config).is_ok());

@@ -170,7 +170,7 @@ One thread sends 72 bytes and a payload, another copies the payload into a drive
 with 24 bytes: the size of a write on the wire, and nothing else. `rio bench compare` compares the
 engines with it.
 
-Each round is run twice: as --wait says, and with both sides sleeping while they wait. The CPU time per
+Each round is run twice: as --wait demands, and with both sides sleeping while they wait. The CPU time per
 write comes from the second run.
 
 On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and

@@ -100,7 +100,7 @@ Drives and logs are written as kind:what[,option=value…].
 
 {}
 
-A configuration file says the same in TOML:
+A configuration file has the same in TOML:
   listen = [\"0.0.0.0:4420\"]
   log = \"file:/srv/d0.log,size=2M\"
   [[namespaces]]

@@ -115,7 +115,7 @@ Volume::stat_source of the library. It shows the volume's targets, the marks of 
 the time of each stage. One group in 256 is traced, which costs well under 1 %; a traced group is in exactly one
 stage at any moment:
 
-  submit         checked, cut at stripes, numbered and merged with its neighbours
+  submit         checked, cut at stripes, numbered and merged with adjacent ones
   order queue    waits until it is turned into a command
   wire           sent, until its answer is back; the target's work is part of it, and `rio target
                  stat` shows its stages

@@ -203,7 +203,7 @@ fn invalid_addresses_are_reported() {
         assert_eq!(checked.json()["problems"][0]["place"], "metrics");
     }
     // Its listener is gone at once.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     of(&["target", "stat", "127.0.0.1"]).failed(2, &["no address with a port"]);
 
     // The drives' port, another HTTP server, and a closed port.
@@ -213,7 +213,7 @@ fn invalid_addresses_are_reported() {
     of(&["target", "stat", drives]).failed(3, &["not a Rio target's --metrics", drives]);
     signal(&child, "-TERM");
     finish(child);
-    of(&["target", "stat", &nobody]).failed(3, &["no program listens", &nobody]);
+    of(&["target", "stat", &closed_port]).failed(3, &["no program listens", &closed_port]);
 
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();

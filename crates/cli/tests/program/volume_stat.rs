@@ -134,8 +134,8 @@ fn all_runs_serve_their_metrics_at_the_same_address() {
 fn invalid_addresses_are_reported() {
     let stat = |address: &str| rio(&["volume", "stat", address, "-o", "json"]);
     stat("127.0.0.1").failed(2, &["no address with a port", "rio volume stat"]);
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    stat(&nobody).failed(3, &["no program listens", &nobody, "stat_source"]);
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    stat(&closed_port).failed(3, &["no program listens", &closed_port, "stat_source"]);
 
     let folder = tempfile::tempdir().unwrap();
     let (target, printed) =

@@ -126,7 +126,7 @@ fn unusable_block_logs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log").display().to_string();
     std::fs::write(&path, [0; 65536]).unwrap();
-    for (spec, says) in [
+    for (spec, words) in [
         (format!("block:{path},plp"), "a file never counts"),
         (format!("block:{path},size=128K"), "leave size= out"),
         ("block:".to_owned(), "no path"),
@@ -138,7 +138,7 @@ fn unusable_block_logs_are_refused() {
         (format!("block:{}", dir.path().display()), "not a block device"),
     ] {
         let text = open_log(&spec).err().unwrap().to_string();
-        assert!(text.contains(says), "{spec}: {text}");
+        assert!(text.contains(words), "{spec}: {text}");
     }
 }
 

@@ -62,7 +62,7 @@ impl fmt::Display for Contender {
 #[command(after_help = "\
 Random writes, each a group of its own, to one target (or more) of its own on loopback. At each point the
 contenders take turns, in several rounds; figures are medians, ratios are of the same round. All write to
-the same drives. Each run is made twice: as --wait says, and with both sides sleeping while they wait. The
+the same drives. Each run is made twice: as --wait demands, and with both sides sleeping while they wait. The
 CPU time per write comes from the second run, since polling uses time that no write needs.
 
 On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and
