@@ -33,7 +33,7 @@ struct Item {
     phase: Phase,
 }
 
-/// The host and the drives, and all rules that must hold, as simple as possible.
+/// The gate's caller and the drives, and all rules that must hold, as simple as possible.
 struct Bench {
     gate: TableGate,
     members: Vec<MemberCache>,
@@ -90,8 +90,8 @@ impl Bench {
         self.nothing_completes_after_a_failure(before);
     }
 
-    /// Checked when the gate decides, not when the host acts: a completion decided before a failure
-    /// came back may still be sent after it.
+    /// Checked when the gate decides, not when the caller acts: a completion decided before a
+    /// failure came back may still be sent after it.
     fn nothing_completes_after_a_failure(&self, before: usize) {
         for step in &self.steps[before..] {
             if let Step::Complete { ticket, .. } = step {

@@ -138,7 +138,7 @@ fn own_flush() {
     gate.written(2, true);
     assert_eq!(gate.written(1, true), [Flush(Ticket(2))]);
     gate.written(3, true);
-    // The host informs the gate of every failure on the drive, its own as well.
+    // The caller informs the gate of every failure on the drive, its own as well.
     assert!(!gate.0.flush_failed_on(Member(0), &mut Vec::new()));
     assert_eq!(gate.flushed(2, false), [refused(1, why), refused(2, why), Flush(Ticket(3))]);
     assert_eq!(gate.flushed(3, true), [done(3, true)], "it covers what that one lost");

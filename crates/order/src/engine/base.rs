@@ -264,8 +264,8 @@ impl<P: Payload> Base<P> {
     }
 
     /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last FLUSH
-    /// (T3): on the last write of the group there, or as an entry of its own. A group without
-    /// anything to flush gets one flush entry all the same, so that it is in a log.
+    /// (T3): on the last write of the group there, or as an entry of its own. A group without any
+    /// entry gets a flush entry all the same, so that it is in a log.
     pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
         for index in 0..self.topology.members().len() {
             let member = Member(index as u8);

@@ -203,7 +203,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.cx.commands.in_use() == 0
     }
 
-    /// Changes the key by which the host knows the connection.
+    /// Changes the key by which the environment knows the connection.
     ///
     /// # Panics
     /// If a device operation is in flight with the old one.
@@ -330,7 +330,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// When [`tick`](Self::tick) is due next, on the host's clock.
+    /// When [`tick`](Self::tick) is due next, on the environment's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         if self.cx.closing { None } else { self.deadline().map(|d| d.0) }

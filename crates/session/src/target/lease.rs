@@ -36,7 +36,7 @@ pub(super) struct Lost {
     name: String,
     /// The association that was lost, until all of its operations have come back.
     draining: Option<u64>,
-    /// The end of its lease, ns of the host's clock.
+    /// The end of its lease, ns of the environment's clock.
     until: u64,
 }
 

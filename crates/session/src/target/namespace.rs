@@ -38,7 +38,8 @@ pub struct Namespace {
 #[derive(Debug)]
 pub struct NamespaceState {
     guard: AtomicU64,
-    /// The end of the lease for which the namespace is guarded, ns of the host's clock (T25).
+    /// The end of the lease for which the namespace is guarded, ns of the environment's clock
+    /// (T25).
     until: AtomicU64,
     pub(super) flushes: DriveFlushes,
 }

@@ -44,7 +44,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     /// The list of which the owner has had a page, but not the last.
     pub(super) listing: Option<Listing>,
     pub(super) tracer: Tracer,
-    /// The host has received the failure of the stream.
+    /// The environment has been informed of the failure of the stream.
     pub(super) reported_stop: bool,
 }
 

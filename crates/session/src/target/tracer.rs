@@ -16,7 +16,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(super) struct Tracer {
     sampler: Sampler,
-    /// How many requests were reported to the host.
+    /// How many requests were reported to the environment.
     reported: u64,
     /// The slot of the traced write, until it may be answered.
     slot: u32,

@@ -73,7 +73,7 @@ fn t18_pages_that_are_not_what_was_asked_for_are_refused() {
     refused(&[Page { more: true, next: Position(3), live: 2, ..page(&[a]) }], wrong);
     let first = Page { more: true, live: 2, ..page(&[a]) };
     refused(&[first.clone(), Page { live: 2, ..page(&[a]) }], wrong);
-    let shorter = "shorter or longer than its header demands";
+    let shorter = "shorter or longer than it says";
     refused(&[Page { live: 3, ..page(&[a, b]) }], shorter);
     refused(&[Page { live: 1, ..page(&[a, b]) }], shorter);
     refused(&[Page { live: 0, more: true, ..page(&[a]) }], shorter);
