@@ -241,6 +241,8 @@ mod tests {
             }
             lines.drain(Duration::from_millis(10));
         }
+        // Until the thread has run, there is no space for another line.
+        lines.drain(TIMEOUT);
         lines.push("after\n");
         lines.drain(TIMEOUT);
         let read = reader.lines();
