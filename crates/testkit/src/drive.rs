@@ -23,6 +23,7 @@ impl NullDrive {
 
 impl BlockDevice for NullDrive {
     type Buf = Vec<u8>;
+    #[inline]
     fn write(&mut self, op: u64, _: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
         // The compiler must not remove the data that a benchmark sends.
         black_box(&data);

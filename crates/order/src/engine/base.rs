@@ -34,8 +34,6 @@ pub struct Base<P> {
     pub(super) queues: Vec<VecDeque<RequestId>>,
     /// Requests of the group being shaped.
     pub(super) shaped: Vec<RequestId>,
-    /// How many of the shaped requests go to each server.
-    pub(super) per_server: Vec<u32>,
     /// The last seq with a write on each member that no FLUSH has covered yet.
     pub(super) dirty: Vec<Option<Seq>>,
     /// The last seq with a write on each volatile member, flushed or not.
@@ -65,7 +63,6 @@ impl<P: Payload> Base<P> {
             failure: None,
             queues: (0..servers).map(|_| VecDeque::new()).collect(),
             shaped: Vec::new(),
-            per_server: alloc::vec![0; servers],
             dirty: alloc::vec![None; members],
             last_write: alloc::vec![Seq::ZERO; members],
             any_volatile,
@@ -139,7 +136,7 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// When there would be more requests than a group can count; nothing was done.
-    #[inline]
+    #[inline(always)]
     pub(super) fn shape(
         &mut self,
         writes: &mut [Write<P>],
@@ -147,7 +144,6 @@ impl<P: Payload> Base<P> {
         tag: u64,
     ) -> Result<(), Refusal> {
         debug_assert!(self.shaped.is_empty());
-        self.per_server.fill(0);
         if let [write] = writes
             && let Some(extent) = self.topology.single(write.lba, write.blocks)
         {
@@ -244,7 +240,6 @@ impl<P: Payload> Base<P> {
         request.tag = tag;
         request.pieces.extend(piece);
         self.shaped.push(id);
-        self.per_server[usize::from(server)] += 1;
     }
 
     /// Adds a flush entry for `member` to the group being shaped (T3).
@@ -260,7 +255,6 @@ impl<P: Payload> Base<P> {
         request.blocks = 0;
         request.tag = tag;
         self.shaped.push(id);
-        self.per_server[usize::from(server)] += 1;
     }
 
     /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last FLUSH
@@ -315,7 +309,7 @@ impl<P: Payload> Base<P> {
     /// # Errors
     /// Those of [`vet`](Self::vet), [`shape`](Self::shape) and [`number`](Self::number), and
     /// [`Refusal::Full`] when there is no memory for the group now (T14).
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_in(
         &mut self,
         writes: &mut [Write<P>],
@@ -406,11 +400,14 @@ impl<P: Payload> Base<P> {
     }
 
     /// Records which drives the shaped group dirties.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note_dirty(&mut self, seq: Seq) {
-        if !self.any_volatile {
-            return;
+        if self.any_volatile {
+            self.note_dirty_members(seq);
         }
+    }
+
+    fn note_dirty_members(&mut self, seq: Seq) {
         for index in 0..self.shaped.len() {
             let request = self.request(self.shaped[index]);
             let (kind, member) = (request.kind, request.member);

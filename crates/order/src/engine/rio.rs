@@ -49,6 +49,8 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 pub struct Rio<P> {
     base: Base<P>,
     credits: Credits,
+    /// How many entries the group being shaped has for each server's log.
+    entries: Vec<u32>,
     /// The requests that were sent to each server.
     sent: Vec<SentRequests>,
     /// The last group with a joint FLUSH.
@@ -82,6 +84,7 @@ impl<P: Payload> Rio<P> {
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
             credits: Credits::new(&topology),
+            entries: alloc::vec![0; topology.servers().len()],
             sent: topology.servers().iter().map(|server| SentRequests::new(server.slots)).collect(),
             flushed: limits.start,
             forced: None,
@@ -111,7 +114,8 @@ impl<P: Payload> Rio<P> {
             let flushes = base.shaped.iter().filter(|id| base.request(**id).kind == Kind::Flush);
             requests -= (flushes.count() as u32).min(requests - 1);
         }
-        if base.per_server.iter().filter(|entries| **entries > 0).count() > 1 {
+        let servers = || base.shaped.iter().map(|id| base.request(*id).server);
+        if servers().zip(servers().skip(1)).any(|(one, next)| one != next) {
             probe::hit(Rare::GroupAcrossServers);
         }
         let seq = base.window.last().next();
@@ -145,7 +149,6 @@ impl<P: Payload> Rio<P> {
         }
         probe::hit(Rare::ForcedFlush);
         let seq = self.base.window.last().next();
-        self.base.per_server.fill(0);
         self.base.add_joint_flush(seq, self.tag);
         // As many entries as there are dirty members at most: they fit the reserve.
         if self.base.number().is_ok() {
@@ -203,7 +206,11 @@ impl<P: Payload> Rio<P> {
             base.add_joint_flush(seq, tag);
         }
         base.number()?;
-        if let Err((bound, never)) = self.credits.check(&self.base.per_server, |i| self.used(i)) {
+        self.entries.fill(0);
+        for id in &self.base.shaped {
+            self.entries[usize::from(self.base.request(*id).server)] += 1;
+        }
+        if let Err((bound, never)) = self.credits.check(&self.entries, |i| self.used(i)) {
             self.base.unshape();
             return Err(if never { Refusal::TooLarge(bound) } else { Refusal::Full(bound) });
         }

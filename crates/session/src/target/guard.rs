@@ -9,7 +9,7 @@ use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
     /// Checks whether this association may make plain writes to the namespace (T21).
-    #[inline]
+    #[inline(always)]
     pub(super) fn guard(&mut self, ns: usize, env: &mut E) -> Result<(), Status> {
         let assoc = self.assoc();
         if self.may_write(ns, assoc, env) {
