@@ -194,6 +194,17 @@ named! {
         T28ForgottenResumes = "T28-forgotten-resumes",
         /// A lease of any length is granted.
         T28AnyLease = "T28-any-lease",
+        /// A log of records confirms what is complete, not what is durable.
+        W1ConfirmComplete = "W1-confirm-complete",
+        /// A record that a crash has cut is finished by the bytes of the next opening: neither the
+        /// epoch of their blocks nor the record's checksum is checked.
+        W2TornRecord = "W2-torn-record",
+        /// A block of a log of records is written again before the trim that frees it is released.
+        W3FreeEarly = "W3-free-early",
+        /// A block that an earlier lap left in the ring is taken for the next block of the log.
+        W4OldLap = "W4-old-lap",
+        /// A checkpoint counts as soon as its first byte is in a block, not its last one.
+        W5CheckpointEarly = "W5-checkpoint-early",
         /// A FLUSH's success is used although another's failure may not be known yet.
         T29AcceptAtOnce = "T29-accept-at-once",
         /// A failed write does not stop its stream at the target.

@@ -3,6 +3,8 @@
 //!
 //! All numbers are little endian. `docs/wal-format.md` has the tables.
 
+use riopipe_order::probe::{Plant, planted};
+
 use crate::{BLOCK_BYTES, Crc32c, Lsn};
 
 /// The format version that this code writes, and the only one that it reads.
@@ -98,6 +100,7 @@ impl Header {
     #[must_use]
     pub fn comes_after(&self, before: &Self) -> bool {
         self.number == before.number + 1 && self.follows == before.epoch && self.lsn == before.end()
+            || planted(Plant::W4OldLap) && self.number < before.number
     }
 
     /// Writes the header in front of the records, which are in `block` already, zeroes the rest of

@@ -6,6 +6,8 @@
 
 use alloc::collections::VecDeque;
 
+use riopipe_order::probe::{Plant, planted};
+
 use crate::format::{HEADER_BYTES, Header, PAYLOAD_BYTES};
 use crate::opening::End;
 use crate::record::{FRAME_BYTES, Frame, Kind};
@@ -204,7 +206,8 @@ impl Writer {
 
     /// The block number below which blocks may be written.
     fn limit(&self) -> u64 {
-        self.free_from + self.config.ring.blocks()
+        let early = planted(Plant::W3FreeEarly);
+        (if early { self.oldest } else { self.free_from }) + self.config.ring.blocks()
     }
 
     /// Number of blocks that may be written before an older one has to become durable.
@@ -317,7 +320,7 @@ impl Writer {
             self.last_record = lsn;
             self.next_record = lsn.plus(frame.total());
             if frame.kind == Kind::Checkpoint {
-                match self.next_record <= to {
+                match self.next_record <= to || planted(Plant::W5CheckpointEarly) {
                     true => self.checkpoint = Some(lsn),
                     false => self.open_checkpoint = Some((lsn, self.next_record)),
                 }
@@ -347,7 +350,9 @@ impl Writer {
         while self.incomplete.front().is_some_and(|seq| *seq <= marks.complete) {
             self.incomplete.pop_front();
         }
-        while let Some(group) = self.undurable.front().filter(|g| g.seq <= marks.durable) {
+        let confirmed =
+            if planted(Plant::W1ConfirmComplete) { marks.complete } else { marks.durable };
+        while let Some(group) = self.undurable.front().filter(|g| g.seq <= confirmed) {
             if group.flush {
                 // Whether no caller has waited for the records that it made durable.
                 self.is_waited_for &= wanted > self.flush_done;

@@ -12,6 +12,7 @@ use riopipe::{
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
 use riopipe_wal_core::opening::{End, find_end};
+use riopipe_wal_core::reading::{Span, Walk};
 use riopipe_wal_core::record::Kind;
 use riopipe_wal_core::ring::Ring;
 use riopipe_wal_core::writer::{Config, Writer};
@@ -22,7 +23,7 @@ use crate::error::{
 };
 use crate::marks::{Durable, Marks};
 use crate::queue::{Bounds, Queue, lock};
-use crate::records::{Blocks, Record, Records, Span, Walk};
+use crate::records::{Record, Records, next_of};
 
 /// The part of a volume that a log uses. Each log of a volume has a stream and blocks of its own,
 /// which nothing else uses.
@@ -184,9 +185,12 @@ impl Wal {
         let checkpoint = match end.checkpoint {
             None => None,
             Some(from) => {
-                let span = Span { ring, log, from, blocks: (end.oldest, end.number) };
-                let mut walk = Walk::new(Local { stream: &mut stream, ring }, span);
-                walk.record().map_err(|error| ReadError::of(error, from, end.trim))?
+                let blocks = end.oldest..end.number;
+                let mut walk = Walk::new(Span { ring, log, crc: crc32c, from, blocks });
+                let mut read = |place: u64, bytes: &mut [u8]| {
+                    Ok(stream.read(ring.lba(place), bytes, None)?)
+                };
+                next_of(&mut walk, &mut read).map_err(|error| ReadError::of(error, from, end.trim))?
             }
         };
         let found = Found { end: end.lsn, trimmed: end.trim, checkpoint, in_doubt };
@@ -304,7 +308,8 @@ impl Wal {
     pub fn records(&self, from: Lsn) -> Records {
         let progress = self.marks.progress();
         let from = from.max(progress.trimmed);
-        let span = Span { ring: self.ring, log: self.log, from, blocks: progress.blocks };
+        let (ring, log, blocks) = (self.ring, self.log, progress.blocks.0..progress.blocks.1);
+        let span = Span { ring, log, crc: crc32c, from, blocks };
         Records::new(Arc::clone(&self.queue), Arc::clone(&self.marks), span)
     }
 
@@ -418,18 +423,6 @@ fn settle(stream: &mut Stream, ring: Ring, end: &End) -> Result<(), OpenError> {
         stream.wait(Until::Durable(seq), None).map_err(|error| failed(&error))?;
     }
     Ok(())
-}
-
-/// Reads with the stream itself.
-struct Local<'a> {
-    stream: &'a mut Stream,
-    ring: Ring,
-}
-
-impl Blocks for Local<'_> {
-    fn read(&mut self, place: u64, bytes: &mut [u8]) -> Result<(), ReadError> {
-        Ok(self.stream.read(self.ring.lba(place), bytes, None)?)
-    }
 }
 
 /// A random number from the kernel.
