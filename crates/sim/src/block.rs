@@ -1,5 +1,7 @@
 //! What 4 KiB blocks hold: a 64-bit name each, so that a drive need not keep the bytes.
 
+use std::collections::BTreeMap;
+
 pub use riopipe_order::block_device::BLOCK_BYTES as BLOCK;
 
 /// What a block holds, by name. Every block of every write gets a name of its own, counted
@@ -50,6 +52,29 @@ pub fn bytes(contents: &[Content]) -> Vec<u8> {
         fill(block, *content);
     }
     bytes
+}
+
+/// Blocks that have bytes of their own, which only their writer and its readers see. Everything
+/// between them handles their names.
+#[derive(Debug, Default)]
+pub struct Book(BTreeMap<Content, Vec<u8>>);
+
+impl Book {
+    /// What has this name has these bytes.
+    pub fn note(&mut self, content: Content, bytes: &[u8]) {
+        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        self.0.insert(content, bytes[..used].to_vec());
+    }
+
+    /// Puts the bytes of each block that has some in its place.
+    pub fn fill_in(&self, bytes: &mut [u8]) {
+        for block in bytes.chunks_exact_mut(BLOCK) {
+            if let Some(own) = self.0.get(&name(block)) {
+                block.fill(0);
+                block[..own.len()].copy_from_slice(own);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

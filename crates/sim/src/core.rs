@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_order::attribute::VolumeId;
 
+use crate::block::Book;
 use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
 use crate::network::{Chunk, ClientEnd, Network, Way};
-use crate::oracle::{Oracle, Where};
+use crate::oracle::{LogHistory, Oracle, Where};
 use crate::rng::Rng;
-use crate::scenario::Scenario;
+use crate::scenario::{LogSpec, Scenario};
 use crate::world::neighbour::Side;
 
 /// Nanoseconds of a microsecond.
@@ -152,6 +153,10 @@ pub struct Core {
     pub undos: (u32, u64),
     /// Tags given so far.
     pub tags: u64,
+    /// What is promised of the logs of records, in the order of the scenario's.
+    pub logs: Vec<LogHistory>,
+    /// The bytes of their blocks.
+    pub book: Book,
     spare: Vec<u64>,
 }
 
@@ -163,6 +168,7 @@ impl Core {
         let net = Network::new(scenario.net, rng.fork(0));
         let oracle = Oracle::new(&scenario, &map);
         let steps = Self::steps_of(&scenario);
+        let logs = scenario.logs.iter().map(|_| LogHistory::default()).collect();
         Self {
             id: VOLUME,
             name: VOLUME_NAME,
@@ -183,6 +189,8 @@ impl Core {
             replays: (0, 0),
             undos: (0, 0),
             tags: 0,
+            logs,
+            book: Book::default(),
             spare: Vec::new(),
         }
     }
@@ -191,6 +199,14 @@ impl Core {
     #[must_use]
     pub const fn is_logged(&self) -> bool {
         self.scenario.volume.engine.is_logged()
+    }
+
+    /// Which log of records a stream of this volume keeps, if it keeps one.
+    #[must_use]
+    pub fn log_of(&self, stream: u16) -> Option<usize> {
+        // The second volume has none.
+        let is_its = |log: &LogSpec| log.stream == stream && self.id == VOLUME;
+        self.scenario.logs.iter().position(is_its)
     }
 
     /// For each stream, its steps, none begun.

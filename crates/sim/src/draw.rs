@@ -16,6 +16,7 @@ use crate::scenario::{
 mod coincidence;
 mod engines;
 mod extensions;
+mod records;
 mod strangers;
 
 /// The theme of a run about logs that go back in time.
@@ -53,6 +54,7 @@ const ENGINES: u64 = 0x656e_6769_6e65_7300;
 pub fn draw(seed: u64) -> Scenario {
     let special = strangers::draw(seed)
         .or_else(|| extensions::draw(seed))
+        .or_else(|| records::draw(seed))
         .or_else(|| coincidence::draw(seed));
     if let Some(scenario) = special {
         return scenario;
@@ -81,9 +83,18 @@ pub fn draw(seed: u64) -> Scenario {
         }
     }
     let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
-    let (seed_of_run, neighbour) = (rng.u64() >> 1, None);
-    let mut scenario =
-        Scenario { seed: seed_of_run, machines, volume, client, net, steps, faults, neighbour };
+    let (seed_of_run, logs, neighbour) = (rng.u64() >> 1, Vec::new(), None);
+    let mut scenario = Scenario {
+        seed: seed_of_run,
+        machines,
+        volume,
+        client,
+        net,
+        steps,
+        faults,
+        logs,
+        neighbour,
+    };
     // By a chance of its own: what else a seed draws does not depend on the engine.
     engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
     if scenario.volume.engine.is_logged() {

@@ -193,6 +193,15 @@ pub enum Op {
     Pause(u32),
     /// Leaves the stream as it is, and opens it anew.
     Restart,
+    /// Appends records to the log that the stream keeps: the bytes of each, and how many.
+    Append(u32, u32),
+    /// Appends a checkpoint with so many bytes.
+    Checkpoint(u32),
+    /// Drops records of the log: all up to the last checkpoint that is durable (0), all that are
+    /// durable (1), or up to one of them.
+    Trim(u32),
+    /// Reads the records of the log.
+    ReadBack,
 }
 
 /// A step of the workload.
@@ -483,9 +492,29 @@ pub struct Scenario {
     pub steps: Vec<Step>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
+    /// Logs of records that streams of the volume keep. Such a stream does nothing else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logs: Vec<LogSpec>,
     /// A second volume in the same logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<NeighbourSpec>,
+}
+
+/// A log of records. Its blocks are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogSpec {
+    /// The stream that keeps it.
+    pub stream: u16,
+    /// The first block on the volume.
+    pub first: u32,
+    /// Blocks, at least 17.
+    pub blocks: u32,
+    /// Blocks of one group at most.
+    pub group_blocks: u32,
+    /// Groups that may be incomplete before records wait to be packed together.
+    pub groups: u32,
+    /// FLUSHes that may be in flight.
+    pub flushes: u32,
 }
 
 /// A second volume: the machines keep its log beside the first one's. Faults are the first one's;

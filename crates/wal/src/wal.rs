@@ -187,10 +187,10 @@ impl Wal {
             Some(from) => {
                 let blocks = end.oldest..end.number;
                 let mut walk = Walk::new(Span { ring, log, crc: crc32c, from, blocks });
-                let mut read = |place: u64, bytes: &mut [u8]| {
-                    Ok(stream.read(ring.lba(place), bytes, None)?)
-                };
-                next_of(&mut walk, &mut read).map_err(|error| ReadError::of(error, from, end.trim))?
+                let mut read =
+                    |place: u64, bytes: &mut [u8]| Ok(stream.read(ring.lba(place), bytes, None)?);
+                next_of(&mut walk, &mut read)
+                    .map_err(|error| ReadError::of(error, from, end.trim))?
             }
         };
         let found = Found { end: end.lsn, trimmed: end.trim, checkpoint, in_doubt };

@@ -10,6 +10,7 @@ use riopipe_session::initiator::stream::ReadExtent;
 use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
 use riopipe_session::initiator::volume::handover::HandoverLedger;
 
+use super::committer::Committer;
 use super::ledger::stage;
 use super::stream::Stream;
 use crate::block::{self, BLOCK};
@@ -39,6 +40,8 @@ pub(super) enum Call {
     Read,
     /// It closes the stream.
     Close,
+    /// The thread of a log serves it.
+    Serve,
 }
 
 /// The read under way.
@@ -85,13 +88,16 @@ impl Stream {
             return self.is_in_call();
         }
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        *begun < steps.len() || self.acting || self.is_in_call() && self.call != Call::Close
+        let serves = self.committer.as_ref().is_some_and(|committer| !committer.is_packed());
+        let waits = self.is_in_call() && !matches!(self.call, Call::Close | Call::Serve);
+        *begun < steps.len() || self.acting || serves || waits
     }
 
     /// Whether everything that was submitted is durable, as its owner was told.
     #[must_use]
     pub(super) fn is_durable(&self, core: &Core) -> bool {
-        if self.reads_only {
+        // A log's thread never leaves its stream.
+        if self.reads_only || self.committer.is_some() {
             return true;
         }
         let (_, durable, last) = core.oracle.progress(self.era, self.id);
@@ -108,11 +114,29 @@ impl Stream {
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, process.drives);
         }
-        self.plan(process.end, 0, core);
+        match core.log_of(self.id).and_then(|nth| Committer::new(nth, self.recovered, core)) {
+            Some(committer) => self.opens_log(committer, process, core),
+            None => self.plan(process.end, 0, core),
+        }
+    }
+
+    /// The thread of a log begins.
+    fn opens_log(
+        &mut self,
+        committer: Box<Committer>,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) {
+        self.committer = Some(committer);
+        self.call = Call::Serve;
+        if let Some(driver) = self.driver() {
+            driver.owner_calls();
+        }
+        self.go_on(process, core);
     }
 
     /// Plans the next step, if there is one.
-    fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
+    pub(super) fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
         if self.reads_only {
             return;
         }
@@ -128,6 +152,9 @@ impl Stream {
     /// Does the next step.
     pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.acting = false;
+        if self.committer.is_some() {
+            return self.act_on_log(process, core);
+        }
         // It may be the turn of the stream that this one has come after; nobody has this one before
         // it is bound everywhere.
         if self.is_in_call() || self.closing {
@@ -160,13 +187,11 @@ impl Stream {
                 self.looks = Some((block, blocks));
                 Done::Yes
             }
-            Op::Pause(_) => Done::Yes,
+            Op::Pause(_) | Op::Append(..) | Op::Checkpoint(_) | Op::Trim(_) | Op::ReadBack => {
+                Done::Yes
+            }
             Op::Restart => {
-                let id = self.id;
-                core.trace(|| format!("stream {id}: left, to be opened anew"));
-                core.oracle.left(self.era, id);
-                self.failed = true;
-                self.is_dropped(core);
+                self.leave("its owner wants that", core);
                 Done::Yes
             }
         };
@@ -185,6 +210,59 @@ impl Stream {
         }
     }
 
+    /// The owner of a log does its next step.
+    fn act_on_log(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        let index = usize::from(self.id);
+        let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
+        let Some(driver) = self.driver() else { return };
+        let wakes = driver.owner_calls();
+        self.wakes_background |= wakes;
+        let (steps, begun) = &core.steps[index];
+        let step = steps.get(*begun).filter(|_| is_ready && !self.closing);
+        let Some(op) = step.map(|step| core.scenario.steps[*step].op.clone()) else { return };
+        core.steps[index].1 += 1;
+        match op {
+            Op::Pause(us) => {
+                self.plan(process.end, u64::from(us) * US, core);
+                return;
+            }
+            Op::Restart => {
+                self.call = Call::None;
+                self.leave("its log is dropped", core);
+                return;
+            }
+            Op::Look(block, blocks) => self.looks = Some((block, blocks)),
+            _ => {}
+        }
+        if let Some(committer) = &mut self.committer {
+            committer.call(&op, core);
+        }
+        self.go_on(process, core);
+    }
+
+    /// The stream is dropped as it is, to be opened anew.
+    pub(super) fn leave(&mut self, why: &str, core: &mut Core) {
+        let id = self.id;
+        core.trace(|| format!("stream {id}: left, to be opened anew: {why}"));
+        core.oracle.left(self.era, id);
+        self.call = Call::None;
+        self.failed = true;
+        self.is_dropped(core);
+    }
+
+    /// Whether the targets keep a log of the stream; `None` if it has failed.
+    pub(super) fn keeps_log(&mut self) -> Option<bool> {
+        Some(self.driver()?.config().engine.capabilities().keeps_log)
+    }
+
+    /// Goes on with what the thread of its log does; whether anything was done.
+    fn serve(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
+        let Some(mut committer) = self.committer.take() else { return false };
+        let moved = committer.advance(self, process, core);
+        self.committer = Some(committer);
+        moved && !self.failed
+    }
+
     /// Goes on with the call that its owner is in.
     pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         while self.is_in_call() {
@@ -192,7 +270,8 @@ impl Stream {
             if !self.look_at_marks(process.ledger, process.drives, core) {
                 return;
             }
-            if self.is_answered(core) {
+            let served = self.call == Call::Serve && self.serve(process, core);
+            if self.call != Call::Serve && self.is_answered(core) {
                 let pause = if self.call_was_for_room() { AGAIN_NS } else { 0 };
                 self.call = Call::None;
                 self.falls_asleep(core.now);
@@ -202,7 +281,7 @@ impl Stream {
                 return;
             }
             let eager = self.driver().is_some_and(|driver| driver.wants_pump());
-            if !worked && !eager {
+            if !worked && !eager && !served {
                 return self.falls_asleep(core.now);
             }
         }
@@ -217,7 +296,7 @@ impl Stream {
         let call = self.call;
         let Some(driver) = self.driver() else { return true };
         match call {
-            Call::None => true,
+            Call::None | Call::Serve => true,
             Call::Wait { until, deadline } => {
                 let ended = driver.wait_step(until, deadline, || core.now).is_some();
                 if ended {
@@ -239,6 +318,9 @@ impl Stream {
                 Ok(None) => false,
                 Ok(Some(_)) => {
                     self.closed = true;
+                    if let Some(committer) = &mut self.committer {
+                        committer.is_closed(core);
+                    }
                     self.is_dropped(core);
                     true
                 }
@@ -397,9 +479,35 @@ impl Stream {
         }
     }
 
+    /// Begins to read blocks of its log.
+    pub(super) fn begin_read_of_log(&mut self, block: u32, blocks: u32, core: &mut Core) {
+        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
+        let bytes = vec![0; blocks as usize * BLOCK];
+        self.reading = Reading { due, first: 0, bytes };
+        if let Some(driver) = self.driver() {
+            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None);
+        }
+    }
+
+    /// What was read of its log, once it has come; `Some(None)` if it cannot be read.
+    pub(super) fn read_of_log(&mut self, core: &mut Core) -> Option<Option<Vec<u8>>> {
+        let result = self.driver()?.read_step(core.now)?;
+        if result.is_err() {
+            return Some(None);
+        }
+        core.oracle.read_ends(&self.reading.due, &self.reading.found());
+        let mut bytes = core::mem::take(&mut self.reading.bytes);
+        core.book.fill_in(&mut bytes);
+        Some(Some(bytes))
+    }
+
     /// Ends in good order: everything becomes durable, and the logs learn that.
     pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.closing = true;
+        let packed = self.committer.as_ref().is_some_and(|committer| committer.is_packed());
+        if self.call == Call::Serve && packed {
+            self.call = Call::None;
+        }
         if self.is_in_call() {
             return;
         }

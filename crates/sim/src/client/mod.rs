@@ -5,6 +5,7 @@
 
 mod application;
 pub mod claimant;
+mod committer;
 pub mod intruder;
 mod ledger;
 mod opening;
@@ -19,10 +20,10 @@ mod watchers;
 mod wire;
 mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::StreamId;
+use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
@@ -134,6 +135,8 @@ pub struct Client {
     leaves: bool,
     /// Streams without a log that have had a life already.
     anew: BTreeSet<u16>,
+    /// What recovery has found of each stream last: the last group of its prefix, and that one's tag.
+    recovered: BTreeMap<u16, (Seq, u64)>,
     /// How often in a row one of them was kept out from the volume's drives.
     guarded: u32,
     refused: Option<Refused>,
@@ -168,6 +171,7 @@ impl Client {
             wakes_at: 0,
             leaves: false,
             anew: BTreeSet::new(),
+            recovered: BTreeMap::new(),
             guarded: 0,
             refused: None,
             fenced: false,
@@ -321,6 +325,7 @@ impl Client {
         self.wakes_at = 0;
         self.leaves = core.rng.one_in(2);
         self.anew.clear();
+        self.recovered.clear();
         self.guarded = 0;
         self.refused = None;
         self.fenced = false;

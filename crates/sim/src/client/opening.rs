@@ -244,6 +244,9 @@ impl Client {
             looked: self.began_looking,
         };
         let era = core.oracle.recovered(opened, volume.generation, &all, drives);
+        if core.is_logged() {
+            self.recovered = all.iter().map(|it| (it.stream, (it.last, it.tag))).collect();
+        }
         let streams = volume.members.head.streams;
         let queues = volume.members.controllers.iter().map(|controller| controller.queues);
         let mut state = VolumeState::new(streams, queues.collect(), core.is_logged(), 0);

@@ -105,6 +105,7 @@ impl Client {
                 if let (Some(told), Some(found)) = (all.first(), outcome.streams.first()) {
                     core.oracle.reopened((volume.era, asked_at), told, drives);
                     let (id, last) = (found.plan.stream, found.plan.k);
+                    self.recovered.insert(id.0, (last, found.plan.tag));
                     volume.ledger.restarted(id, last);
                     volume.state.recovered(id, last, to_acknowledge(&volume.topology, found));
                 }

@@ -86,6 +86,7 @@ impl Client {
             };
             let mut stream = Stream::new(&setup, core);
             stream.anew = self.anew.contains(&id);
+            stream.recovered = self.recovered.get(&id).copied();
             self.streams[usize::from(id)] = Some(stream);
         }
     }

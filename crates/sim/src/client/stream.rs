@@ -17,6 +17,7 @@ use riopipe_session::initiator::stream_driver::{
 };
 
 use super::application::{Call, Reading};
+use super::committer::Committer;
 use super::watchers::Watchers;
 use super::wire::Wire;
 use crate::block::BLOCK;
@@ -174,6 +175,10 @@ pub(super) struct Stream {
     pub(super) refused: Option<(u16, Status)>,
     pub(super) closing: bool,
     pub(super) closed: bool,
+    /// What recovery has found of it: the last group of the prefix, and its tag.
+    pub(super) recovered: Option<(Seq, u64)>,
+    /// The thread of the log of records that it keeps.
+    pub(super) committer: Option<Box<Committer>>,
 }
 
 impl Stream {
@@ -234,6 +239,8 @@ impl Stream {
             refused: None,
             closing: false,
             closed: false,
+            recovered: None,
+            committer: None,
         }
     }
 

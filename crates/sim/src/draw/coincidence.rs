@@ -106,6 +106,7 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
         net: NetSpec { delay_min: 5_000, delay_max: 15_000, split: 0 },
         steps: Vec::new(),
         faults: Vec::new(),
+        logs: Vec::new(),
         neighbour: None,
     }
 }

@@ -9,6 +9,7 @@ mod checks;
 mod engines;
 mod failures;
 mod ownership;
+mod records;
 
 use core::fmt;
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use blocks::{Block, Wr};
 use engines::Promised;
 use failures::Failures;
 use ownership::Ownership;
+pub use records::{FoundLog, LogHistory, Record};
 
 /// The promises (`docs/ordering-contract.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,733 @@
+//! The thread that owns the stream of a log of records, as the library's has it: it opens the log,
+//! packs what was appended, submits the groups, trims, and reads. All of its decisions are those of
+//! the log's core.
+//!
+//! The core reads blocks at once; here a read takes its time. So what the core decides from blocks is
+//! run again with each block that has come, until it needs no other.
+
+use std::error::Error;
+use std::fmt;
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
+use riopipe_platform::crc32c;
+use riopipe_session::initiator::stream_driver::Until;
+use riopipe_wal_core::Lsn;
+use riopipe_wal_core::format::{Anchor, begin};
+use riopipe_wal_core::opening::{End, FindError, Read, find_end};
+use riopipe_wal_core::reading::{self, ReadError, Span, Walk, locate};
+use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
+use riopipe_wal_core::ring::Ring;
+use riopipe_wal_core::writer::{Config, Group, Marks, Writer};
+
+use super::application::Process;
+use super::stream::Stream;
+use crate::block::BLOCK;
+use crate::core::Core;
+use crate::oracle::{FoundLog, Promise, Record, Submitted};
+use crate::payload::Payload;
+use crate::rng::Rng;
+use crate::scenario::{LogSpec, Op, Place};
+
+/// Bytes that may wait to be packed, unless it is one record.
+const QUEUE_BYTES: usize = 64 << 10;
+
+/// Blocks that a decision needs and that were not read yet: the first on the volume, and how many.
+#[derive(Clone, Copy, Debug)]
+struct NotYet(u64, usize);
+
+impl fmt::Display for NotYet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} blocks from {} on were not read", self.1, self.0)
+    }
+}
+
+impl Error for NotYet {}
+
+/// What the thread does.
+#[derive(Debug)]
+enum Job {
+    /// It looks for the end of the log.
+    Find,
+    /// It has submitted a new log, and waits until that is durable.
+    Create { seq: Seq, log: u64, end: End },
+    /// Without an ordering log, it writes the blocks again that may still be lost.
+    Settle { log: u64, end: End, last: Option<Seq>, at: u64 },
+    /// It reads what the log holds.
+    Check { log: u64, end: End },
+    /// The log is open.
+    Serve,
+    /// The same, and it looks for the block of a trim.
+    Locate(Lsn),
+    /// The same, and it reads the records.
+    ReadBack(Lsn),
+}
+
+/// What the application waits for.
+#[derive(Debug)]
+enum Goal {
+    Nothing,
+    /// Space for records: a kind, the bytes of each, and how many.
+    Space(Kind, u32, u32),
+    /// The record at this Lsn is durable.
+    Durable(Lsn),
+}
+
+/// A group that is packed: the parts, each with its first block and its contents by name.
+type Packed = (Group, Vec<(u64, Vec<u64>)>);
+
+/// An open log.
+#[derive(Debug)]
+struct Open {
+    log: u64,
+    writer: Writer,
+    /// Records that are not packed.
+    queue: Vec<u8>,
+    /// The Lsn of the next record.
+    end: Lsn,
+    wanted: Lsn,
+    trimmed: Lsn,
+    /// A group that the stream had no space for.
+    refused: Option<Packed>,
+    /// Which opening it is, for the oracle; `None` if another owner has replaced this one.
+    opening: Option<usize>,
+    /// The Lsn of each record, and of each checkpoint.
+    records: Vec<Lsn>,
+    checkpoints: Vec<Lsn>,
+}
+
+/// See [the module](self).
+pub(super) struct Committer {
+    nth: usize,
+    spec: LogSpec,
+    ring: Ring,
+    /// What recovery has found of the stream: the last group of the prefix, and its tag.
+    recovered: Option<(Seq, u64)>,
+    job: Job,
+    goal: Goal,
+    /// What was read for the job, in order.
+    read: Vec<Vec<u8>>,
+    is_reading: bool,
+    open: Option<Box<Open>>,
+}
+
+impl Committer {
+    /// A thread that opens a log; `None` if there is no place for it.
+    pub(super) fn new(nth: usize, recovered: Option<(Seq, u64)>, core: &Core) -> Option<Box<Self>> {
+        let spec = core.scenario.logs[nth];
+        let fits = spec.first + spec.blocks <= core.map.len() as u32;
+        let ring = Ring::new(u64::from(spec.first) + 1, u64::from(spec.blocks.saturating_sub(1)));
+        Some(Box::new(Self {
+            nth,
+            spec,
+            ring: ring.filter(|_| fits)?,
+            recovered,
+            job: Job::Find,
+            goal: Goal::Nothing,
+            read: Vec::new(),
+            is_reading: false,
+            open: None,
+        }))
+    }
+
+    /// Whether the application may make a call.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!((&self.job, &self.goal), (Job::Serve, Goal::Nothing))
+    }
+
+    /// Whether everything that was appended is submitted.
+    pub(super) fn is_packed(&self) -> bool {
+        let done = |open: &Open| open.queue.is_empty() && open.refused.is_none();
+        self.is_ready() && self.open.as_deref().is_some_and(done)
+    }
+
+    /// The stream was closed: everything is durable.
+    pub(super) fn is_closed(&mut self, core: &mut Core) {
+        if let Some(open) = &self.open {
+            let confirmed = core.logs[self.nth].confirm(open.opening, open.end.0);
+            judge(confirmed, core);
+        }
+    }
+
+    /// Goes on with what it does; whether anything was done.
+    pub(super) fn advance(
+        &mut self,
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        if self.is_reading {
+            match stream.read_of_log(core) {
+                None => return false,
+                Some(Some(bytes)) => {
+                    self.read.push(bytes);
+                    self.is_reading = false;
+                }
+                Some(None) => {
+                    stream.leave("its log cannot be read", core);
+                    return false;
+                }
+            }
+        }
+        match self.job {
+            Job::Find => self.find(stream, process, core),
+            Job::Create { seq, log, end } => {
+                self.is_durable(seq, stream) && {
+                    core.logs[self.nth].is_created = true;
+                    self.checks(log, end)
+                }
+            }
+            Job::Settle { log, end, last, at } => {
+                self.settle((log, end), (last, at), stream, process, core)
+            }
+            Job::Check { log, end } => self.check(log, &end, stream, core),
+            Job::Locate(lsn) => self.locate(lsn, stream, core),
+            Job::ReadBack(from) => self.read_back(from, stream, core),
+            Job::Serve => {
+                let reached = self.serve(stream, process, core);
+                if self.is_ready() {
+                    stream.plan(process.end, 0, core);
+                }
+                reached
+            }
+        }
+    }
+
+    fn is_durable(&self, seq: Seq, stream: &mut Stream) -> bool {
+        stream.driver().is_some_and(|driver| driver.delivered().durable >= seq)
+    }
+
+    fn checks(&mut self, log: u64, end: End) -> bool {
+        self.read.clear();
+        self.job = Job::Check { log, end };
+        true
+    }
+
+    /// Runs what decides from blocks of the volume with those that were read; begins to read others
+    /// if it needs some.
+    fn decide<T>(
+        &mut self,
+        stream: &mut Stream,
+        core: &mut Core,
+        decide: impl FnOnce(Ring, &mut Read<'_, NotYet>) -> Result<T, NotYet>,
+    ) -> Option<T> {
+        let mut given = self.read.iter();
+        let mut read = |block: u64, bytes: &mut [u8]| match given.next() {
+            Some(read) => {
+                bytes.copy_from_slice(read);
+                Ok(())
+            }
+            None => Err(NotYet(block, bytes.len() / BLOCK)),
+        };
+        match decide(self.ring, &mut read) {
+            Ok(decided) => Some(decided),
+            Err(NotYet(block, blocks)) => {
+                self.is_reading = true;
+                stream.begin_read_of_log(block as u32, blocks as u32, core);
+                None
+            }
+        }
+    }
+
+    /// The log is not what it has to be; an owner that another one has replaced may not know.
+    fn is_broken(&self, promise: Promise, what: &str, stream: &mut Stream, core: &mut Core) {
+        if !core.oracle.is_stale(stream.era) {
+            core.oracle.broken(promise, format!("log {}: {what}", self.nth));
+        }
+        stream.leave(what, core);
+    }
+
+    fn find(
+        &mut self,
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        // Later writes make the tag obsolete.
+        let last = stream.driver().map(|driver| driver.last());
+        let tagged = self.recovered.filter(|(seq, _)| Some(*seq) == last);
+        let tag = tagged.map(|(_, tag)| tag).filter(|tag| *tag > 0);
+        let first = u64::from(self.spec.first);
+        let found = self.decide(stream, core, |ring, read| {
+            let mut block = [0; BLOCK];
+            read(first, &mut block)?;
+            let anchor = match Anchor::parse(&block, crc32c) {
+                Ok(anchor) => anchor,
+                Err(error) => return Ok(Err(format!("it has no anchor: {error}"))),
+            };
+            let mut in_ring = |place: u64, bytes: &mut [u8]| read(ring.lba(place), bytes);
+            match find_end(ring, anchor.log, crc32c, tag, &mut in_ring) {
+                Ok(end) => Ok(Ok((anchor, end))),
+                Err(FindError::Read(not_yet)) => Err(not_yet),
+                Err(error) => Ok(Err(error.to_string())),
+            }
+        });
+        let Some(found) = found else { return self.is_reading };
+        match found {
+            Ok((anchor, end)) => {
+                let place = (u64::from(self.spec.first), u64::from(self.spec.blocks));
+                if (anchor.start, anchor.blocks) != place {
+                    self.is_broken(Promise::P5, "another log is in its place", stream, core);
+                    return false;
+                }
+                core.logs[self.nth].is_created = true;
+                self.read.clear();
+                let Some(logged) = stream.keeps_log() else { return false };
+                if logged {
+                    return self.checks(anchor.log, end);
+                }
+                self.job =
+                    Job::Settle { log: anchor.log, end, last: None, at: end.unsettled().start };
+                true
+            }
+            Err(why) if core.logs[self.nth].is_created => {
+                self.is_broken(Promise::P2, &why, stream, core);
+                false
+            }
+            Err(_) => self.create(stream, process, core),
+        }
+    }
+
+    fn create(
+        &mut self,
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        let (log, epoch) = (core.rng.u64(), core.rng.u64());
+        let (start, blocks) = (u64::from(self.spec.first), u64::from(self.spec.blocks));
+        let mut bytes = vec![0; 2 * BLOCK];
+        begin(&Anchor { log, start, blocks }, epoch, crc32c, &mut bytes);
+        let end = End::of_new(epoch);
+        let parts = [(start, noted(&bytes, core))];
+        let place = Place::Fresh;
+        match stream.submit_log(&parts, place, end.number, true, process, core) {
+            Some(seq) => self.job = Job::Create { seq, log, end },
+            None => return false,
+        }
+        true
+    }
+
+    /// Without ordering logs, opening a volume flushes nothing: the last blocks are written again.
+    fn settle(
+        &mut self,
+        (log, end): (u64, End),
+        (last, at): (Option<Seq>, u64),
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        if at == end.unsettled().end {
+            return match last {
+                Some(seq) => self.is_durable(seq, stream) && self.checks(log, end),
+                None => self.checks(log, end),
+            };
+        }
+        let block = self.ring.lba(at);
+        let read = self.decide(stream, core, |_, read| {
+            let mut bytes = vec![0; BLOCK];
+            read(block, &mut bytes).map(|()| bytes)
+        });
+        let Some(bytes) = read else { return self.is_reading };
+        let parts = [(block, noted(&bytes, core))];
+        let Some(seq) = stream.submit_log(&parts, Place::InPlace, 0, false, process, core) else {
+            return false;
+        };
+        self.read.clear();
+        self.job = Job::Settle { log, end, last: Some(seq), at: at + 1 };
+        if at + 1 == end.unsettled().end
+            && let Some(driver) = stream.driver()
+        {
+            // It was submitted.
+            let _ = driver.begin_wait(Until::Durable(seq));
+        }
+        true
+    }
+
+    fn check(&mut self, log: u64, end: &End, stream: &mut Stream, core: &mut Core) -> bool {
+        let blocks = end.oldest..end.number;
+        let found = self.decide(stream, core, |ring, read| {
+            let span = Span { ring, log, crc: crc32c, from: end.trim, blocks: blocks.clone() };
+            let checkpoint = match end.checkpoint {
+                Some(from) => {
+                    records(Span { from, ..span.clone() }, 1, read)?.map(|mut all| all.pop())
+                }
+                None => Ok(None),
+            };
+            let all = records(span, usize::MAX, read)?;
+            Ok(checkpoint.and_then(|checkpoint| all.map(|records| (checkpoint, records))))
+        });
+        let Some(found) = found else { return self.is_reading };
+        self.read.clear();
+        let (checkpoint, records) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                self.is_broken(Promise::P1, &why, stream, core);
+                return false;
+            }
+        };
+        let lsn = |record: &Record| Lsn(record.lsn);
+        let all = records.iter().map(lsn).collect();
+        let checkpoints = records.iter().filter(|it| it.checkpoint).map(lsn).collect();
+        let found = FoundLog { end: end.lsn.0, trim: end.trim.0, checkpoint, records };
+        let nth = self.nth;
+        core.trace(|| {
+            let (end, trim, all) = (found.end, found.trim, found.records.len());
+            format!("log {nth}: open, {all} records, Lsn {trim} to {end}")
+        });
+        let mut opening = None;
+        if !core.oracle.is_stale(stream.era) {
+            match core.logs[nth].opened(&found) {
+                Ok(number) => opening = Some(number),
+                Err(broken) => judge(Err(broken), core),
+            }
+        }
+        let Some(config) = self.config(log, stream, core) else { return false };
+        self.open = Some(Box::new(Open {
+            log,
+            writer: Writer::new(config, end),
+            queue: Vec::new(),
+            end: end.lsn,
+            wanted: end.lsn,
+            trimmed: end.trim,
+            refused: None,
+            opening,
+            records: all,
+            checkpoints,
+        }));
+        self.job = Job::Serve;
+        true
+    }
+
+    fn config(&self, log: u64, stream: &mut Stream, core: &mut Core) -> Option<Config> {
+        let driver = stream.driver()?;
+        let durable = driver.config().engine.capabilities().completes_durable;
+        Some(Config {
+            log,
+            ring: self.ring,
+            epoch: core.rng.u64(),
+            volatile: !durable && driver.topology().any_volatile(),
+            groups: self.spec.groups as usize,
+            flushes: self.spec.flushes as usize,
+            group_blocks: u64::from(self.spec.group_blocks),
+            crc: crc32c,
+        })
+    }
+
+    /// Takes the stream's progress in, and submits what is due.
+    fn serve(
+        &mut self,
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        let Some(driver) = stream.driver() else { return false };
+        driver.reclaim();
+        let (marks, released) = (driver.delivered(), driver.released());
+        let (complete, durable, released) = (marks.complete.0, marks.durable.0, released.0);
+        open.writer.marks(Marks { complete, durable, released }, open.wanted);
+        let confirmed = core.logs[self.nth].confirm(open.opening, open.writer.durable().0);
+        judge(confirmed, core);
+        let mut moved = self.submit(stream, process, core);
+        let Some(open) = &mut self.open else { return false };
+        match self.goal {
+            Goal::Nothing => {}
+            Goal::Durable(lsn) if open.writer.durable() > lsn => {
+                self.goal = Goal::Nothing;
+                moved = true;
+            }
+            Goal::Space(kind, bytes, count) => moved |= self.append(kind, bytes, count, core),
+            Goal::Durable(_) => {}
+        }
+        // An application that waits for space in a full log has to trim it.
+        let Some(open) = &self.open else { return false };
+        let is_full = open.writer.free() == 0 && !open.writer.awaits_room();
+        if !self.is_ready() && is_full && open.writer.durable() > open.trimmed {
+            let nth = self.nth;
+            core.trace(|| format!("log {nth}: full"));
+            self.trim(open.writer.durable());
+            moved = true;
+        }
+        moved
+    }
+
+    fn submit(
+        &mut self,
+        stream: &mut Stream,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        let mut any = false;
+        loop {
+            let (group, parts) = match open.refused.take() {
+                Some(refused) => refused,
+                None => match open.writer.plan(open.queue.len(), open.wanted) {
+                    Some(group) => (group, pack(open, self.ring, &group, core)),
+                    None => return any,
+                },
+            };
+            let tag = group.first + group.blocks;
+            match stream.submit_log(&parts, Place::Fresh, tag, group.flush, process, core) {
+                Some(seq) => open.writer.submitted(&group, seq.0),
+                None => {
+                    open.refused = Some((group, parts));
+                    return any;
+                }
+            }
+            any = true;
+        }
+    }
+
+    /// Appends records until there is no space; whether there was any.
+    fn append(&mut self, kind: Kind, bytes: u32, count: u32, core: &mut Core) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        let log = &mut core.logs[self.nth];
+        let max = self.ring.record_bytes_max();
+        let mut left = count;
+        while left > 0 {
+            let mut record = content(self.nth, log.appended, (bytes as usize).min(max - 8));
+            if kind == Kind::Checkpoint {
+                record.splice(0..0, open.writer.durable().0.to_le_bytes());
+            }
+            let total = FRAME_BYTES + record.len();
+            if !open.queue.is_empty() && open.queue.len() + total > QUEUE_BYTES {
+                break;
+            }
+            let (lsn, sum) = (open.end, crc32c(0, &record));
+            open.queue.extend_from_slice(&Frame::encode(kind, record.len(), sum, lsn, crc32c));
+            open.queue.extend_from_slice(&record);
+            open.end = lsn.plus(total);
+            open.records.push(lsn);
+            let checkpoint = kind == Kind::Checkpoint;
+            if checkpoint {
+                open.checkpoints.push(lsn);
+            }
+            log.appended += 1;
+            log.append(open.opening, Record { lsn: lsn.0, checkpoint, bytes: record });
+            left -= 1;
+        }
+        self.goal = if left > 0 { Goal::Space(kind, bytes, left) } else { Goal::Nothing };
+        left < count
+    }
+
+    /// The application makes a call.
+    pub(super) fn call(&mut self, op: &Op, core: &mut Core) {
+        let Some(open) = &mut self.open else { return };
+        let durable = open.writer.durable();
+        match *op {
+            Op::Append(bytes, count) => {
+                self.append(Kind::Data, bytes, count, core);
+            }
+            Op::Checkpoint(bytes) => {
+                self.append(Kind::Checkpoint, bytes, 1, core);
+            }
+            Op::WaitDurable => {
+                if let Some(lsn) = open.records.last().filter(|lsn| **lsn >= durable) {
+                    open.wanted = open.wanted.max(lsn.plus(1));
+                    self.goal = Goal::Durable(*lsn);
+                }
+            }
+            Op::Trim(0) => {
+                let last = open.checkpoints.iter().rfind(|lsn| **lsn < durable).copied();
+                last.into_iter().for_each(|lsn| self.trim(lsn));
+            }
+            Op::Trim(1) => self.trim(durable),
+            Op::Trim(nth) => {
+                let at = nth as usize % open.records.len().max(1);
+                open.records.get(at).copied().into_iter().for_each(|lsn| self.trim(lsn));
+            }
+            Op::ReadBack => {
+                self.read.clear();
+                self.job = Job::ReadBack(open.trimmed);
+            }
+            _ => {}
+        }
+    }
+
+    /// Drops the records below an Lsn, if that is allowed.
+    fn trim(&mut self, lsn: Lsn) {
+        let Some(open) = &self.open else { return };
+        if lsn > open.trimmed && open.writer.may_trim(lsn).is_ok() {
+            self.read.clear();
+            self.job = Job::Locate(lsn);
+        }
+    }
+
+    fn locate(&mut self, lsn: Lsn, stream: &mut Stream, core: &mut Core) -> bool {
+        let Some(open) = &self.open else { return false };
+        let (log, blocks, own) = (open.log, open.writer.blocks(), open.writer.block_of(lsn));
+        let found = self.decide(stream, core, |ring, read| {
+            if let Some(number) = own {
+                return Ok(Ok(number));
+            }
+            let mut in_ring = |place: u64, bytes: &mut [u8]| read(ring.lba(place), bytes);
+            match locate(ring, log, crc32c, lsn, blocks, &mut in_ring) {
+                Ok(number) => Ok(Ok(number)),
+                Err(ReadError::Read(not_yet)) => Err(not_yet),
+                Err(error) => Ok(Err(error.to_string())),
+            }
+        });
+        let Some(found) = found else { return self.is_reading };
+        let Some(open) = &mut self.open else { return false };
+        match found {
+            Ok(number) => {
+                open.trimmed = lsn;
+                open.records.retain(|record| *record >= lsn);
+                open.checkpoints.retain(|record| *record >= lsn);
+                open.writer.trim(lsn, number);
+                let nth = self.nth;
+                core.trace(|| format!("log {nth}: trimmed to Lsn {lsn}, block {number}"));
+                let trimmed = core.logs[nth].trimmed(open.opening, lsn.0);
+                judge(trimmed, core);
+                self.job = Job::Serve;
+                true
+            }
+            Err(why) => {
+                self.is_broken(Promise::P1, &why, stream, core);
+                false
+            }
+        }
+    }
+
+    fn read_back(&mut self, from: Lsn, stream: &mut Stream, core: &mut Core) -> bool {
+        let Some(open) = &self.open else { return false };
+        let (log, blocks) = (open.log, open.writer.blocks());
+        let found = self.decide(stream, core, |ring, read| {
+            records(Span { ring, log, crc: crc32c, from, blocks }, usize::MAX, read)
+        });
+        let Some(found) = found else { return self.is_reading };
+        let opening = self.open.as_ref().and_then(|open| open.opening);
+        match found {
+            Ok(records) => {
+                let read = core.logs[self.nth].read(opening, from.0, &records);
+                judge(read, core);
+                self.job = Job::Serve;
+                true
+            }
+            Err(why) => {
+                self.is_broken(Promise::P1, &why, stream, core);
+                false
+            }
+        }
+    }
+}
+
+/// The first `count` records of a part of a log.
+fn records(
+    span: Span,
+    count: usize,
+    read: &mut Read<'_, NotYet>,
+) -> Result<Result<Vec<Record>, String>, NotYet> {
+    let ring = span.ring;
+    let mut in_ring = |place: u64, bytes: &mut [u8]| read(ring.lba(place), bytes);
+    let (mut walk, mut all) = (Walk::new(span), Vec::new());
+    while all.len() < count {
+        match walk.record(&mut in_ring) {
+            Ok(None) => break,
+            Ok(Some(reading::Record { lsn, kind, bytes })) => {
+                all.push(Record { lsn: lsn.0, checkpoint: kind == Kind::Checkpoint, bytes });
+            }
+            Err(ReadError::Read(not_yet)) => return Err(not_yet),
+            Err(error) => return Ok(Err(error.to_string())),
+        }
+    }
+    Ok(Ok(all))
+}
+
+/// The bytes of a record: no two are alike.
+fn content(log: usize, nth: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new((log as u64) << 32 | nth);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&rng.u64().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The names of blocks that are about to be written.
+fn noted(bytes: &[u8], core: &mut Core) -> Vec<u64> {
+    let blocks = bytes.chunks_exact(BLOCK).map(|block| {
+        let name = core.oracle.next_number();
+        core.book.note(name, block);
+        name
+    });
+    blocks.collect()
+}
+
+/// Packs a group; its parts.
+fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64, Vec<u64>)> {
+    let extents = ring.extents(group.first, group.blocks);
+    let [mut first, mut second] = extents.map(|(_, blocks)| vec![0; blocks as usize * BLOCK]);
+    open.writer.pack(group, &open.queue, [&mut first, &mut second]);
+    open.queue.drain(..group.bytes);
+    let parts = extents.into_iter().zip([first, second]).filter(|(_, bytes)| !bytes.is_empty());
+    parts.map(|((block, _), bytes)| (block, noted(&bytes, core))).collect()
+}
+
+/// A promise of a log may be broken.
+fn judge(result: Result<(), (Promise, String)>, core: &mut Core) {
+    if let Err((promise, what)) = result {
+        core.oracle.broken(promise, what);
+    }
+}
+
+impl Stream {
+    /// Submits a group of a log; `None`: there is no space, or the stream has failed.
+    fn submit_log(
+        &mut self,
+        parts: &[(u64, Vec<u64>)],
+        place: Place,
+        tag: u64,
+        durable: bool,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> Option<Seq> {
+        let mut submitted = Vec::new();
+        let mut writes = Vec::new();
+        for (first, names) in parts {
+            let list = (*first as u32..).zip(names);
+            submitted.extend(list.map(|(block, number)| Submitted {
+                block,
+                number: *number,
+                place,
+            }));
+            let payload = Payload::new(names, &self.held);
+            let op = match place {
+                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, payload),
+                _ => EngineOp::Write(EnginePlace::InPlace, payload),
+            };
+            writes.push(Write { lba: *first, blocks: names.len() as u32, op });
+        }
+        let (id, era) = (StreamId(self.id), self.era);
+        let checked: Vec<_> =
+            writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
+        match self.driver()?.admit(&mut writes, tag, durable) {
+            Ok(seq) => {
+                if let Err(breach) = process.ledger.check(id, checked.iter().copied()) {
+                    let what = format!("a log breaks its duty to the volume: {breach}");
+                    core.oracle.broken(Promise::P1, what);
+                }
+                let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
+                process.ledger.note(id, written, seq);
+                core.trace(|| {
+                    let parts: Vec<String> =
+                        parts.iter().map(|it| format!("{}:{:?}", it.0, it.1)).collect();
+                    format!(
+                        "stream {}: group {seq} of its log, tag {tag}, {parts:?}, {durable}",
+                        id.0
+                    )
+                });
+                core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
+                Some(seq)
+            }
+            Err(Refusal::Poisoned(failure)) => {
+                self.has_failed_with(failure, core);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
