@@ -205,6 +205,8 @@ named! {
         W4OldLap = "W4-old-lap",
         /// A checkpoint counts as soon as its first byte is in a block, not its last one.
         W5CheckpointEarly = "W5-checkpoint-early",
+        /// A torn block of a log of records is read: its checksum is not checked.
+        W6TornBlock = "W6-torn-block",
         /// A FLUSH's success is used although another's failure may not be known yet.
         T29AcceptAtOnce = "T29-accept-at-once",
         /// A failed write does not stop its stream at the target.

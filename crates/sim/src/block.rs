@@ -54,6 +54,32 @@ pub fn bytes(contents: &[Content]) -> Vec<u8> {
     bytes
 }
 
+/// Names of torn blocks are counted from here.
+const TORN: Content = 1 << 61;
+/// Contents that a torn block may be made of lie below this.
+const TORN_PARTS: Content = 1 << 26;
+/// What a power cut may tear a block at, bytes.
+pub const SECTOR: usize = 512;
+
+/// The name of a block of which some sectors have the newer content, one bit each, and the others
+/// the older one; `None` if there is no name for it.
+#[must_use]
+pub const fn torn(older: Content, newer: Content, sectors: u8) -> Option<Content> {
+    if older >= TORN_PARTS || newer >= TORN_PARTS {
+        return None;
+    }
+    Some(TORN | (sectors as u64) << 52 | older << 26 | newer)
+}
+
+/// What a torn block was torn from: the older content, the newer one, and which sectors are newer.
+#[must_use]
+pub const fn torn_from(content: Content) -> Option<(Content, Content, u8)> {
+    if content >> 60 != TORN >> 60 {
+        return None;
+    }
+    Some((content >> 26 & (TORN_PARTS - 1), content & (TORN_PARTS - 1), (content >> 52) as u8))
+}
+
 /// Blocks that have bytes of their own, which only their writer and its readers see. Everything
 /// between them handles their names.
 #[derive(Debug, Default)]
@@ -69,10 +95,26 @@ impl Book {
     /// Puts the bytes of each block that has some in its place.
     pub fn fill_in(&self, bytes: &mut [u8]) {
         for block in bytes.chunks_exact_mut(BLOCK) {
-            if let Some(own) = self.0.get(&name(block)) {
-                block.fill(0);
-                block[..own.len()].copy_from_slice(own);
+            let name = name(block);
+            let Some((older, newer, sectors)) = torn_from(name) else {
+                self.fill_one(block, name);
+                continue;
+            };
+            let mut other = [0; BLOCK];
+            self.fill_one(block, older);
+            self.fill_one(&mut other, newer);
+            let parts = block.chunks_exact_mut(SECTOR).zip(other.chunks_exact(SECTOR));
+            for (_, (part, newer)) in parts.enumerate().filter(|(nth, _)| sectors >> nth & 1 == 1) {
+                part.copy_from_slice(newer);
             }
+        }
+    }
+
+    fn fill_one(&self, block: &mut [u8], content: Content) {
+        block.fill(0);
+        match self.0.get(&content) {
+            Some(own) => block[..own.len()].copy_from_slice(own),
+            None => fill(block, content),
         }
     }
 }
@@ -89,5 +131,22 @@ mod tests {
         let mut mixed = bytes[BLOCK..2 * BLOCK].to_vec();
         mixed[2048..].copy_from_slice(&bytes[2 * BLOCK + 2048..3 * BLOCK]);
         assert_eq!(name(&mixed), MIXED);
+    }
+
+    #[test]
+    fn a_torn_block_has_sectors_of_both() {
+        let mut book = Book::default();
+        book.note(1, &[1; BLOCK]);
+        book.note(2, &[2; 700]);
+        let torn = torn(1, 2, 0b1000_0010).expect("both are small");
+        assert_eq!(torn_from(torn), Some((1, 2, 0b1000_0010)));
+        let mut read = bytes(&[torn, 2, 3]);
+        book.fill_in(&mut read);
+        assert_eq!((read[SECTOR - 1], read[SECTOR], read[700], read[1024]), (1, 2, 0, 1));
+        assert_eq!(read[BLOCK - SECTOR..BLOCK], [0; SECTOR]);
+        assert_eq!((read[BLOCK + 699], read[BLOCK + 700]), (2, 0));
+        assert_eq!(name(&read[2 * BLOCK..]), 3, "this one has no bytes of its own");
+        assert_eq!(torn_from(GARBAGE).or(torn_from(MIXED)).or(torn_from(1 << 62)), None);
+        assert_eq!(super::torn(GARBAGE, 2, 1), None);
     }
 }

@@ -62,6 +62,7 @@ pub fn draw(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
     let theme = rng.below(THEMES);
     let mut machines = machines(&mut rng);
+    grow(&mut machines, &mut Rng::new(seed ^ CLUSTERS));
     fit_machines(theme, &mut machines, &mut rng);
     let mut volume = volume(&machines, &mut rng);
     match theme {
@@ -106,6 +107,25 @@ pub fn draw(seed: u64) -> Scenario {
     scenario
 }
 
+/// One run of so many has a large cluster.
+const LARGE_ONE_IN: u64 = 25;
+/// Machines of the largest one.
+const MACHINES_MAX: u64 = 8;
+
+/// A few runs have many machines, with several drives each.
+fn grow(machines: &mut Vec<MachineSpec>, rng: &mut Rng) {
+    if !rng.one_in(LARGE_ONE_IN) {
+        return;
+    }
+    let count = rng.range(4, MACHINES_MAX) as usize;
+    while machines.len() < count {
+        let mut machine = machines[rng.index(machines.len())].clone();
+        let drive = machine.drives[0];
+        machine.drives = vec![drive; *rng.pick(&[1, 2, 2, 3])];
+        machines.push(machine);
+    }
+}
+
 /// Some machines have modelled SSDs, in one of six runs.
 fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
     if !rng.one_in(6) {
@@ -121,6 +141,8 @@ fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
 
 /// What else is drawn from a seed without a change of what was drawn before.
 const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
+/// The same.
+const CLUSTERS: u64 = 0x636c_7573_7465_7273;
 /// The same.
 const MODELS: u64 = 0x6d6f_6465_6c73_0000;
 /// The same.

@@ -7,7 +7,7 @@
 //! keeps or forgets to keep what it should have made durable, block by block.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 use riopipe_model::ssd::Command;
@@ -16,7 +16,7 @@ use riopipe_order::block_device::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::block::{self, BLOCK, Content, GARBAGE, ZERO};
+use crate::block::{self, BLOCK, Content, GARBAGE, SECTOR, ZERO};
 use crate::env::Said;
 use crate::fuse::Fuse;
 use crate::rng::Rng;
@@ -177,6 +177,8 @@ pub struct Drive {
     late: u64,
     /// The bytes of labels, by the names that they were given here.
     labels: BTreeMap<Content, Vec<u8>>,
+    /// Blocks that a power cut may tear, too.
+    tears: BTreeSet<u32>,
     limits: Limits,
     /// Operations that the drive has still to be given: which, and how long it will take, ns.
     gathered: Vec<(u64, u64)>,
@@ -193,8 +195,6 @@ pub struct Drive {
 pub const LABEL_BLOCKS: u32 = 2;
 /// Names of labels are counted from here, by their checksums.
 const LABEL_NAMES: Content = 1 << 62;
-/// What a power cut may tear a label at, bytes.
-const SECTOR: usize = 512;
 
 impl Drive {
     /// A drive of so many blocks, all zero. Its name is for errors and `said`.
@@ -224,6 +224,7 @@ impl Drive {
             told: Vec::new(),
             late: 0,
             labels: BTreeMap::new(),
+            tears: BTreeSet::new(),
         }
     }
 
@@ -274,6 +275,11 @@ impl Drive {
             return modelled.preset(lba, content);
         }
         self.blocks[lba as usize].durable = content;
+    }
+
+    /// Whoever writes this block does not rely on its being written whole (M1).
+    pub fn may_tear(&mut self, lba: u32) {
+        self.tears.insert(lba);
     }
 
     /// What kind it is.
@@ -576,6 +582,14 @@ impl Drive {
                 && self.rng.one_in(3)
             {
                 self.tear(lba, newer.content);
+                continue;
+            }
+            if let Some(newer) = versions.last().filter(|_| self.tears.contains(&lba))
+                && self.rng.one_in(4)
+                && let Some(torn) =
+                    block::torn(block.durable, newer.content, self.rng.range(1, 254) as u8)
+            {
+                block.durable = torn;
                 continue;
             }
             let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();

@@ -432,6 +432,40 @@ pub enum What {
     },
 }
 
+impl What {
+    /// The machine that it is about, if it is about one.
+    pub fn machine(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::Kill { machine, .. }
+            | Self::PowerCut { machine, .. }
+            | Self::Stop { machine, .. }
+            | Self::CopyLog { machine }
+            | Self::OldLog { machine }
+            | Self::Lag { machine, .. }
+            | Self::Partition { machine, .. }
+            | Self::Drive { machine, .. }
+            | Self::Log { machine, .. }
+            | Self::BlankLog { machine }
+            | Self::SpoilLog { machine, .. }
+            | Self::WrongDrive { machine, .. }
+            | Self::Claimant { machine, .. }
+            | Self::Unprotect { machine, .. }
+            | Self::Intruder { machine, .. } => Some(machine),
+            Self::BlackOut { .. }
+            | Self::KillAll { .. }
+            | Self::KillClient { .. }
+            | Self::Cut { .. }
+            | Self::CutUndo
+            | Self::Stall { .. }
+            | Self::LateStreams { .. }
+            | Self::TakeOver { .. }
+            | Self::Standby
+            | Self::Away { .. }
+            | Self::GiveBack { .. } => None,
+        }
+    }
+}
+
 /// How a log is spoilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -17,6 +17,7 @@ pub fn shrink(scenario: &Scenario, fails: &mut dyn FnMut(&Scenario) -> bool) -> 
     let mut shrinker = Shrinker { best: scenario.clone(), fails, left: RUNS_MAX };
     loop {
         let before = shrinker.best.clone();
+        shrinker.machines();
         shrinker.faults();
         shrinker.steps();
         shrinker.details();
@@ -38,6 +39,27 @@ impl Shrinker<'_> {
             self.best = candidate;
         }
         fails
+    }
+
+    /// Leaves out machines, members of the volume, and logs of records, the last ones first.
+    fn machines(&mut self) {
+        for at in (0..self.best.machines.len()).rev() {
+            if let Some(fewer) = without_machine(&self.best, at) {
+                self.take(fewer);
+            }
+        }
+        for at in (0..self.best.volume.members.len()).rev() {
+            let mut fewer = self.best.clone();
+            fewer.volume.members.remove(at);
+            if !fewer.volume.members.is_empty() {
+                self.take(fewer);
+            }
+        }
+        for at in (0..self.best.logs.len()).rev() {
+            let mut fewer = self.best.clone();
+            fewer.logs.remove(at);
+            self.take(fewer);
+        }
     }
 
     fn faults(&mut self) {
@@ -71,6 +93,10 @@ impl Shrinker<'_> {
     /// Makes what is left simpler.
     fn details(&mut self) {
         for at in 0..self.best.steps.len() {
+            if let Op::Append(bytes, records) = self.best.steps[at].op {
+                self.take_step(at, Op::Append(bytes, 1));
+                self.take_step(at, Op::Append(bytes / 8, records));
+            }
             let Op::Group { writes, durable } = self.best.steps[at].op.clone() else { continue };
             for write in 0..writes.len() {
                 let mut fewer = writes.clone();
@@ -113,5 +139,58 @@ impl Shrinker<'_> {
             simpler.steps[at].op = op;
             self.take(simpler);
         }
+    }
+}
+
+/// The same without a machine; `None` if the volume has no other.
+fn without_machine(scenario: &Scenario, at: usize) -> Option<Scenario> {
+    let mut fewer = scenario.clone();
+    fewer.machines.remove(at);
+    let leave_out = |members: &mut Vec<(usize, usize)>| {
+        members.retain(|(machine, _)| *machine != at);
+        members.iter_mut().for_each(|(machine, _)| *machine -= usize::from(*machine > at));
+        !members.is_empty()
+    };
+    fewer.neighbour = fewer.neighbour.and_then(|mut second| {
+        let is_there = leave_out(&mut second.volume.members);
+        is_there.then_some(second)
+    });
+    fewer.faults.retain_mut(|fault| match fault.what.machine() {
+        None => true,
+        Some(machine) => {
+            let is_there = *machine != at;
+            *machine -= usize::from(*machine > at);
+            is_there
+        }
+    });
+    leave_out(&mut fewer.volume.members).then_some(fewer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attempt::{Bounded, RUN_LIMIT};
+    use crate::draw::draw;
+    use crate::scenario::{Fault, When};
+
+    #[test]
+    fn a_cluster_shrinks_to_the_machine_that_matters() {
+        let large = |seed: &u64| draw(*seed).machines.len() == 8;
+        let mut scenario = draw((1..).find(large).expect("a few seeds have eight machines"));
+        scenario.machines[5].blocks += 96;
+        let kill = What::Kill { machine: 5, effects: 3, fences: false, down_us: 10 };
+        scenario.faults.push(Fault { when: When::Event(100), what: kill });
+        let most = scenario.machines[5].blocks;
+        // The run itself has to go on as well with whatever is left.
+        let mut bounded = Bounded::new(RUN_LIMIT);
+        let small = shrink(&scenario, &mut |smaller| {
+            let is_killed = smaller.faults.iter().any(|fault| match fault.what {
+                What::Kill { machine, .. } => smaller.machines[machine].blocks == most,
+                _ => false,
+            });
+            is_killed && bounded.run(smaller, None).1.is_none()
+        });
+        assert_eq!((small.machines.len(), small.faults.len()), (1, 1));
+        assert!(small.steps.is_empty(), "{:?}", small.steps);
     }
 }

@@ -149,6 +149,10 @@ impl World {
         let has = |at, drive| neighbour.as_ref().is_some_and(|second| second.has(at, drive));
         mark_outside(&mut machines, &mut core, |at, drive| !has(at, drive));
         machine::label(&mut machines, (core.id, core.name), &scenario.volume);
+        for log in &scenario.logs {
+            let blocks = core.map.iter().skip(log.first as usize).take(log.blocks as usize);
+            blocks.for_each(|at| machines[at.machine].env.drives[at.drive].may_tear(at.lba));
+        }
         if let Some(Neighbour { side, .. }) = &mut neighbour {
             let its = side.volume.members.clone();
             core.swap(side);

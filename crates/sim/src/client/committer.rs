@@ -440,14 +440,19 @@ impl Committer {
             Goal::Space(kind, bytes, count) => moved |= self.append(kind, bytes, count, core),
             Goal::Durable(_) => {}
         }
-        // An application that waits for space in a full log has to trim it.
-        let Some(open) = &self.open else { return false };
+        // An application whose records find a full log waits until others are durable, and trims it.
+        let Some(open) = &mut self.open else { return false };
         let is_full = open.writer.free() == 0 && !open.writer.awaits_room();
-        if !self.is_ready() && is_full && open.writer.durable() > open.trimmed {
-            let nth = self.nth;
-            core.trace(|| format!("log {nth}: full"));
-            self.trim(open.writer.durable());
-            moved = true;
+        if is_full && !open.queue.is_empty() {
+            moved |= open.wanted < open.end;
+            open.wanted = open.end;
+            let durable = open.writer.durable();
+            if durable > open.trimmed {
+                let nth = self.nth;
+                core.trace(|| format!("log {nth}: full"));
+                self.trim(durable);
+                moved = true;
+            }
         }
         moved
     }

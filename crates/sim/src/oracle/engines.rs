@@ -16,7 +16,7 @@ use super::blocks::{Block, Wr};
 use super::{
     Drives, Era, Named, Opened, Oracle, Poison, Promise, Recovered, StreamHistory, Submitted,
 };
-use crate::block::Content;
+use crate::block::{self, Content};
 use crate::scenario::Scenario;
 
 /// What the volume's engine promises, and what is to be known for that.
@@ -264,7 +264,13 @@ impl Block {
             |number: &usize| self.writes[*number].seq <= mark(self.writes[*number].stream);
         let kept: Vec<usize> = (0..self.writes.len()).filter(is_durable).collect();
         for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
-            let from = self.writes.iter().filter(|wr| wr.is(content));
+            // A block of a log of records may be torn, as long as it is not durable.
+            let torn = block::torn_from(content).map(|(_, newer, _)| newer);
+            let may_be = |wr: &Wr| match torn {
+                Some(newer) => wr.is(newer) && wr.seq > mark(wr.stream),
+                None => wr.is(content),
+            };
+            let from = self.writes.iter().filter(|wr| may_be(wr));
             let (mut sent, mut newest) = (false, false);
             for wr in from {
                 let turn = !one_more || wr.seq.0 <= mark(wr.stream).0.saturating_add(1);
