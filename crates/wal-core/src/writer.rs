@@ -242,10 +242,13 @@ impl Writer {
             // The reserved blocks are for this: the trim that it carries frees at least one block.
             let carries = self.oldest > self.carried && self.trim_alone.is_none();
             if self.free() == 0 && carries && self.head < self.limit() && self.window() > 0 {
-                return group(1, 0, may_flush && is_due);
+                return group(1, 0, may_flush);
             }
         }
-        let alone = may_flush && (wanted > self.flushed || is_due);
+        // Records wait for space that only the release of a submitted trim frees, and only what is
+        // durable is released. The log must not depend on a caller that waits for durable records.
+        let is_starved = queued > 0 && self.free() == 0 && self.carried > self.free_from;
+        let alone = may_flush && (wanted > self.flushed || is_due || is_starved);
         if alone && self.head > self.flushed_blocks { group(0, 0, true) } else { None }
     }
 

@@ -277,7 +277,11 @@ impl Block {
                 sent |= turn;
                 newest |= turn && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
             }
-            let base = self.base.contains(&content);
+            // What was adopted and is not durable yet may be torn as well.
+            let both = block::torn_from(content).is_some_and(|(older, newer, _)| {
+                self.base.contains(&older) && self.base.contains(&newer)
+            });
+            let base = both || self.base.contains(&content);
             if newest || base && kept.is_empty() || self.alien.contains(&content) {
                 continue;
             }
