@@ -78,6 +78,7 @@ fn steps(scenario: &mut Scenario, rng: &mut Rng) {
     let longest = *rng.pick(&[200, 4_000, 4_000, 12_000]);
     let wait = *rng.pick(&[4, 12, 30]);
     let trims = *rng.pick(&[4, 10, 20]);
+    let checkpoints = *rng.pick(&[5, 10, 40]);
     for _ in 0..rng.range(30, 120) {
         let stream = rng.below(u64::from(scenario.volume.streams)) as u16;
         if usize::from(stream) == scenario.logs.len() {
@@ -89,10 +90,10 @@ fn steps(scenario: &mut Scenario, rng: &mut Rng) {
         let op = match rng.below(100) {
             x if x < wait => Op::WaitDurable,
             x if x < wait + trims => Op::Trim(if rng.one_in(2) { 0 } else { rng.below(12) as u32 }),
-            x if x < wait + trims + 10 => Op::Checkpoint(bytes / 4),
-            x if x < wait + trims + 14 => Op::ReadBack,
-            x if x < wait + trims + 17 => Op::Pause(*rng.pick(&[100, 2_000])),
-            x if x < wait + trims + 19 => Op::Restart,
+            x if x < wait + trims + 4 => Op::ReadBack,
+            x if x < wait + trims + 7 => Op::Pause(*rng.pick(&[100, 2_000])),
+            x if x < wait + trims + 9 => Op::Restart,
+            x if x < wait + trims + 9 + checkpoints => Op::Checkpoint(bytes),
             _ => Op::Append(bytes, *rng.pick(&[1, 1, 2, 6])),
         };
         scenario.steps.push(Step { stream, op });

@@ -5,7 +5,7 @@ use core::fmt;
 use riopipe_order::attribute::Seq;
 
 use super::{Drives, Due, Era, Named, Promise};
-use crate::block::{Content, GARBAGE, ZERO};
+use crate::block::{Content, GARBAGE, ZERO, torn_from};
 use crate::scenario::Place;
 
 /// Where a block of the volume lies.
@@ -36,6 +36,14 @@ pub(super) struct Wr {
     /// ordering log send writes side by side, and of two to one block either may stay.
     pub(super) knows: Seq,
     pub(super) place: Place,
+}
+
+/// Whether a block that held one of these before any write may hold this. What is not durable, a
+/// power cut may tear.
+pub(super) fn is_of(base: &[Content], content: Content) -> bool {
+    let both = torn_from(content)
+        .is_some_and(|(older, newer, _)| base.contains(&older) && base.contains(&newer));
+    both || base.contains(&content)
 }
 
 impl Wr {
@@ -186,7 +194,7 @@ impl Block {
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
         // What it held before any write may have changed meanwhile: a plain host's write, of a volume
         // that no log guards, has become durable.
-        let held = |content| due.base.contains(&content) || self.base.contains(&content);
+        let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
             || self.alien.contains(&content)
             || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))

@@ -12,7 +12,7 @@
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
 
-use super::blocks::{Block, Wr};
+use super::blocks::{Block, Wr, is_of};
 use super::{
     Drives, Era, Named, Opened, Oracle, Poison, Promise, Recovered, StreamHistory, Submitted,
 };
@@ -277,11 +277,7 @@ impl Block {
                 sent |= turn;
                 newest |= turn && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
             }
-            // What was adopted and is not durable yet may be torn as well.
-            let both = block::torn_from(content).is_some_and(|(older, newer, _)| {
-                self.base.contains(&older) && self.base.contains(&newer)
-            });
-            let base = both || self.base.contains(&content);
+            let base = is_of(&self.base, content);
             if newest || base && kept.is_empty() || self.alien.contains(&content) {
                 continue;
             }
