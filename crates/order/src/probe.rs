@@ -207,6 +207,8 @@ named! {
         W5CheckpointEarly = "W5-checkpoint-early",
         /// A torn block of a log of records is read: its checksum is not checked.
         W6TornBlock = "W6-torn-block",
+        /// Blocks of a log of records that are perhaps only in a cache are not written again.
+        W7NotSettled = "W7-not-settled",
         /// A FLUSH's success is used although another's failure may not be known yet.
         T29AcceptAtOnce = "T29-accept-at-once",
         /// A failed write does not stop its stream at the target.

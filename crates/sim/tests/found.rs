@@ -17,6 +17,8 @@
 //! stream's connection came up and was lost within one round (252133499968377, P8), the target had ended an
 //! association whose connection was still there (409822778179368, P7), and a reader missed what a drive
 //! without a log had lost with its power (409822777849367, P9).
+//!
+//! Two were the fault of the log of records: 134 (P8) and 274556666692902569 (P2).
 
 use std::path::Path;
 

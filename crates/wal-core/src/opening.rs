@@ -8,6 +8,8 @@
 
 use alloc::vec;
 
+use riopipe_order::probe::{Plant, planted};
+
 use crate::format::Header;
 use crate::ring::Ring;
 use crate::{BLOCK_BYTES, Crc32c, Lsn};
@@ -45,6 +47,15 @@ impl End {
     #[must_use]
     pub fn unsettled(&self) -> core::ops::Range<u64> {
         self.settled..self.number
+    }
+
+    /// The blocks of the volume to be written again, in this order, as [`unsettled`](Self::unsettled)
+    /// says. The `anchor` is one of them as long as no block of the log shows that its creation was
+    /// durable: a crash may have cut it.
+    pub fn to_settle(&self, anchor: u64, ring: Ring) -> impl Iterator<Item = u64> + use<> {
+        let anchor = (self.settled == 0).then_some(anchor);
+        let all = anchor.into_iter().chain(self.unsettled().map(move |number| ring.lba(number)));
+        all.filter(|_| !planted(Plant::W7NotSettled))
     }
 
     fn after(last: &Header) -> Self {

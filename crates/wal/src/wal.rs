@@ -180,7 +180,7 @@ impl Wal {
         let end = find_end(ring, log, crc32c, tag, &mut read)
             .map_err(|error| OpenError::find(error, ring.lba(0), lba, ring.blocks()))?;
         if !volume.engine().capabilities().keeps_log {
-            settle(&mut stream, ring, &end)?;
+            settle(&mut stream, place.lba, ring, &end)?;
         }
         let checkpoint = match end.checkpoint {
             None => None,
@@ -407,17 +407,14 @@ fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, Op
 
 /// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may
 /// be in a cache only. They are written again, and flushed, before any others.
-fn settle(stream: &mut Stream, ring: Ring, end: &End) -> Result<(), OpenError> {
+fn settle(stream: &mut Stream, anchor: u64, ring: Ring, end: &End) -> Result<(), OpenError> {
     let failed = |error: &dyn std::fmt::Display| OpenError::Settle(error.to_string());
-    let unsettled = end.unsettled();
     let mut last = None;
-    for (lba, blocks) in ring.extents(unsettled.start, unsettled.end - unsettled.start) {
-        for lba in lba..lba + blocks {
-            let mut block = stream.buf(BLOCK_BYTES).map_err(|error| failed(&error))?;
-            stream.read(lba, &mut block, None).map_err(|error| failed(&error))?;
-            let group = stream.group().write(lba, block, Place::InPlace);
-            last = Some(group.submit().map_err(|error| failed(&error))?);
-        }
+    for lba in end.to_settle(anchor, ring) {
+        let mut block = stream.buf(BLOCK_BYTES).map_err(|error| failed(&error))?;
+        stream.read(lba, &mut block, None).map_err(|error| failed(&error))?;
+        let group = stream.group().write(lba, block, Place::InPlace);
+        last = Some(group.submit().map_err(|error| failed(&error))?);
     }
     if let Some(seq) = last {
         stream.wait(Until::Durable(seq), None).map_err(|error| failed(&error))?;

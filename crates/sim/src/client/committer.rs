@@ -52,7 +52,7 @@ enum Job {
     /// It has submitted a new log, and waits until that is durable.
     Create { seq: Seq, log: u64, end: End },
     /// Without an ordering log, it writes the blocks again that may still be lost.
-    Settle { log: u64, end: End, last: Option<Seq>, at: u64 },
+    Settle { log: u64, end: End, last: Option<Seq>, at: usize },
     /// It reads what the log holds.
     Check { log: u64, end: End },
     /// The log is open.
@@ -270,14 +270,12 @@ impl Committer {
                     self.is_broken(Promise::P5, "another log is in its place", stream, core);
                     return false;
                 }
-                core.logs[self.nth].is_created = true;
                 self.read.clear();
                 let Some(logged) = stream.keeps_log() else { return false };
                 if logged {
                     return self.checks(anchor.log, end);
                 }
-                self.job =
-                    Job::Settle { log: anchor.log, end, last: None, at: end.unsettled().start };
+                self.job = Job::Settle { log: anchor.log, end, last: None, at: 0 };
                 true
             }
             Err(why) if core.logs[self.nth].is_created => {
@@ -312,18 +310,18 @@ impl Committer {
     fn settle(
         &mut self,
         (log, end): (u64, End),
-        (last, at): (Option<Seq>, u64),
+        (last, at): (Option<Seq>, usize),
         stream: &mut Stream,
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> bool {
-        if at == end.unsettled().end {
+        let mut blocks = end.to_settle(u64::from(self.spec.first), self.ring).skip(at);
+        let Some(block) = blocks.next() else {
             return match last {
                 Some(seq) => self.is_durable(seq, stream) && self.checks(log, end),
                 None => self.checks(log, end),
             };
-        }
-        let block = self.ring.lba(at);
+        };
         let read = self.decide(stream, core, |_, read| {
             let mut bytes = vec![0; BLOCK];
             read(block, &mut bytes).map(|()| bytes)
@@ -335,7 +333,7 @@ impl Committer {
         };
         self.read.clear();
         self.job = Job::Settle { log, end, last: Some(seq), at: at + 1 };
-        if at + 1 == end.unsettled().end
+        if blocks.next().is_none()
             && let Some(driver) = stream.driver()
         {
             // It was submitted.
@@ -378,7 +376,10 @@ impl Committer {
         let mut opening = None;
         if !core.oracle.is_stale(stream.era) {
             match core.logs[nth].opened(&found) {
-                Ok(number) => opening = Some(number),
+                Ok(number) => {
+                    core.logs[nth].is_created = true;
+                    opening = Some(number);
+                }
                 Err(broken) => judge(Err(broken), core),
             }
         }

@@ -103,6 +103,17 @@ fn steps(scenario: &mut Scenario, rng: &mut Rng) {
 fn faults(scenario: &mut Scenario, rng: &mut Rng) {
     let is_logged = scenario.volume.engine.is_logged();
     let mut event = 40;
+    if !is_logged && rng.one_in(2) {
+        // What a lost connection leaves in caches, no later owner's label flushes.
+        let mut cut = rng.range(90, 400);
+        for _ in 0..rng.range(1, 3) {
+            let (nth, ends) = (rng.below(12) as u32, *rng.pick(&[Ends::Both, Ends::Client]));
+            scenario.faults.push(at(cut, What::Cut { nth, ends }));
+            cut += rng.range(20, 200);
+            scenario.faults.push(at(cut, What::BlackOut { down_us: 200 }));
+            cut += rng.range(200, 400);
+        }
+    }
     for _ in 0..rng.range(1, 6) {
         event += rng.range(40, 400);
         let machine = rng.index(scenario.machines.len());

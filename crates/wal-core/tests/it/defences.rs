@@ -9,7 +9,7 @@ use riopipe_wal_core::reading::ReadError;
 use riopipe_wal_core::record::Kind;
 use riopipe_wal_core::{BLOCK_BYTES, Lsn};
 
-use super::world::{Below, LOG, ONE_BLOCK, World, bytes};
+use super::world::{Below, LOG, ONE_BLOCK, START, World, bytes};
 
 /// Writes `count` groups of one block each, none of them durable.
 fn one_block_groups(world: &mut World, count: u64) {
@@ -239,6 +239,19 @@ fn blocks_read_after_a_crash_are_made_durable_before_others_follow() {
     history(true).reopen();
     let careless = history(false);
     assert!(careless.find().is_err(), "without that, confirmed records are lost");
+}
+
+#[test]
+fn a_log_whose_creation_was_cut_is_made_durable_with_its_anchor() {
+    let mut world = World::new(16, Below::Any);
+    let to_settle = |world: &World| -> Vec<u64> {
+        world.find().unwrap().to_settle(START - 1, world.ring).collect()
+    };
+    assert_eq!(to_settle(&world), [START - 1, START]);
+    // A block that follows shows that both were durable.
+    one_block_groups(&mut world, 1);
+    crash_keeping(&mut world, &[0]);
+    assert_eq!(to_settle(&world), [START + 1]);
 }
 
 #[test]
