@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use riopipe_wal_core::Lsn;
+use riopipe_wal_core::opening::Read;
 use riopipe_wal_core::reading::{self, Span, Walk};
 use riopipe_wal_core::record::Kind;
 
@@ -52,7 +53,7 @@ fn read_remotely(queue: &Queue, place: u64, bytes: &mut [u8]) -> Result<(), Read
 /// The next record of a walk; `None` at the end.
 pub(crate) fn next_of(
     walk: &mut Walk,
-    read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), ReadError>,
+    read: &mut Read<'_, ReadError>,
 ) -> Result<Option<Record>, reading::ReadError<ReadError>> {
     let Some(record) = walk.record(read)? else { return Ok(None) };
     let lsn = record.lsn;

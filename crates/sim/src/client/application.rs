@@ -47,15 +47,15 @@ pub(super) enum Call {
 /// The read under way.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    due: Read,
+    pub(super) due: Read,
     /// The blocks of the extent that is read first: the last ones.
-    first: usize,
+    pub(super) first: usize,
     pub(super) bytes: Vec<u8>,
 }
 
 impl Reading {
     /// What was read, in the order of the blocks.
-    fn found(&self) -> Vec<block::Content> {
+    pub(super) fn found(&self) -> Vec<block::Content> {
         let mut found = block::names(&self.bytes);
         found.rotate_left(self.first);
         found
@@ -118,21 +118,6 @@ impl Stream {
             Some(committer) => self.opens_log(committer, process, core),
             None => self.plan(process.end, 0, core),
         }
-    }
-
-    /// The thread of a log begins.
-    fn opens_log(
-        &mut self,
-        committer: Box<Committer>,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) {
-        self.committer = Some(committer);
-        self.call = Call::Serve;
-        if let Some(driver) = self.driver() {
-            driver.owner_calls();
-        }
-        self.go_on(process, core);
     }
 
     /// Plans the next step, if there is one.
@@ -208,59 +193,6 @@ impl Stream {
         } else {
             self.plan(process.end, 0, core);
         }
-    }
-
-    /// The owner of a log does its next step.
-    fn act_on_log(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
-        let index = usize::from(self.id);
-        let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
-        let Some(driver) = self.driver() else { return };
-        let wakes = driver.owner_calls();
-        self.wakes_background |= wakes;
-        let (steps, begun) = &core.steps[index];
-        let step = steps.get(*begun).filter(|_| is_ready && !self.closing);
-        let Some(op) = step.map(|step| core.scenario.steps[*step].op.clone()) else { return };
-        core.steps[index].1 += 1;
-        match op {
-            Op::Pause(us) => {
-                self.plan(process.end, u64::from(us) * US, core);
-                return;
-            }
-            Op::Restart => {
-                self.call = Call::None;
-                self.leave("its log is dropped", core);
-                return;
-            }
-            Op::Look(block, blocks) => self.looks = Some((block, blocks)),
-            _ => {}
-        }
-        if let Some(committer) = &mut self.committer {
-            committer.call(&op, core);
-        }
-        self.go_on(process, core);
-    }
-
-    /// The stream is dropped as it is, to be opened anew.
-    pub(super) fn leave(&mut self, why: &str, core: &mut Core) {
-        let id = self.id;
-        core.trace(|| format!("stream {id}: left, to be opened anew: {why}"));
-        core.oracle.left(self.era, id);
-        self.call = Call::None;
-        self.failed = true;
-        self.is_dropped(core);
-    }
-
-    /// Whether the targets keep a log of the stream; `None` if it has failed.
-    pub(super) fn keeps_log(&mut self) -> Option<bool> {
-        Some(self.driver()?.config().engine.capabilities().keeps_log)
-    }
-
-    /// Goes on with what the thread of its log does; whether anything was done.
-    fn serve(&mut self, process: &mut Process<'_, '_>, core: &mut Core) -> bool {
-        let Some(mut committer) = self.committer.take() else { return false };
-        let moved = committer.advance(self, process, core);
-        self.committer = Some(committer);
-        moved && !self.failed
     }
 
     /// Goes on with the call that its owner is in.
@@ -477,28 +409,6 @@ impl Stream {
             Some(_) => Done::Yes,
             None => Done::Waits(Call::Read),
         }
-    }
-
-    /// Begins to read blocks of its log.
-    pub(super) fn begin_read_of_log(&mut self, block: u32, blocks: u32, core: &mut Core) {
-        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
-        let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { due, first: 0, bytes };
-        if let Some(driver) = self.driver() {
-            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None);
-        }
-    }
-
-    /// What was read of its log, once it has come; `Some(None)` if it cannot be read.
-    pub(super) fn read_of_log(&mut self, core: &mut Core) -> Option<Option<Vec<u8>>> {
-        let result = self.driver()?.read_step(core.now)?;
-        if result.is_err() {
-            return Some(None);
-        }
-        core.oracle.read_ends(&self.reading.due, &self.reading.found());
-        let mut bytes = core::mem::take(&mut self.reading.bytes);
-        core.book.fill_in(&mut bytes);
-        Some(Some(bytes))
     }
 
     /// Ends in good order: everything becomes durable, and the logs learn that.

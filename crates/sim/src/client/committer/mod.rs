@@ -5,27 +5,26 @@
 //! The core reads blocks at once; here a read takes its time. So what the core decides from blocks is
 //! run again with each block that has come, until it needs no other.
 
+mod calls;
+mod opening;
+
 use std::error::Error;
 use std::fmt;
 
-use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
+use riopipe_order::attribute::Seq;
 use riopipe_platform::crc32c;
-use riopipe_session::initiator::stream_driver::Until;
 use riopipe_wal_core::Lsn;
-use riopipe_wal_core::format::{Anchor, begin};
-use riopipe_wal_core::opening::{End, FindError, Read, find_end};
+use riopipe_wal_core::opening::{End, Read};
 use riopipe_wal_core::reading::{self, ReadError, Span, Walk, locate};
 use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
 use riopipe_wal_core::ring::Ring;
-use riopipe_wal_core::writer::{Config, Group, Marks, Writer};
+use riopipe_wal_core::writer::{Group, Marks, Writer};
 
 use super::application::Process;
 use super::stream::Stream;
 use crate::block::BLOCK;
 use crate::core::Core;
-use crate::oracle::{FoundLog, Promise, Record, Submitted};
-use crate::payload::Payload;
+use crate::oracle::{Promise, Record};
 use crate::rng::Rng;
 use crate::scenario::{LogSpec, Op, Place};
 
@@ -235,184 +234,6 @@ impl Committer {
             core.oracle.broken(promise, format!("log {}: {what}", self.nth));
         }
         stream.leave(what, core);
-    }
-
-    fn find(
-        &mut self,
-        stream: &mut Stream,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) -> bool {
-        // Later writes make the tag obsolete.
-        let last = stream.driver().map(|driver| driver.last());
-        let tagged = self.recovered.filter(|(seq, _)| Some(*seq) == last);
-        let tag = tagged.map(|(_, tag)| tag).filter(|tag| *tag > 0);
-        let first = u64::from(self.spec.first);
-        let found = self.decide(stream, core, |ring, read| {
-            let mut block = [0; BLOCK];
-            read(first, &mut block)?;
-            let anchor = match Anchor::parse(&block, crc32c) {
-                Ok(anchor) => anchor,
-                Err(error) => return Ok(Err(format!("it has no anchor: {error}"))),
-            };
-            let mut in_ring = |place: u64, bytes: &mut [u8]| read(ring.lba(place), bytes);
-            match find_end(ring, anchor.log, crc32c, tag, &mut in_ring) {
-                Ok(end) => Ok(Ok((anchor, end))),
-                Err(FindError::Read(not_yet)) => Err(not_yet),
-                Err(error) => Ok(Err(error.to_string())),
-            }
-        });
-        let Some(found) = found else { return self.is_reading };
-        match found {
-            Ok((anchor, end)) => {
-                let place = (u64::from(self.spec.first), u64::from(self.spec.blocks));
-                if (anchor.start, anchor.blocks) != place {
-                    self.is_broken(Promise::P5, "another log is in its place", stream, core);
-                    return false;
-                }
-                self.read.clear();
-                let Some(logged) = stream.keeps_log() else { return false };
-                if logged {
-                    return self.checks(anchor.log, end);
-                }
-                self.job = Job::Settle { log: anchor.log, end, last: None, at: 0 };
-                true
-            }
-            Err(why) if core.logs[self.nth].is_created => {
-                self.is_broken(Promise::P2, &why, stream, core);
-                false
-            }
-            Err(_) => self.create(stream, process, core),
-        }
-    }
-
-    fn create(
-        &mut self,
-        stream: &mut Stream,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) -> bool {
-        let (log, epoch) = (core.rng.u64(), core.rng.u64());
-        let (start, blocks) = (u64::from(self.spec.first), u64::from(self.spec.blocks));
-        let mut bytes = vec![0; 2 * BLOCK];
-        begin(&Anchor { log, start, blocks }, epoch, crc32c, &mut bytes);
-        let end = End::of_new(epoch);
-        let parts = [(start, noted(&bytes, core))];
-        let place = Place::Fresh;
-        match stream.submit_log(&parts, place, end.number, true, process, core) {
-            Some(seq) => self.job = Job::Create { seq, log, end },
-            None => return false,
-        }
-        true
-    }
-
-    /// Without ordering logs, opening a volume flushes nothing: the last blocks are written again.
-    fn settle(
-        &mut self,
-        (log, end): (u64, End),
-        (last, at): (Option<Seq>, usize),
-        stream: &mut Stream,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) -> bool {
-        let mut blocks = end.to_settle(u64::from(self.spec.first), self.ring).skip(at);
-        let Some(block) = blocks.next() else {
-            return match last {
-                Some(seq) => self.is_durable(seq, stream) && self.checks(log, end),
-                None => self.checks(log, end),
-            };
-        };
-        let read = self.decide(stream, core, |_, read| {
-            let mut bytes = vec![0; BLOCK];
-            read(block, &mut bytes).map(|()| bytes)
-        });
-        let Some(bytes) = read else { return self.is_reading };
-        let parts = [(block, noted(&bytes, core))];
-        let Some(seq) = stream.submit_log(&parts, Place::InPlace, 0, false, process, core) else {
-            return false;
-        };
-        self.read.clear();
-        self.job = Job::Settle { log, end, last: Some(seq), at: at + 1 };
-        if blocks.next().is_none()
-            && let Some(driver) = stream.driver()
-        {
-            // It was submitted.
-            let _ = driver.begin_wait(Until::Durable(seq));
-        }
-        true
-    }
-
-    fn check(&mut self, log: u64, end: &End, stream: &mut Stream, core: &mut Core) -> bool {
-        let blocks = end.oldest..end.number;
-        let found = self.decide(stream, core, |ring, read| {
-            let span = Span { ring, log, crc: crc32c, from: end.trim, blocks: blocks.clone() };
-            let checkpoint = match end.checkpoint {
-                Some(from) => {
-                    records(Span { from, ..span.clone() }, 1, read)?.map(|mut all| all.pop())
-                }
-                None => Ok(None),
-            };
-            let all = records(span, usize::MAX, read)?;
-            Ok(checkpoint.and_then(|checkpoint| all.map(|records| (checkpoint, records))))
-        });
-        let Some(found) = found else { return self.is_reading };
-        self.read.clear();
-        let (checkpoint, records) = match found {
-            Ok(found) => found,
-            Err(why) => {
-                self.is_broken(Promise::P1, &why, stream, core);
-                return false;
-            }
-        };
-        let lsn = |record: &Record| Lsn(record.lsn);
-        let all = records.iter().map(lsn).collect();
-        let checkpoints = records.iter().filter(|it| it.checkpoint).map(lsn).collect();
-        let found = FoundLog { end: end.lsn.0, trim: end.trim.0, checkpoint, records };
-        let nth = self.nth;
-        core.trace(|| {
-            let (end, trim, all) = (found.end, found.trim, found.records.len());
-            format!("log {nth}: open, {all} records, Lsn {trim} to {end}")
-        });
-        let mut opening = None;
-        if !core.oracle.is_stale(stream.era) {
-            match core.logs[nth].opened(&found) {
-                Ok(number) => {
-                    core.logs[nth].is_created = true;
-                    opening = Some(number);
-                }
-                Err(broken) => judge(Err(broken), core),
-            }
-        }
-        let Some(config) = self.config(log, stream, core) else { return false };
-        self.open = Some(Box::new(Open {
-            log,
-            writer: Writer::new(config, end),
-            queue: Vec::new(),
-            end: end.lsn,
-            wanted: end.lsn,
-            trimmed: end.trim,
-            refused: None,
-            opening,
-            records: all,
-            checkpoints,
-        }));
-        self.job = Job::Serve;
-        true
-    }
-
-    fn config(&self, log: u64, stream: &mut Stream, core: &mut Core) -> Option<Config> {
-        let driver = stream.driver()?;
-        let durable = driver.config().engine.capabilities().completes_durable;
-        Some(Config {
-            log,
-            ring: self.ring,
-            epoch: core.rng.u64(),
-            volatile: !durable && driver.topology().any_volatile(),
-            groups: self.spec.groups as usize,
-            flushes: self.spec.flushes as usize,
-            group_blocks: u64::from(self.spec.group_blocks),
-            crc: crc32c,
-        })
     }
 
     /// Takes the stream's progress in, and submits what is due.
@@ -677,63 +498,5 @@ fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64
 fn judge(result: Result<(), (Promise, String)>, core: &mut Core) {
     if let Err((promise, what)) = result {
         core.oracle.broken(promise, what);
-    }
-}
-
-impl Stream {
-    /// Submits a group of a log; `None`: there is no space, or the stream has failed.
-    fn submit_log(
-        &mut self,
-        parts: &[(u64, Vec<u64>)],
-        place: Place,
-        tag: u64,
-        durable: bool,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) -> Option<Seq> {
-        let mut submitted = Vec::new();
-        let mut writes = Vec::new();
-        for (first, names) in parts {
-            let list = (*first as u32..).zip(names);
-            submitted.extend(list.map(|(block, number)| Submitted {
-                block,
-                number: *number,
-                place,
-            }));
-            let payload = Payload::new(names, &self.held);
-            let op = match place {
-                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, payload),
-                _ => EngineOp::Write(EnginePlace::InPlace, payload),
-            };
-            writes.push(Write { lba: *first, blocks: names.len() as u32, op });
-        }
-        let (id, era) = (StreamId(self.id), self.era);
-        let checked: Vec<_> =
-            writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
-        match self.driver()?.admit(&mut writes, tag, durable) {
-            Ok(seq) => {
-                if let Err(breach) = process.ledger.check(id, checked.iter().copied()) {
-                    let what = format!("a log breaks its duty to the volume: {breach}");
-                    core.oracle.broken(Promise::P1, what);
-                }
-                let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
-                process.ledger.note(id, written, seq);
-                core.trace(|| {
-                    let parts: Vec<String> =
-                        parts.iter().map(|it| format!("{}:{:?}", it.0, it.1)).collect();
-                    format!(
-                        "stream {}: group {seq} of its log, tag {tag}, {parts:?}, {durable}",
-                        id.0
-                    )
-                });
-                core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
-                Some(seq)
-            }
-            Err(Refusal::Poisoned(failure)) => {
-                self.has_failed_with(failure, core);
-                None
-            }
-            Err(_) => None,
-        }
     }
 }

@@ -1,0 +1,174 @@
+//! What the thread of a log does with its stream.
+
+use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
+use riopipe_session::initiator::stream::ReadExtent;
+
+use super::Committer;
+use crate::block::BLOCK;
+use crate::client::application::{Call, Process, Reading};
+use crate::client::stream::Stream;
+use crate::core::{Core, US};
+use crate::oracle::{Promise, Submitted};
+use crate::payload::Payload;
+use crate::scenario::{Op, Place};
+
+impl Stream {
+    /// The thread of a log begins.
+    pub(in crate::client) fn opens_log(
+        &mut self,
+        committer: Box<Committer>,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) {
+        self.committer = Some(committer);
+        self.call = Call::Serve;
+        let wakes = self.driver().is_some_and(|driver| driver.owner_calls());
+        self.wakes_background |= wakes;
+        self.go_on(process, core);
+    }
+
+    /// The owner of a log does its next step.
+    pub(in crate::client) fn act_on_log(
+        &mut self,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) {
+        let index = usize::from(self.id);
+        let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
+        let Some(driver) = self.driver() else { return };
+        let wakes = driver.owner_calls();
+        self.wakes_background |= wakes;
+        let (steps, begun) = &core.steps[index];
+        let step = steps.get(*begun).filter(|_| is_ready && !self.closing);
+        let Some(op) = step.map(|step| core.scenario.steps[*step].op.clone()) else { return };
+        core.steps[index].1 += 1;
+        match op {
+            Op::Pause(us) => {
+                self.plan(process.end, u64::from(us) * US, core);
+                return;
+            }
+            Op::Restart => {
+                self.call = Call::None;
+                self.leave("its log is dropped", core);
+                return;
+            }
+            Op::Look(block, blocks) => self.looks = Some((block, blocks)),
+            _ => {}
+        }
+        if let Some(committer) = &mut self.committer {
+            committer.call(&op, core);
+        }
+        self.go_on(process, core);
+    }
+
+    /// The stream is dropped as it is, to be opened anew.
+    pub(in crate::client) fn leave(&mut self, why: &str, core: &mut Core) {
+        let id = self.id;
+        core.trace(|| format!("stream {id}: left, to be opened anew: {why}"));
+        core.oracle.left(self.era, id);
+        self.call = Call::None;
+        self.failed = true;
+        self.is_dropped(core);
+    }
+
+    /// Whether the targets keep a log of the stream; `None` if it has failed.
+    pub(in crate::client) fn keeps_log(&mut self) -> Option<bool> {
+        Some(self.driver()?.config().engine.capabilities().keeps_log)
+    }
+
+    /// Goes on with what the thread of its log does; whether anything was done.
+    pub(in crate::client) fn serve(
+        &mut self,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> bool {
+        let Some(mut committer) = self.committer.take() else { return false };
+        let moved = committer.advance(self, process, core);
+        self.committer = Some(committer);
+        moved && !self.failed
+    }
+
+    /// Begins to read blocks of its log.
+    pub(in crate::client) fn begin_read_of_log(
+        &mut self,
+        block: u32,
+        blocks: u32,
+        core: &mut Core,
+    ) {
+        let due = core.oracle.read_begins(self.era, self.id, block, blocks);
+        let bytes = vec![0; blocks as usize * BLOCK];
+        self.reading = Reading { due, first: 0, bytes };
+        if let Some(driver) = self.driver() {
+            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None);
+        }
+    }
+
+    /// What was read of its log, once it has come; `Some(None)` if it cannot be read.
+    pub(in crate::client) fn read_of_log(&mut self, core: &mut Core) -> Option<Option<Vec<u8>>> {
+        let result = self.driver()?.read_step(core.now)?;
+        if result.is_err() {
+            return Some(None);
+        }
+        core.oracle.read_ends(&self.reading.due, &self.reading.found());
+        let mut bytes = core::mem::take(&mut self.reading.bytes);
+        core.book.fill_in(&mut bytes);
+        Some(Some(bytes))
+    }
+
+    /// Submits a group of a log; `None`: there is no space, or the stream has failed.
+    pub(super) fn submit_log(
+        &mut self,
+        parts: &[(u64, Vec<u64>)],
+        place: Place,
+        tag: u64,
+        durable: bool,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> Option<Seq> {
+        let mut submitted = Vec::new();
+        let mut writes = Vec::new();
+        for (first, names) in parts {
+            let list = (*first as u32..).zip(names);
+            submitted.extend(list.map(|(block, number)| Submitted {
+                block,
+                number: *number,
+                place,
+            }));
+            let payload = Payload::new(names, &self.held);
+            let op = match place {
+                Place::Fresh => EngineOp::Write(EnginePlace::Fresh, payload),
+                _ => EngineOp::Write(EnginePlace::InPlace, payload),
+            };
+            writes.push(Write { lba: *first, blocks: names.len() as u32, op });
+        }
+        let (id, era) = (StreamId(self.id), self.era);
+        let checked: Vec<_> =
+            writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
+        match self.driver()?.admit(&mut writes, tag, durable) {
+            Ok(seq) => {
+                if let Err(breach) = process.ledger.check(id, checked.iter().copied()) {
+                    let what = format!("a log breaks its duty to the volume: {breach}");
+                    core.oracle.broken(Promise::P1, what);
+                }
+                let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
+                process.ledger.note(id, written, seq);
+                core.trace(|| {
+                    let parts: Vec<String> =
+                        parts.iter().map(|it| format!("{}:{:?}", it.0, it.1)).collect();
+                    format!(
+                        "stream {}: group {seq} of its log, tag {tag}, {parts:?}, {durable}",
+                        id.0
+                    )
+                });
+                core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
+                Some(seq)
+            }
+            Err(Refusal::Poisoned(failure)) => {
+                self.has_failed_with(failure, core);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
