@@ -388,6 +388,14 @@ named! {
         Forgotten = "forgotten-volume",
         /// The present drives did not make up the volume.
         DrivesRefused = "drives-refused",
+        /// A log of records was opened whose last record a crash had cut.
+        RecordCut = "record-cut",
+        /// A log of records was opened after its ring had been filled more than once.
+        RecordsLapped = "records-lapped",
+        /// Blocks of a log of records that were perhaps only in a cache were written again.
+        RecordsSettled = "records-settled",
+        /// Records waited for space in a full log of records.
+        RecordsFull = "records-full",
         /// An answer to an abandoned attempt to recover came during a later one.
         LateAnswer = "late-answer",
     }

@@ -9,6 +9,8 @@
 
 use std::collections::BTreeSet;
 
+use riopipe_order::probe::{self, Rare};
+
 use super::Promise;
 
 /// A record.
@@ -169,6 +171,9 @@ impl LogHistory {
             return broken(Promise::P1, what);
         }
         let count = kept.count();
+        if self.records.get(count).is_some_and(|record| record.lsn < end) {
+            probe::hit(Rare::RecordCut);
+        }
         self.records.truncate(count);
         (self.end, self.durable, self.trim_due) = (end, end, trim);
         self.waiting.clear();

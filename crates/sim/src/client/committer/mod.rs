@@ -12,6 +12,7 @@ use std::error::Error;
 use std::fmt;
 
 use riopipe_order::attribute::Seq;
+use riopipe_order::probe::{self, Rare};
 use riopipe_platform::crc32c;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::opening::{End, Read};
@@ -270,6 +271,7 @@ impl Committer {
             open.wanted = open.end;
             let durable = open.writer.durable();
             if durable > open.trimmed {
+                probe::hit(Rare::RecordsFull);
                 let nth = self.nth;
                 core.trace(|| format!("log {nth}: full"));
                 self.trim(durable);

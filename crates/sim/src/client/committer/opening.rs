@@ -1,6 +1,7 @@
 //! How a log of records is opened: found, or created, and checked.
 
 use riopipe_order::attribute::Seq;
+use riopipe_order::probe::{self, Rare};
 use riopipe_platform::crc32c;
 use riopipe_session::initiator::stream_driver::Until;
 use riopipe_wal_core::Lsn;
@@ -114,6 +115,7 @@ impl Committer {
         };
         self.read.clear();
         self.job = Job::Settle { log, end, last: Some(seq), at: at + 1 };
+        probe::hit(Rare::RecordsSettled);
         if blocks.next().is_none()
             && let Some(driver) = stream.driver()
         {
@@ -164,6 +166,9 @@ impl Committer {
         if !core.oracle.is_stale(stream.era) {
             match core.logs[nth].opened(&found) {
                 Ok(number) => {
+                    if end.number > self.ring.blocks() {
+                        probe::hit(Rare::RecordsLapped);
+                    }
                     core.logs[nth].is_created = true;
                     opening = Some(number);
                 }
