@@ -214,6 +214,7 @@ impl Stream {
             }
             let eager = self.driver().is_some_and(|driver| driver.wants_pump());
             if !worked && !eager && !served {
+                self.rests_on_log(core);
                 return self.falls_asleep(core.now);
             }
         }

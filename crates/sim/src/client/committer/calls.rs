@@ -29,11 +29,7 @@ impl Stream {
     }
 
     /// The owner of a log does its next step.
-    pub(in crate::client) fn act_on_log(
-        &mut self,
-        process: &mut Process<'_, '_>,
-        core: &mut Core,
-    ) {
+    pub(in crate::client) fn act_on_log(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         let index = usize::from(self.id);
         let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
         let Some(driver) = self.driver() else { return };
@@ -87,6 +83,17 @@ impl Stream {
         let moved = committer.advance(self, process, core);
         self.committer = Some(committer);
         moved && !self.failed
+    }
+
+    /// The thread of its log is about to sleep, perhaps for good: the wait does what the background
+    /// driver does elsewhere (T1).
+    pub(in crate::client) fn rests_on_log(&mut self, core: &Core) {
+        let flush_ns = u64::from(core.scenario.client.flush_us) * US;
+        if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
+            && let Some(driver) = self.driver()
+        {
+            driver.look_after(false, flush_ns, core.now);
+        }
     }
 
     /// Begins to read blocks of its log.

@@ -14,6 +14,7 @@ use std::fmt;
 use riopipe_order::attribute::Seq;
 use riopipe_order::probe::{self, Rare};
 use riopipe_platform::crc32c;
+use riopipe_session::initiator::stream_driver::Until;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::opening::{End, Read};
 use riopipe_wal_core::reading::{self, ReadError, Span, Walk, locate};
@@ -109,6 +110,8 @@ pub(super) struct Committer {
     read: Vec<Vec<u8>>,
     is_reading: bool,
     open: Option<Box<Open>>,
+    /// It sleeps until this, or until the application has something for it.
+    asleep: Option<Until>,
 }
 
 impl Committer {
@@ -127,12 +130,18 @@ impl Committer {
             read: Vec::new(),
             is_reading: false,
             open: None,
+            asleep: None,
         }))
     }
 
     /// Whether the application may make a call.
     pub(super) fn is_ready(&self) -> bool {
         matches!((&self.job, &self.goal), (Job::Serve, Goal::Nothing))
+    }
+
+    /// Whether it sleeps until the marks move.
+    pub(super) fn waits_for_marks(&self) -> bool {
+        self.asleep == Some(Until::Moved)
     }
 
     /// Whether everything that was appended is submitted.
@@ -184,12 +193,38 @@ impl Committer {
             Job::Locate(lsn) => self.locate(lsn, stream, core),
             Job::ReadBack(from) => self.read_back(from, stream, core),
             Job::Serve => {
-                let reached = self.serve(stream, process, core);
+                if !self.wakes(stream, core) {
+                    return false;
+                }
+                let moved = self.serve(stream, process, core);
                 if self.is_ready() {
                     stream.plan(process.end, 0, core);
                 }
-                reached
+                if !moved {
+                    self.sleeps(stream);
+                }
+                moved
             }
+        }
+    }
+
+    /// Whether it does not sleep, or not any longer.
+    fn wakes(&mut self, stream: &mut Stream, core: &mut Core) -> bool {
+        let (Some(until), Some(driver)) = (self.asleep, stream.driver()) else { return true };
+        let is_over = driver.wait_step(until, None, || core.now).is_some();
+        if is_over {
+            driver.tell();
+            self.asleep = None;
+        }
+        is_over
+    }
+
+    /// It sleeps until the marks move; with a group that was refused, until there may be space.
+    fn sleeps(&mut self, stream: &mut Stream) {
+        let refused = self.open.as_ref().is_some_and(|open| open.refused.is_some());
+        let until = if refused { Until::Room } else { Until::Moved };
+        if stream.driver().is_some_and(|driver| driver.begin_wait(until).is_ok()) {
+            self.asleep = Some(until);
         }
     }
 
@@ -246,6 +281,7 @@ impl Committer {
     ) -> bool {
         let Some(open) = &mut self.open else { return false };
         let Some(driver) = stream.driver() else { return false };
+        driver.tell();
         driver.reclaim();
         let (marks, released) = (driver.delivered(), driver.released());
         let (complete, durable, released) = (marks.complete.0, marks.durable.0, released.0);
@@ -344,6 +380,7 @@ impl Committer {
     /// The application makes a call.
     pub(super) fn call(&mut self, op: &Op, core: &mut Core) {
         let Some(open) = &mut self.open else { return };
+        self.asleep = None;
         let durable = open.writer.durable();
         match *op {
             Op::Append(bytes, count) => {
