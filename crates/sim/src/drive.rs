@@ -585,7 +585,7 @@ impl Drive {
                 continue;
             }
             if let Some(newer) = versions.last().filter(|_| self.tears.contains(&lba))
-                && self.rng.one_in(4)
+                && self.rng.one_in(2)
                 && let Some(torn) =
                     block::torn(block.durable, newer.content, self.rng.range(1, 254) as u8)
             {

@@ -38,6 +38,7 @@ fn logs_of_records(rng: &mut Rng) -> Scenario {
     let is_synced = rng.one_in(4);
     if is_synced {
         scenario.volume.engine = Engine::Sync;
+        scenario.machines.iter_mut().for_each(|machine| machine.drives[0].at_once = 0);
         let logless = rng.one_in(2);
         scenario.machines.iter_mut().for_each(|machine| machine.logless = logless);
     }
@@ -133,5 +134,10 @@ fn faults(scenario: &mut Scenario, rng: &mut Rng) {
             }
         };
         scenario.faults.push(at(event, what));
+    }
+    // Without an ordering log one group is in flight at a time, so few cuts tear a block of it.
+    for _ in 0..if is_logged { 0 } else { rng.range(2, 5) } {
+        event += rng.range(40, 300);
+        scenario.faults.push(at(event, What::BlackOut { down_us: 200 }));
     }
 }
