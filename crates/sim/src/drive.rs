@@ -277,7 +277,7 @@ impl Drive {
         self.blocks[lba as usize].durable = content;
     }
 
-    /// Whoever writes this block does not rely on its being written whole (M1).
+    /// The writer of this block does not need it to be written whole (M1).
     pub fn may_tear(&mut self, lba: u32) {
         self.tears.insert(lba);
     }

@@ -105,7 +105,7 @@ fn faults(scenario: &mut Scenario, rng: &mut Rng) {
     let is_logged = scenario.volume.engine.is_logged();
     let mut event = 40;
     if !is_logged && rng.one_in(2) {
-        // What a lost connection leaves in caches, no later owner's label flushes.
+        // A lost connection leaves blocks in caches. The same owner goes on, so no label is flushed.
         let mut cut = rng.range(90, 400);
         for _ in 0..rng.range(1, 3) {
             let (nth, ends) = (rng.below(12) as u32, *rng.pick(&[Ends::Both, Ends::Client]));
