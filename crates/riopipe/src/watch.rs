@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
-use riopipe_session::initiator::stream_driver::{Mark, Place};
+use riopipe_session::initiator::stream_driver::{Life, Mark, Place};
 
 use crate::background::Background;
 use crate::error::WaitError;
@@ -22,6 +22,10 @@ use crate::watched::{Over, Wait, Watched};
 /// volume's background thread moves them, without delay.
 ///
 /// A watch does not keep the stream open, and may be cloned and dropped at any time.
+///
+/// A stream that is [reopened](crate::Stream::reopen) gives the numbers of lost groups again. A thread
+/// that waits for another thread's group is best given a [`MarkWait`], made right after the submission,
+/// and not a number: it never takes another group for its own.
 ///
 /// ```no_run
 /// # fn commits(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -80,7 +84,7 @@ impl Watch {
     /// The time is up; or the stream has failed, was closed or was dropped, and the group was not
     /// durable before.
     pub fn wait_durable(&self, seq: Seq, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        self.durable(seq).block(timeout)
+        self.durable(seq).wait(timeout)
     }
 
     /// Blocks until group `seq` and all before it are complete on all targets, at most for
@@ -89,17 +93,17 @@ impl Watch {
     /// # Errors
     /// As [`wait_durable`](Self::wait_durable).
     pub fn wait_complete(&self, seq: Seq, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        self.complete(seq).block(timeout)
+        self.complete(seq).wait(timeout)
     }
 
     /// As [`wait_durable`](Self::wait_durable), as a future.
     pub fn durable(&self, seq: Seq) -> MarkWait {
-        MarkWait { watch: self.clone(), mark: Mark::Durable, seq, place: None }
+        MarkWait::new(self, Mark::Durable, seq)
     }
 
     /// As [`wait_complete`](Self::wait_complete), as a future.
     pub fn complete(&self, seq: Seq) -> MarkWait {
-        MarkWait { watch: self.clone(), mark: Mark::Complete, seq, place: None }
+        MarkWait::new(self, Mark::Complete, seq)
     }
 
     /// The background thread takes the stream over if its owner is in no call.
@@ -113,22 +117,57 @@ impl Watch {
 /// Waits for a mark of a stream: a [`Future`] that needs no particular runtime. The thread that
 /// moves the mark wakes it; nothing is polled. It may be dropped at any time.
 ///
-/// It ends as [`Watch::wait_durable`] does, without a time limit.
+/// It ends as [`Watch::wait_durable`] does, without a time limit. It is for the group that has this
+/// number now, or gets it next: if the stream is [reopened](crate::Stream::reopen) after this was made,
+/// and that group was lost, it ends with the stream's failure, though another group may get the same
+/// number.
 #[derive(Debug)]
 #[must_use = "nothing is waited for until it is"]
 pub struct MarkWait {
     watch: Watch,
     mark: Mark,
     seq: Seq,
+    life: Life,
     /// Its place in the list of waiters, once it has been polled.
     place: Option<Place>,
 }
 
 impl MarkWait {
+    fn new(watch: &Watch, mark: Mark, seq: Seq) -> Self {
+        Self { watch: watch.clone(), mark, seq, life: watch.watched.life(), place: None }
+    }
+
+    /// Blocks the thread until it has ended, at most for `timeout`: see [`Watch::wait_durable`].
+    ///
+    /// # Errors
+    /// As [`Watch::wait_durable`].
+    pub fn wait(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
+        let since = Instant::now();
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            if let Poll::Ready(result) = self.check(&waker) {
+                return result;
+            }
+            let Some(timeout) = timeout else {
+                std::thread::park();
+                continue;
+            };
+            match timeout.saturating_sub(since.elapsed()) {
+                Duration::ZERO => return Err(WaitError::Deadline(timeout)),
+                left => std::thread::park_timeout(left),
+            }
+        }
+    }
+
     fn check(&mut self, waker: &Waker) -> Poll<Result<Marks, WaitError>> {
         let Watch { watched, driver, background } = &self.watch;
         let seq = self.seq;
-        match watched.wait(self.mark, seq, self.place, waker) {
+        if self.place.is_none()
+            && let Some(marks) = watched.reached(self.mark, seq, self.life)
+        {
+            return Poll::Ready(Ok(marks));
+        }
+        match watched.wait(self.mark, seq, self.life, self.place, waker) {
             Wait::Reached(marks) => {
                 self.place = None;
                 Poll::Ready(Ok(marks))
@@ -150,24 +189,6 @@ impl MarkWait {
                     background.wake();
                 }
                 Poll::Pending
-            }
-        }
-    }
-
-    fn block(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        let since = Instant::now();
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        loop {
-            if let Poll::Ready(result) = self.check(&waker) {
-                return result;
-            }
-            let Some(timeout) = timeout else {
-                std::thread::park();
-                continue;
-            };
-            match timeout.saturating_sub(since.elapsed()) {
-                Duration::ZERO => return Err(WaitError::Deadline(timeout)),
-                left => std::thread::park_timeout(left),
             }
         }
     }

@@ -4,7 +4,7 @@ use std::task::Waker;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
-use riopipe_session::initiator::stream_driver::{Entry, Mark, Place, Standing, Waitlist};
+use riopipe_session::initiator::stream_driver::{Entry, Life, Mark, Place, Standing, Waitlist};
 
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
@@ -16,6 +16,8 @@ pub(crate) struct Watched<F> {
     durable: AtomicU64,
     released: AtomicU64,
     failed: AtomicBool,
+    /// The life that the marks are of.
+    life: AtomicU64,
     /// Groups up to this become durable without anybody asking for it.
     asked: AtomicU64,
     /// Somebody waits until this group is durable.
@@ -31,6 +33,8 @@ pub(crate) struct Watched<F> {
 struct Waiters<F> {
     list: Waitlist<Waker>,
     over: Option<Over<F>>,
+    /// Why the life before this one ended.
+    lost: Option<Over<F>>,
 }
 
 /// Why the marks move no more.
@@ -62,11 +66,12 @@ impl<F: Clone> Watched<F> {
             durable: AtomicU64::new(start.0),
             released: AtomicU64::new(start.0),
             failed: AtomicBool::new(false),
+            life: AtomicU64::new(0),
             asked: AtomicU64::new(start.0),
             wanted: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             looked: AtomicBool::new(false),
-            waiters: Mutex::new(Waiters { list: Waitlist::new(), over: None }),
+            waiters: Mutex::new(Waiters { list: Waitlist::new(), over: None, lost: None }),
         }
     }
 
@@ -128,13 +133,27 @@ impl<F: Clone> Watched<F> {
     /// The stream has been reopened: its marks may go back. Nobody waits: it had failed.
     pub(crate) fn restart(&self, start: Seq) {
         let mut waiters = lock(&self.waiters);
+        waiters.list.restart(start);
+        // Before the marks: who sees one of the new life sees that it is another.
+        self.life.store(waiters.list.life().0, Ordering::Release);
         // The durable mark first, here alone: it goes down.
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
         self.released.store(start.0, Ordering::Release);
         self.asked.store(start.0, Ordering::Release);
         self.failed.store(false, Ordering::Release);
-        waiters.over = None;
+        waiters.lost = waiters.over.take();
+    }
+
+    /// The life that the stream is in: waits that are begun now are of this one.
+    pub(crate) fn life(&self) -> Life {
+        Life(self.life.load(Ordering::Acquire))
+    }
+
+    /// The marks, if `mark` is at group `seq` and they are of this life.
+    pub(crate) fn reached(&self, mark: Mark, seq: Seq, life: Life) -> Option<Marks> {
+        let marks = self.marks();
+        (mark.of(marks) >= seq && self.life() == life).then_some(marks)
     }
 
     pub(crate) fn marks(&self) -> Marks {
@@ -169,12 +188,13 @@ impl<F: Clone> Watched<F> {
         self.waiting.load(Ordering::Acquire) || self.looked.load(Ordering::Acquire)
     }
 
-    /// A waiter goes on waiting until `mark` is at group `seq`; `place` is its place in the list, if
-    /// it has one.
+    /// A waiter of this life goes on waiting until `mark` is at group `seq`; `place` is its place in
+    /// the list, if it has one.
     pub(crate) fn wait(
         &self,
         mark: Mark,
         seq: Seq,
+        life: Life,
         place: Option<Place>,
         waker: &Waker,
     ) -> Wait<F> {
@@ -191,11 +211,15 @@ impl<F: Clone> Watched<F> {
             fence(Ordering::SeqCst);
             Standing { marks: self.marks(), over }
         };
-        let wait = match waiters.list.enter(mark, seq, waker.clone(), look) {
+        let wait = match waiters.list.enter(mark, seq, life, waker.clone(), look) {
             Entry::Reached => Wait::Reached(self.marks()),
             Entry::Over => match waiters.over.clone() {
                 Some(over) => Wait::Over(over),
                 None => unreachable!("it was over under the same lock"),
+            },
+            Entry::Lost => match waiters.lost.clone() {
+                Some(over) => Wait::Over(over),
+                None => unreachable!("a stream is reopened when it was over"),
             },
             Entry::Waits { place, first } => {
                 let driver = mark == Mark::Durable

@@ -49,8 +49,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 use owned::Owned;
 use riopipe::{Marks, Seq};
-use riopipe_session::initiator::stream_driver::Attention;
-use riopipe_session::initiator::stream_driver::Mark;
+use riopipe_session::initiator::stream_driver::{Attention, Life, Mark};
 use std::task::{Wake, Waker};
 use watched::{Over, Wait};
 
@@ -71,9 +70,9 @@ impl Wake for Bell {
 fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>> {
     let bell = std::sync::Arc::new(Bell::default());
     let waker = Waker::from(std::sync::Arc::clone(&bell));
-    let mut at = None;
+    let (mut at, life) = (None, watched.life());
     loop {
-        match watched.wait(Mark::Durable, Seq(seq), at, &waker) {
+        match watched.wait(Mark::Durable, Seq(seq), life, at, &waker) {
             Wait::Reached(marks) => return Ok(marks),
             Wait::Over(over) => return Err(over),
             Wait::Waits { place, background, driver } => {
@@ -142,14 +141,21 @@ fn t1_marks_are_handed_over_whole() {
 /// A reopened stream's marks go back, and still durable is never seen ahead of complete.
 #[test]
 fn durable_is_never_ahead_when_a_stream_is_reopened() {
-    loom::model(|| {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
         let watched = Arc::new(Watched::new(Seq(3)));
         let watcher = {
             let watched = Arc::clone(&watched);
             thread::spawn(move || {
+                let life = watched.life();
                 let seen = watched.marks();
                 assert!(seen.durable <= seen.complete);
                 let _ = watched.has_failed();
+                // Of the second life, which goes on after group 5, these are others (P2).
+                if let Some(marks) = watched.reached(Mark::Durable, Seq(6), life) {
+                    assert!(marks.durable >= Seq(if life == Life(0) { 8 } else { 6 }));
+                }
             })
         };
         watched.publish(marks(9, 8));

@@ -16,3 +16,4 @@ mod site;
 mod slow;
 mod volume;
 mod waiting;
+mod wakers;

@@ -50,12 +50,13 @@ impl Watchers {
     fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
         self.came += 1;
         let id = self.came;
-        match self.list.enter(mark, seq, id, || standing) {
+        // A stream that is opened or reopened has other watchers: their list has one life.
+        match self.list.enter(mark, seq, self.list.life(), id, || standing) {
             Entry::Waits { first, .. } => {
                 self.asleep.insert(id, (mark, seq));
                 Some(first)
             }
-            Entry::Reached | Entry::Over => None,
+            Entry::Reached | Entry::Over | Entry::Lost => None,
         }
     }
 

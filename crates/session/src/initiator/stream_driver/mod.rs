@@ -45,7 +45,7 @@ pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
 pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
-pub use waitlist::{Entry, Mark, Place, Standing, Waitlist};
+pub use waitlist::{Entry, Life, Mark, Place, Standing, Waitlist};
 
 /// Something that a stream's driver has for its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

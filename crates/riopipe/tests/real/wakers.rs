@@ -1,0 +1,92 @@
+//! Wakers that do what they like, and waiters that outlive what they wait for.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use riopipe::{MarkWait, Place, Seq, Stream, StreamFd, StreamOptions, Until, Volume, WaitError};
+use riopipe_net::wait_readable;
+
+use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
+use crate::site::open_options;
+
+/// For a wait that is not to end by itself.
+const SHORT: Duration = Duration::from_millis(30);
+
+fn volume(nodes: &[Node]) -> Volume {
+    open_soon(&volume_on(nodes), &open_options()).0
+}
+
+fn stream(volume: &Volume, id: u16) -> Stream {
+    volume.stream(id, &StreamOptions::default()).unwrap()
+}
+
+fn next(stream: &Stream) -> Seq {
+    Seq(stream.last().0 + 1)
+}
+
+fn poll(wait: &mut MarkWait, waker: &Waker) -> Poll<Result<riopipe::Marks, WaitError>> {
+    Future::poll(Pin::new(wait), &mut Context::from_waker(waker))
+}
+
+/// Tells that it has been woken.
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Flag {
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The number of a group that was lost is given again: who waited for the lost one is not told that
+/// it is durable.
+#[test]
+fn p2_a_wait_for_a_lost_group_does_not_take_the_next_of_that_number_for_it() {
+    let mut nodes = [Node::new()];
+    let options = with_loss_timeout(Duration::from_millis(200));
+    let (volume, _) = open_soon(&volume_on(&nodes), &options);
+    let mut stream = stream(&volume, 0);
+    let kept = put(&mut stream, 1, 1, 1, Place::InPlace, true);
+    stream.wait(Until::Durable(kept), Some(SOON)).unwrap();
+    let watch = stream.watch();
+    let flag = Arc::new(Flag::default());
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut begun = watch.durable(kept);
+    let mut lost = [watch.durable(next(&stream)), watch.complete(next(&stream))];
+    assert!(poll(&mut lost[0], &waker).is_pending());
+    nodes[0].kill();
+    let seq = put(&mut stream, 1, 1, 2, Place::InPlace, true);
+    assert_eq!(seq, Seq(kept.0 + 1));
+    soon("the stream fails", || stream.poll().is_err());
+    assert!(flag.is_set());
+    nodes[0].start();
+    let mut recovery = None;
+    soon("the stream is reopened", || {
+        recovery = stream.reopen().ok();
+        recovery.is_some()
+    });
+    assert!(recovery.unwrap().last < seq, "it never got to the target");
+    while put(&mut stream, 2, 1, 3, Place::InPlace, true) < seq {}
+    let marks = stream.wait(Until::Durable(stream.last()), Some(SOON)).unwrap();
+    assert!(marks.durable >= seq);
+    for lost in &mut lost {
+        let polled = poll(lost, Waker::noop());
+        assert!(matches!(polled, Poll::Ready(Err(WaitError::Failed(_)))), "{polled:?}");
+    }
+    assert!(matches!(poll(&mut begun, Waker::noop()), Poll::Ready(Ok(_))), "it was kept");
+    watch.wait_durable(seq, Some(SOON)).expect("a wait that begins now is for the new one");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
