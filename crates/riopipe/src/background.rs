@@ -137,26 +137,29 @@ struct Thread<'a> {
 impl Thread<'_> {
     /// Takes note of streams that came and went; false when none is left: the thread ends.
     fn refresh(&mut self) -> bool {
-        let mut state = lock(&self.background.state);
+        let Self { background, version, driver, streams } = self;
+        let mut state = lock(&background.state);
+        if state.version == *version && !state.streams.is_empty() {
+            return true;
+        }
+        *version = state.version;
+        streams.retain(|id, (stream, watched)| {
+            let there = state.streams.get(id);
+            let same = there.is_some_and(|there| Arc::ptr_eq(&stream.shell, &there.shell));
+            if !same {
+                driver.remove(*id);
+                if *watched {
+                    // Somebody may hold the handle still, and call: nobody would hear that here.
+                    let _ = background.poller.remove(stream.handle.poller());
+                }
+            }
+            same
+        });
         if state.streams.is_empty() {
             // The next stream that is opened starts a new thread, under this lock.
             state.running = false;
             return false;
         }
-        if state.version == self.version {
-            return true;
-        }
-        self.version = state.version;
-        let Self { driver, streams, .. } = self;
-        streams.retain(|id, (stream, _)| {
-            let there = state.streams.get(id);
-            let same = there.is_some_and(|there| Arc::ptr_eq(&stream.shell, &there.shell));
-            if !same {
-                // A poller that is closed is no longer watched.
-                driver.remove(*id);
-            }
-            same
-        });
         for (id, stream) in &state.streams {
             streams.entry(*id).or_insert_with(|| {
                 driver.add(*id);

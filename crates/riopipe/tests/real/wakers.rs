@@ -90,3 +90,45 @@ fn p2_a_wait_for_a_lost_group_does_not_take_the_next_of_that_number_for_it() {
     stream.close().unwrap();
     volume.close().unwrap();
 }
+
+/// The pollers of this process that watch what a stream's descriptor watches, beside that.
+fn watchers_of(fd: &StreamFd) -> usize {
+    let own = fd.as_raw_fd();
+    let watched = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        (words.first() == Some(&"tfd:")).then(|| (words[1].to_owned(), words[5].to_owned()))
+    };
+    let lines = fs::read_to_string(format!("/proc/self/fdinfo/{own}")).unwrap();
+    let (stream, _) = lines.lines().filter_map(watched).find(|(_, token)| token == "0").unwrap();
+    let others = fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let other = path.file_name()?.to_str()? != own.to_string();
+        other.then(|| fs::read_to_string(path).ok()).flatten()
+    });
+    let watches = |lines: &String| lines.lines().filter_map(watched).any(|(fd, _)| fd == stream);
+    others.filter(watches).count()
+}
+
+/// A descriptor or a waker may be kept longer than the stream. The background thread does not watch
+/// what is left: a call of the waker would keep it awake for ever.
+#[test]
+fn a_stream_that_is_gone_is_not_watched_though_somebody_holds_its_descriptor() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    for has_other in [true, false] {
+        let other = has_other.then(|| stream(&volume, 1));
+        let mut gone = stream(&volume, 0);
+        let (fd, waker) = (gone.event_fd().unwrap(), gone.waker());
+        let seq = put(&mut gone, 1, 1, 1, Place::InPlace, true);
+        gone.watch().wait_durable(seq, Some(SOON)).unwrap();
+        soon("the background thread watches it", || watchers_of(&fd) == 1);
+        drop(gone);
+        waker.wake();
+        soon("the background thread watches it no more", || watchers_of(&fd) == 0);
+        if let Some(other) = other {
+            other.close().unwrap();
+        }
+    }
+    stream(&volume, 0).close().unwrap();
+    volume.close().unwrap();
+}
