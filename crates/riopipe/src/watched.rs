@@ -198,11 +198,18 @@ impl<F: Clone> Watched<F> {
         place: Option<Place>,
         waker: &Waker,
     ) -> Wait<F> {
+        // Wakers are made and dropped without the lock: that may run any code, also a wait's drop.
+        let mut waker = waker.clone();
         let mut waiters = lock(&self.waiters);
-        if let Some(place) = place
-            && waiters.list.renew(mark, place, waker.clone())
-        {
-            return Wait::Waits { place, background: false, driver: false };
+        if let Some(place) = place {
+            match waiters.list.renew(mark, place, waker) {
+                Ok(old) => {
+                    drop(waiters);
+                    drop(old);
+                    return Wait::Waits { place, background: false, driver: false };
+                }
+                Err(back) => waker = back,
+            }
         }
         let over = waiters.over.is_some();
         let wanted = waiters.list.wanted();
@@ -211,7 +218,7 @@ impl<F: Clone> Watched<F> {
             fence(Ordering::SeqCst);
             Standing { marks: self.marks(), over }
         };
-        let wait = match waiters.list.enter(mark, seq, life, waker.clone(), look) {
+        let wait = match waiters.list.enter(mark, seq, life, waker, look) {
             Entry::Reached => Wait::Reached(self.marks()),
             Entry::Over => match waiters.over.clone() {
                 Some(over) => Wait::Over(over),
@@ -235,8 +242,11 @@ impl<F: Clone> Watched<F> {
     /// A waiter waits no more.
     pub(crate) fn leave(&self, mark: Mark, place: Place) {
         let mut waiters = lock(&self.waiters);
-        waiters.list.remove(mark, place);
+        let waker = waiters.list.remove(mark, place);
         self.note_waiting(&waiters);
+        drop(waiters);
+        // See `wait`.
+        drop(waker);
     }
 
     fn note_waiting(&self, waiters: &MutexGuard<'_, Waiters<F>>) {

@@ -132,3 +132,40 @@ fn a_stream_that_is_gone_is_not_watched_though_somebody_holds_its_descriptor() {
     stream(&volume, 0).close().unwrap();
     volume.close().unwrap();
 }
+
+/// A task that is dropped with its last waker, and its waits with it.
+struct Task {
+    _waits: Mutex<Vec<MarkWait>>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// Dropping a waker may drop any value: also another wait for the same stream.
+#[test]
+fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let stream = stream(&volume, 0);
+    let (watch, never) = (stream.watch(), Seq(1 << 40));
+    let (done, is_done) = mpsc::channel();
+    let task = move || {
+        let mut waits = vec![watch.durable(never), watch.complete(never)];
+        for wait in &mut waits {
+            assert!(poll(wait, Waker::noop()).is_pending());
+        }
+        Waker::from(Arc::new(Task { _waits: Mutex::new(waits) }))
+    };
+    let watch = stream.watch();
+    thread::spawn(move || {
+        let mut wait = watch.durable(never);
+        assert!(poll(&mut wait, &task()).is_pending());
+        assert!(poll(&mut wait, &task()).is_pending(), "the first task goes");
+        drop(wait);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(SOON).expect("no wait hangs");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}

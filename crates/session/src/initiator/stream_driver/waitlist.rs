@@ -158,20 +158,20 @@ impl<W> Waitlist<W> {
         }
     }
 
-    /// A waiter is to be woken by something else; false if it is not in the list any more.
-    pub fn renew(&mut self, mark: Mark, place: Place, waiter: W) -> bool {
+    /// A waiter is to be woken by something else. Returns what would have woken it before.
+    ///
+    /// # Errors
+    /// It is not in the list any more: gives back what was to wake it.
+    pub fn renew(&mut self, mark: Mark, place: Place, waiter: W) -> Result<W, W> {
         match self.list(mark).get_mut(&place) {
-            Some(there) => {
-                *there = waiter;
-                true
-            }
-            None => false,
+            Some(there) => Ok(core::mem::replace(there, waiter)),
+            None => Err(waiter),
         }
     }
 
-    /// A waiter waits no more.
-    pub fn remove(&mut self, mark: Mark, place: Place) {
-        self.list(mark).remove(&place);
+    /// A waiter waits no more. Returns what would have woken it, if it was in the list.
+    pub fn remove(&mut self, mark: Mark, place: Place) -> Option<W> {
+        self.list(mark).remove(&place)
     }
 
     /// The marks have moved: takes the waiters whose marks are there.
@@ -292,12 +292,12 @@ mod tests {
         let mut list = Waitlist::new();
         let (first, _) = waits(&mut list, Mark::Durable, 5, 1);
         let (second, _) = waits(&mut list, Mark::Durable, 5, 2);
-        assert!(list.renew(Mark::Durable, first, 7));
-        assert!(!list.renew(Mark::Complete, first, 8));
-        list.remove(Mark::Durable, second);
+        assert_eq!(list.renew(Mark::Durable, first, 7), Ok(1));
+        assert_eq!(list.renew(Mark::Complete, first, 8), Err(8));
+        assert_eq!(list.remove(Mark::Durable, second), Some(2));
         assert_eq!(list.take_reached(at(5, 5)), [7]);
-        assert!(!list.renew(Mark::Durable, first, 9), "it was taken");
-        list.remove(Mark::Durable, first);
+        assert_eq!(list.renew(Mark::Durable, first, 9), Err(9), "it was taken");
+        assert_eq!(list.remove(Mark::Durable, first), None);
         assert!(waits(&mut list, Mark::Complete, 6, 3).1, "the first one again");
     }
 }
