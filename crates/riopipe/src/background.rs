@@ -17,6 +17,7 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriv
 use crate::failure::StreamFailure;
 use crate::shared::lock;
 use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::waking::wake_all;
 use crate::watched::Watched;
 
 /// How long to rest when the thread cannot wait for events.
@@ -186,6 +187,9 @@ impl Thread<'_> {
                         let next = shell.tend(self.driver.config().flush_ns);
                         self.driver.tended(id, next);
                     }
+                    let due = shell.take_due();
+                    drop(shell);
+                    wake_all(due);
                 }
             }
             self.watch(id, now);

@@ -6,9 +6,11 @@ use riopipe_net::{Owned, Taken};
 
 use crate::background::Background;
 use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::waking::wake_all;
 
 /// See the [module](self). At its end the background thread is woken if it has to know that the
-/// stream is free: it has looked after the stream before, or has asked for it meanwhile.
+/// stream is free: it has looked after the stream before, or has asked for it meanwhile. Those are
+/// woken that waited for what this call has found.
 pub(crate) struct OwnerCall<'a> {
     /// `Some` until the end.
     shell: Option<Taken<'a, StreamShell>>,
@@ -50,9 +52,14 @@ impl Drop for OwnerCall<'_> {
     #[inline]
     fn drop(&mut self) {
         self.handle.watched.owner_called();
-        let asked = self.shell.take().is_some_and(Taken::end);
+        let Some(mut shell) = self.shell.take() else { return };
+        let due = shell.take_due();
+        let asked = shell.end();
         if asked || self.wakes {
             self.background.wake();
+        }
+        if !due.is_empty() {
+            wake_all(due);
         }
     }
 }

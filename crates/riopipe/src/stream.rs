@@ -23,7 +23,7 @@ use crate::recovery::StreamRecovery;
 use crate::shared::{Inner, lock};
 use crate::start::start;
 use crate::stream_shell::{StreamHandle, StreamShell};
-use crate::waking::{StreamFd, StreamWaker};
+use crate::waking::{StreamFd, StreamWaker, wake_all};
 use crate::watch::Watch;
 use crate::watched::Over;
 
@@ -607,7 +607,8 @@ impl Drop for Stream {
         let last = self.last();
         // Others may hold the stream for a moment longer; the connections end here.
         self.shell.take().hang_up();
-        self.handle.watched.end(if self.closed { Over::Closed } else { Over::Dropped });
+        let over = if self.closed { Over::Closed } else { Over::Dropped };
+        wake_all(self.handle.watched.end(over));
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,

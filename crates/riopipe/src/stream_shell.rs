@@ -3,11 +3,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Waker;
 use std::time::Duration;
 
-use riopipe_net::{
-    Interest, Next, Poller, PollerError, Received, RecvBuf, Socket, Waiter, Waker, now_ns,
-};
+use riopipe_net::{Interest, Next, Poller, PollerError, Received, RecvBuf, Socket, Waiter, now_ns};
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
 use riopipe_session::initiator::queue_pair::{IoQueue, QueuePair};
@@ -18,6 +17,7 @@ use crate::error::CallError;
 use crate::failure::{Absence, Exhausted, FailureCause, StreamFailure};
 use crate::piece::{Kept, Piece, Pool};
 use crate::shared::{Inner, lock};
+use crate::waking::wake_all;
 use crate::watched::{Over, Watched};
 
 /// What is reached without taking the stream: from the targets' threads, from watching threads, and
@@ -25,7 +25,7 @@ use crate::watched::{Over, Watched};
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     poller: Poller,
-    waker: Waker,
+    waker: riopipe_net::Waker,
     mail: Mutex<Vec<Mail>>,
     /// Another thread has called the owner.
     called: AtomicBool,
@@ -91,7 +91,7 @@ impl StreamHandle {
     }
 
     /// What wakes the thread that drives the stream.
-    pub(crate) fn waker(&self) -> &Waker {
+    pub(crate) fn waker(&self) -> &riopipe_net::Waker {
         &self.waker
     }
 
@@ -291,6 +291,9 @@ pub(crate) struct StreamShell {
     released: Seq,
     /// The marks that were published last.
     published: Marks,
+    /// Those that waited for what has come: who drives the stream wakes them before it rests, or
+    /// right after it has given the stream back.
+    due: Vec<Waker>,
 }
 
 // SAFETY: only the driver's pieces are not `Send` (asserted below), because the counts of their
@@ -319,8 +322,8 @@ impl StreamShell {
     ) -> Self {
         let released = driver.config().start;
         let published = driver.delivered();
-        let (kept, now) = (Kept::default(), now_ns());
-        Self { driver, kept, connections, volume, now, failure: None, released, published }
+        let (kept, now, due) = (Kept::default(), now_ns(), Vec::new());
+        Self { driver, kept, connections, volume, now, failure: None, released, published, due }
     }
 
     pub(crate) fn id(&self) -> StreamId {
@@ -340,6 +343,7 @@ impl StreamShell {
     /// The old life's buffers go to the pool.
     pub(crate) fn restart(&mut self, mut new: Self, pool: &mut Pool) {
         *new.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
+        new.due.append(&mut self.due);
         let mut kept = std::mem::take(&mut self.kept);
         *self = new;
         kept.give_back(Seq(u64::MAX), pool);
@@ -476,8 +480,18 @@ impl StreamShell {
         }
     }
 
-    /// Looks again at once, or sleeps until something comes.
+    /// Takes those that are to be woken.
+    #[inline]
+    pub(crate) fn take_due(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.due)
+    }
+
+    /// For a call of the owner: looks again at once, or sleeps until something comes.
     pub(crate) fn rest(&mut self, waiter: &mut Waiter, worked: bool, deadline: Option<u64>) {
+        if !self.due.is_empty() {
+            // No other thread waits for the stream meanwhile: only its owner does that.
+            wake_all(self.take_due());
+        }
         if worked {
             waiter.worked();
             return;
@@ -507,7 +521,8 @@ impl StreamShell {
         self.connections.handle.watched.publish_released(self.driver.released());
         if marks != self.published {
             self.published = marks;
-            self.connections.handle.watched.publish(marks);
+            let mut due = self.connections.handle.watched.publish(marks);
+            self.due.append(&mut due);
         }
         if let Err(failure) = result {
             return Err(self.poisoned(failure));
@@ -545,7 +560,8 @@ impl StreamShell {
             return (**failure).clone();
         }
         let failure = self.describe(failure);
-        self.handle().watched.end(Over::Failed(failure.clone()));
+        let mut due = self.handle().watched.end(Over::Failed(failure.clone()));
+        self.due.append(&mut due);
         self.failure = Some(Box::new(failure.clone()));
         failure
     }

@@ -76,24 +76,24 @@ impl<F: Clone> Watched<F> {
     }
 
     /// The marks have moved. Everything that the writer did before is seen by whoever sees them.
-    pub(crate) fn publish(&self, marks: Marks) {
+    /// Returns the waiters that are to be woken: they may do anything then, so the caller has no lock,
+    /// and a stream only if it is the stream's owner.
+    #[must_use]
+    pub(crate) fn publish(&self, marks: Marks) -> Vec<Waker> {
         self.complete.store(marks.complete.0, Ordering::Release);
         self.durable.store(marks.durable.0, Ordering::Release);
         // Between these stores and the load, as the waiter's is between its store and its loads:
         // one of the two threads sees what the other has done.
         fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::Relaxed) {
-            self.wake_reached(marks);
-        }
+        if self.waiting.load(Ordering::Relaxed) { self.take_reached(marks) } else { Vec::new() }
     }
 
     #[cold]
-    fn wake_reached(&self, marks: Marks) {
+    fn take_reached(&self, marks: Marks) -> Vec<Waker> {
         let mut waiters = lock(&self.waiters);
         let reached = waiters.list.take_reached(marks);
         self.note_waiting(&waiters);
-        drop(waiters);
-        reached.into_iter().for_each(Waker::wake);
+        reached
     }
 
     #[inline]
@@ -117,8 +117,10 @@ impl<F: Clone> Watched<F> {
         Seq(self.wanted.load(Ordering::Acquire))
     }
 
-    /// The marks move no more; the first reason counts.
-    pub(crate) fn end(&self, over: Over<F>) {
+    /// The marks move no more; the first reason counts. Returns the waiters that are to be woken, as
+    /// [`publish`](Self::publish) does.
+    #[must_use]
+    pub(crate) fn end(&self, over: Over<F>) -> Vec<Waker> {
         let mut waiters = lock(&self.waiters);
         if matches!(over, Over::Failed(_)) {
             self.failed.store(true, Ordering::Release);
@@ -126,8 +128,7 @@ impl<F: Clone> Watched<F> {
         waiters.over.get_or_insert(over);
         let all = waiters.list.take_all();
         self.note_waiting(&waiters);
-        drop(waiters);
-        all.into_iter().for_each(Waker::wake);
+        all
     }
 
     /// The stream has been reopened: its marks may go back. Nobody waits: it had failed.

@@ -86,6 +86,10 @@ fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>>
     }
 }
 
+fn wake(due: Vec<Waker>) {
+    due.into_iter().for_each(Waker::wake);
+}
+
 fn marks(complete: u64, durable: u64) -> Marks {
     Marks { complete: Seq(complete), durable: Seq(durable) }
 }
@@ -122,7 +126,7 @@ fn t1_marks_are_handed_over_whole() {
                     && *complete == 1
                 {
                     *complete = 2;
-                    watched.publish(marks(2, 1));
+                    wake(watched.publish(marks(2, 1)));
                 }
             })
         };
@@ -131,7 +135,7 @@ fn t1_marks_are_handed_over_whole() {
             // SAFETY: nobody reads it before the mark.
             written.with_mut(|value| unsafe { *value = 7 });
             *complete = 1;
-            watched.publish(marks(1, 1));
+            wake(watched.publish(marks(1, 1)));
         }
         watcher.join().unwrap();
         background.join().unwrap();
@@ -158,13 +162,13 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
                 }
             })
         };
-        watched.publish(marks(9, 8));
+        wake(watched.publish(marks(9, 8)));
         watched.publish_released(Seq(8));
         assert_eq!(watched.released(), Seq(8));
-        watched.end(Over::Failed(()));
+        wake(watched.end(Over::Failed(())));
         watched.restart(Seq(5));
         assert_eq!(watched.released(), Seq(5));
-        watched.publish(marks(6, 6));
+        wake(watched.publish(marks(6, 6)));
         watcher.join().unwrap();
         assert!(!watched.has_failed());
         assert_eq!(watched.marks(), marks(6, 6));
@@ -187,7 +191,7 @@ fn p8_a_mark_that_comes_while_a_waiter_enters_is_not_missed() {
             })
         };
         watched.publish_released(Seq(1));
-        watched.publish(marks(1, 1));
+        wake(watched.publish(marks(1, 1)));
         waiter.join().unwrap();
         assert!(!watched.is_awaited());
     });
@@ -205,8 +209,8 @@ fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
                 let watched = Arc::clone(&watched);
                 thread::spawn(move || wait(&watched, seq, || ()))
             };
-            watched.publish(marks(1, 1));
-            watched.end(Over::Dropped);
+            wake(watched.publish(marks(1, 1)));
+            wake(watched.end(Over::Dropped));
             match waiter.join().unwrap() {
                 Ok(marks) => assert_eq!((seq, marks.durable), (1, Seq(1))),
                 Err(over) => assert!(seq == 2 && matches!(over, Over::Dropped)),
@@ -315,7 +319,7 @@ fn p8_an_awaited_stream_is_taken_over_at_once() {
             }
             stream.attention.mind();
             if std::mem::take(&mut stream.undone) == 1 {
-                watched.publish(marks(1, 1));
+                wake(watched.publish(marks(1, 1)));
                 break;
             }
         }

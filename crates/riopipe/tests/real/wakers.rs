@@ -169,3 +169,80 @@ fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
     stream.close().unwrap();
     volume.close().unwrap();
 }
+
+/// As a task whose runtime is gone: being woken, it is dropped, and the stream that it has.
+#[derive(Default)]
+struct Dropping {
+    stream: Mutex<Option<Stream>>,
+    dropped: AtomicBool,
+}
+
+impl Wake for Dropping {
+    fn wake(self: Arc<Self>) {
+        drop(self.stream.lock().unwrap().take());
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The background thread calls wakers when it has no stream: they may do anything with any.
+#[test]
+fn p8_a_waker_may_drop_the_stream() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut other = stream(&volume, 1);
+    loop {
+        let mut dropped = stream(&volume, 0);
+        let watch = dropped.watch();
+        let seq = put(&mut dropped, 1, 1, 1, Place::InPlace, true);
+        let task = Arc::new(Dropping::default());
+        *task.stream.lock().unwrap() = Some(dropped);
+        let mut wait = watch.durable(seq);
+        if poll(&mut wait, &Waker::from(Arc::clone(&task))).is_pending() {
+            soon("the stream is dropped", || task.dropped.load(Ordering::SeqCst));
+            assert!(matches!(poll(&mut wait, Waker::noop()), Poll::Ready(Ok(_))));
+            break;
+        }
+    }
+    let seq = put(&mut other, 2, 1, 1, Place::InPlace, true);
+    other.watch().wait_durable(seq, Some(SOON)).expect("the background thread is there");
+    other.close().unwrap();
+    stream(&volume, 0).close().unwrap();
+    volume.close().unwrap();
+}
+
+struct Panicking;
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics, as it is to");
+    }
+}
+
+/// A waker that panics harms neither other waiters nor who drives the stream.
+#[test]
+fn p8_a_waker_that_panics_harms_nobody_else() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut stream = stream(&volume, 0);
+    let watch = stream.watch();
+    let panicking = Waker::from(Arc::new(Panicking));
+    let waits = |seq| {
+        let mut waits = [watch.durable(seq), watch.durable(seq)];
+        let flag = Arc::new(Flag::default());
+        assert!(poll(&mut waits[0], &panicking).is_pending());
+        assert!(poll(&mut waits[1], &Waker::from(Arc::clone(&flag))).is_pending());
+        (waits, flag)
+    };
+    // The background thread finds it, then the owner; then it is the end.
+    let (_waits, flag) = waits(next(&stream));
+    put(&mut stream, 1, 1, 1, Place::InPlace, true);
+    soon("the other waiter is woken", || flag.is_set());
+    let (_waits, flag) = waits(next(&stream));
+    let seq = put(&mut stream, 1, 1, 1, Place::InPlace, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    soon("the other waiter is woken", || flag.is_set());
+    let (_waits, flag) = waits(Seq(1 << 40));
+    stream.close().unwrap();
+    assert!(flag.is_set());
+    volume.close().unwrap();
+}
