@@ -29,8 +29,8 @@ pub(crate) struct StreamHandle {
     mail: Mutex<Vec<Mail>>,
     /// Another thread has called the owner.
     called: AtomicBool,
-    /// What an event loop waits for, if there is one: what the stream's own poller waits for, and
-    /// that the background thread has found something. It is woken for the latter.
+    /// What an event loop waits for, if there is one: what the stream's own poller waits for, that the
+    /// background thread has found something, and calls of the owner. It is woken for the latter two.
     news: OnceLock<Poller>,
     /// Outlives the stream where somebody still watches it.
     pub(crate) watched: Arc<Watched<StreamFailure>>,
@@ -72,7 +72,8 @@ impl StreamHandle {
         Ok(self.news.get().expect("it was set above, or by another thread before"))
     }
 
-    /// The background thread has found something that the owner has not seen.
+    /// There is something that the owner has not seen: the background thread has found it, or another
+    /// thread has called.
     fn tell_news(&self) {
         if let Some(news) = self.news.get() {
             news.waker().wake();
@@ -98,6 +99,8 @@ impl StreamHandle {
     /// Calls the owner: its wait ends, or the next one does.
     pub(crate) fn call_owner(&self) {
         self.called.store(true, Ordering::Release);
+        // An event loop is to see it though the background thread may hear it first.
+        self.tell_news();
         self.waker.wake();
     }
 

@@ -24,6 +24,9 @@ impl StreamWaker {
     /// [`Until::Woken`](crate::Until::Woken) ends well. So a thread sleeps on its stream and on a
     /// queue of its own: a thread that puts something into the queue calls this afterwards.
     ///
+    /// An event loop sees a call, too: the stream's [descriptor](crate::Stream::event_fd) is readable
+    /// until the next [`poll`](crate::Stream::poll) or wait begins.
+    ///
     /// Calls before the owner notices count as one. Reads, and waits for room by a submission, are
     /// not interrupted: the call is kept for the next wait.
     pub fn wake(&self) {

@@ -246,3 +246,24 @@ fn p8_a_waker_that_panics_harms_nobody_else() {
     assert!(flag.is_set());
     volume.close().unwrap();
 }
+
+/// The background thread may take note of a call before the event loop has looked.
+#[test]
+fn p8_a_call_of_the_owner_makes_its_descriptor_readable() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut stream = stream(&volume, 0);
+    let (fd, waker) = (stream.event_fd().unwrap(), stream.waker());
+    soon("the background thread looks after it", || watchers_of(&fd) == 1);
+    stream.poll().unwrap();
+    soon("the background thread looks after it again", || watchers_of(&fd) == 1);
+    waker.wake();
+    // It is there by now, or else this shows nothing.
+    thread::sleep(10 * SHORT);
+    assert!(wait_readable(fd.as_fd(), Duration::ZERO).unwrap());
+    stream.poll().unwrap();
+    assert!(!wait_readable(fd.as_fd(), SHORT).unwrap(), "the owner has been told");
+    stream.wait(Until::Woken, Some(SOON)).expect("and a wait tells it again");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
