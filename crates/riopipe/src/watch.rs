@@ -2,9 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::Seq;
@@ -14,6 +13,7 @@ use riopipe_session::initiator::stream_driver::{Life, Mark, Place};
 use crate::background::Background;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
+use crate::shared::lock;
 use crate::stream_shell::StreamHandle;
 use crate::watched::{Over, Wait, Watched};
 
@@ -142,20 +142,21 @@ impl MarkWait {
     /// # Errors
     /// As [`Watch::wait_durable`].
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
+        if let Some(marks) = self.watch.watched.reached(self.mark, self.seq, self.life) {
+            return Ok(marks);
+        }
         let since = Instant::now();
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let bell = Arc::new(Bell::default());
+        let waker = Waker::from(Arc::clone(&bell));
         loop {
             if let Poll::Ready(result) = self.check(&waker) {
                 return result;
             }
-            let Some(timeout) = timeout else {
-                std::thread::park();
-                continue;
-            };
-            match timeout.saturating_sub(since.elapsed()) {
-                Duration::ZERO => return Err(WaitError::Deadline(timeout)),
-                left => std::thread::park_timeout(left),
+            let left = timeout.map(|timeout| timeout.saturating_sub(since.elapsed()));
+            if let (Some(timeout), Some(Duration::ZERO)) = (timeout, left) {
+                return Err(WaitError::Deadline(timeout));
             }
+            bell.sleep(left);
         }
     }
 
@@ -210,11 +211,34 @@ impl Drop for MarkWait {
     }
 }
 
-/// Wakes a thread that is parked.
-struct Unpark(Thread);
+/// Wakes a thread that blocks in a wait. It is no unpark: who parks that thread for something else may
+/// depend on each of these.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
 
-impl Wake for Unpark {
+impl Bell {
+    /// Sleeps until it is rung, at most for so long; it is not rung any more afterwards.
+    fn sleep(&self, most: Option<Duration>) {
+        let rung = lock(&self.rung);
+        let mut rung = match most {
+            None => {
+                self.changed.wait_while(rung, |rung| !*rung).unwrap_or_else(PoisonError::into_inner)
+            }
+            Some(most) => {
+                let waited = self.changed.wait_timeout_while(rung, most, |rung| !*rung);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *rung = false;
+    }
+}
+
+impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        *lock(&self.rung) = true;
+        self.changed.notify_one();
     }
 }

@@ -267,3 +267,19 @@ fn p8_a_call_of_the_owner_makes_its_descriptor_readable() {
     stream.close().unwrap();
     volume.close().unwrap();
 }
+
+/// A blocking wait leaves the token alone by which others unpark its thread.
+#[test]
+fn p8_a_blocking_wait_takes_no_unpark_of_others() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let stream = stream(&volume, 0);
+    thread::current().unpark();
+    let error = stream.watch().wait_durable(Seq(1 << 40), Some(SHORT)).unwrap_err();
+    assert!(matches!(error, WaitError::Deadline(_)), "{error}");
+    let since = Instant::now();
+    thread::park_timeout(SOON / 4);
+    assert!(since.elapsed() < SOON / 4, "the token was lost");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
