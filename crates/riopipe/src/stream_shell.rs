@@ -359,7 +359,7 @@ impl StreamShell {
 
     /// Sends what may be sent, without looking for answers.
     pub(crate) fn send(&mut self) {
-        self.driver.want_durable(self.handle().watched.wanted());
+        self.driver.want_durable(self.handle().watched.wanted(self.driver.last()));
         self.driver.pump(now_ns());
         tell_time(&mut self.driver);
         for server in 0..self.connections.servers.len() {
@@ -398,7 +398,8 @@ impl StreamShell {
             self.read_mail();
         }
         // Behind the mail: who waits for it has entered before that wakes this thread.
-        self.driver.want_durable(self.connections.handle.watched.wanted());
+        let wanted = self.connections.handle.watched.wanted(self.driver.last());
+        self.driver.want_durable(wanted);
         Ok(self.connections.send_all(&mut self.driver, self.now)? || received)
     }
 

@@ -20,7 +20,7 @@ pub(crate) struct Watched<F> {
     life: AtomicU64,
     /// Groups up to this become durable without anybody asking for it.
     asked: AtomicU64,
-    /// Somebody waits until this group is durable.
+    /// The last group that somebody waits for to be durable.
     wanted: AtomicU64,
     /// Somebody is in the list of waiters.
     waiting: AtomicBool,
@@ -111,10 +111,16 @@ impl<F: Clone> Watched<F> {
         self.asked.store(seq.0, Ordering::Release);
     }
 
-    /// The last group that somebody waits for to be durable, if anybody does.
+    /// The last group up to `last` that somebody waits for to be durable; 0 if there is none.
     #[inline]
-    pub(crate) fn wanted(&self) -> Seq {
-        Seq(self.wanted.load(Ordering::Acquire))
+    pub(crate) fn wanted(&self, last: Seq) -> Seq {
+        let wanted = Seq(self.wanted.load(Ordering::Acquire));
+        if wanted <= last { wanted } else { self.wanted_up_to(last) }
+    }
+
+    #[cold]
+    fn wanted_up_to(&self, last: Seq) -> Seq {
+        lock(&self.waiters).list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
 
     /// The marks move no more; the first reason counts. Returns the waiters that are to be woken, as
@@ -213,7 +219,8 @@ impl<F: Clone> Watched<F> {
             }
         }
         let over = waiters.over.is_some();
-        let wanted = waiters.list.wanted();
+        // Whoever else waits for the same group has woken the driver.
+        let awaited = waiters.list.wanted_up_to(seq) == Some(seq);
         let look = || {
             self.waiting.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
@@ -230,9 +237,8 @@ impl<F: Clone> Watched<F> {
                 None => unreachable!("a stream is reopened when it was over"),
             },
             Entry::Waits { place, first } => {
-                let driver = mark == Mark::Durable
-                    && wanted.is_none_or(|wanted| wanted < seq)
-                    && self.asked.load(Ordering::Acquire) < seq.0;
+                let driver =
+                    mark == Mark::Durable && !awaited && self.asked.load(Ordering::Acquire) < seq.0;
                 Wait::Waits { place, background: first, driver }
             }
         };

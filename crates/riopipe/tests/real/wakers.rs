@@ -268,6 +268,31 @@ fn p8_a_call_of_the_owner_makes_its_descriptor_readable() {
     volume.close().unwrap();
 }
 
+/// Who waits for what has not been submitted does not have everything flushed until it is.
+#[test]
+fn a_wait_for_a_group_to_come_flushes_nothing_before() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut stream = stream(&volume, 0);
+    let watch = stream.watch();
+    let mut far = watch.durable(Seq(1 << 40));
+    assert!(poll(&mut far, Waker::noop()).is_pending());
+    // Left alone for long enough, it is flushed anyway.
+    let is_left = (1..5).any(|lba| {
+        let flushes = nodes[0].flushes();
+        let seq = put(&mut stream, lba, 1, 1, Place::Fresh, false);
+        watch.wait_complete(seq, Some(SOON)).unwrap();
+        thread::sleep(SHORT);
+        nodes[0].flushes() == flushes
+    });
+    assert!(is_left, "nobody wants these groups to be durable");
+    // Another one wants it now.
+    let seq = put(&mut stream, 60, 1, 1, Place::Fresh, false);
+    watch.wait_durable(seq, Some(SOON)).unwrap();
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
 /// A blocking wait leaves the token alone by which others unpark its thread.
 #[test]
 fn p8_a_blocking_wait_takes_no_unpark_of_others() {

@@ -488,7 +488,7 @@ impl Stream {
             self.take_mail(core);
         }
         let Some(driver) = driver_of(&mut self.body) else { return worked };
-        driver.want_durable(self.watchers.wanted());
+        driver.want_durable(self.watchers.wanted(driver.last()));
         driver.pump(core.now);
         self.sent = driver.last();
         for (server, connection) in (0..).zip(&self.connections) {

@@ -36,9 +36,9 @@ impl Watchers {
         self.list.is_empty()
     }
 
-    /// The last group that somebody waits for to be durable.
-    pub(super) fn wanted(&self) -> Seq {
-        self.list.wanted().unwrap_or(Seq::ZERO)
+    /// The last group up to `last` that somebody waits for to be durable.
+    pub(super) fn wanted(&self, last: Seq) -> Seq {
+        self.list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
 
     /// Whether a thread may come in this step of the owner.
@@ -119,9 +119,9 @@ impl Client {
         let Some((mark, seq)) = stream.watcher_comes(core) else { return };
         let (complete, durable, _) = core.oracle.progress(stream.era, id);
         let standing = Standing { marks: Marks { complete, durable }, over: false };
-        let wanted = stream.watchers.wanted();
+        let wanted = stream.watchers.wanted(seq);
         let Some(first) = stream.watchers.comes(mark, seq, standing) else { return };
-        let raised = stream.watchers.wanted() > wanted;
+        let raised = stream.watchers.wanted(seq) > wanted;
         core.trace(|| format!("stream {id}: a thread waits for {mark:?} up to group {seq}"));
         if raised {
             self.happens(id, drives, core);

@@ -236,9 +236,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.pump(now);
     }
 
-    /// Other threads wait until groups up to `seq` are durable; no group later than that is waited
-    /// for. Once they have been submitted, the drives are flushed, unless a group submitted since has
-    /// asked for that.
+    /// Other threads wait until groups up to `seq` are durable; no later group that has been submitted
+    /// is waited for. Once they have been submitted, the drives are flushed, unless a group submitted
+    /// since has asked for that.
     #[inline]
     pub fn want_durable(&mut self, seq: Seq) {
         if seq != self.wanted {

@@ -108,6 +108,15 @@ impl<W> Waitlist<W> {
         self.durable.last_key_value().map(|(place, _)| place.seq)
     }
 
+    /// The same among the groups up to `last`, those that have been submitted: for others nothing can
+    /// be done yet.
+    #[must_use]
+    pub fn wanted_up_to(&self, last: Seq) -> Option<Seq> {
+        let (first, last) =
+            (Place { seq: Seq::ZERO, token: 0 }, Place { seq: last, token: u64::MAX });
+        self.durable.range(first..=last).next_back().map(|(place, _)| place.seq)
+    }
+
     /// The life that the stream is in.
     #[must_use]
     pub const fn life(&self) -> Life {
@@ -232,6 +241,10 @@ mod tests {
             assert!(!waits(&mut list, mark, seq, waiter).1);
         }
         assert_eq!(list.wanted(), Some(Seq(3)));
+        assert_eq!(
+            [1, 2, 3, 9].map(|last| list.wanted_up_to(Seq(last)).map_or(0, |seq| seq.0)),
+            [0, 2, 3, 3]
+        );
         assert_eq!(list.take_reached(at(2, 1)), []);
         assert_eq!(list.take_reached(at(3, 2)), [1, 2, 4]);
         assert_eq!(list.take_reached(at(3, 2)), [], "each once");
