@@ -433,7 +433,8 @@ impl Stream {
     /// streams go on meanwhile.
     ///
     /// What was submitted after group [`last`](StreamRecovery::last) of what this returns is gone,
-    /// and its numbers are given again; the [marks](Self::watch) go back to it. With another
+    /// and its numbers are given again; the [marks](Self::watch) go back to it. Other threads' waits
+    /// for what is gone end with the failure, if they were [made](crate::MarkWait) before. With another
     /// engine than `rio` nothing is undone: the stream goes on after what was durable.
     ///
     /// # Errors

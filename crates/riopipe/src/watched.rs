@@ -141,7 +141,7 @@ impl<F: Clone> Watched<F> {
     pub(crate) fn restart(&self, start: Seq) {
         let mut waiters = lock(&self.waiters);
         waiters.list.restart(start);
-        // Before the marks: who sees one of the new life sees that it is another.
+        // Before what is published next: who sees a later mark sees that it is of another life.
         self.life.store(waiters.list.life().0, Ordering::Release);
         // The durable mark first, here alone: it goes down.
         self.durable.store(start.0, Ordering::Release);
