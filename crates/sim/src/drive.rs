@@ -1,10 +1,12 @@
-//! A drive as the media assumptions have it (`docs/ordering-contract.md`), at its worst.
+//! A drive with the worst behaviour that the media assumptions permit
+//! (`docs/ordering-contract.md`).
 //!
 //! Writes in flight land in any order, before or after they are reported complete, also when the
-//! process that issued them has died. With power-loss protection what is complete is durable;
-//! without, only what a FLUSH has covered is, and after a power cut any subset of the rest is
-//! there. A FLUSH covers what had *completed* before it was submitted. A FLUSH that fails loses,
-//! keeps or forgets to keep what it should have made durable, block by block.
+//! process that issued them has died. With power-loss protection, complete writes are durable.
+//! Without it, only the writes that a FLUSH has covered are durable, and a power cut leaves any
+//! subset of the others. A FLUSH covers the writes that had *completed* before it was submitted. A
+//! FLUSH that fails acts on each block separately: it loses the content, keeps it, or leaves it
+//! readable without making it durable.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -27,39 +29,39 @@ pub use modelled::ModelKind;
 
 mod modelled;
 
-/// What kind of drive.
+/// The properties of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveSpec {
-    /// Power-loss protection: completed is durable.
+    /// The drive has power-loss protection: complete writes are durable.
     pub plp: bool,
     /// Deallocated blocks read as garbage, not as zeroes.
     pub garbage: bool,
-    /// Of 100 operations, how many finish within the call.
+    /// Of 100 operations, the number that finish within the call.
     pub at_once: u8,
     /// The longest that an operation usually takes, µs.
     pub latency_us: u32,
-    /// Of 100 operations, how many take up to a hundred times as long.
+    /// Of 100 operations, the number that take up to a hundred times as long.
     pub slow: u8,
-    /// It is a modelled SSD instead, with times and losses of its own, and never fails.
+    /// The drive is a modelled SSD instead, with times and losses of its own. It never fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelKind>,
 }
 
-/// What is asked of a drive.
+/// An operation on a drive.
 #[derive(Clone, Debug)]
 enum Ask {
     /// Writes these contents from a block on.
     Write(u32, Vec<Content>),
-    /// Zeroes blocks; `true`: deallocates them.
+    /// Zeroes blocks. `true`: deallocates them.
     Zero(u32, u32, bool),
     /// Reads blocks.
     Read(u32, u32),
-    /// Makes durable what had completed when this count of completions was reached.
+    /// Makes durable all writes that had completed when the count of completions had this value.
     Flush(u64),
 }
 
 impl Ask {
-    /// The same for a modelled drive.
+    /// The same operation for a modelled drive.
     fn command(self) -> Command<Content> {
         let (what, lba, blocks) = self.extent();
         match self {
@@ -70,7 +72,7 @@ impl Ask {
         }
     }
 
-    /// What it is, where, and on how many blocks.
+    /// The operation, the first block, and the number of blocks.
     fn extent(&self) -> (Operation, u64, u64) {
         match self {
             Self::Write(lba, contents) => {
@@ -88,10 +90,10 @@ impl Ask {
     }
 }
 
-/// A fault that is to come.
+/// A planned fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriveFault {
-    /// The next write fails; some of it may have landed.
+    /// The next write fails. A part of it may have landed.
     Write,
     /// The next FLUSH fails.
     Flush,
@@ -101,12 +103,12 @@ pub enum DriveFault {
     Full,
 }
 
-/// What the oracle is told of.
+/// An event on a drive that the oracle gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// These blocks' contents have completed.
+    /// The contents of these blocks have completed.
     Completed(Vec<Content>),
-    /// A write or discard failed; blocks and, of writes, their contents.
+    /// A write or discard failed: its blocks, and for a write their contents.
     WriteFailed(Vec<(u32, Content)>),
     /// A FLUSH failed while these blocks had contents that were not durable.
     FlushFailed(Vec<(u32, Content)>),
@@ -115,23 +117,23 @@ pub enum Told {
 #[derive(Clone, Copy, Debug)]
 struct Version {
     content: Content,
-    /// When its write completed; `PENDING` before.
+    /// The count of completions when its write completed; `PENDING` before.
     completed: u64,
-    /// A failed FLUSH has given it up: no later one makes it durable.
+    /// A failed FLUSH has dropped it: no later FLUSH makes it durable.
     doomed: bool,
-    /// Which write put it there.
+    /// The write that put it there.
     flight: u64,
 }
 
 const PENDING: u64 = u64::MAX;
 
-/// What comes of an operation: bytes, of a read.
+/// The result of an operation; of a read, its bytes.
 pub type Ended = Result<Option<Vec<u8>>, IoError>;
 
 #[derive(Clone, Debug, Default)]
 struct Block {
     durable: Content,
-    /// What landed since, oldest first.
+    /// The contents that have landed since then, oldest first.
     versions: Vec<Version>,
 }
 
@@ -140,7 +142,8 @@ impl Block {
         self.versions.last().map_or(self.durable, |version| version.content)
     }
 
-    /// What `completed` says is durable becomes so: the last such version, and none before it.
+    /// Makes durable the last version that had completed at the count `completed`, and drops the
+    /// versions before it.
     fn settle(&mut self, completed: u64) {
         let covered = |v: &Version| v.completed <= completed && !v.doomed;
         if let Some(at) = self.versions.iter().rposition(covered) {
@@ -153,7 +156,7 @@ impl Block {
 #[derive(Clone, Debug)]
 struct Flight {
     number: u64,
-    /// Its name, for whoever asked; nobody is told once the process has died.
+    /// The name of the operation, for the core that asked. `None` once the process has died.
     op: Option<u64>,
     ask: Ask,
     landed: bool,
@@ -166,7 +169,7 @@ pub struct Drive {
     spec: DriveSpec,
     blocks: Vec<Block>,
     flights: Vec<Flight>,
-    /// Completions so far.
+    /// The number of completions.
     clock: u64,
     launched: u64,
     /// Blocks that have versions.
@@ -177,27 +180,27 @@ pub struct Drive {
     late: u64,
     /// The bytes of labels, by the names that they were given here.
     labels: BTreeMap<Content, Vec<u8>>,
-    /// Blocks that a power cut may tear, too.
+    /// Blocks that a power cut may also tear.
     tears: BTreeSet<u32>,
     limits: Limits,
-    /// Operations that the drive has still to be given: which, and how long it will take, ns.
+    /// Operations that were not yet given to the drive: the number and the duration, ns, of each.
     gathered: Vec<(u64, u64)>,
-    /// When operations end, ns, and which.
+    /// The end of each operation: its time, ns, and its number.
     due: BinaryHeap<Reverse<(u64, u64)>>,
     rng: Rng,
-    /// Stops the process in the middle of something.
+    /// Stops the process in the middle of an effect.
     fuse: Fuse,
     said: Said,
     modelled: Option<Modelled>,
 }
 
-/// The first blocks of a drive, which hold labels: real bytes, not only names.
+/// The first blocks of a drive, which hold labels. They have real bytes, not only names.
 pub const LABEL_BLOCKS: u32 = 2;
-/// Names of labels are counted from here, by their checksums.
+/// The first name of a label. The checksum of the label is added to it.
 const LABEL_NAMES: Content = 1 << 62;
 
 impl Drive {
-    /// A drive of so many blocks, all zero. Its name is for errors and `said`.
+    /// A drive of `blocks` blocks, all zero. Its name is for errors and `said`.
     #[must_use]
     pub fn new(
         (spec, blocks): (DriveSpec, u32),
@@ -228,7 +231,7 @@ impl Drive {
         }
     }
 
-    /// The names of what is written from a block on.
+    /// The names of the contents that are written from a block on.
     pub fn names(&mut self, lba: u64, bytes: &[u8]) -> Vec<Content> {
         if lba >= u64::from(LABEL_BLOCKS) {
             return block::names(bytes);
@@ -236,7 +239,7 @@ impl Drive {
         bytes.chunks_exact(BLOCK).map(|block| self.name_label(block)).collect()
     }
 
-    /// What has these names.
+    /// The bytes of the contents with these names.
     #[must_use]
     pub fn bytes(&self, contents: &[Content]) -> Vec<u8> {
         let mut bytes = block::bytes(contents);
@@ -248,15 +251,15 @@ impl Drive {
         bytes
     }
 
-    /// The name of a label, under which it is found again.
+    /// The name of a label, by which its bytes are found again.
     pub fn name_label(&mut self, bytes: &[u8]) -> Content {
         let name = LABEL_NAMES + Content::from(crc32c(0, bytes));
         self.labels.insert(name, bytes.to_vec());
         name
     }
 
-    /// What a power cut leaves of a label that was being written: some sectors old, some new. Other
-    /// blocks are written whole (M1); of labels that is not relied on.
+    /// Tears a label that was in flight when the power was cut: some sectors are old, some new.
+    /// Other blocks are written whole (M1). For labels the product does not rely on that.
     fn tear(&mut self, lba: u32, newer: Content) {
         let mut torn = self.bytes(&[self.blocks[lba as usize].durable]);
         let newer = self.bytes(&[newer]);
@@ -269,7 +272,7 @@ impl Drive {
         self.blocks[lba as usize].durable = torn;
     }
 
-    /// What a block holds from the start, durably.
+    /// Sets the content that a block holds from the start, durably.
     pub fn preset(&mut self, lba: u32, content: Content) {
         if let Some(modelled) = &mut self.modelled {
             return modelled.preset(lba, content);
@@ -277,23 +280,23 @@ impl Drive {
         self.blocks[lba as usize].durable = content;
     }
 
-    /// The writer of this block does not need it to be written whole (M1).
+    /// Permits tears of this block: its writer does not need it to be written whole (M1).
     pub fn may_tear(&mut self, lba: u32) {
         self.tears.insert(lba);
     }
 
-    /// What kind it is.
+    /// The properties of the drive.
     #[must_use]
     pub const fn spec(&self) -> &DriveSpec {
         &self.spec
     }
 
-    /// It has a volatile cache from now on; what is durable stays so.
+    /// Gives the drive a volatile cache from now on. Durable contents stay durable.
     pub fn unprotect(&mut self) {
         self.spec.plp = false;
     }
 
-    /// What a reader finds in a block.
+    /// The content that a reader finds in a block.
     #[must_use]
     pub fn block(&self, lba: u32) -> Content {
         if let Some(modelled) = &self.modelled {
@@ -302,7 +305,7 @@ impl Drive {
         self.blocks[lba as usize].now()
     }
 
-    /// What a power cut may leave in a block.
+    /// The contents that a power cut may leave in a block.
     pub fn possible(&self, lba: u32) -> impl Iterator<Item = Content> {
         let block = &self.blocks[lba as usize];
         let kept = block.versions.iter().filter(|v| !v.doomed).map(|v| v.content);
@@ -311,7 +314,7 @@ impl Drive {
         older.chain([newest]).chain(kept)
     }
 
-    /// What is durable in a block.
+    /// The durable content of a block.
     #[must_use]
     pub fn durable(&self, lba: u32) -> Content {
         if let Some(modelled) = &self.modelled {
@@ -320,17 +323,17 @@ impl Drive {
         self.blocks[lba as usize].durable
     }
 
-    /// The next fault to come.
+    /// Plans the next fault.
     pub fn plan_fault(&mut self, fault: DriveFault) {
         self.faults.push(fault);
     }
 
-    /// No faults are to come any more.
+    /// Removes all planned faults.
     pub fn heal(&mut self) {
         self.faults.clear();
     }
 
-    /// Whether it still works on what an earlier process has asked of it.
+    /// Whether the drive still works on operations of an earlier process.
     #[must_use]
     pub fn is_haunted(&self) -> bool {
         !self.flights.is_empty() || self.modelled.as_ref().is_some_and(Modelled::is_busy)
@@ -344,7 +347,7 @@ impl Drive {
             return Submitted::Done(Err(refused));
         }
         if !self.fuse.burn() {
-            // The process has stopped before; nobody will hear of it.
+            // The process has stopped before. It will not receive the result.
             return Submitted::Pending;
         }
         if let Some(modelled) = &mut self.modelled {
@@ -367,12 +370,12 @@ impl Drive {
         Submitted::Pending
     }
 
-    /// Begins an operation; its number.
+    /// Begins an operation. Returns its number.
     fn begin(&mut self, op: u64, ask: Ask) -> u64 {
         self.launched += 1;
         let fault = self.take_fault(&ask);
         let mut flight = Flight { number: self.launched, op: Some(op), ask, landed: false, fault };
-        // It may be on the medium long before it is reported.
+        // The write may be on the medium long before it is reported.
         if fault.is_none() && self.rng.one_in(4) {
             self.land(&mut flight);
         }
@@ -391,8 +394,8 @@ impl Drive {
         Some(self.faults.remove(at))
     }
 
-    /// Ends an operation; `None` if a power cut has ended it before. Nobody is to be told if its
-    /// process has died.
+    /// Ends an operation. Returns `None` if a power cut has ended it before. The name of the
+    /// operation is `None` if its process has died.
     fn finish(&mut self, number: u64) -> Option<(Option<u64>, Ended)> {
         let at = self.flights.iter().position(|flight| flight.number == number)?;
         let mut flight = self.flights.swap_remove(at);
@@ -408,7 +411,7 @@ impl Drive {
         Some((flight.op, end))
     }
 
-    /// Ends an operation well; what a read finds.
+    /// Ends an operation with success. Returns the contents that a read finds.
     fn complete(&mut self, flight: &mut Flight) -> Option<Vec<Content>> {
         self.land(flight);
         self.clock += 1;
@@ -427,7 +430,7 @@ impl Drive {
         None
     }
 
-    /// Puts what an operation writes onto the medium, or into its cache.
+    /// Puts the contents of a write onto the medium, or into its cache.
     fn land(&mut self, flight: &mut Flight) {
         if core::mem::replace(&mut flight.landed, true) {
             return;
@@ -481,7 +484,7 @@ impl Drive {
         });
     }
 
-    /// All that has completed is made durable.
+    /// Makes all complete writes durable.
     pub fn sync(&mut self) {
         if let Some(modelled) = &mut self.modelled {
             return modelled.sync();
@@ -524,8 +527,8 @@ impl Drive {
         self.limits.error(what, lba, blocks, cause)
     }
 
-    /// "fsyncgate": what should have become durable is gone, or stays readable without ever
-    /// becoming so, or made it all the same.
+    /// Fails a FLUSH ("fsyncgate"). Contents that should have become durable are gone, or stay
+    /// readable without ever becoming durable, or became durable all the same.
     fn fail_flush(&mut self, clock: u64) {
         let mut harmed = Vec::new();
         for lba in self.dirty.clone() {
@@ -546,7 +549,7 @@ impl Drive {
         self.told.push(Told::FlushFailed(harmed));
     }
 
-    /// The process that issued the operations under way has died: they go on.
+    /// Continues the operations in flight after the process that issued them has died.
     pub fn orphan(&mut self) {
         debug_assert!(self.gathered.is_empty(), "an operation that would never end");
         if let Some(modelled) = &mut self.modelled {
@@ -558,7 +561,7 @@ impl Drive {
         self.flights.retain(|f| matches!(f.ask, Ask::Write(..) | Ask::Zero(..)));
     }
 
-    /// The power is cut: of all that is not durable, any subset is there afterwards.
+    /// Cuts the power. Of all that is not durable, any subset remains.
     pub fn power_cut(&mut self, now: u64) {
         if let Some(modelled) = &mut self.modelled {
             return modelled.power_cut(now, self.rng.u64());
@@ -572,12 +575,12 @@ impl Drive {
                 self.land(&mut flight);
             }
         }
-        // All, nothing, or whatever.
+        // Keep all, nothing, or about half.
         let keep = *self.rng.pick(&[0, 50, 50, 100]);
         for lba in core::mem::take(&mut self.dirty) {
             let block = &mut self.blocks[lba as usize];
             let versions = core::mem::take(&mut block.versions);
-            // What has completed on a protected drive is durable, and not torn any more.
+            // On a protected drive, complete writes are durable and not torn any more.
             if let Some(newer) = versions.last().filter(|_| lba < LABEL_BLOCKS)
                 && self.rng.one_in(3)
             {
@@ -600,12 +603,13 @@ impl Drive {
         }
     }
 
-    /// What the oracle is to be told.
+    /// The events for the oracle since the last call.
     pub fn take_told(&mut self) -> Vec<Told> {
         core::mem::take(&mut self.told)
     }
 
-    /// Writes that landed after the death of who issued them, since the last call.
+    /// The number of late writes since the last call: those that landed after their process had
+    /// died.
     pub fn take_late(&mut self) -> u64 {
         core::mem::take(&mut self.late)
     }
@@ -646,7 +650,7 @@ impl BlockDevice for Drive {
             .extend(self.gathered.drain(..).map(|(flight, delay)| Reverse((now + delay, flight))));
     }
 
-    /// Operations of a process that has died end, too, but are not told of.
+    /// Operations of a process that has died end, too, but are not reported.
     fn poll(&mut self, now: u64, done: &mut Vec<Done<Vec<u8>>>) {
         if let Some(modelled) = &mut self.modelled {
             for Finished { op, writes, contents, result } in modelled.poll(now) {

@@ -1,18 +1,18 @@
-//! Where a target's ordering log rests, with what each kind of store loses.
+//! The log store of a target, and the data that each kind of store loses.
 //!
-//! - `file:` keeps all that was stored when the process dies. The kernel writes its pages back when
-//!   it likes; a power cut takes each page to what was written back last, or to now, or in between
-//!   word by word (T24).
-//! - `dax:` (and `pci:`) keep what was stored when the process dies; of what was not fenced, each
-//!   8-byte word is old or new, or anything stored in between, after a power cut.
-//! - `block:` is a drive behind a copy in memory: writes in flight land in any order, block by block,
-//!   or not at all if the process is killed or the power cut meanwhile.
-//! - `cached` is a `block:` drive with a volatile cache, flushed with each fence: what a process
-//!   that died in a fence had written is read by the next one, and lost with the power unless that
-//!   one flushes first.
+//! - `file:` keeps all stores when the process dies. The kernel writes pages back at any time. A
+//! power cut returns each page to the state of its last write-back, or to its current state, or to
+//! a state between them, word by word (T24).
+//! - `dax:` (and `pci:`) keep all stores when the process dies. After a power cut, each 8-byte word
+//! that was not fenced is old or new, or any value stored in between.
+//! - `block:` is a drive behind a copy in memory. If the process is killed or the power is cut,
+//! writes in flight land in any order, block by block, or not at all.
+//! - `cached` is a `block:` drive with a volatile cache that each fence flushes. If a process dies
+//! in a fence, the next process reads the data that was written. That data is lost in a power cut
+//! unless the next process flushes first.
 //!
-//! What is written back, fenced and flushed when is decided by the product's own code
-//! (`riopipe-model`); here are only its effects.
+//! The product's own code (`riopipe-model`) decides when data is written back, fenced and flushed.
+//! This module has only the effects.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +32,7 @@ use crate::scenario::Spoil;
 /// Words of a cache line.
 const LINE: u32 = 8;
 
-/// What kind of store.
+/// The kind of a log store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogStoreKind {
@@ -42,12 +42,12 @@ pub enum LogStoreKind {
     Dax,
     /// An ordinary drive with power-loss protection.
     Block,
-    /// One without, flushed with each fence.
+    /// An ordinary drive without power-loss protection. Each fence flushes it.
     Cached,
 }
 
 impl LogStoreKind {
-    /// What the region's header says of it.
+    /// The kind that the header of the region records.
     #[must_use]
     pub const fn log_kind(self) -> LogKind {
         match self {
@@ -58,28 +58,28 @@ impl LogStoreKind {
     }
 }
 
-/// What was in a word before a store that is not durable.
+/// The value of a word before a store that is not durable.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
     word: u32,
     old: u64,
-    /// This process has begun to write its line back.
+    /// This process has begun to write back the cache line of the word.
     begun: bool,
 }
 
-/// A write of blocks that has begun and not completed.
+/// A write of blocks that has begun and has not completed.
 #[derive(Clone, Debug)]
 struct Flight {
-    /// Where in the part, bytes.
+    /// Its place in the part, bytes.
     at: usize,
     bytes: Vec<u8>,
-    /// Durable by itself when it has completed.
+    /// It is durable by itself when it has completed.
     durable: bool,
-    /// The process was stopped as it began.
+    /// The process was stopped when the write began.
     cut: bool,
 }
 
-/// What becomes of the words of a cache line that no fence has covered.
+/// The outcome for the words of a cache line that no fence has covered.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Any,
@@ -103,22 +103,23 @@ impl Fate {
     }
 }
 
-/// One part: the header, or a stream's partition. Each has its own fences, so that one's fence
-/// does not hide that another's is missing.
+/// One part: the header, or the partition of a stream. Each part has its own fences, so that the
+/// fence of one part does not hide a missing fence of another.
 #[derive(Clone, Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
-    /// Of a mapped file: what was written back last.
+    /// Of a mapped file: the content that was written back last.
     disk: Vec<u8>,
-    /// Of persistent memory: what is not durable, also of processes that have died. A fence waits
-    /// for the lines that its own process has begun to write back, and for nothing else.
+    /// Of persistent memory: the stores that are not durable, also those of processes that have
+    /// died. A fence waits for the lines that its own process has begun to write back, and for no
+    /// others.
     undo: Vec<Undo>,
-    /// Of a drive: writes under way.
+    /// Of a drive: the writes in flight.
     in_flight: Vec<Flight>,
-    /// Of a drive: what blocks held before writes that its volatile cache has taken in and no FLUSH
-    /// has covered, oldest first.
+    /// Of a drive: the old content of blocks whose writes are in its volatile cache and that no
+    /// FLUSH has covered, oldest first.
     cached: Vec<(usize, Vec<u8>)>,
-    /// Fences to succeed before one fails, plus one; 0: none fails.
+    /// The number of fences that succeed before one fails, plus one. 0: none fails.
     fences_left: u32,
 }
 
@@ -133,7 +134,7 @@ impl Part {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// A fence is to take place: whether it fails, as was planned.
+    /// Counts a fence. Returns whether it fails, as planned.
     fn fails_fence(&mut self) -> bool {
         match self.fences_left {
             0 => false,
@@ -145,13 +146,13 @@ impl Part {
         }
     }
 
-    /// Each word that no fence has covered becomes what it was, is, or was in between.
+    /// Sets each word that no fence has covered to its old value, its new value, or one between.
     fn tear_words(&mut self, rng: &mut Rng) {
         let mut values: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for Undo { word, old, .. } in self.undo.drain(..) {
             values.entry(word).or_default().push(old);
         }
-        // A cache line's words tend to go the same way.
+        // The words of a cache line often have the same outcome.
         let (mut line, mut fate) = (u32::MAX, Fate::Any);
         for (word, older) in values {
             if word / LINE != line {
@@ -176,7 +177,7 @@ impl Part {
         (0..len).step_by(BLOCK).map(move |at| at..(at + BLOCK).min(len))
     }
 
-    /// A mapped file's pages, or some of them, are written back.
+    /// Writes back the pages of a mapped file that `which` selects.
     fn write_back(&mut self, which: impl Fn(usize) -> bool) {
         self.disk.resize(self.bytes.len(), 0);
         for (_, page) in self.pages().enumerate().filter(|(number, _)| which(*number)) {
@@ -184,14 +185,14 @@ impl Part {
         }
     }
 
-    /// The power takes a mapped file back, each page to a moment of its own.
+    /// Applies a power cut to a mapped file: returns each page to a moment of its own.
     fn take_back(&mut self, rng: &mut Rng) {
         self.disk.resize(self.bytes.len(), 0);
         for page in self.pages() {
             match rng.below(4) {
-                // Written back just now.
+                // The page was written back just now.
                 0 => {}
-                // Being written back.
+                // The page was being written back.
                 1 => {
                     for word in page.step_by(8) {
                         if rng.one_in(2) {
@@ -205,7 +206,8 @@ impl Part {
         self.disk.clone_from(&self.bytes);
     }
 
-    /// The writes under way land, in any order; with `any`, of each only some blocks, or none.
+    /// Lands the writes in flight, in any order. With `any`, only some blocks of each land, or
+    /// none.
     fn land(&mut self, any: bool, is_volatile: bool, rng: &mut Rng) {
         while !self.in_flight.is_empty() {
             let Flight { at, bytes, durable, cut } =
@@ -225,7 +227,8 @@ impl Part {
         }
     }
 
-    /// The power takes each block in a volatile cache back to any moment since it was flushed.
+    /// Applies a power cut to a volatile cache: returns each block to any moment since the last
+    /// FLUSH.
     fn lose_cache(&mut self, rng: &mut Rng) {
         let mut older: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
         for (at, block) in self.cached.drain(..) {
@@ -239,12 +242,12 @@ impl Part {
     }
 }
 
-/// The store, and what its process has done to it.
+/// The store, and the faults of its process.
 #[derive(Debug)]
 struct State {
     parts: BTreeMap<usize, Part>,
     fuse: Fuse,
-    /// Of this process.
+    /// The fence failure of this process.
     failure: FlushFailure,
     rng: Rng,
 }
@@ -264,7 +267,7 @@ impl LogStore {
         Self { kind, state: Arc::new(Mutex::new(State { parts, fuse, failure, rng })) }
     }
 
-    /// What kind it is.
+    /// The kind of the store.
     #[must_use]
     pub const fn kind(&self) -> LogStoreKind {
         self.kind
@@ -298,7 +301,7 @@ impl LogStore {
         }
     }
 
-    /// The process has died. What it had asked of a drive goes on (M4).
+    /// Applies the death of the process. Its requests to a drive continue (M4).
     pub fn process_died(&self, rng: &mut Rng) {
         self.ended(false, rng);
     }
@@ -311,7 +314,7 @@ impl LogStore {
         }
     }
 
-    /// All that was written is there, as it was written last: nothing has been asked of it for long.
+    /// Completes and persists all writes, as after a long time without requests.
     pub fn come_to_rest(&self) {
         for part in self.lock().parts.values_mut() {
             for Flight { at, bytes, .. } in part.in_flight.drain(..) {
@@ -322,7 +325,7 @@ impl LogStore {
         }
     }
 
-    /// The kernel writes back what it likes of a mapped file.
+    /// Writes back some pages of a mapped file, as the kernel may at any time.
     pub fn write_back_some(&self, rng: &mut Rng) {
         if self.kind == LogStoreKind::File && rng.one_in(16) {
             let all = rng.one_in(4);
@@ -333,7 +336,7 @@ impl LogStore {
         }
     }
 
-    /// All of it is written back, and waited for.
+    /// Writes back all of it, and waits for that.
     ///
     /// # Errors
     /// The disk has failed.
@@ -349,13 +352,13 @@ impl LogStore {
         Ok(())
     }
 
-    /// A copy of it, to be put back later.
+    /// A copy of the store, which can take its place later.
     #[must_use]
     pub fn copy(&self) -> SetAside {
         SetAside(self.lock().parts.clone())
     }
 
-    /// The power was cut.
+    /// Applies a power cut.
     pub fn power_cut(&self, rng: &mut Rng) {
         self.ended(true, rng);
         for part in self.lock().parts.values_mut() {
@@ -368,10 +371,10 @@ impl LogStore {
         }
     }
 
-    /// A target opens it.
+    /// Opens the store for a target.
     ///
     /// # Errors
-    /// What is there could not be made durable.
+    /// The content of the store could not be made durable.
     pub fn open(&self) -> Result<(), RegionError> {
         self.lock().failure = FlushFailure::default();
         if !self.is_mapped() {
@@ -382,20 +385,20 @@ impl LogStore {
         parts.into_iter().try_for_each(|(at, len)| mapped::open(&mut self.memory(at, len)))
     }
 
-    /// Somebody has put an empty store in its place; the other one is returned.
+    /// Replaces the store by an empty one. Returns the old one.
     #[must_use]
     pub fn replace(&self) -> SetAside {
         SetAside(core::mem::take(&mut self.lock().parts))
     }
 
-    /// Somebody has put a copy in its place; what was there is returned.
+    /// Replaces the store by a copy. Returns the old one.
     #[must_use]
     pub fn replace_with(&self, copy: SetAside) -> SetAside {
         SetAside(core::mem::replace(&mut self.lock().parts, copy.0))
     }
 
-    /// Somebody has spoilt it: the `bit`th bit, of those that say something, is flipped in both
-    /// copies of what `how` names.
+    /// Corrupts the store: flips one bit in both copies of the data that `how` names. `bit` selects
+    /// the bit among those that have a meaning.
     pub fn spoil(&self, how: Spoil, bit: u32) {
         let mut all = self.lock();
         let parts = &mut all.parts;
@@ -407,14 +410,14 @@ impl LogStore {
         };
         match how {
             Spoil::Header => {
-                // The first volume's generation, state, counts, lease, place, owner and what was
-                // given up.
+                // The generation, state, counts, lease, place and owner of the first volume, and
+                // the record of a log that was given up.
                 if let Some(header) = parts.values_mut().next() {
                     flip(header, 128 + 16, 44, [0, BLOCK]);
                 }
             }
             Spoil::Marks => {
-                // Everything but the checksum, and what says that it is a mark.
+                // All but the checksum, and the bits that mark it as a mark.
                 let streams = parts.len().saturating_sub(1).max(1);
                 if let Some(part) = parts.values_mut().nth(1 + bit as usize % streams) {
                     flip(part, 8, 48, [0, 128]);
@@ -429,36 +432,37 @@ impl LogStore {
         }
     }
 
-    /// Puts the right one back.
+    /// Puts the right store back.
     pub fn put_back(&self, store: SetAside) {
         self.lock().parts = store.0;
     }
 
-    /// Lets `fences` more fences of each stream's part succeed; the one after fails.
+    /// Plans a failure: the next `fences` fences of each stream's part succeed, and the one after
+    /// fails.
     pub fn fail_fence_after(&self, fences: u32) {
         for (_, part) in self.lock().parts.iter_mut().skip(1) {
             part.fences_left = fences + 1;
         }
     }
 
-    /// Whether no fence has failed, or is to fail.
+    /// Whether no fence has failed, and none is planned to fail.
     #[must_use]
     pub fn works(&self) -> bool {
         self.lock().parts.values().all(|part| part.fences_left == 0)
     }
 
-    /// No fence fails any more.
+    /// Removes all planned failures of fences.
     pub fn heal(&self) {
         self.lock().parts.values_mut().for_each(|part| part.fences_left = 0);
     }
 }
 
-/// A store that lies beside the machine.
+/// A store that was removed from the machine and is kept.
 #[derive(Clone, Debug)]
 pub struct SetAside(BTreeMap<usize, Part>);
 
 impl SetAside {
-    /// The power was cut; a mapped file that lies aside is a file all the same.
+    /// Applies a power cut. A mapped file that was set aside is still a file.
     pub fn power_cut(&mut self, kind: LogStoreKind, rng: &mut Rng) {
         if kind == LogStoreKind::File {
             self.0.values_mut().for_each(|part| part.take_back(rng));
@@ -466,7 +470,7 @@ impl SetAside {
     }
 }
 
-/// A part of the store, as the target's code sees it.
+/// A part of the store, as the target's code uses it.
 #[derive(Debug)]
 pub enum LogPart {
     /// Of a mapped file or persistent memory.
@@ -475,13 +479,13 @@ pub enum LogPart {
     Blocks(BlockPart<SimBlocks>),
 }
 
-/// The memory of a part, with what a crash makes of it.
+/// The memory of a part, with the effects of a crash on it.
 #[derive(Debug)]
 pub struct SimMemory {
     store: LogStore,
     at: usize,
     len: usize,
-    /// The word behind the one that was stored last.
+    /// The word after the one that was stored last.
     next: usize,
 }
 
@@ -509,7 +513,7 @@ impl Memory for SimMemory {
         self.with(|part, _| part.word(offset as u32 / 8))
     }
 
-    /// What is stored into a cache line in one go is one effect.
+    /// One call that stores into a cache line is one effect.
     fn store(&mut self, offset: usize, value: u64) {
         let word = offset as u32 / 8;
         let goes_on = offset == self.next && !word.is_multiple_of(LINE);
@@ -546,11 +550,11 @@ impl Memory for SimMemory {
     }
 
     fn order_stores(&mut self) {
-        // They are in order; the process may be stopped here all the same.
+        // These stores are in order, but the process may be stopped here.
         let _ = self.with(|_, fuse| fuse.burn_fence());
     }
 
-    /// Of this part alone: what is promised of the others is not relied on.
+    /// Syncs this part alone. The product does not rely on syncing the other parts.
     fn sync(&mut self) -> Result<(), RegionError> {
         self.with(|part, fuse| {
             if !fuse.is_blown() {
@@ -568,7 +572,7 @@ pub struct SimBlocks {
     at: usize,
 }
 
-/// It never comes to that.
+/// An error that never occurs.
 #[derive(Debug)]
 pub enum Never {}
 
@@ -640,7 +644,7 @@ impl LogPart {
         }
     }
 
-    /// Whether the next fence of mapped memory fails, as was planned: its file is gone.
+    /// Whether the next fence of mapped memory fails, as planned: its file is gone.
     fn is_gone(&self) -> bool {
         match self {
             Self::Mapped(part) => {
@@ -737,7 +741,7 @@ mod tests {
             let (store, mut part) = written(LogStoreKind::Dax);
             store.process_died(&mut Rng::new(seed));
             match seed % 3 {
-                // In the next life: elsewhere, in one of the two lines, or all of it.
+                // In the next process: a store elsewhere, in one of the two lines, or in both.
                 0 => part.write(BLOCK + 512, &[4; 8]),
                 1 => part.write(32, &[4; 8]),
                 _ => store.open().unwrap(),
@@ -830,7 +834,7 @@ mod tests {
                 blocks.begin_write(0, &[content; BLOCK], false).unwrap();
             }
             if seed % 2 == 0 {
-                // The process is killed: they go on.
+                // The process is killed. Its writes continue.
                 store.process_died(&mut Rng::new(seed));
             } else {
                 store.power_cut(&mut Rng::new(seed));

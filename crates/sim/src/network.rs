@@ -1,7 +1,7 @@
-//! Connections: two streams of bytes each, in order within one, with delays of their own.
+//! Connections: two streams of bytes each. Each stream is in order, and each has its own delays.
 //!
-//! A connection may break for both ends, or for one while the other goes on believing in it; what
-//! was on its way may still arrive, much later. A direction may stall for a while.
+//! A connection may break for both ends, or for one end while the other still uses it. Bytes in
+//! flight may still arrive, much later. A direction may stall for a while.
 
 use std::collections::VecDeque;
 
@@ -10,20 +10,21 @@ use crate::rng::Rng;
 /// The end of a connection at an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientEnd {
-    /// Which initiator.
+    /// The initiator.
     pub client: usize,
-    /// In which of its lives.
+    /// The number of the initiator's process.
     pub life: u32,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub role: Role,
 }
 
-/// What an initiator has a connection for. Servers are counted as the volume's topology does.
+/// The purpose for which an initiator has a connection. Servers are counted as in the volume's
+/// topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Admin queue.
     Admin(u16),
-    /// The I/O queue of whoever recovers the volume.
+    /// The drives queue of the initiator that recovers the volume.
     Undo(u16),
     /// A stream's queue.
     Stream {
@@ -34,7 +35,7 @@ pub enum Role {
     },
 }
 
-/// Which way.
+/// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// To the target.
@@ -43,10 +44,10 @@ pub enum Way {
     Down,
 }
 
-/// What travels.
+/// One unit that travels over a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Chunk {
-    /// Somebody wants to connect.
+    /// A request to connect.
     Open,
     /// Some bytes.
     Bytes(Vec<u8>),
@@ -58,52 +59,52 @@ pub enum Chunk {
 #[derive(Debug, Default)]
 struct Pipe {
     queue: VecDeque<Chunk>,
-    /// When what was sent last arrives.
+    /// The time at which the unit that was sent last arrives.
     last: u64,
-    /// Nothing arrives before.
+    /// The time before which nothing arrives.
     stalled_until: u64,
-    /// What is sent before a time arrives so much later than it would.
+    /// The end of a lag, and its length: units sent before the end arrive later by the length.
     lag: (u64, u64),
-    /// Nothing that is sent from now on arrives.
+    /// Units that are sent from now on do not arrive.
     cut: bool,
 }
 
 /// One connection.
 #[derive(Debug)]
 pub struct Conn {
-    /// Whoever opened it: what was sent may arrive when its end is gone.
+    /// The initiator that opened it. Bytes may arrive after its end is gone.
     pub from: usize,
-    /// The initiator's end, until it is told of the connection's end.
+    /// The initiator's end, until it learns of the connection's end.
     pub client: Option<ClientEnd>,
-    /// The machine whose target has its other end, once that is connected and until it is told of
-    /// the end.
+    /// The machine whose target has the other end. It is set once that end is connected, and until
+    /// the target learns of the connection's end.
     pub server: Option<usize>,
-    /// The machine that it leads to.
+    /// The machine to which the connection leads.
     pub machine: usize,
     up: Pipe,
     down: Pipe,
 }
 
-/// How long things take.
+/// The delays of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NetSpec {
     /// The least delay, ns.
     pub delay_min: u32,
     /// The longest usual delay, ns.
     pub delay_max: u32,
-    /// Of 100 sends, how many arrive in two parts.
+    /// Of 100 sends, the number that arrive in two parts.
     pub split: u8,
 }
 
-/// All connections there ever were.
+/// All connections of a run, open and closed.
 #[derive(Debug)]
 pub struct Network {
     spec: NetSpec,
     rng: Rng,
     conns: Vec<Conn>,
     parted: Vec<Parted>,
-    /// What is sent toward targets, before a time, on the connections that streams begin from now on
-    /// arrives so much later.
+    /// A lag for the connections that streams begin from now on: its end, and its length. Units
+    /// sent toward targets before the end arrive later by the length.
     late_streams: (u64, u64),
 }
 
@@ -116,21 +117,21 @@ struct Parted {
 }
 
 impl Network {
-    /// No connections yet.
+    /// A network without connections.
     #[must_use]
     pub const fn new(spec: NetSpec, rng: Rng) -> Self {
         Self { spec, rng, conns: Vec::new(), parted: Vec::new(), late_streams: (0, 0) }
     }
 
-    /// A delay.
+    /// Draws a delay, ns.
     pub fn delay(&mut self) -> u64 {
         let (min, max) = (u64::from(self.spec.delay_min), u64::from(self.spec.delay_max));
         let usual = self.rng.range(min, max.max(min));
-        // Now and then something is much later than usual.
+        // Sometimes a delay is much longer than usual.
         if self.rng.one_in(64) { usual * 8 } else { usual }
     }
 
-    /// A connection on its way to `machine`.
+    /// Opens a connection to `machine`. Returns its number.
     pub fn open(&mut self, client: ClientEnd, machine: usize) -> usize {
         let apart =
             |p: &&Parted| p.client == client.client && p.machine.is_none_or(|m| m == machine);
@@ -149,19 +150,19 @@ impl Network {
         self.conns.len() - 1
     }
 
-    /// How many connections there ever were.
+    /// The number of all connections of the run, open and closed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.conns.len()
     }
 
-    /// Whether there never was a connection.
+    /// Whether the run has had no connection yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.conns.is_empty()
     }
 
-    /// Nothing passes between an initiator and a machine (any, if `None`) before `until`.
+    /// Stops everything between an initiator and a machine (any, if `None`) before `until`.
     pub fn part(&mut self, client: usize, machine: Option<usize>, until: u64) {
         self.parted.push(Parted { client, machine, until });
         for conn in 0..self.conns.len() {
@@ -175,18 +176,18 @@ impl Network {
         }
     }
 
-    /// A connection.
+    /// A connection, by number.
     #[must_use]
     pub fn conn(&self, conn: usize) -> &Conn {
         &self.conns[conn]
     }
 
-    /// A connection.
+    /// A connection, by number.
     pub fn conn_mut(&mut self, conn: usize) -> &mut Conn {
         &mut self.conns[conn]
     }
 
-    /// The connections like this, by number.
+    /// The open connections that match, by number.
     pub fn find<'a>(
         &'a self,
         like: impl Fn(&Conn) -> bool + 'a,
@@ -194,7 +195,7 @@ impl Network {
         self.conns.iter().enumerate().filter(move |(_, conn)| like(conn)).map(|(i, _)| i)
     }
 
-    /// Sends bytes; when each part arrives is added to `at`.
+    /// Sends bytes. Adds the arrival time of each part to `at`.
     pub fn send(&mut self, conn: usize, way: Way, mut bytes: Vec<u8>, now: u64, at: &mut Vec<u64>) {
         if bytes.is_empty() || self.pipe(conn, way).cut {
             return;
@@ -208,8 +209,8 @@ impl Network {
         at.push(self.put(conn, way, Chunk::Bytes(bytes), now));
     }
 
-    /// Ends one direction: what was sent before arrives first. When the other end learns of it;
-    /// `None` if it never does.
+    /// Ends one direction. Bytes that were sent before arrive first. Returns the time at which the
+    /// other end learns of it; `None` if it never does.
     pub fn end(&mut self, conn: usize, way: Way, now: u64) -> Option<u64> {
         if self.pipe(conn, way).cut {
             return None;
@@ -219,7 +220,7 @@ impl Network {
         Some(at)
     }
 
-    /// Puts something on its way; when it arrives.
+    /// Sends one unit. Returns the time at which it arrives.
     pub fn put(&mut self, conn: usize, way: Way, chunk: Chunk, now: u64) -> u64 {
         let delay = self.delay();
         let pipe = self.pipe(conn, way);
@@ -231,7 +232,7 @@ impl Network {
         at
     }
 
-    /// Says that nobody is there any more: when the initiator learns of it.
+    /// Refuses a connection. Returns the time at which the initiator learns of it.
     pub fn refuse(&mut self, conn: usize, now: u64) -> u64 {
         let at = self.put(conn, Way::Down, Chunk::End, now);
         self.pipe(conn, Way::Down).cut = true;
@@ -246,10 +247,10 @@ impl Network {
         }
     }
 
-    /// What arrives now; `Err` with a later time if the direction is stalled.
+    /// The unit that arrives now; `Err` with a later time if the direction is stalled.
     ///
     /// # Errors
-    /// When to ask again.
+    /// The time at which to ask again.
     pub fn arrive(&mut self, conn: usize, way: Way, now: u64) -> Result<Option<Chunk>, u64> {
         let pipe = self.pipe(conn, way);
         if now < pipe.stalled_until {
@@ -258,24 +259,24 @@ impl Network {
         Ok(pipe.queue.pop_front())
     }
 
-    /// Nothing arrives that way before `until`.
+    /// Stalls a direction until `until`.
     pub fn stall(&mut self, conn: usize, way: Way, until: u64) {
         let pipe = self.pipe(conn, way);
         pipe.stalled_until = pipe.stalled_until.max(until);
     }
 
-    /// What is sent that way before `until` arrives later by `by`, ns.
+    /// Makes the units that are sent in a direction before `until` arrive later by `by`, ns.
     pub fn lag(&mut self, conn: usize, way: Way, until: u64, by: u64) {
         self.pipe(conn, way).lag = (until, by);
     }
 
-    /// What is sent toward targets before `until`, on the connections that streams begin from now
-    /// on, arrives later by `by`, ns.
+    /// Makes the units that are sent toward targets before `until`, on the connections that streams
+    /// begin from now on, arrive later by `by`, ns.
     pub const fn lag_streams(&mut self, until: u64, by: u64) {
         self.late_streams = (until, by);
     }
 
-    /// Nothing is stalled or late any more.
+    /// Ends all stalls and lags.
     pub fn heal(&mut self) {
         self.late_streams = (0, 0);
         self.parted.clear();
@@ -285,7 +286,7 @@ impl Network {
         }
     }
 
-    /// Nothing more is sent that way; of what is on its way, only the first parts arrive.
+    /// Stops a direction. Of the units in flight, only the first ones arrive.
     pub fn cut(&mut self, conn: usize, way: Way) {
         let keep = {
             let len = self.pipe(conn, way).queue.len();
@@ -296,7 +297,8 @@ impl Network {
         pipe.cut = true;
     }
 
-    /// Like [`cut`](Self::cut), but the other end learns of it: when.
+    /// Does the same as [`cut`](Self::cut), but the other end learns of it. Returns the time of
+    /// that.
     pub fn reset(&mut self, conn: usize, way: Way, now: u64) -> Option<u64> {
         if self.pipe(conn, way).cut {
             return None;

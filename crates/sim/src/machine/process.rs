@@ -1,8 +1,8 @@
-//! A target's process: its cores, and what the machine's kernel has for them.
+//! The process of a target: its cores, and the state that the machine's kernel keeps for them.
 //!
-//! As the real target's threads, the cores take turns in an order that nobody knows before. A core
-//! that is busy with something else hears later of what its drives have finished, of messages from
-//! other cores, and of the order to stop: of all that has come meanwhile at once.
+//! Like the threads of the real target, the cores take turns in an order that is not known in
+//! advance. A core that is busy with other work receives later, and all at once: the results of its
+//! drives, the messages of other cores, and the request to stop.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,29 +19,29 @@ use crate::env::SimEnv;
 use crate::foreign::{self, Screen};
 use riopipe_platform::crc32c;
 
-/// A core is busy with something else for so long at most, ns.
+/// The longest time for which a core is busy with other work, ns.
 const BUSY_NS: u64 = 200_000;
-/// A socket whose buffer is full has room again after so long at most, ns.
+/// The longest time until a socket whose buffer is full has space again, ns.
 const FULL_NS: u64 = 100_000;
-/// Connections at most; no run comes near.
+/// The maximum number of connections. No run comes near it.
 const PLACES: usize = 1024;
 
-/// What a process has to have done outside of its machine. Connections have the network's numbers.
+/// An effect of a process outside of its machine. Connections have the network's numbers.
 #[derive(Debug)]
 pub enum Out {
-    /// These bytes go over a connection.
+    /// Sends these bytes over a connection.
     Send(usize, Vec<u8>),
-    /// Nothing more goes over a connection.
+    /// Ends the sending direction of a connection.
     End(usize),
-    /// The target has closed a connection.
+    /// Closes a connection: the target has closed it.
     Close(usize),
-    /// The target takes a connection no more.
+    /// Refuses a connection: the target does not accept it any more.
     Refuse(usize),
-    /// A core is to be woken at a time.
+    /// Wakes a core at a time.
     Wake(u64, usize),
-    /// A drive is to be polled at a time.
+    /// Polls a drive at a time.
     Poll(u64, usize),
-    /// The socket of a connection has room again at a time.
+    /// The socket of a connection has space again at a time.
     Room(u64, usize),
 }
 
@@ -69,24 +69,24 @@ impl Transport for Tcp {
 /// The kernel's part of a connection.
 #[derive(Debug, Default)]
 struct Socket {
-    /// Has come and was not received.
+    /// Bytes that have arrived and were not received.
     unread: Vec<u8>,
-    /// Nothing more comes.
+    /// No more bytes arrive.
     has_ended: bool,
     /// The core that watches it, and the core's name for the connection.
     watched: Option<(usize, ConnKey)>,
-    /// What a target of another make lets through.
+    /// The filter that makes the target a foreign target, if it is one.
     screen: Option<Screen>,
 }
 
 /// A thread of the target.
 struct Reactor {
     core: TargetCore<SimEnv, Tcp>,
-    /// What drives have finished of what it asked for, and it has not heard of.
+    /// The results of its drive operations that it has not received yet.
     done: Vec<(OpId, Ended)>,
-    /// It hears of nothing before, ns.
+    /// It receives no news before this time, ns.
     busy_until: Option<u64>,
-    /// When it is woken next because of its deadline, ns.
+    /// The time at which its deadline wakes it next, ns.
     timer: Option<u64>,
     has_ended: bool,
 }
@@ -95,20 +95,20 @@ struct Reactor {
 #[derive(Default)]
 pub(super) struct Process {
     reactors: Vec<Reactor>,
-    /// By the network's numbers.
+    /// The sockets, by the network's numbers.
     sockets: BTreeMap<usize, Socket>,
     /// Connections that have not been accepted.
     backlog: VecDeque<usize>,
-    /// The first core listens.
+    /// The first core accepts connections.
     listens: bool,
-    /// It was told to stop in good order.
+    /// It was requested to stop (clean stop).
     stops: bool,
-    /// Connections whose sockets have something.
+    /// Connections whose sockets have bytes or an end.
     readable: VecDeque<usize>,
 }
 
 impl Machine {
-    /// The target's process begins to serve.
+    /// Starts the target's process.
     pub(super) fn begin_process(&mut self) {
         self.env.ended.clear();
         let count = usize::from(self.spec.cores.max(1));
@@ -137,31 +137,31 @@ impl Machine {
         }
     }
 
-    /// Whether new connections are taken.
+    /// Whether new connections are accepted.
     #[must_use]
     pub const fn is_accepting(&self) -> bool {
         self.up && !self.process.stops
     }
 
-    /// The target is told to stop in good order.
+    /// Requests a clean stop of the target.
     pub const fn stop(&mut self) {
         self.process.stops = true;
     }
 
-    /// Whether it was told to stop, and all its cores have.
+    /// Whether a stop was requested, and all cores have stopped.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.up && self.process.stops && self.process.reactors.iter().all(|it| it.has_ended)
     }
 
-    /// Somebody connects.
+    /// Takes in a request to connect.
     pub fn open(&mut self, net: usize) {
         let screen = self.spec.foreign.then(Screen::default);
         self.process.sockets.insert(net, Socket { screen, ..Socket::default() });
         self.process.backlog.push_back(net);
     }
 
-    /// Bytes have come.
+    /// Takes in bytes of a connection.
     pub fn receive(&mut self, net: usize, bytes: Vec<u8>) {
         self.store.write_back_some(&mut self.rng);
         if let Some(socket) = self.process.sockets.get_mut(&net) {
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// The connection has ended.
+    /// Takes in the end of a connection.
     pub fn hang_up(&mut self, net: usize) {
         if let Some(socket) = self.process.sockets.get_mut(&net) {
             socket.has_ended = true;
@@ -185,7 +185,7 @@ impl Machine {
         }
     }
 
-    /// The connection's socket has room again.
+    /// Notes that the connection's socket has space again.
     pub fn has_room(&mut self, net: usize) {
         let watched = self.process.sockets.get(&net).and_then(|socket| socket.watched);
         if let Some((core, key)) = watched {
@@ -195,7 +195,7 @@ impl Machine {
         }
     }
 
-    /// Gives the drives what was gathered for them.
+    /// Gives the drives the operations that were gathered for them.
     fn kick_drives(&mut self) {
         for (at, drive) in self.env.drives.iter_mut().enumerate() {
             drive.kick(self.env.now);
@@ -208,10 +208,10 @@ impl Machine {
         }
     }
 
-    /// A drive may have finished something: its cores are to hear of it.
+    /// Polls a drive, and passes its results to the cores.
     pub fn poll_drive(&mut self, drive: usize) {
         if self.polls[drive] != Some(self.env.now) {
-            // It was polled earlier, because of something that came later.
+            // It was polled before, because of an operation that was given to it later.
             return;
         }
         self.polls[drive] = None;
@@ -225,20 +225,20 @@ impl Machine {
         }
     }
 
-    /// A core is woken.
+    /// Wakes a core.
     pub fn wake(&mut self, core: usize) {
         let now = self.env.now;
         let Some(reactor) = self.process.reactors.get_mut(core).filter(|it| !it.has_ended) else {
             return;
         };
-        // A deadline, or something that it hears of now.
+        // A deadline, or news that it receives now.
         if reactor.timer.take_if(|at| *at <= now).is_some() {
             self.begin_round(core);
             self.finish_round(core);
         }
     }
 
-    /// Has the cores do all that there is to do now, and then the drives.
+    /// Runs the cores until they have nothing more to do now, and then the drives.
     pub fn work(&mut self) {
         self.work_cores();
         self.kick_drives();
@@ -258,7 +258,7 @@ impl Machine {
         }
     }
 
-    /// A core that something has happened for, and that hears of it now.
+    /// A core that has news and receives it now.
     fn next_core(&mut self) -> Option<usize> {
         let Self { env, process, rng, out, .. } = self;
         for (core, reactor) in process.reactors.iter_mut().enumerate() {
@@ -279,7 +279,7 @@ impl Machine {
         None
     }
 
-    /// A core hears of what has happened.
+    /// Runs one round of a core with its news.
     fn turn(&mut self, core: usize) {
         self.begin_round(core);
         let Self { env, process, rng, out, .. } = self;
@@ -293,7 +293,7 @@ impl Machine {
                 }
             }
         }
-        // What is sent to it after it has looked for messages waits until it looks again.
+        // A message that is sent to it after it has read its messages waits for the next round.
         if reactor.done.is_empty() || !rng.one_in(4) {
             for message in core::mem::take(&mut env.mail[core]) {
                 reactor.core.message(message, env);
@@ -316,10 +316,10 @@ impl Machine {
         self.finish_round(0);
     }
 
-    /// A socket has something.
+    /// Reads a socket that has bytes or an end.
     fn read(&mut self, net: usize) {
         let watched = self.process.sockets.get(&net).and_then(|socket| socket.watched);
-        // On its way from one core to another, it waits for the other.
+        // While the connection moves from one core to another, its bytes wait for the other core.
         let Some((core, key)) = watched else { return };
         self.begin_round(core);
         let Self { env, process, .. } = self;
@@ -354,11 +354,11 @@ impl Machine {
         self.process.reactors[core].core.timeout(&mut self.env);
     }
 
-    /// Does what a core has to be done.
+    /// Carries out the effects of a core's round.
     fn finish_round(&mut self, core: usize) {
         self.act(core);
         if self.process.reactors[core].core.is_stopping() {
-            // A round in which something has happened is followed by another.
+            // A round in which something has happened is followed by another round.
             self.begin_round(core);
             self.act(core);
         }
@@ -422,14 +422,14 @@ impl Machine {
         }
     }
 
-    /// Sends what a socket takes: nearly always everything.
+    /// Sends as many bytes as a socket accepts: nearly always all.
     fn send(&mut self, core: usize, key: ConnKey) {
         let Self { env, process, out, rng, spec, .. } = self;
         env.core = core;
         let core = &mut process.reactors[core].core;
         while let Some((tcp, output)) = core.outgoing(key) {
             let (net, all) = (tcp.net, output.len_bytes());
-            // What a screen is to take out goes out in one piece.
+            // Bytes that a filter changes are sent in one piece.
             let is_partial = !spec.foreign && rng.one_in(64);
             let len = if is_partial { rng.index(all + 1) } else { all };
             if len == 0 {
@@ -448,7 +448,7 @@ impl Machine {
             }
             core.sent(key, len, env);
         }
-        // It may want now what it has left in its socket.
+        // It may now want the bytes that it has left in its socket.
         if let Some(tcp) = core.transport(key)
             && let Some(socket) = process.sockets.get(&tcp.net)
             && (socket.has_ended || !socket.unread.is_empty())

@@ -1,8 +1,9 @@
-//! The oracle: what was submitted and what was promised, block by block, and nothing about how.
+//! The oracle: knows what was submitted and what was promised, block by block, and nothing of the
+//! means.
 //!
-//! It knows the groups of each stream with the name of every block's content, which of them were
-//! reported complete or durable, and what each drive holds. It knows nothing of logs, gates,
-//! connections or recovery.
+//! It knows the groups of each stream, with the name of the content of every block. It knows which
+//! groups were reported complete or durable, and what each drive holds. It knows nothing of logs,
+//! gates, connections or recovery.
 
 mod blocks;
 mod checks;
@@ -41,7 +42,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// What it promises, in a word or two.
+    /// The content of the promise, in a word or two.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,13 +68,14 @@ impl fmt::Display for Promise {
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The promise that was broken.
     pub promise: Promise,
-    /// What was seen.
+    /// A description of the violation.
     pub what: String,
 }
 
-/// One owner's time, from the end of its recovery to the end of the next.
+/// The number of the time of one owner: from the end of its recovery to the end of the next
+/// recovery.
 pub type Era = usize;
 
 #[derive(Clone, Debug)]
@@ -86,17 +88,17 @@ struct Group {
 
 #[derive(Clone, Debug, Default)]
 struct StreamHistory {
-    /// From which mark it went on, and with which tag.
+    /// The mark from which the stream resumed; `start_tag` is its tag.
     start: Seq,
     start_tag: u64,
     groups: Vec<Group>,
     complete: Seq,
     durable: Seq,
-    /// It has failed, and nobody has reopened it.
+    /// The stream has failed, and its owner has not reopened it.
     failed: bool,
-    /// Once somebody has recovered the stream: groups up to here count, for ever.
+    /// Set once the stream was recovered: groups up to here count from then on.
     settled: Option<Seq>,
-    /// The machines whose faults it may die of.
+    /// The machines whose faults may fail the stream.
     harmed: Vec<usize>,
 }
 
@@ -114,92 +116,94 @@ impl StreamHistory {
     }
 }
 
-/// What a recovery says of a stream.
+/// The result of a recovery for one stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Which stream.
+    /// The stream.
     pub stream: u16,
-    /// The prefix reaches up to here.
+    /// The last group of the prefix.
     pub last: Seq,
     /// The caller's tag of that group.
     pub tag: u64,
-    /// Blocks of drives that in-place updates beyond the prefix touched; with a log given up, fresh
-    /// writes, too.
+    /// Blocks of drives that in-place updates beyond the prefix have touched. If a log was given
+    /// up, the blocks of fresh writes beyond the prefix are included.
     pub in_place: Vec<Where>,
 }
 
-/// A read under way: what it may find.
+/// A read in flight, with the contents that it may return.
 #[derive(Clone, Debug, Default)]
 pub struct Read {
     era: Era,
     stream: u16,
     block: u32,
-    /// Recoveries so far.
+    /// The number of recoveries before the read began.
     recoveries: u64,
-    /// Its owner had been overtaken before.
+    /// Its owner was fenced before the read began.
     stale: bool,
     due: Vec<Due>,
 }
 
-/// What a reader may find in a block: the newest write that it has to know of, by number, or one
-/// submitted later; what was there before if there is none (number 0).
+/// The contents that a reader may find in a block: those of the newest write that the reader must
+/// see, by number, or of a write submitted later. If there is no such write (number 0), the content
+/// before all writes.
 #[derive(Clone, Debug)]
 struct Due {
     newest: u64,
     base: Vec<Content>,
-    /// So many of the block's writes were settled when it began.
+    /// The number of the block's writes that were settled when the read began.
     past: usize,
-    /// So many of its failures were.
+    /// The number of the block's failures that were settled when the read began.
     settled_shakes: u32,
     /// See [`Oracle::loses_power`].
     cut: u64,
 }
 
-/// How an owner came to the volume.
+/// The way in which an owner opened the volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Which initiator it is.
+    /// The initiator.
     pub client: usize,
-    /// Whether it might have taken the volume over from another.
+    /// Whether it may have taken the volume over from another owner.
     pub took: bool,
-    /// When its process began, ns.
+    /// The time at which its process began, ns.
     pub began: u64,
     /// The time, ns.
     pub now: u64,
-    /// When it began to read the labels that it went by, ns.
+    /// The time at which it began to read the labels that it used, ns.
     pub looked: u64,
 }
 
-/// Why a stream says that it failed.
+/// The cause with which a stream failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poison {
-    /// A target was away for too long.
+    /// A target was unreachable for too long.
     Lost,
     /// Another owner has the volume.
     Fenced,
-    /// Something failed.
+    /// An operation failed.
     Failed,
 }
 
-/// How a stream says that it failed.
+/// The failure that a stream reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Poisoned {
-    /// Because of something on this machine.
+    /// The machine on which the cause lies.
     pub machine: usize,
-    /// Why.
+    /// The cause.
     pub cause: Poison,
-    /// In its own words.
+    /// The stream's own text of the failure.
     pub why: String,
 }
 
 /// A write, as submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submitted {
-    /// The volume's block.
+    /// The block of the volume.
     pub block: u32,
-    /// The number of the write to it, which is also the content's name (but for discards).
+    /// The number of the write to the block. It is also the name of the content, except for
+    /// discards.
     pub number: u64,
-    /// What kind.
+    /// The place of the write.
     pub place: Place,
 }
 
@@ -207,28 +211,29 @@ pub struct Submitted {
 #[derive(Debug)]
 pub struct Oracle {
     blocks: Vec<Block>,
-    /// What each block outside of the volume's data area holds.
+    /// The content of each block outside of the volume's data area.
     outside: Vec<(Where, Content)>,
     eras: Vec<Vec<StreamHistory>>,
-    /// The one of the owner with the highest generation.
+    /// The era of the owner with the highest generation.
     current: Era,
     /// Whether the drive has completed the write with this number.
     completed: Vec<bool>,
     violation: Option<Violation>,
     failures: Failures,
-    /// Whether the log of a machine was lost, mislaid or failing at some time: without it a target
-    /// can't know whom to refuse (T21).
+    /// Whether the log of a machine was lost, replaced or failing at some time. Without its log a
+    /// target can't know which writers to refuse (T21).
     logless: Vec<bool>,
-    /// In-place updates that were reported and not acknowledged, per stream.
+    /// In-place updates that were reported and not acknowledged, by stream.
     unacknowledged: Vec<Vec<Where>>,
-    /// Machines, and since when a drive of each was last replaced by another, ns.
+    /// Machines, each with the time at which one of its drives was last replaced by another, ns.
     replaced: Vec<(usize, u64)>,
-    /// Machines whose logs were given up: what is on the drives is no prefix of anything, but
-    /// nothing that was durable is gone (T26).
+    /// Machines whose logs were given up. The content of the drives is then no prefix, but
+    /// everything that was durable is still there (T26).
     lost: BTreeSet<usize>,
-    /// Streams that some target was told to settle, by a recovery that is not through.
+    /// Streams that a recovery has begun to settle on some target, while that recovery has not
+    /// ended.
     settling: BTreeSet<u16>,
-    /// Whether a log was ever given up: from then on more may be listed than in-place updates.
+    /// Whether a log was ever given up. From then on the list may have more than in-place updates.
     doubtful: bool,
     patient: bool,
     recoveries: u64,
@@ -237,7 +242,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Nothing has happened yet.
+    /// An oracle before the first event.
     #[must_use]
     pub fn new(scenario: &Scenario, map: &[Where]) -> Self {
         let streams = usize::from(scenario.volume.streams);
@@ -272,7 +277,7 @@ impl Oracle {
         self.violation.as_ref()
     }
 
-    /// A promise is broken; the first one counts.
+    /// Reports a broken promise. Only the first report counts.
     pub fn broken(&mut self, promise: Promise, what: impl Into<String>) {
         if self.violation.is_none() {
             self.violation = Some(Violation { promise, what: what.into() });
@@ -285,13 +290,13 @@ impl Oracle {
         self.completed.len() as u64 - 1
     }
 
-    /// Writes are numbered from here on.
+    /// Numbers the writes from `number` on.
     pub fn number_from(&mut self, number: usize) {
         self.completed.resize(number.max(1), false);
     }
 
-    /// A block outside of the volume's data area holds this: nothing that the volume's owners do
-    /// may ever change it (P5).
+    /// Sets the content of a block outside of the volume's data area. No action of the volume's
+    /// owners may ever change it (P5).
     pub fn outside(&mut self, at: Where, content: Content) {
         self.outside.push((at, content));
     }
@@ -302,13 +307,13 @@ impl Oracle {
         self.current
     }
 
-    /// Whether an owner has been overtaken.
+    /// Whether the owner of an era was fenced.
     #[must_use]
     pub const fn is_stale(&self, era: Era) -> bool {
         era != self.current
     }
 
-    /// A group was admitted.
+    /// Notes that a group was admitted.
     pub fn submitted(
         &mut self,
         (era, stream, now): (Era, u16, u64),
@@ -340,19 +345,19 @@ impl Oracle {
         self.eras[era][usize::from(stream)].groups.push(Group { seq, tag, writes });
     }
 
-    /// A target is told how far recovery kept a stream: its log is shortened.
+    /// Notes that a target gets the recovered seq of a stream, and shortens the log.
     pub fn settles(&mut self, stream: u16) {
         self.settling.insert(stream);
     }
 
-    /// A machine's log is given up.
+    /// Notes that the log of a machine is given up.
     pub fn log_lost(&mut self, machine: usize) {
         self.lost.insert(machine);
         self.doubtful = true;
     }
 
-    /// An owner who was told to accept the loss of one log claims the volume from a machine whose
-    /// log is gone, too. That is another loss accepted, if the log can be gone at all.
+    /// Notes that an owner with permission to give up one log claims the volume from a machine
+    /// whose log is lost, too. That gives up another log, if the log can be lost at all.
     pub fn log_given_up(&mut self, machine: usize) {
         if self.logless[machine] {
             self.lost.insert(machine);
@@ -366,7 +371,7 @@ impl Oracle {
         !self.lost.is_empty()
     }
 
-    /// A stream's marks, as its owner was told them.
+    /// Takes in the marks of a stream, as its owner received them.
     pub fn marks(
         &mut self,
         era: Era,
@@ -389,7 +394,7 @@ impl Oracle {
             return;
         }
         if let Some(settled) = history.settled {
-            // Its owner was overtaken; what was on its way may still tell the truth.
+            // The owner was fenced. A report that was in flight then may still be true.
             let reported = if durable > was_durable { durable } else { Seq::ZERO };
             if reported > settled {
                 let what = format!(
@@ -407,12 +412,12 @@ impl Oracle {
         history.durable = durable;
     }
 
-    /// A stream's owner has left it as it is.
+    /// Notes that the owner of a stream has left it as it is.
     pub fn left(&mut self, era: Era, stream: u16) {
         self.eras[era][usize::from(stream)].failed = true;
     }
 
-    /// A stream failed.
+    /// Notes that a stream failed.
     pub fn poisoned(&mut self, era: Era, stream: u16, of: &Poisoned, now: u64) {
         let Poisoned { machine, cause, why } = of;
         let (machine, cause) = (*machine, *cause);
@@ -424,11 +429,11 @@ impl Oracle {
         {
             return;
         }
-        // To be fenced is no failure of anything else: a claim breaks connections and bindings (T8).
+        // Fencing is not a failure of another part: a claim breaks connections and bindings (T8).
         if self.ownership.is_challenged(now) && cause != Poison::Failed {
             return;
         }
-        // Who gives a lost connection no time takes its being replaced for the end.
+        // An initiator with a short loss timeout takes a replaced connection for a lost one.
         if cause == Poison::Lost || cause == Poison::Fenced && !self.patient {
             if self.patient {
                 let what = format!("stream {stream} gave machine {machine} up too early: {why}");
@@ -440,7 +445,7 @@ impl Oracle {
         }
     }
 
-    /// What a read that begins now may find, block by block.
+    /// The contents that a read may find, block by block, if it begins now.
     #[must_use]
     pub fn read_begins(&self, era: Era, stream: u16, block: u32, blocks: u32) -> Read {
         let stale = self.is_stale(era);
@@ -460,20 +465,20 @@ impl Oracle {
         Read { era, stream, block, recoveries: self.recoveries, stale, due: due.collect() }
     }
 
-    /// A read has ended well. Also one that was under way while somebody took the volume over: what
-    /// its owner reads came back before anything was undone, or it is refused (T8, P9).
+    /// Checks a read that has succeeded. The volume may have been taken over during the read. Then
+    /// the data of the read came back before anything was undone, or the read is refused (T8, P9).
     pub fn read_ends(&mut self, read: &Read, found: &[Content]) {
         for ((block, due), found) in (read.block..).zip(&read.due).zip(found) {
             let b = &self.blocks[block as usize];
-            // What a failed stream wrote may be undone at any moment, and has been when the stream
-            // is reopened (P6).
+            // The writes of a failed stream may be undone at any moment. They have been undone when
+            // the stream is reopened (P6).
             let failed = |stream: u16| self.eras[read.era][usize::from(stream)].failed;
             let since = if read.stale { 0 } else { read.recoveries };
             if b.reopened > since || b.of_era(read.era, due.past).any(|wr| failed(wr.stream)) {
                 continue;
             }
-            // What a drive loses when its FLUSH fails, readers miss (T22). A take-over that settles
-            // the block while the read is under way does not bring it back.
+            // Readers miss the data that a drive loses in a failed FLUSH (T22). A take-over that
+            // settles the block during the read does not restore that data.
             let shaken = b.shakes > due.settled_shakes || self.cut(b) > due.cut;
             if !shaken && !b.may_read(read.era, due, *found) {
                 let over =
@@ -490,7 +495,7 @@ impl Oracle {
         }
     }
 
-    /// The volume has been recovered by a new owner; the era that begins.
+    /// Begins an era: a new owner has recovered the volume.
     pub fn recovered(
         &mut self,
         of: Opened,
@@ -512,7 +517,7 @@ impl Oracle {
             prefix.push(of.map_or(history.start, |r| r.last));
         }
         if generation <= self.ownership.generation() {
-            // Overtaken before it was through: it will not be able to bind a stream.
+            // The owner was fenced before its recovery ended: it will not be able to bind a stream.
             let mut stale = self.eras[current].clone();
             stale.iter_mut().zip(&prefix).for_each(|(history, last)| {
                 let (complete, durable) = (*last, *last);
@@ -522,7 +527,7 @@ impl Oracle {
             self.eras.push(stale);
             return self.eras.len() - 1;
         }
-        // With a log goes what it knew of an owner.
+        // A lost log has lost its record of the owner, too.
         if self.lost.is_empty()
             && let Some(what) = self.ownership.robs(took, now)
         {
@@ -538,7 +543,7 @@ impl Oracle {
         } else {
             self.check_given_up(&prefix, found, drives);
         }
-        // Whoever has been through with its log has found one that works.
+        // An owner that has completed a recovery with its log has found a log that works.
         self.failures.logs_that_work(|machine| drives.0[machine].has_its_log());
         let mut next = self.close_era(&prefix, began);
         if !core::mem::take(&mut self.lost).is_empty() {
@@ -559,7 +564,7 @@ impl Oracle {
         self.current
     }
 
-    /// One stream was reopened by its owner, who began that at a time.
+    /// Notes that the owner has reopened one stream; `began` is the time at which that started.
     pub fn reopened(&mut self, (era, began): (Era, u64), found: &Recovered, drives: &Drives<'_>) {
         self.recoveries += 1;
         self.check_outside(drives);
@@ -569,7 +574,7 @@ impl Oracle {
             return self.begun_anew((era, began), stream, last, drives);
         }
         if self.is_stale(era) {
-            // Binding it again will be refused.
+            // The target will refuse to bind it again.
             let history = &mut self.eras[era][stream];
             (history.complete, history.durable) = (last, last);
             return;
@@ -604,7 +609,7 @@ impl Oracle {
             .iter_mut()
             .zip(prefix)
             .map(|(history, last)| {
-                // With a log that was lost, what its owner was told in good faith may go beyond.
+                // With a lost log, the durable mark that the owner received may lie beyond.
                 history.settled = Some(if lost { Seq(u64::MAX) } else { *last });
                 StreamHistory {
                     start: *last,
@@ -618,12 +623,12 @@ impl Oracle {
             .collect()
     }
 
-    /// The caller has taken note of a stream's in-place updates.
+    /// Notes that the caller has acknowledged the in-place updates of a stream.
     pub fn acknowledged(&mut self, stream: u16) {
         self.unacknowledged[usize::from(stream)].clear();
     }
 
-    /// Everything has ended: every block holds what was submitted last, durably.
+    /// Checks the end of a run: every block holds the content that was submitted last, durably.
     pub fn check_end(&mut self, drives: &Drives<'_>) {
         self.check_outside(drives);
         let all = vec![Seq(u64::MAX); self.eras[0].len()];
@@ -635,7 +640,8 @@ impl Oracle {
         }
     }
 
-    /// How far a stream's owner was told that it is, and the last group it submitted.
+    /// The complete and durable marks that the owner of a stream has received, and the last group
+    /// it submitted.
     #[must_use]
     pub fn progress(&self, era: Era, stream: u16) -> (Seq, Seq, Seq) {
         let history = &self.eras[era][usize::from(stream)];
@@ -643,15 +649,15 @@ impl Oracle {
     }
 }
 
-/// A loss time beyond any outage in a scenario: a stream never has a reason to give a target up.
+/// A loss timeout beyond any outage in a scenario: a stream never has a reason to give a target up.
 pub const PATIENT_MS: u32 = 600_000;
 
-/// Every machine's drives.
+/// The drives of all machines.
 #[derive(Clone, Copy)]
 pub struct Drives<'a>(pub &'a [crate::machine::Machine]);
 
 impl Drives<'_> {
-    /// Both copies of the label of the drive that is there, as they would be read now.
+    /// Both copies of the label on the drive that is in place, as a reader would find them now.
     #[must_use]
     pub fn labels(&self, machine: usize, drive: usize) -> Vec<u8> {
         let drive = &self.0[machine].env.drives[drive];
@@ -663,7 +669,7 @@ impl Drives<'_> {
     }
 }
 
-/// A content, for people.
+/// A content, formatted for people.
 struct Named(Content);
 
 impl fmt::Display for Named {
@@ -682,8 +688,9 @@ mod tests {
     use super::*;
     use crate::drive::Told;
 
-    /// The owner of volume block 0 reads it. Meanwhile a FLUSH may fail, another takes the volume over
-    /// and finds zeroes there, and the read comes back with what was there before the write.
+    /// Reads volume block 0 as its owner. During the read a FLUSH may fail. Another initiator takes
+    /// the volume over and finds zeroes there. Then the read returns the content from before the
+    /// write.
     fn read_across_a_take_over(flush_fails: bool) -> Option<Violation> {
         let at = Where { machine: 0, drive: 0, lba: 9 };
         let mut oracle = Oracle::new(&crate::draw::draw(1), &[at]);

@@ -1,4 +1,4 @@
-//! Whose the volume is, and what nobody else may do to it (T8, T21, T25).
+//! The owner of the volume, and the actions that are forbidden to all others (T8, T21, T25).
 
 use super::blocks::Block;
 use super::{Oracle, Promise, Where};
@@ -6,23 +6,24 @@ use crate::block::Content;
 use crate::core::MS;
 use crate::scenario::Scenario;
 
-/// Who has the volume.
+/// The state of the ownership of the volume.
 #[derive(Debug)]
 pub(super) struct Ownership {
-    /// The owner, until it gives the volume back.
+    /// The owner, until it releases the volume.
     owner: Option<usize>,
     generation: u32,
     /// The highest generation in any claim that was sent, and in any that may fence an owner.
     claimed: u32,
     claimed_over: u32,
-    /// The highest generation of a claim that might fence an owner and was given back: nobody keeps
-    /// the volume then.
+    /// The highest generation of a claim that might fence an owner and was released. The volume has
+    /// no owner then.
     over_given_back: u32,
-    /// When each initiator was heard last by each machine.
+    /// For each initiator and machine, the time at which the machine last received something from
+    /// it, ns.
     heard: [Vec<u64>; 3],
-    /// How long an owner keeps the volume after it was heard last, ns.
+    /// The time for which an owner keeps the volume after it was last received, ns.
     lease: u64,
-    /// Which machines have said that they have the volume back.
+    /// For each machine, whether it has answered that the volume is released.
     given_back: Vec<bool>,
 }
 
@@ -36,7 +37,8 @@ impl Ownership {
             claimed_over: 0,
             over_given_back: 0,
             heard: [never(), never(), never()],
-            // At least; targets add what it takes to notice a loss. Who can't go on has none.
+            // At least this long; targets add the time to notice a loss. An owner that can't resume
+            // has no lease.
             lease: match scenario.volume.engine.is_logged() {
                 true => u64::from(scenario.client.loss_ms) * MS,
                 false => 0,
@@ -49,7 +51,7 @@ impl Ownership {
         self.generation
     }
 
-    /// It has it now.
+    /// Notes the new owner.
     pub(super) fn has_it(&mut self, client: usize, generation: u32, now: u64) {
         self.heard[client].fill(now);
         self.owner = Some(client);
@@ -57,19 +59,19 @@ impl Ownership {
         self.generation = generation;
     }
 
-    /// Whether the owner's lease runs on a machine, on any of them (T25).
+    /// Whether the owner's lease runs on a machine, or on any machine if `None` (T25).
     fn is_leased(&self, machine: Option<usize>, now: u64) -> bool {
         let Some(heard) = self.owner.map(|owner| &self.heard[owner]) else { return false };
         let mut of = heard.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
         of.any(|(_, heard)| now < heard + self.lease)
     }
 
-    /// Whether somebody has it.
+    /// Whether the volume has an owner.
     pub(super) const fn is_owned(&self) -> bool {
         self.owner.is_some()
     }
 
-    /// What is wrong with somebody's having the volume now, taken over or not.
+    /// The violation, if an initiator becomes the owner now, by take-over or not.
     pub(super) fn robs(&self, took: bool, now: u64) -> Option<String> {
         let is_free = self.over_given_back > self.generation;
         (!took && !is_free && self.is_leased(None, now)).then(|| {
@@ -77,11 +79,11 @@ impl Ownership {
         })
     }
 
-    /// Whether the owner may have lost the volume on some target. It is not enough that somebody
-    /// wants the volume, or asks for it and is refused: one owner lives undisturbed until a claim
-    /// with a higher generation is on its way that may fence it (T8): by take-over, or because its
-    /// lease is over somewhere (T25). From then on the owner may be fenced on one target after the
-    /// other, also if whoever claims dies before it has the volume.
+    /// Whether the owner may have lost the volume on some target. It is not enough that another
+    /// initiator wants the volume, or asks for it and is refused. One owner continues undisturbed
+    /// until a claim with a higher generation that may fence it is in flight (T8): by take-over, or
+    /// because its lease is over somewhere (T25). From then on the owner may be fenced on one
+    /// target after the other, also if the claiming initiator dies before it owns the volume.
     pub(super) fn is_challenged(&self, now: u64) -> bool {
         let some = self.claimed > self.generation;
         let leased_everywhere = self
@@ -92,7 +94,8 @@ impl Ownership {
 }
 
 impl Oracle {
-    /// An initiator sends a claim of the volume with this generation, and may fence an owner or not.
+    /// Notes that an initiator sends a claim of the volume with this generation. `take_over`: it
+    /// may fence an owner.
     pub fn claims(&mut self, generation: u32, take_over: bool) {
         let Ownership { claimed, claimed_over, .. } = &mut self.ownership;
         *claimed = generation.max(*claimed);
@@ -101,40 +104,41 @@ impl Oracle {
         }
     }
 
-    /// An initiator that could not open the volume gives back what it may have claimed, and may have
+    /// Notes that an initiator could not open the volume and releases its claim. The claim may have
     /// fenced an owner.
     pub fn gives_back_claim(&mut self, generation: u32) {
         let given_back = &mut self.ownership.over_given_back;
         *given_back = generation.max(*given_back);
     }
 
-    /// A machine's target has heard of an initiator.
+    /// Notes that a machine's target has received something from an initiator.
     pub fn heard(&mut self, client: usize, machine: usize, now: u64) {
         let Ownership { heard, lease, .. } = &mut self.ownership;
         let heard = &mut heard[client][machine];
-        // Once its lease may be over there, it has to be let back in.
+        // Once its lease may be over there, it must resume first.
         if now < *heard + *lease {
             *heard = now;
         }
     }
 
-    /// A machine's target has let the owner back in.
+    /// Notes that the owner has resumed on a machine's target.
     pub fn resumed(&mut self, client: usize, machine: usize, now: u64) {
         self.ownership.heard[client][machine] = now;
     }
 
-    /// The owner gives the volume back. From now on each machine may have it back.
+    /// Notes that the owner releases the volume. From now on it may be free on each machine.
     pub fn gives_back(&mut self) {
         self.ownership.owner = None;
     }
 
-    /// A machine has said that it has the volume back.
+    /// Notes that a machine has answered that the volume is released.
     pub fn given_back(&mut self, machine: usize) {
         self.ownership.given_back[machine] = true;
     }
 
-    /// Whether plain writes of the volume's drives on a machine must be taken: it has said that it
-    /// has the volume back, nobody has claimed it since, and nothing waits there for anybody (T21).
+    /// Whether a machine must accept plain writes to the volume's drives: it has answered that the
+    /// volume is released, the volume has not been claimed since, and no data waits there for
+    /// recovery (T21).
     #[must_use]
     pub fn is_welcome(&self, machine: usize) -> bool {
         let Ownership { owner, generation, claimed, ref given_back, .. } = self.ownership;
@@ -145,7 +149,7 @@ impl Oracle {
             && self.unacknowledged.iter().all(Vec::is_empty)
     }
 
-    /// A plain writer was refused because the drive is somebody's.
+    /// Checks that a plain write was refused because the drive is in use.
     pub fn turned_away(&mut self, at: Where, welcome: bool) {
         if welcome {
             let what = format!("a plain writer may not write {at}, though nobody has its volume");
@@ -153,16 +157,16 @@ impl Oracle {
         }
     }
 
-    /// Whether nobody has the volume since it was given back, and nobody has claimed it.
+    /// Whether the volume was released, and has been neither owned nor claimed since.
     #[must_use]
     pub const fn is_free(&self) -> bool {
         let Ownership { owner, generation, claimed, .. } = &self.ownership;
         owner.is_none() && *claimed <= *generation
     }
 
-    /// Whether plain writes of the volume's drives on a machine must be refused: its owner is there
-    /// or may come back within its lease (T25), or it has left something that waits for recovery
-    /// (T21). While somebody takes the volume over, this is between the two.
+    /// Whether a machine must refuse plain writes to the volume's drives: its owner is there or may
+    /// resume within its lease (T25), or it has left data that waits for recovery (T21). During a
+    /// take-over, neither answer is certain.
     #[must_use]
     pub fn is_in_use(&self, machine: usize, now: u64) -> bool {
         !self.ownership.is_challenged(now)
@@ -172,8 +176,8 @@ impl Oracle {
                 || self.is_unrecovered(machine))
     }
 
-    /// Whether a write of a group is done on a machine, and some other of it or of an earlier one is
-    /// not: the group can't have been released.
+    /// Whether a write of a group is done on a machine while another write of that group or of an
+    /// earlier one is not done. Then the group can't have been released.
     fn is_unrecovered(&self, machine: usize) -> bool {
         if !self.lost.is_empty() || !self.promised.is_logged() {
             return false;
@@ -197,7 +201,8 @@ impl Oracle {
         })
     }
 
-    /// A plain writer's write of a block has come to a machine that has no reason to refuse it.
+    /// Notes that the write of a plain host has arrived at a machine that has no reason to refuse
+    /// it.
     pub fn may_intrude(&mut self, at: Where, content: Content) {
         self.promised.frees();
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
@@ -208,7 +213,7 @@ impl Oracle {
         self.outside.retain(|(there, _)| *there != at);
     }
 
-    /// A plain writer was told that its block is written.
+    /// Notes the answer to a plain host: its block is written.
     pub fn intruded(&mut self, at: Where, _content: Content, free: bool) {
         if !free {
             let what = format!("a plain writer wrote {at}, though its volume is in use");
@@ -216,8 +221,8 @@ impl Oracle {
         }
     }
 
-    /// And that it is durable: from now on it has to be there, unless the volume has found an owner
-    /// meanwhile.
+    /// Notes that the block of a plain host is durable. From now on the block must hold this
+    /// content, unless the volume has got an owner since.
     pub fn intruded_durably(&mut self, at: Where, content: Content) {
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
             && !self.logless[at.machine]
@@ -228,8 +233,8 @@ impl Oracle {
         }
     }
 
-    /// A plain reader has read a block. While nobody has the volume, and nobody has claimed it
-    /// since it was given back, all of it is there to be read.
+    /// Checks a block that a plain host has read. While the volume has no owner and was not claimed
+    /// since its release, everything must be readable there.
     pub fn looked_at(&mut self, at: Where, found: Content, free: bool) {
         let Ownership { owner, generation, claimed, .. } = self.ownership;
         if !free
