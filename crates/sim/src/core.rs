@@ -1,5 +1,5 @@
-//! What every part of the simulated cluster needs: the clock, what is to come, the network, the
-//! oracle, and a place to write down what happens.
+//! The state that every part of the simulated cluster needs: the clock, the planned events, the
+//! network, the oracle, and a trace of the events.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,10 +20,10 @@ pub const US: u64 = 1_000;
 /// Nanoseconds of a millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// Something that is to come.
+/// A planned event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ev {
-    /// Something arrives over a connection.
+    /// Data arrives over a connection.
     Arrive {
         /// The connection.
         conn: usize,
@@ -37,14 +37,14 @@ pub enum Ev {
         /// Its drive.
         drive: usize,
     },
-    /// A core of a target is woken: for its deadline, or to hear of what has happened meanwhile.
+    /// A core of a target is woken: for its deadline, or for news that has come while it was busy.
     WakeCore {
         /// The machine.
         machine: usize,
         /// Its core.
         core: usize,
     },
-    /// A socket of a target has room again.
+    /// A socket of a target has space again.
     Room {
         /// The machine.
         machine: usize,
@@ -55,18 +55,18 @@ pub enum Ev {
     StartMachine(usize),
     /// An initiator is started.
     StartClient(usize),
-    /// An initiator's clocks are looked at.
+    /// The clocks of an initiator are checked.
     TickClient {
-        /// Which.
+        /// The initiator.
         client: usize,
-        /// In which life.
+        /// The number of its process.
         life: u32,
     },
-    /// Something is due at an initiator's target.
+    /// A deadline of an initiator for one of its targets is due.
     WakeClient {
         /// The initiator.
         client: usize,
-        /// In which life.
+        /// The number of its process.
         life: u32,
         /// The target.
         server: u16,
@@ -75,28 +75,28 @@ pub enum Ev {
     WakeStreams {
         /// The initiator.
         client: usize,
-        /// In which life.
+        /// The number of its process.
         life: u32,
     },
     /// A stream does its next step.
     Act {
         /// The initiator.
         client: usize,
-        /// In which life.
+        /// The number of its process.
         life: u32,
         /// The stream.
         stream: u16,
     },
-    /// A machine that was cut off is reached again.
+    /// A machine that was cut off is reachable again.
     Heal,
-    /// A plain host does what it does next.
+    /// A plain host does its next step.
     Intrude(usize),
 }
 
-/// A run that goes round for ever must not fill the memory.
+/// The trace is bounded, so that a run that loops for ever does not fill the memory.
 const TRACE_LINES_MAX: usize = 1 << 20;
 
-/// What happened, line by line. It outlives a run that panics or never ends.
+/// A trace of the events, line by line. It remains after a run that panics or never ends.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Arc<Mutex<Vec<String>>>);
 
@@ -108,7 +108,7 @@ impl Trace {
         }
     }
 
-    /// All lines so far; they are gone from here.
+    /// Takes all lines so far out of the trace.
     #[must_use]
     pub fn take(&self) -> Vec<String> {
         core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -121,47 +121,47 @@ pub struct Core {
     pub now: u64,
     heap: BinaryHeap<Reverse<(u64, u64, Ev)>>,
     order: u64,
-    /// Events so far.
+    /// The number of events so far.
     pub events: u64,
-    /// All connections.
+    /// All connections of the run.
     pub net: Network,
-    /// What is promised.
+    /// The oracle.
     pub oracle: Oracle,
-    /// Chance for the initiators.
+    /// The random numbers for the initiators.
     pub rng: Rng,
-    /// What happened, if somebody wants to know.
+    /// The trace of the events, if one is wanted.
     trace: Option<Trace>,
-    /// What is simulated.
+    /// The scenario.
     pub scenario: Scenario,
     /// The volume's id.
     pub id: VolumeId,
-    /// And its name.
+    /// The volume's name.
     pub name: &'static str,
-    /// Where each block of the volume lies.
+    /// The place of each block of the volume.
     pub map: Vec<Where>,
-    /// For each stream, its steps and how many of them have been begun.
+    /// For each stream, its steps and the number of steps that have begun.
     pub steps: Vec<(Vec<usize>, usize)>,
     /// The generation on the volume's labels.
     pub label_generation: u32,
-    /// Faults have stopped: everything is to end now.
+    /// Faults have stopped: everything must end now.
     pub calm: bool,
-    /// Recoveries that have begun, and when the last one did, in events.
+    /// The number of recoveries that have begun, and the number of events when the last one began.
     pub recoveries: (u32, u64),
-    /// Replays that have begun, and when the last one did, in events.
+    /// The number of replays that have begun, and the number of events when the last one began.
     pub replays: (u32, u64),
-    /// The same of targets that were asked to zero something.
+    /// The number of requests to targets to zero blocks, and the number of events at the last one.
     pub undos: (u32, u64),
-    /// Tags given so far.
+    /// The number of tags given so far.
     pub tags: u64,
-    /// What is promised of the logs of records, in the order of the scenario's.
+    /// The histories of the logs of records, in the order of the scenario's logs.
     pub logs: Vec<LogHistory>,
-    /// The bytes of their blocks.
+    /// The bytes of the blocks of the logs of records.
     pub book: Book,
     spare: Vec<u64>,
 }
 
 impl Core {
-    /// The beginning of a run.
+    /// The state at the beginning of a run.
     #[must_use]
     pub fn new(scenario: Scenario, map: Vec<Where>, trace: Option<Trace>) -> Self {
         let mut rng = Rng::new(scenario.seed);
@@ -201,15 +201,15 @@ impl Core {
         self.scenario.volume.engine.is_logged()
     }
 
-    /// Which log of records a stream of this volume keeps, if it keeps one.
+    /// The log of records that a stream of this volume keeps, if it keeps one.
     #[must_use]
     pub fn log_of(&self, stream: u16) -> Option<usize> {
-        // The second volume has none.
+        // The second volume has no log of records.
         let is_its = |log: &LogSpec| log.stream == stream && self.id == VOLUME;
         self.scenario.logs.iter().position(is_its)
     }
 
-    /// For each stream, its steps, none begun.
+    /// For each stream, its steps. None has begun.
     pub(crate) fn steps_of(scenario: &Scenario) -> Vec<(Vec<usize>, usize)> {
         let mut steps = vec![(Vec::new(), 0); usize::from(scenario.volume.streams)];
         for (at, step) in scenario.steps.iter().enumerate() {
@@ -220,7 +220,7 @@ impl Core {
         steps
     }
 
-    /// Puts another volume in this one's place, and this one aside.
+    /// Puts another volume in this one's place, and sets this one aside.
     pub(crate) fn swap(&mut self, side: &mut Side) {
         core::mem::swap(&mut self.id, &mut side.id);
         core::mem::swap(&mut self.name, &mut side.name);
@@ -232,18 +232,18 @@ impl Core {
         core::mem::swap(&mut self.label_generation, &mut side.label_generation);
     }
 
-    /// Something is to come at a time.
+    /// Plans an event for a time.
     pub fn at(&mut self, time: u64, ev: Ev) {
         self.order += 1;
         self.heap.push(Reverse((time.max(self.now), self.order, ev)));
     }
 
-    /// Something is to come after a while.
+    /// Plans an event after a delay.
     pub fn after(&mut self, delay: u64, ev: Ev) {
         self.at(self.now + delay, ev);
     }
 
-    /// The next thing that comes; the clock goes on to it.
+    /// The next event. Advances the clock to it.
     pub fn next_event(&mut self) -> Option<Ev> {
         let Reverse((time, _, ev)) = self.heap.pop()?;
         self.now = time;
@@ -261,12 +261,12 @@ impl Core {
         self.spare = at;
     }
 
-    /// How long until the next attempt to connect.
+    /// The time until the next attempt to connect, ns.
     pub fn retry(&mut self) -> u64 {
         self.rng.below(u64::from(self.scenario.client.retry_us) * US + 1)
     }
 
-    /// Opens a connection to a machine; whether anybody answers there is seen later.
+    /// Opens a connection to a machine. Whether the machine answers is known later.
     pub fn connect(&mut self, end: ClientEnd, machine: usize) -> usize {
         let conn = self.net.open(end, machine);
         let time = self.net.put(conn, Way::Up, Chunk::Open, self.now);
@@ -281,19 +281,19 @@ impl Core {
         }
     }
 
-    /// Nobody is there at the other end any more: the initiator learns of it.
+    /// Refuses a connection whose other end is gone: the initiator learns of it.
     pub fn refuse(&mut self, conn: usize) {
         let time = self.net.refuse(conn, self.now);
         self.at(time, Ev::Arrive { conn, up: false });
     }
 
-    /// Whether what happens is written down.
+    /// Whether events are traced.
     #[must_use]
     pub const fn is_traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// Writes down what happens, if somebody wants to know.
+    /// Adds a line to the trace, if one is wanted.
     pub fn trace(&mut self, what: impl FnOnce() -> String) {
         if let Some(trace) = &self.trace {
             let us = self.now / US;

@@ -1,4 +1,4 @@
-//! What a target's sessions see of their machine: drives, the log, the clock.
+//! The target environment of a simulated target: its drives, the log, the clock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,34 +9,34 @@ use crate::fuse::Fuse;
 use crate::log_store::LogPart;
 use crate::machine::Tcp;
 
-/// What the parts of a machine have to say, line by line, if somebody listens.
+/// The reports of the parts of a machine, line by line, if they are wanted.
 #[derive(Clone, Debug, Default)]
 pub struct Said {
     lines: Option<Arc<Mutex<Vec<String>>>>,
-    /// Which part.
+    /// The name of the part.
     part: String,
 }
 
 impl Said {
-    /// Nobody listens, unless `traced`.
+    /// An empty report. Reports are dropped, unless `traced`.
     #[must_use]
     pub fn new(traced: bool) -> Self {
         Self { lines: traced.then(Arc::default), part: String::new() }
     }
 
-    /// The same for a part of this name.
+    /// The same report for a part with this name.
     #[must_use]
     pub fn of(&self, part: &str) -> Self {
         Self { lines: self.lines.clone(), part: format!("{part}: ") }
     }
 
-    /// Whether somebody listens.
+    /// Whether reports are wanted.
     #[must_use]
     pub const fn is_wanted(&self) -> bool {
         self.lines.is_some()
     }
 
-    /// Says something.
+    /// Adds a report.
     pub fn say(&self, what: impl FnOnce() -> String) {
         if let Some(lines) = &self.lines {
             let line = format!("{}{}", self.part, what());
@@ -57,19 +57,19 @@ impl Said {
 pub struct SimEnv {
     /// The time, ns.
     pub now: u64,
-    /// What the connections share; nothing while no process runs.
+    /// The state that the connections share; `None` while no process runs.
     pub shared: Option<Shared<LogPart>>,
     /// The machine's drives.
     pub drives: Vec<DriveQueue>,
-    /// By core: messages that it has not read, oldest first.
+    /// For each core, the messages that it has not read, oldest first.
     pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
-    /// The core that is at work.
+    /// The core that runs now.
     pub core: usize,
-    /// Controllers whose associations the target has ended, since somebody looked.
+    /// Controllers whose associations the target has ended since the last check.
     pub ended: Vec<u16>,
-    /// What sessions and drives have to say.
+    /// The reports of sessions and drives.
     pub said: Said,
-    /// Stops the process in the middle of something.
+    /// Stops the process in the middle of an effect.
     pub fuse: Fuse,
 }
 

@@ -28,53 +28,54 @@ mod process;
 use process::Process;
 pub use process::{Out, Tcp};
 
-/// Where a label's version is in its block.
+/// The place of a label's version in its block, bytes.
 const LABEL_VERSION_AT: usize = 8;
-/// Operations that a drive is given at once: as the product has it, unless it is made scarce.
+/// The maximum number of operations that a drive is given at once: the product's value, unless a
+/// test makes it scarce.
 const DEPTH: usize = 512;
 
-/// The first volume of a simulated cluster, and mostly the only one.
+/// The first volume of a simulated cluster, and usually the only one.
 pub const VOLUME: VolumeId = VolumeId(*b"simulated volume");
 
-/// Its name.
+/// The name of the first volume.
 pub const VOLUME_NAME: &str = "simulated";
-/// Its generation when it has been made.
+/// The generation of the first volume when it has been made.
 pub const FIRST_GENERATION: u32 = 1;
 
 /// A machine.
 pub struct Machine {
-    /// What its sessions see.
+    /// The target environment of its sessions.
     pub env: SimEnv,
     /// Its log store.
     pub store: LogStore,
     /// The cores of its target's process, and what its kernel has for them.
     process: Process,
-    /// What the process has to have done outside of the machine.
+    /// The effects of the process outside of the machine.
     pub out: Vec<Out>,
     spec: MachineSpec,
     index: usize,
     rng: Rng,
     up: bool,
     powered: bool,
-    /// Counts the target's processes.
+    /// The number of the target's process.
     pub life: u32,
     boot: u64,
     fuse: Fuse,
-    /// When each drive is to be polled next, ns, if it has been said.
+    /// For each drive, the time at which it is polled next, ns, if that is planned.
     polls: Vec<Option<u64>>,
     /// The right log, while an empty or an older one is in its place.
     pub set_aside: Option<SetAside>,
-    /// The right drive and which one it is, while another is in its place.
+    /// The right drive and its number, while another drive is in its place.
     wrong: Option<(usize, DriveQueue)>,
-    /// What of Rio's a target of another make has been sent.
+    /// The first part of Rio's extension that was sent to a foreign target.
     pub misled: Option<String>,
-    /// Its last life was ended in good order, to the last byte of its log.
+    /// Its last process ended with a clean stop, up to the last byte of its log.
     rested: bool,
 }
 
 impl Machine {
-    /// A machine that is off, with blank drives and volumes in its log, each with the mark from which
-    /// its streams go on.
+    /// A machine that is off, with blank drives, and with volumes in its log. Each volume has the
+    /// mark from which its streams resume.
     #[must_use]
     pub fn new(
         index: usize,
@@ -114,8 +115,8 @@ impl Machine {
         machine
     }
 
-    /// Makes the log region with volumes in it, as `rio volume create` leaves it; without, if they
-    /// need no log.
+    /// Makes the log region with volumes in it, as `rio volume create` leaves it; without volumes,
+    /// if they need no log.
     fn format(&mut self, volumes: &[(NewVolume, Seq)]) {
         let len = log_len(volumes.iter().map(|(volume, _)| volume));
         let boot = self.boot_id();
@@ -135,7 +136,7 @@ impl Machine {
                 let mut log = StreamLog::format(store.part(range), id, 0, crc32c)
                     .map_err(|e| RegionError::new(e.to_string()))?;
                 if *start > Seq::ZERO {
-                    // As if so many groups had been written and released.
+                    // As if this number of groups had been written and released.
                     let origin = Origin { generation: 0, incarnation: 1 };
                     log.start(origin, *start).map_err(|e| RegionError::new(e.to_string()))?;
                 }
@@ -167,21 +168,21 @@ impl Machine {
         self.powered
     }
 
-    /// What it is made of.
+    /// The description of the machine.
     #[must_use]
     pub const fn spec(&self) -> &MachineSpec {
         &self.spec
     }
 
-    /// Whether a drive still works on what an earlier process asked of it. Whoever serves a drive
-    /// holds its lock until the last such operation has come back (T8).
+    /// Whether a drive still works on operations of an earlier process. A target that serves a
+    /// drive holds its lock until the last such operation has come back (T8).
     #[must_use]
     pub fn is_haunted(&self) -> bool {
         self.env.drives.iter().any(|drive| drive.is_haunted())
     }
 
-    /// Starts the target's process; what was wrong with the log, if anything. A log of another
-    /// boot is made anew if it is `given_up`, else its volumes are refused (T19).
+    /// Starts the target's process. Returns the defect of the log, if there is one. A log of
+    /// another boot is made anew if it is `given_up`; otherwise its volumes are refused (T19).
     ///
     /// # Errors
     /// The log store failed.
@@ -223,7 +224,7 @@ impl Machine {
         self.begin_process();
     }
 
-    /// Flushes the drives, and ends the log's service, at the end of a stop in good order.
+    /// Flushes the drives, and ends the log's service, at the end of a clean stop.
     ///
     /// # Errors
     /// The log could not be written back.
@@ -237,13 +238,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether its last life was ended in good order.
+    /// Whether its last process ended with a clean stop.
     #[must_use]
     pub const fn has_rested(&self) -> bool {
         self.rested
     }
 
-    /// Each volume's generation in the log that is there, if that can be read and has all of them.
+    /// Each volume's generation in the log that is there, if the log is readable and has all
+    /// volumes.
     #[must_use]
     pub fn log_generations(&self, volumes: &[NewVolume]) -> Option<Vec<u32>> {
         let header = self.store.part(0..HEADER_BYTES);
@@ -254,14 +256,14 @@ impl Machine {
         volumes.iter().map(|volume| of(volume).map(|found| found.generation)).collect()
     }
 
-    /// Whether the log in its place is the right one, and takes what is written.
+    /// Whether the right log is in its place, and accepts writes.
     #[must_use]
     pub fn has_its_log(&self) -> bool {
         self.set_aside.is_none() && self.store.works()
     }
 
-    /// What the log would have recovered, were the target started now: the first stream with entries
-    /// that wait for recovery, and how many.
+    /// The recovery that the log would need, were the target started now: the first stream with
+    /// entries that wait for recovery, and the number of these entries.
     #[must_use]
     pub fn left_to_recover(&self, volumes: &[NewVolume]) -> Option<(u16, usize)> {
         let header = self.store.part(0..HEADER_BYTES);
@@ -278,7 +280,7 @@ impl Machine {
         })
     }
 
-    /// The target's process ends where it is.
+    /// Ends the target's process at its present point.
     pub fn kill(&mut self) {
         self.up = false;
         self.env.shared = None;
@@ -292,9 +294,9 @@ impl Machine {
         self.fuse.renew();
     }
 
-    /// The machine loses its power.
+    /// Cuts the power of the machine.
     pub fn power_cut(&mut self) {
-        // What is in flight is lost or lands before the process could see either.
+        // A write in flight is lost or lands before the process could see either.
         let now = self.env.now;
         self.env.drives.iter_mut().for_each(|drive| drive.power_cut(now));
         self.store.power_cut(&mut self.rng);
@@ -306,8 +308,8 @@ impl Machine {
         self.kill();
     }
 
-    /// Puts another drive in the place of one, while the machine is off: of the same size and with the
-    /// same identity, and with a label that says `whose`. Its blocks hold whatever.
+    /// Replaces a drive by another one, while the machine is off. The other drive has the same
+    /// size, the same identity, and a label as `whose` says. Its blocks have any content.
     pub fn replace_drive(&mut self, drive: usize, whose: Whose) {
         let there = &self.env.drives[drive];
         let copies = there.bytes(&[there.block(0), there.block(1)]);
@@ -332,20 +334,20 @@ impl Machine {
         self.wrong = Some((drive, right));
     }
 
-    /// Puts the right drive back; whether another was in its place.
+    /// Puts the right drive back. Returns whether another was in its place.
     pub fn put_drive_back(&mut self) -> bool {
         let Some((at, drive)) = self.wrong.take() else { return false };
         self.env.drives[at] = drive;
         true
     }
 
-    /// Which of its drives has another one in its place.
+    /// The drive that has another one in its place.
     #[must_use]
     pub fn replaced_drive(&self) -> Option<usize> {
         self.wrong.as_ref().map(|(at, _)| *at)
     }
 
-    /// A drive of the machine, wherever it is just now.
+    /// A drive of the machine, also while another one is in its place.
     #[must_use]
     pub fn drive(&self, at: usize) -> &Drive {
         match &self.wrong {
@@ -354,21 +356,21 @@ impl Machine {
         }
     }
 
-    /// How many volumes the target remembers, and how many it may at most: those in its log, and as
-    /// many without one as it has drives (T28).
+    /// The number of volumes that the target remembers, and the maximum: those in its log, and as
+    /// many without a log as it has drives (T28).
     #[must_use]
     pub fn remembers(&self, in_log: usize) -> Option<(usize, usize)> {
         let remembered = self.env.shared.as_ref()?.volumes().remembered();
         Some((remembered, in_log + self.env.drives.len()))
     }
 
-    /// The process stops after so many more effects on drives, log and network, or in the fence
-    /// after so many more.
+    /// Stops the process after this number of further effects on drives, log and network. With
+    /// `fences`, stops it in the fence after this number of further fences.
     pub fn stop_after(&self, effects: u32, fences: bool) {
         self.fuse.light(effects, fences);
     }
 
-    /// Whether the process has stopped in the middle of something.
+    /// Whether the process has stopped in the middle of an effect.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.fuse.is_blown()
@@ -387,9 +389,9 @@ fn new_drive(
     DriveQueue::new(Drive::new((spec, blocks), &name, rng, fuse.clone(), said.of(&name)), depth)
 }
 
-/// Bytes of a log region with just this volume in it, or with several and as much again: when it is
-/// made anew a second time, the target knows nothing of those that have not come back, and the first
-/// to come may get half of it.
+/// Bytes of a log region for one volume, or for several volumes and the same space again. When the
+/// log is made anew a second time, the target does not know the volumes that have not come back,
+/// and the first one to come may get half of the log.
 fn log_len<'a>(volumes: impl IntoIterator<Item = &'a NewVolume>) -> usize {
     let stride = |slots| partition_bytes(slots).next_multiple_of(PARTITION_ALIGN);
     let mut bytes =
@@ -417,7 +419,7 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
         region: if volume.engine.is_logged() { first_region(*machine) } else { [0; 16] },
     });
     let members: Vec<MemberId> = members.collect();
-    // As it was left by who gave up the log that one of these targets once had.
+    // As an owner left the label when it gave up the log that one of these targets once had.
     let foreign = volume.members.iter().any(|(machine, _)| machines[*machine].spec.foreign);
     let engine = if foreign { EngineKind::Rio } else { volume.engine.kind() };
     for (index, (machine, drive)) in volume.members.iter().enumerate() {
@@ -453,7 +455,7 @@ fn identity(machine: usize) -> Identity {
     Identity { io_queues: 32, ..Identity::open_to_all(subnqn(machine), format!("SIM{machine}")) }
 }
 
-/// A volume's partitions on a machine; with no streams, it has no log there.
+/// A volume's partitions on a machine. Without streams, the volume has no log there.
 #[must_use]
 pub fn new_volume(id: VolumeId, volume: &VolumeSpec, machine: usize) -> NewVolume {
     let members = volume.members.iter().zip(0..).filter(|((at, _), _)| *at == machine);

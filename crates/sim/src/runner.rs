@@ -1,4 +1,4 @@
-//! Many seeds, on several threads: each run is its own world, and its own again on every machine.
+//! Runs many seeds on several threads. Each run is its own world, and is the same on every machine.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,32 +15,32 @@ use crate::oracle::Violation;
 use crate::scenario::Scenario;
 use crate::shrink::shrink;
 
-/// After so many failing seeds a run ends early.
+/// A run of many seeds ends early after this number of failing seeds.
 const FAILURES_MAX: u64 = 100;
-/// And after so many that never end: each of them keeps a core busy.
+/// It also ends after this number of seeds that never end: each of them keeps a core busy.
 const ENDLESS_MAX: u64 = 8;
-/// From so many seeds on, a rare path that was never taken fails the run.
+/// From this number of seeds on, a rare path that was never taken fails the run.
 pub const RARE_SEEDS: u64 = 5_000;
 /// Rare paths that no simulated cluster can take, or only in far more seeds than that.
 const OUT_OF_REACH: &[Rare] = &[
-    // TCP delivers a connection's commands in order; the gate's own tests overtake.
+    // TCP delivers a connection's commands in order. The gate's own tests reorder them.
     Rare::GateEarly,
 ];
-/// Seeds in which a planted bug must be caught, unless told otherwise.
+/// The default number of seeds in which a planted bug must be caught.
 pub const PLANT_SEEDS: u64 = 3_000;
 
-/// Which seeds to run, and how.
+/// The seeds to run, and the options of the run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The first seed.
     pub first: u64,
-    /// How many at most.
+    /// The maximum number of seeds.
     pub seeds: u64,
-    /// On how many threads.
+    /// The number of threads.
     pub jobs: usize,
-    /// For how long at most.
+    /// The maximum duration of the whole run.
     pub time: Option<Duration>,
-    /// How long one run may take.
+    /// The maximum duration of one seed's run.
     pub run_limit: Duration,
     /// Once it is set, no further seed is begun.
     pub stop: Arc<AtomicBool>,
@@ -49,30 +49,30 @@ pub struct Plan {
 /// A seed that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which.
+    /// The seed.
     pub seed: u64,
-    /// How.
+    /// The failure.
     pub fault: Fault,
 }
 
-/// What came of many seeds.
+/// The result of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Seeds run.
+    /// The number of seeds run.
     pub seeds: u64,
     /// Seeds that failed, the lowest first.
     pub failures: Vec<Failure>,
-    /// How many of them never ended.
+    /// The number of failing seeds that never ended.
     pub endless: u64,
-    /// Events of all runs.
+    /// The number of events of all runs.
     pub events: u64,
-    /// Crashes of targets and initiators.
+    /// The number of crashes of targets and initiators.
     pub crashes: u64,
-    /// Recoveries that were begun.
+    /// The number of recoveries that were begun.
     pub recoveries: u64,
-    /// How long it took.
+    /// The duration.
     pub elapsed: Duration,
-    /// How often each rare path was taken.
+    /// For each rare path, the number of times that it was taken.
     pub rare: BTreeMap<&'static str, u64>,
 }
 
@@ -91,7 +91,7 @@ impl Summary {
     }
 }
 
-/// Runs seeds; `progress` is told how many have been run.
+/// Runs seeds. `progress` gets the number of seeds run so far.
 pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
     let start = Instant::now();
     let before = probe::counts();
@@ -118,7 +118,7 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
     summary
 }
 
-/// Has each seed of a plan run by one of several threads, until `run` says no.
+/// Runs each seed of a plan in one of several threads, until `run` returns false.
 fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> bool + Sync) {
     let next = AtomicU64::new(0);
     let enough = AtomicBool::new(false);
@@ -146,25 +146,25 @@ fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> boo
     });
 }
 
-/// What came of a planted bug.
+/// The result for a planted bug.
 #[derive(Clone, Debug)]
 pub struct Hunt {
-    /// The bug.
+    /// The planted bug.
     pub plant: Plant,
-    /// Seeds run.
+    /// The number of seeds run.
     pub seeds: u64,
-    /// After how many seeds the oracle saw a broken promise; `None` if it never did.
+    /// The number of seeds after which the oracle saw a broken promise; `None` if it never did.
     pub caught_after: Option<u64>,
-    /// Which promise, in which seed.
+    /// The seed, and the broken promise.
     pub failure: Option<(u64, Violation)>,
-    /// Seeds in which the code under test panicked, or did not end: they don't count.
+    /// The number of seeds in which the code under test panicked or did not end. They don't count.
     pub other: u64,
-    /// How long it took.
+    /// The duration.
     pub elapsed: Duration,
 }
 
-/// Plants a bug and runs seeds until the oracle sees it. Nothing else may run in this process
-/// meanwhile.
+/// Plants a bug and runs seeds until the oracle sees it. No other run may take place in this
+/// process meanwhile.
 pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt {
     let start = Instant::now();
     let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -204,20 +204,20 @@ pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt 
     }
 }
 
-/// A failure as small as it could be made.
+/// A failure in a scenario that was made as small as possible.
 #[derive(Clone, Debug)]
 pub struct Explained {
-    /// What was seen, in the small scenario.
+    /// The failure in the small scenario.
     pub fault: Fault,
     /// The small scenario.
     pub scenario: Scenario,
-    /// What happens in it.
+    /// The trace of the small scenario.
     pub trace: Vec<String>,
 }
 
-/// Makes a failing scenario small, and tells what happens in it. `None` if it does not fail.
+/// Makes a failing scenario small, and traces it. Returns `None` if it does not fail.
 ///
-/// One that never ends stays as it is: each attempt at it would cost its time and a core.
+/// A scenario that never ends stays as it is: each attempt at it would cost its time and a core.
 #[must_use]
 pub fn explain(scenario: &Scenario, fault: &Fault, run_limit: Duration) -> Option<Explained> {
     let mut bounded = Bounded::new(run_limit);

@@ -1,5 +1,5 @@
-//! A scenario: everything that a run is made of. A seed draws one ([`crate::draw`]); it can also be
-//! written down and read back, so that a failure stays what it was when the drawing changes.
+//! A scenario: everything that a run is made of. A seed draws one ([`crate::draw`]). It can also be
+//! written to a file and read back, so that a failure stays the same when the drawing changes.
 
 use riopipe_order::engine::EngineKind;
 use serde::{Deserialize, Serialize};
@@ -11,41 +11,41 @@ use crate::network::NetSpec;
 /// A machine with drives and a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
-    /// Where the log rests.
+    /// The kind of its log store.
     pub log: LogStoreKind,
     /// Its drives, all members of the volume.
     pub drives: Vec<DriveSpec>,
     /// Blocks of each drive.
     pub blocks: u32,
-    /// The target's reactors. With several, each hears in its own time of what drives have finished
-    /// and of what connections leave for one another.
+    /// The target's reactors. With several, each receives at its own time the results of the drives
+    /// and the messages of other reactors.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub cores: u8,
-    /// Its target is started without a log. Only a volume that needs none can be there.
+    /// Its target is started without a log. Only a volume that needs no log can be there.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub logless: bool,
-    /// Its target is of another make, and does not speak Rio's extension. The volume was made for
-    /// engine `rio`, and falls back to `sync`.
+    /// Its target is a foreign target. The volume was made for engine `rio`, and falls back to
+    /// `sync`.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub foreign: bool,
 }
 
-/// How the volume's streams keep order. Without an ordering log each keeps a promise of its own
-/// (`docs/ordering-contract.md`).
+/// The way in which the volume's streams keep order. Without an ordering log each keeps a promise
+/// of its own (`docs/ordering-contract.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// By the targets' ordering logs.
+    /// With the targets' ordering logs.
     #[default]
     Rio,
-    /// By waiting for the transfer and the FLUSH of a group before the next.
+    /// With waits for the transfer and the FLUSH of a group before the next group.
     Sync,
-    /// Not at all.
+    /// Without order.
     None,
 }
 
 impl Engine {
-    /// The engine that is run.
+    /// The engine kind of the library.
     #[must_use]
     pub const fn kind(self) -> EngineKind {
         match self {
@@ -76,10 +76,10 @@ const fn is_one(cores: &u8) -> bool {
     *cores == 1
 }
 
-/// The volume and how it is used.
+/// The volume and its layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSpec {
-    /// Streams.
+    /// The number of streams.
     pub streams: u16,
     /// Slots of each stream's log on each machine.
     pub slots: u32,
@@ -87,44 +87,44 @@ pub struct VolumeSpec {
     pub unit: u32,
     /// First block of the data area on each drive.
     pub first: u32,
-    /// Blocks of one request at most.
+    /// The maximum number of blocks of one request.
     pub request_blocks: u32,
-    /// Members in this order: machine and drive.
+    /// The members, in this order: machine and drive.
     pub members: Vec<(usize, usize)>,
-    /// The group from which every stream begins to count.
+    /// The group at which every stream begins to count.
     pub start: u64,
-    /// How its streams keep order.
+    /// The engine of its streams.
     #[serde(default, skip_serializing_if = "is_rio")]
     pub engine: Engine,
 }
 
-/// How an initiator uses its streams.
+/// The options with which an initiator uses its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientSpec {
     /// Requests in flight per target and stream.
     pub depth: usize,
-    /// Blocks held for replay by one stream at most.
+    /// The maximum number of blocks that one stream holds for replay.
     pub kept_blocks: u32,
     /// Whether requests are merged.
     pub merge: bool,
-    /// How long a lost target is waited for, ms.
+    /// The loss timeout, ms.
     pub loss_ms: u32,
-    /// Keep alive timeout, ms; 0 for none.
+    /// Keep Alive Timeout, ms; 0 for none.
     pub keep_alive_ms: u32,
     /// Whether PDUs carry digests.
     pub digests: bool,
-    /// How long until a lost connection is made again, µs at most.
+    /// The longest time until a lost connection is made again, µs.
     pub retry_us: u32,
-    /// How long between two operations of a stream, ns at most.
+    /// The longest time between two operations of a stream, ns.
     pub think_ns: u32,
-    /// How long a target may owe an answer before the recovery of a stream is begun anew, over the
-    /// same connections, µs; 0: as long as the connections last.
+    /// The time for which a target may owe an answer before the recovery of a stream is begun again
+    /// over the same connections, µs. 0: without a limit, as long as the connections last.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub patience_us: u32,
-    /// An owner that has not called for so long has left its stream to the background driver, µs.
+    /// The time without a call of the owner after which the background driver runs the stream, µs.
     #[serde(default = "away_us")]
     pub away_us: u32,
-    /// An idle stream that was left is made durable after so long, µs.
+    /// The time after which the background driver makes an idle stream durable, µs.
     #[serde(default = "flush_us")]
     pub flush_us: u32,
 }
@@ -141,40 +141,40 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// What a write of a group is meant to be. What it may be is decided when it is submitted: blocks
-/// that another stream holds are left out, own blocks that are not released are written in place or
-/// extended.
+/// The intended kind of a write. The actual kind is decided when the write is submitted: blocks
+/// that another stream holds are left out, and own blocks that are not released are written in
+/// place or extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
     /// New blocks.
     Fresh,
-    /// Over live data.
+    /// In place: over live data.
     InPlace,
-    /// Over what is there, for which it serves as well.
+    /// An extension: the new content also serves for the old.
     Extend,
-    /// Zeroes.
+    /// Zeroes (a discard).
     Discard,
 }
 
 /// A write of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteOp(
-    /// First block on the volume.
+    /// The first block on the volume.
     pub u32,
-    /// Blocks.
+    /// The number of blocks.
     pub u32,
-    /// What kind.
+    /// The intended kind.
     pub Place,
 );
 
-/// What a stream does next.
+/// One operation of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
     /// Submits a group.
     Group {
-        /// Its writes.
+        /// The writes of the group.
         writes: Vec<WriteOp>,
         /// Whether it ends with a joint FLUSH.
         #[serde(default, skip_serializing_if = "core::ops::Not::not")]
@@ -184,18 +184,18 @@ pub enum Op {
     WaitDurable,
     /// Waits until everything submitted is complete.
     WaitComplete,
-    /// Reads so many blocks from a block on; or has another thread of its process read them, beside
-    /// the streams.
+    /// Reads blocks: the first, and their number. Another thread of the process may read them
+    /// instead, beside the streams.
     Read(u32, u32),
-    /// Has another thread of its process read them.
+    /// Reads blocks in another thread of the process: the first, and their number.
     Look(u32, u32),
-    /// Does nothing for so many µs.
+    /// Pauses for this time, µs.
     Pause(u32),
-    /// Leaves the stream as it is, and opens it anew.
+    /// Leaves the stream as it is, and opens it again.
     Restart,
-    /// Appends records to the log that the stream keeps: the bytes of each, and how many.
+    /// Appends records to the stream's log of records: the bytes of each, and their number.
     Append(u32, u32),
-    /// Appends a checkpoint with so many bytes.
+    /// Appends a checkpoint with this number of bytes.
     Checkpoint(u32),
     /// Drops records of the log: all up to the last checkpoint that is durable (0), all that are
     /// durable (1), or up to one of them.
@@ -207,233 +207,234 @@ pub enum Op {
 /// A step of the workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Which stream does it.
+    /// The stream.
     pub stream: u16,
-    /// What.
+    /// The operation.
     pub op: Op,
 }
 
-/// When a fault strikes.
+/// The moment at which a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum When {
-    /// After so many events of the run.
+    /// After this number of events of the run.
     Event(u32),
-    /// After so many events of the `n`th recovery, counted from 0.
+    /// After a number of events of the `n`th recovery, counted from 0.
     Recovery(u32, u32),
-    /// After so many events of the `n`th replay, counted from 0.
+    /// After a number of events of the `n`th replay, counted from 0.
     Replay(u32, u32),
-    /// So many events after the `n`th time that a target was asked to zero something, counted
-    /// from 0.
+    /// A number of events after the `n`th request to a target to zero blocks, counted from 0.
     Undo(u32, u32),
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
-    /// A target's process is killed, `effects` effects later; it is started again after a while.
+    /// A target's process is killed, `effects` effects later. It is started again after a while.
     Kill {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Effects that still take place; 0: it dies between two events.
+        /// The number of effects that still take place. 0: the process dies between two events.
         effects: u32,
-        /// Only fences of its log count, and it dies in one.
+        /// Only fences of its log count, and it dies in a fence.
         #[serde(default, skip_serializing_if = "core::ops::Not::not")]
         fences: bool,
-        /// How long it is down, µs.
+        /// The time until it is started again, µs.
         down_us: u32,
     },
     /// A machine's power is cut, `effects` effects later.
     PowerCut {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Effects that still take place; 0: between two events.
+        /// The number of effects that still take place. 0: the cut is between two events.
         effects: u32,
-        /// Only fences of the log count, and it happens in one.
+        /// Only fences of the log count, and the cut is in a fence.
         #[serde(default, skip_serializing_if = "core::ops::Not::not")]
         fences: bool,
-        /// How long it is down, µs.
+        /// The time for which the machine is down, µs.
         down_us: u32,
     },
-    /// A target is stopped in good order, and started again after a while.
+    /// A target stops (clean stop), and is started again after a while.
     Stop {
-        /// Which machine.
+        /// The machine.
         machine: usize,
         /// Whether the machine is switched off as well.
         off: bool,
-        /// In which of the last steps the power is cut: writing the log back, and stamping it.
-        /// 0: in none.
+        /// The last step in which the power is cut: writing the log back, or stamping it. 0: in
+        /// none.
         #[serde(default)]
         cut: u32,
-        /// How long it is down, µs.
+        /// The time until it is started again, µs.
         down_us: u32,
     },
     /// An operator copies a machine's log.
     CopyLog {
-        /// Which machine.
+        /// The machine.
         machine: usize,
     },
-    /// The target's process is killed, and the copy of its log is put in the log's place, unless
-    /// no owner has come since; the right one is put back after the volume has been refused.
+    /// The target's process is killed, and the copy of its log is put in the log's place, if the
+    /// volume has had a new owner since the copy. The right log is put back after the volume has
+    /// been refused.
     OldLog {
-        /// Which machine.
+        /// The machine.
         machine: usize,
     },
-    /// The power of all machines is cut, and the initiator's, too.
+    /// The power of all machines and of the initiator is cut.
     BlackOut {
-        /// How long the machines are down, µs.
+        /// The time for which the machines are down, µs.
         down_us: u32,
     },
     /// Every process is killed; the machines keep their power.
     KillAll {
-        /// How long they are down, µs.
+        /// The time for which the processes are down, µs.
         down_us: u32,
     },
     /// The initiator's process is killed; it is started again after a while.
     KillClient {
-        /// How long it is down, µs.
+        /// The time for which the process is down, µs.
         down_us: u32,
     },
-    /// A connection breaks: the `nth` that is there, of all.
+    /// A connection breaks: the `nth` of the open ones.
     Cut {
-        /// Which.
+        /// The number of the connection.
         nth: u32,
-        /// For whom.
+        /// The ends that learn of it.
         ends: Ends,
     },
-    /// The connections break over which targets are asked to zero what is undone.
+    /// The connections break that carry the undo requests to the targets.
     CutUndo,
     /// A connection carries nothing for a while.
     Stall {
-        /// Which.
+        /// The number of the connection.
         nth: u32,
-        /// Toward the target, or else the initiator.
+        /// Toward the target; otherwise toward the initiator.
         up: bool,
-        /// For how long, µs.
+        /// The duration, µs.
         for_us: u32,
     },
-    /// What a machine answers on the admin connections that are there comes late for a while.
+    /// The answers of a machine on its open admin connections are late for a while.
     Lag {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// How late, µs.
+        /// The delay, µs.
         by_us: u32,
-        /// For how long, µs.
+        /// The duration, µs.
         for_us: u32,
     },
-    /// What initiators send, for a while, on connections that their streams begin comes late.
+    /// For a while, the data that initiators send on connections of new streams is late.
     LateStreams {
-        /// How late, µs.
+        /// The delay, µs.
         by_us: u32,
-        /// For how long, µs.
+        /// The duration, µs.
         for_us: u32,
     },
-    /// The initiator is cut off from all machines for a while; another one takes the volume over.
+    /// The initiator is cut off from all machines for a while. Another one takes the volume over.
     TakeOver {
-        /// How long the first is cut off, µs.
+        /// The time for which the first is cut off, µs.
         for_us: u32,
     },
-    /// Another initiator waits for the volume: it asks for it again and again, and may not take it
-    /// over while somebody has it.
+    /// Another initiator waits for the volume. It asks for the volume again and again, and may not
+    /// take it over.
     Standby,
     /// All connections of the owner break, and it reaches no machine for a while.
     Away {
-        /// For how long, µs.
+        /// The duration, µs.
         for_us: u32,
     },
     /// The initiator is cut off from one machine for a while.
     Partition {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// For how long, µs.
+        /// The duration, µs.
         for_us: u32,
     },
     /// A drive fails.
     Drive {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Which of its drives.
+        /// The drive of the machine.
         drive: usize,
-        /// How.
+        /// The fault.
         fault: DriveFault,
     },
-    /// A log store fails after so many fences.
+    /// A log store fails after a number of fences.
     Log {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Fences that succeed.
+        /// The number of fences that succeed.
         fences: u32,
     },
-    /// The target's process is killed and comes back with an empty log; the right one is put back
+    /// The target's process is killed and comes back with an empty log. The right log is put back
     /// after the volume has been refused.
     BlankLog {
-        /// Which machine.
+        /// The machine.
         machine: usize,
     },
-    /// The target's process is killed and comes back with a log that somebody has spoilt; the right
-    /// one is put back after it has been refused.
+    /// The target's process is killed and comes back with a corrupt log. The right log is put back
+    /// after the corrupt one has been refused.
     SpoilLog {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// How.
+        /// The kind of the corruption.
         how: Spoil,
-        /// Which bit of what `how` says.
+        /// The bit that is flipped in the data that `how` names.
         bit: u32,
     },
-    /// The machine loses its power, and an operator puts another drive in the place of one of its;
-    /// the right one is put back after the volume has been refused.
+    /// The machine loses its power, and an operator replaces one of its drives by another. The
+    /// right drive is put back after the volume has been refused.
     WrongDrive {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Which of its drives.
+        /// The drive of the machine.
         drive: usize,
-        /// What the label on the other drive says.
+        /// The label on the other drive.
         whose: Whose,
     },
-    /// A host claims volumes that need no log, each time another one, and gives them back.
+    /// A host claims volumes that need no log, one after the other, and releases each.
     Claimant {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// On which of its drives.
+        /// The drive of the machine.
         drive: usize,
-        /// How many.
+        /// The number of volumes.
         volumes: u32,
     },
     /// The target's process is killed and comes back with a drive that has lost its power-loss
     /// protection.
     Unprotect {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Which of its drives.
+        /// The drive of the machine.
         drive: usize,
-        /// How long it is down, µs.
+        /// The time until it is started again, µs.
         down_us: u32,
     },
-    /// The initiator closes the volume in good order; somebody opens it again after a while.
+    /// The initiator closes the volume and stops cleanly. An initiator opens the volume again after
+    /// a while.
     GiveBack {
-        /// How long nobody has it, us.
+        /// The time for which the volume is free, µs.
         for_us: u32,
     },
     /// A plain host writes a block of a drive, and then reads and writes others.
     Intruder {
-        /// Which machine.
+        /// The machine.
         machine: usize,
-        /// Which of its drives.
+        /// The drive of the machine.
         drive: usize,
-        /// Which block.
+        /// The block of the drive.
         lba: u32,
-        /// How many operations more.
+        /// The number of further operations.
         #[serde(default)]
         more: u32,
-        /// Whether it has the volume's log forgotten first, which it has no right to.
+        /// Whether it first asks the target to forget the volume's log. It has no right to that.
         #[serde(default, skip_serializing_if = "core::ops::Not::not")]
         forgets: bool,
     },
 }
 
 impl What {
-    /// The machine that it is about, if it is about one.
+    /// The machine of the fault, if it has one.
     pub fn machine(&mut self) -> Option<&mut usize> {
         match self {
             Self::Kill { machine, .. }
@@ -466,7 +467,7 @@ impl What {
     }
 }
 
-/// How a log is spoilt.
+/// The kind of corruption of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Spoil {
@@ -478,55 +479,56 @@ pub enum Spoil {
     Swapped,
 }
 
-/// Whose drive is in the place of a volume's.
+/// The label of a drive that replaces one of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Whose {
-    /// Another volume's of the same name and shape, such as the one that was there before.
+    /// A label of another volume with the same name and shape, such as the volume that was there
+    /// before.
     Other,
-    /// A later version of Rio has written its label.
+    /// A label that a later version of Rio has written.
     Newer,
 }
 
-/// Which ends of a connection learn that it is broken.
+/// The ends of a connection that learn that it is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ends {
     /// Both.
     Both,
-    /// The initiator's; what it had sent may still arrive.
+    /// The initiator's end. The bytes that it had sent may still arrive.
     Client,
-    /// The target's.
+    /// The target's end.
     Server,
 }
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// When.
+    /// The moment.
     pub when: When,
-    /// What.
+    /// The kind.
     pub what: What,
 }
 
-/// All of it.
+/// Everything that a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// Decides delays and whatever else is left to chance.
+    /// The seed for delays and all other random decisions.
     pub seed: u64,
     /// The machines.
     pub machines: Vec<MachineSpec>,
     /// The volume.
     pub volume: VolumeSpec,
-    /// How it is used.
+    /// The options of the initiators.
     pub client: ClientSpec,
     /// The network.
     pub net: NetSpec,
-    /// What the streams do, each in order.
+    /// The operations of the streams; each stream's are in order.
     pub steps: Vec<Step>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
-    /// Logs of records that streams of the volume keep. Such a stream does nothing else.
+    /// Logs of records that streams of the volume keep. Such a stream has no other use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logs: Vec<LogSpec>,
     /// A second volume in the same logs.
@@ -543,23 +545,23 @@ pub struct LogSpec {
     pub first: u32,
     /// Blocks, at least 17.
     pub blocks: u32,
-    /// Blocks of one group at most.
+    /// The maximum number of blocks of one group.
     pub group_blocks: u32,
-    /// Groups that may be incomplete before records wait to be packed together.
+    /// The number of groups that may be incomplete before records wait to be packed together.
     pub groups: u32,
-    /// FLUSHes that may be in flight.
+    /// The number of FLUSHes that may be in flight.
     pub flushes: u32,
 }
 
-/// A second volume: the machines keep its log beside the first one's. Faults are the first one's;
-/// those of machines and logs hit both.
+/// A second volume. The machines keep its log beside the log of the first. The scenario's faults
+/// are those of the first volume; faults of machines and logs hit both volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourSpec {
-    /// The volume, on drives that are not the first one's.
+    /// The volume, on drives that are not those of the first.
     pub volume: VolumeSpec,
-    /// What its streams do.
+    /// The operations of its streams.
     pub steps: Vec<Step>,
-    /// How often its owner gives it back, or is killed, in between.
+    /// The number of times that its owner releases it, or is killed, before the steps are done.
     pub lives: u32,
 }
 
@@ -567,14 +569,14 @@ impl Scenario {
     /// The scenario as one line of text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        // Numbers, strings and lists: nothing here can fail to serialise.
+        // The scenario has only numbers, strings and lists, so it can always be serialised.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads it back.
+    /// Reads a scenario from its text.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// A description of the error in the text.
     pub fn from_text(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }

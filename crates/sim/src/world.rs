@@ -1,7 +1,8 @@
-//! The simulated cluster: machines, initiators, what passes between them, and what goes wrong.
+//! The simulated cluster: machines, initiators, the network between them, and the faults.
 //!
-//! A run has two phases. In the first the workload goes on while faults strike. Then faults stop,
-//! whoever is down comes up, and everything submitted must end within bounds (P8).
+//! A run has two phases. In the first phase the workload runs while faults strike. Then faults
+//! stop, all processes that are down start again, and everything submitted must end within bounds
+//! (P8).
 
 use std::collections::HashSet;
 
@@ -29,21 +30,21 @@ mod operator;
 
 use neighbour::{Neighbour, Side};
 
-/// The first phase ends after so many events at the latest.
+/// The first phase ends at the latest after this number of events.
 const SAFETY_EVENTS: u64 = 12_000;
-/// Then everything must end within so many events.
+/// The second phase must end within this number of events.
 const LIVENESS_EVENTS: u64 = 60_000;
-/// And within this time, ns.
+/// The second phase must also end within this time, ns.
 const LIVENESS_NS: u64 = 30_000 * MS;
 
-/// What a machine's process is to die of when its fuse blows.
+/// The planned crash of a machine's process, which takes place when the crash injector stops it.
 #[derive(Clone, Copy, Debug)]
 struct Doom {
     power: bool,
     down_us: u32,
 }
 
-/// How a target that was told to stop in good order ends.
+/// The end of a target after a clean stop.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stop {
     off: bool,
@@ -51,16 +52,16 @@ struct Stop {
     down_us: u32,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The broken promise, if one is.
+    /// The broken promise, if there is one.
     pub violation: Option<Violation>,
-    /// Events.
+    /// The number of events.
     pub events: u64,
-    /// Crashes of targets and initiators.
+    /// The number of crashes of targets and initiators.
     pub crashes: u64,
-    /// Recoveries that were begun.
+    /// The number of recoveries that were begun.
     pub recoveries: u64,
 }
 
@@ -74,17 +75,18 @@ pub struct World {
     neighbour: Option<Neighbour>,
     intruders: Vec<Intruder>,
     claimants: Vec<Claimant>,
-    /// Faults to come.
+    /// The faults that have not struck yet.
     faults: Vec<Fault>,
-    /// Who may not take the volume over while somebody has it.
+    /// The initiator that may not take the volume over from an owner.
     standby: Option<usize>,
-    /// Who gives the volume back, and after how many us somebody has it again.
+    /// The initiator that releases the volume, and the time after which the volume is opened again,
+    /// µs.
     giving_back: Option<(usize, u32)>,
     dooms: Vec<Option<Doom>>,
     stops: Vec<Stop>,
     /// Copies of logs, each with the generations of the volumes in it.
     copies: Vec<Option<(Vec<u32>, SetAside)>>,
-    /// Logs that somebody has decided to give up.
+    /// Logs that the operator has decided to give up.
     given_up: Vec<bool>,
     /// On each machine, the connection of the owner's association that the target ended last.
     ended: Vec<Option<usize>>,
@@ -93,7 +95,7 @@ pub struct World {
     over: bool,
 }
 
-/// Runs a scenario to its end; what happens is written to `trace`.
+/// Runs a scenario to its end. Writes the events to `trace`.
 #[must_use]
 pub fn run(scenario: &Scenario, trace: Option<Trace>) -> Outcome {
     match World::new(scenario, trace) {
@@ -105,7 +107,7 @@ pub fn run(scenario: &Scenario, trace: Option<Trace>) -> Outcome {
     }
 }
 
-/// Where each block of the volume lies.
+/// The place of each block of the volume.
 fn map(scenario: &Scenario) -> Result<Vec<Where>, String> {
     let volume = &scenario.volume;
     let members = volume.members.iter().map(|(machine, _)| MemberInfo {
@@ -280,8 +282,8 @@ impl World {
                 }
                 let Core { oracle, now, .. } = &mut self.core;
                 if client < NEIGHBOUR {
-                    // The next life of its process has no lease before it has the volume, and one
-                    // that was lost keeps none alive before it is let back in.
+                    // The next process of the initiator has no lease before it owns the volume. A
+                    // process that was lost does not extend a lease before it has resumed.
                     let owner = &self.clients[client];
                     if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
                         oracle.heard(client, at, *now);
@@ -295,9 +297,9 @@ impl World {
                 self.core.net.conn_mut(conn).server = None;
                 machine.hang_up(conn);
             }
-            // Without power nobody says anything.
+            // A machine without power sends nothing.
             (Chunk::Open | Chunk::Bytes(_), _) if !machine.is_powered() => return,
-            // The machine's kernel says that nobody is there.
+            // The machine's kernel answers that no process listens.
             (Chunk::Open | Chunk::Bytes(_), _) => return self.core.refuse(conn),
             (Chunk::End, None) => return,
         }
@@ -356,7 +358,7 @@ impl World {
         }
     }
 
-    /// Sees to what a machine's sessions have left to be done.
+    /// Carries out the effects that a machine's sessions have left.
     fn settle(&mut self, at: usize) {
         let Self { core, machines, neighbour, volumes, intruders, .. } = self;
         let machine = &mut machines[at];
@@ -412,7 +414,7 @@ impl World {
         }
     }
 
-    /// The last steps of a target that stops in good order.
+    /// The last steps of a clean stop of a target.
     fn end_machine(&mut self, at: usize) {
         let Stop { off, cut, down_us } = self.stops[at];
         let machine = &mut self.machines[at];
@@ -431,7 +433,7 @@ impl World {
             return;
         }
         if machine.is_haunted() && !probe::planted(Plant::T8ServeNoWait) {
-            // The drives are locked as long as the last life's writes are under way (T8).
+            // The drives are locked as long as writes of the last process are in flight (T8).
             return self.core.after(20 * US, Ev::StartMachine(at));
         }
         machine.env.now = self.core.now;
@@ -476,7 +478,8 @@ impl World {
             }
             self.core.net.conn_mut(conn).server = None;
             if doom.power {
-                // Whoever sends to it once it is back learns that nobody knows the connection.
+                // An initiator that sends to the machine after it is back learns that the
+                // connection is unknown.
                 self.core.net.cut(conn, Way::Down);
             } else if let Some(time) = self.core.net.reset(conn, Way::Down, self.core.now) {
                 self.core.at(time, Ev::Arrive { conn, up: false });
@@ -534,7 +537,7 @@ impl World {
     }
 }
 
-/// What is to happen to an initiator, if it is still there.
+/// Delivers an event to an initiator, if it still exists.
 fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
     let there = |client: &Client, life| client.is_up() && client.life() == life;
     match ev {
@@ -549,7 +552,8 @@ fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) 
     }
 }
 
-/// Puts something to recognise into every block of these drives outside of the volume's data area.
+/// Writes a recognisable content into every block of these drives outside of the volume's data
+/// area.
 fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, usize) -> bool) {
     let inside: HashSet<(usize, usize, u32)> =
         core.map.iter().map(|at| (at.machine, at.drive, at.lba)).collect();

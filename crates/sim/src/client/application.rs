@@ -1,7 +1,7 @@
-//! What an application does with a stream: the steps of the scenario, as calls of the library.
+//! The application's use of a stream: the steps of the scenario, as calls of the library.
 //!
-//! Its thread is either in a call that waits, and then drives the stream; or it thinks, pauses, or
-//! has nothing left to do, and then only the background driver drives the stream.
+//! While the application's thread is in a call that waits, it drives the stream. Otherwise it
+//! thinks, pauses, or has no step left, and then only the background driver drives the stream.
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
@@ -20,41 +20,41 @@ use crate::oracle::{Drives, Promise, Read, Recovered, Submitted};
 use crate::payload::Payload;
 use crate::scenario::{Op, Place, WriteOp};
 
-/// After a call that was refused for lack of room, ns: so that nothing goes round for ever at one
-/// moment.
+/// The pause after a call that was refused for lack of space, ns. It prevents an endless loop at
+/// one moment.
 const AGAIN_NS: u64 = US;
-/// Of 100 submissions, how many are followed by a poll at once. The others wait for the next call,
+/// Of 100 submissions, the number that a poll follows at once. The others wait for the next call,
 /// or for the background driver.
 const POLLED: u64 = 75;
-/// Of 100 waits, how many are given up after a while.
+/// Of 100 waits, the number that are given up after a while.
 const IMPATIENT: u64 = 10;
 
-/// What the owner of a stream is in the middle of.
+/// The call that the owner of a stream is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     /// No call.
     None,
-    /// It waits; after `deadline` no longer.
+    /// The owner waits, until `deadline` at the latest.
     Wait { until: Until, deadline: Option<u64> },
-    /// It reads.
+    /// The owner reads.
     Read,
-    /// It closes the stream.
+    /// The owner closes the stream.
     Close,
-    /// The thread of a log serves it.
+    /// The thread of a log of records drives the stream.
     Serve,
 }
 
-/// The read under way.
+/// The read in flight.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) due: Read,
-    /// The blocks of the extent that is read first: the last ones.
+    /// The number of blocks of the extent that is read first. These are the last blocks.
     pub(super) first: usize,
     pub(super) bytes: Vec<u8>,
 }
 
 impl Reading {
-    /// What was read, in the order of the blocks.
+    /// The contents that were read, in the order of the blocks.
     pub(super) fn found(&self) -> Vec<block::Content> {
         let mut found = block::names(&self.bytes);
         found.rotate_left(self.first);
@@ -62,26 +62,26 @@ impl Reading {
     }
 }
 
-/// What a step comes to.
+/// The result of a step.
 enum Done {
-    /// It is over.
+    /// The step has ended.
     Yes,
-    /// It waits.
+    /// The step waits.
     Waits(Call),
-    /// It is to be done again after a wait.
+    /// The step must be repeated after a wait.
     Again(Call),
 }
 
-/// The process that the application is, beside the stream.
+/// The state of the application's process beside the stream.
 pub(super) struct Process<'a, 'd> {
-    /// Its process.
+    /// The initiator's process.
     pub(super) end: ClientEnd,
     pub(super) ledger: &'a mut HandoverLedger,
     pub(super) drives: &'a Drives<'d>,
 }
 
 impl Stream {
-    /// Whether it has steps left, or waits for something that it has begun.
+    /// Whether it has steps left, or waits for the end of a step that it has begun.
     #[must_use]
     pub(super) fn has_work(&self, core: &Core) -> bool {
         if self.reads_only {
@@ -93,10 +93,10 @@ impl Stream {
         *begun < steps.len() || self.acting || serves || waits
     }
 
-    /// Whether everything that was submitted is durable, as its owner was told.
+    /// Whether everything that was submitted is durable, as its owner knows.
     #[must_use]
     pub(super) fn is_durable(&self, core: &Core) -> bool {
-        // A log's thread never leaves its stream.
+        // The thread of a log of records never leaves its stream.
         if self.reads_only || self.committer.is_some() {
             return true;
         }
@@ -104,8 +104,8 @@ impl Stream {
         durable >= last
     }
 
-    /// It is bound everywhere: its owner begins. If it had a life before, the oracle is told from
-    /// where it goes on.
+    /// The stream is bound everywhere: its owner begins. If the stream was opened before, the
+    /// oracle gets the mark from which it resumes.
     pub(super) fn begins(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         if self.anew {
             let (stream, last) = (self.id, self.start);
@@ -134,14 +134,14 @@ impl Stream {
         }
     }
 
-    /// Does the next step.
+    /// Runs the next step.
     pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.acting = false;
         if self.committer.is_some() {
             return self.act_on_log(process, core);
         }
-        // It may be the turn of the stream that this one has come after; nobody has this one before
-        // it is bound everywhere.
+        // A stream that this one has replaced may have planned the step. This stream cannot be used
+        // before it is bound everywhere.
         if self.is_in_call() || self.closing {
             return;
         }
@@ -195,7 +195,7 @@ impl Stream {
         }
     }
 
-    /// Goes on with the call that its owner is in.
+    /// Continues the call that its owner is in.
     pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         while self.is_in_call() {
             let worked = self.round(core);
@@ -224,7 +224,7 @@ impl Stream {
         matches!(self.call, Call::Wait { until: Until::Room, .. })
     }
 
-    /// Whether the call that its owner is in returns, after a look at the marks.
+    /// Whether the call that its owner is in returns, after reading the marks.
     fn is_answered(&mut self, core: &mut Core) -> bool {
         let call = self.call;
         let Some(driver) = self.driver() else { return true };
@@ -274,7 +274,7 @@ impl Stream {
         let deadline = impatient.then(|| core.now + core.rng.below(2_000) * US);
         match self.driver().map(|driver| driver.begin_wait(until)) {
             Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
-            // What was submitted last was submitted.
+            // The wait cannot begin. The step has ended: the submission before it has taken place.
             Some(Err(_)) | None => Done::Yes,
         }
     }
@@ -368,7 +368,7 @@ impl Stream {
         Payload::new(numbers, &self.held)
     }
 
-    /// A thread of the process reads the volume, if no other does at the moment.
+    /// Reads the volume in a thread of the process, if no other thread does that at the moment.
     pub(super) fn look(
         &mut self,
         block: u32,
@@ -391,7 +391,7 @@ impl Stream {
             return Done::Yes;
         }
         let due = core.oracle.read_begins(self.era, self.id, block, blocks);
-        // Several extents in one call, not in the order of the blocks.
+        // One call reads several extents, and not in the order of the blocks.
         let first = blocks / 2;
         let split = block + (blocks - first);
         let extents = [
@@ -401,18 +401,18 @@ impl Stream {
         let bytes = vec![0; blocks as usize * BLOCK];
         self.reading = Reading { due, first: first as usize, bytes };
         let now = core.now;
-        // Some calls have a deadline, before which a target may not answer.
+        // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
         let Some(driver) = self.driver() else { return Done::Yes };
         driver.begin_read(&extents[usize::from(first == 0)..], deadline);
-        // Its own writes may all be complete: then it starts at once.
+        // If its own writes are all complete, the read starts at once.
         match driver.read_step(now) {
             Some(_) => Done::Yes,
             None => Done::Waits(Call::Read),
         }
     }
 
-    /// Ends in good order: everything becomes durable, and the logs learn that.
+    /// Closes the stream: everything becomes durable, and the logs record that.
     pub(super) fn close(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         self.closing = true;
         let packed = self.committer.as_ref().is_some_and(|committer| committer.is_packed());
@@ -430,7 +430,8 @@ impl Stream {
         self.go_on(process, core);
     }
 
-    /// The background driver's turn; when the next one is due though nothing may come.
+    /// Runs the background driver's part. Returns the time of the next part if no event comes
+    /// before.
     pub(super) fn tend(
         &mut self,
         flush_ns: u64,

@@ -1,7 +1,7 @@
-//! An initiator's process: what the library does on real sockets, in small.
+//! An initiator's process: a small model of the library's work on real sockets.
 //!
-//! It attaches to every target, opens the volume (recovering it if needed), runs its streams, has
-//! lost targets back, reopens streams that failed, and closes in good order.
+//! It attaches to every target, opens the volume (and recovers it if needed), runs its streams,
+//! resumes with lost targets, reopens streams that failed, and closes with a clean stop.
 
 mod application;
 pub mod claimant;
@@ -43,13 +43,13 @@ use crate::oracle::{Drives, Era};
 
 /// The owner of a second volume, where initiators of the first are counted from 0.
 pub const NEIGHBOUR: usize = 2;
-/// How often an initiator's clocks are looked at, ns.
+/// The interval at which an initiator's clocks are checked, ns.
 const TICK_NS: u64 = MS;
 
-/// How an attempt to open the volume ended.
+/// The outcome of an attempt to open the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// A log is not the one that is due, or lost (T19).
+    /// A log is lost, or another log is in its place (T19).
     Log(usize),
     /// A log is older than the labels (T24).
     OldLog,
@@ -57,9 +57,9 @@ pub enum Refused {
     Drives,
     /// A log store has failed: its target has to be started again.
     LogFailed(usize),
-    /// Somebody else has the volume.
+    /// The volume has another owner.
     Owned,
-    /// Anything else; to be tried again.
+    /// Any other error. The initiator tries again.
     Other,
 }
 
@@ -68,39 +68,39 @@ struct Volume {
     era: Era,
     /// The engine that runs.
     engine: EngineKind,
-    /// Of each target, whether it speaks the extension.
+    /// For each target, whether it has the extension.
     speaks: Vec<bool>,
     topology: Topology,
     nsids: Vec<u32>,
     shared: StreamShared,
-    /// The volume as the recovery of its streams sees it.
+    /// The description of the volume for the recovery of its streams.
     config: OpeningConfig,
     state: VolumeState,
     ledger: HandoverLedger,
 }
 
-/// What a recovery of streams is for.
+/// The purpose of a recovery of streams.
 enum RecoveryGoal {
-    /// One that failed is reopened.
+    /// Reopen a stream that failed.
     Reopen(u16),
-    /// The in-place lists of these are acknowledged.
+    /// Acknowledge the in-place lists of these streams.
     Acknowledge(Vec<StreamId>),
 }
 
-/// A recovery of streams that is on its way.
+/// A recovery of streams that is in progress.
 struct Recovery {
     machine: StreamsRecovery,
     goal: RecoveryGoal,
-    /// When it was begun, ns.
+    /// The time at which it began, ns.
     asked_at: u64,
 }
 
 enum State {
-    /// The volume is being opened, or is tried again after a while.
+    /// The volume is being opened, or the next attempt is planned.
     Opening,
-    /// Running.
+    /// The volume is open.
     Running,
-    /// Giving the volume back.
+    /// The volume is being released.
     Releasing(VolumeRelease),
     /// The volume is closed, or another owner has it.
     Over,
@@ -110,7 +110,7 @@ enum State {
 pub struct Client {
     index: usize,
     life: u32,
-    /// When this life began, ns.
+    /// The time at which this process began, ns.
     began: u64,
     up: bool,
     take_over: bool,
@@ -118,26 +118,27 @@ pub struct Client {
     servers: Vec<Server>,
     state: State,
     opening: Option<Box<VolumeOpening>>,
-    /// When the opening on its way began to look at the drives, ns.
+    /// The time at which the opening in progress began to read the drives, ns.
     began_looking: u64,
     recovery: Option<Recovery>,
-    /// It was looked what opening would do.
+    /// A dry run of the opening has been made.
     looked: bool,
-    /// When one of these is woken next.
+    /// The time at which the opening is woken next, ns.
     opening_wakes_at: u64,
     retry_at: u64,
     volume: Option<Volume>,
     streams: Vec<Option<Stream>>,
     background: BackgroundDriver,
-    /// When the next thread wakes, as far as is planned.
+    /// The time at which the next thread wakes, as far as that is planned, ns.
     wakes_at: u64,
-    /// Once there is nothing left to do, its owner leaves the streams alone until they are durable.
+    /// The owner leaves the streams alone, once no work is left, until they are durable.
     leaves: bool,
-    /// Streams without a log that have had a life already.
+    /// Streams without a log that were opened before.
     anew: BTreeSet<u16>,
-    /// What recovery has found of each stream last: the last group of its prefix, and that one's tag.
+    /// The last result of recovery for each stream: the last group of its prefix, and the tag of
+    /// that group.
     recovered: BTreeMap<u16, (Seq, u64)>,
-    /// How often in a row one of them was kept out from the volume's drives.
+    /// The number of times in a row that the volume's drives refused one of the streams.
     guarded: u32,
     refused: Option<Refused>,
     fenced: bool,
@@ -187,19 +188,19 @@ impl Client {
         self.up
     }
 
-    /// Whether it has closed the volume, or has learnt that it is not the owner any more.
+    /// Whether it has closed the volume, or knows that it is not the owner any more.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
     }
 
-    /// Whether it has given the volume back in good order.
+    /// Whether it has released the volume after a clean stop.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self.state, State::Over) && self.released
     }
 
-    /// How far it is, for people.
+    /// The progress of the process, formatted for people.
     #[must_use]
     pub fn describe(&self, core: &Core) -> String {
         if !self.up {
@@ -220,32 +221,32 @@ impl Client {
         format!("{state}, targets {up:?}, streams [{}]", streams.join(", "))
     }
 
-    /// Whether it can't go on, and has to be started again.
+    /// Whether it can't continue, and has to be started again.
     #[must_use]
     pub const fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Whether it was overtaken.
+    /// Whether it was fenced.
     #[must_use]
     pub const fn is_fenced(&self) -> bool {
         self.fenced
     }
 
-    /// Whether it recovers a volume or stream right now.
+    /// Whether it recovers a volume or a stream now.
     #[must_use]
     pub fn is_opening(&self) -> bool {
         self.recovery.is_some()
             || self.opening.as_ref().is_some_and(|opening| opening.recovery().is_some())
     }
 
-    /// Whether one of its streams replays something right now.
+    /// Whether one of its streams replays now.
     #[must_use]
     pub fn is_replaying(&self) -> bool {
         self.streams.iter().flatten().any(Stream::is_replaying)
     }
 
-    /// Whether it has the volume on a machine, as far as it knows, and over which connection.
+    /// The connection over which it owns the volume on a machine, as far as it knows.
     #[must_use]
     pub fn holds(&self, machine: usize) -> Option<usize> {
         let running = matches!(self.state, State::Running) && !self.fenced;
@@ -253,12 +254,12 @@ impl Client {
         server.admin_conn()
     }
 
-    /// Over which of a machine's controllers it has, or had, the volume there.
+    /// The controller of a machine through which it owns, or owned, the volume there.
     pub fn cntlid(&mut self, machine: usize) -> Option<u16> {
         self.servers.get_mut(machine)?.cntlid()
     }
 
-    /// Which life it is in.
+    /// The number of its process.
     #[must_use]
     pub const fn life(&self) -> u32 {
         self.life
@@ -270,12 +271,12 @@ impl Client {
         self.volume.as_ref().map(|volume| volume.era)
     }
 
-    /// Why the volume was last refused to it.
+    /// The reason for the last refusal of the volume.
     pub fn take_refused(&mut self) -> Option<Refused> {
         self.refused.take()
     }
 
-    /// Whether it may fence a living owner.
+    /// Sets whether it may fence an owner.
     pub fn may_take_over(&mut self, yes: bool) {
         self.take_over = yes;
     }
@@ -286,7 +287,7 @@ impl Client {
         self.accept_lost
     }
 
-    /// Whether it may give up a log that is lost.
+    /// Sets whether it may give up a log that is lost.
     pub fn may_accept_lost(&mut self, yes: bool) {
         self.accept_lost = yes;
     }
@@ -338,7 +339,7 @@ impl Client {
         core.after(0, Ev::TickClient { client, life });
     }
 
-    /// The process dies.
+    /// Ends the process at its present point.
     pub fn kill(&mut self) {
         self.up = false;
         self.servers.clear();
@@ -349,12 +350,12 @@ impl Client {
         self.state = State::Over;
     }
 
-    /// Everything is to be made durable and closed.
+    /// Requests that everything becomes durable and is closed.
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Whether streams have steps to do, or are in the middle of one.
+    /// Whether streams have steps left, or are in the middle of one.
     #[must_use]
     pub fn has_work(&self, core: &Core) -> bool {
         !matches!(self.state, State::Running)
@@ -363,7 +364,7 @@ impl Client {
     }
 
     /// Whether its owner has left streams that are not durable yet, and waits for the background
-    /// driver to see to that (T1).
+    /// driver to make them durable (T1).
     #[must_use]
     pub fn has_left(&self, core: &Core) -> bool {
         self.leaves
@@ -372,14 +373,14 @@ impl Client {
             && self.streams.iter().flatten().any(|s| s.has_begun() && !s.is_durable(core))
     }
 
-    /// Time goes by.
+    /// Checks the clocks.
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
         core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
         self.advance(drives, core);
         self.check_watchers(core);
     }
 
-    /// Something is due at one of its targets.
+    /// Handles a deadline for one of its targets.
     pub fn wake(&mut self, server: u16, drives: &Drives<'_>, core: &mut Core) {
         let (end, at) = (self.end(), usize::from(server));
         if self.opening_wakes_at <= core.now {
@@ -390,14 +391,14 @@ impl Client {
         self.advance(drives, core);
     }
 
-    /// Acts on what has happened at one of its targets.
+    /// Handles the events of one of its targets.
     fn hear(&mut self, at: usize, core: &mut Core) {
         if matches!(self.state, State::Opening) {
             return;
         }
         while let Some(news) = self.servers[at].news(core) {
             match news {
-                // A recovery that has asked something there notices that by itself.
+                // A recovery that has asked this target for something notices the loss by itself.
                 News::Lost => {
                     let server = at as u16;
                     self.post(|| Mail::AssociationEnded { server });
@@ -417,7 +418,7 @@ impl Client {
         }
     }
 
-    /// Bytes have come over one of its connections.
+    /// Takes in bytes of one of its connections.
     pub fn receive(
         &mut self,
         role: Role,
@@ -439,7 +440,7 @@ impl Client {
         }
     }
 
-    /// One of its connections has ended.
+    /// Takes in the end of one of its connections.
     pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
         match role {
             Role::Admin(server) | Role::Undo(server) => {
@@ -452,27 +453,27 @@ impl Client {
         self.advance(drives, core);
     }
 
-    /// The target has the volume claimed again.
+    /// Notes that the volume is claimed again on the target.
     fn has_back(&mut self, server: usize, core: &mut Core) {
         if self.era() == Some(core.oracle.current()) {
             core.oracle.resumed(self.index, server, core.now);
         }
     }
 
-    /// The target is lost to this owner.
+    /// Notes that this owner has lost the target for good.
     fn not_resumed(&mut self, server: usize, why: &str, cause: Cause, core: &mut Core) {
         core.trace(|| format!("initiator: target {server} does not have it back: {why}"));
         self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
         if cause == Cause::Changed {
             probe::hit(Rare::Changed);
         }
-        // As a program does that is told so: the volume is opened again.
+        // The process opens the volume again, as a program with this error does.
         self.broken |= !self.fenced;
         let server = server as u16;
         self.post(|| Mail::GiveUp { server, cause });
     }
 
-    /// Goes on with whatever can go on.
+    /// Continues all work that can continue.
     fn advance(&mut self, drives: &Drives<'_>, core: &mut Core) {
         match &self.state {
             State::Opening => {
@@ -489,7 +490,7 @@ impl Client {
     }
 }
 
-/// Whether a status says that another owner has the volume.
+/// Whether a status means that another owner has the volume.
 fn is_fenced(status: Status) -> bool {
     use rio::status::{LEASE_OVER, NOT_OWNER, STALE_GENERATION};
     [STALE_GENERATION, NOT_OWNER, LEASE_OVER].iter().any(|one| status.is(*one))

@@ -1,5 +1,5 @@
-//! A stream of an initiator's process, as the library's shell has it: its driver, its connections,
-//! and which thread drives it. What the application does with it is in [`super::application`].
+//! A stream of an initiator's process, as in the library's shell: its driver, its connections, and
+//! the thread that drives it. Its use by the application is in [`super::application`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -26,12 +26,12 @@ use crate::network::{ClientEnd, Role};
 use crate::oracle::Era;
 use crate::payload::Payload;
 
-/// A target that makes no progress for so long is given up, ns.
+/// A target that makes no progress for this time is given up, ns.
 const STALL_NS: u64 = 80 * MS;
-/// A stream that is not bound everywhere after so long cannot be started, ns.
+/// A stream that is not bound everywhere after this time cannot be started, ns.
 const START_NS: u64 = 200 * MS;
 
-/// A stream's connection to a server, with bytes that have come and were not taken in yet.
+/// A stream's connection to a server, with the bytes that have arrived and were not received yet.
 #[derive(Debug)]
 struct Connection {
     wire: Wire,
@@ -39,22 +39,22 @@ struct Connection {
     ended: bool,
 }
 
-/// What the initiator's other threads leave for a stream.
+/// A message of the initiator's other threads for a stream.
 #[derive(Debug)]
 pub(super) enum Mail {
-    /// A connection that it has asked for.
+    /// A connection that the stream has asked for.
     Connected { server: u16, wire: Wire, queue: Box<IoQueue> },
-    /// A server's association is over.
+    /// The association with a server has ended.
     AssociationEnded { server: u16 },
     /// A server will not come back.
     GiveUp { server: u16, cause: Cause },
 }
 
-/// What the library has of the stream.
+/// The library's state of the stream.
 enum Body {
     Starting(Box<StreamStart<Payload>>),
     Open(Box<StreamDriver<Payload>>),
-    /// It could not be started, was closed or was dropped.
+    /// The stream could not be started, was closed or was dropped.
     Over,
 }
 
@@ -63,8 +63,8 @@ impl Connection {
         Self { wire, arrived: Vec::new(), ended: false }
     }
 
-    /// Takes in the bytes that have come; whether there were any. An error says that the connection
-    /// is over, with the session's error if it is one.
+    /// Takes in the bytes that have arrived. Returns whether there were any. An error means that
+    /// the connection has ended; it holds the session's error, if there is one.
     fn receive(
         &mut self,
         server: u16,
@@ -85,7 +85,7 @@ impl Connection {
             })
         });
         fed.map(|()| true).map_err(|error| {
-            // Tell the target why, if it still listens.
+            // Send the cause to the target, in case it still reads.
             self.wire.send(driver.outbox(server), core);
             Some(error)
         })
@@ -101,13 +101,13 @@ fn driver_of(body: &mut Body) -> Option<&mut StreamDriver<Payload>> {
     }
 }
 
-/// What a stream is made of.
+/// The parts from which a stream is made.
 pub(super) struct Setup<'a> {
-    /// Which.
+    /// The stream.
     pub(super) id: u16,
     /// The owner's generation.
     pub(super) generation: u32,
-    /// The mark from which it goes on.
+    /// The mark from which the stream resumes.
     pub(super) start: Seq,
     /// The owner's era.
     pub(super) era: Era,
@@ -117,9 +117,9 @@ pub(super) struct Setup<'a> {
     pub(super) nsids: &'a [u32],
     /// What the volume's streams share.
     pub(super) shared: &'a StreamShared,
-    /// How it keeps order.
+    /// The engine of the stream.
     pub(super) engine: EngineKind,
-    /// It is no stream, and only reads the volume.
+    /// This is a reader of the volume, not a stream.
     pub(super) reads_only: bool,
 }
 
@@ -127,62 +127,62 @@ pub(super) struct Setup<'a> {
 pub(super) struct Stream {
     pub(super) id: u16,
     pub(super) era: Era,
-    /// It is no stream, and only reads the volume.
+    /// This is a reader of the volume, not a stream.
     pub(super) reads_only: bool,
-    /// The process is to read these blocks beside its streams: the first, and how many.
+    /// The blocks that the process is to read beside its streams: the first, and their number.
     pub(super) looks: Option<(u32, u32)>,
-    /// The mark from which it goes on.
+    /// The mark from which the stream resumes.
     pub(super) start: Seq,
     body: Body,
-    /// It was bound everywhere once.
+    /// The stream was bound everywhere once.
     begun: bool,
     connections: Vec<Option<Connection>>,
     mail: Vec<Mail>,
-    /// Connections that it asks for.
+    /// The connections that the stream asks for.
     pub(super) requests: Vec<ConnectRequest>,
     pub(super) held: Arc<AtomicU64>,
     pub(super) kept_max: u64,
-    /// What its owner is in the middle of.
+    /// The call that its owner is in.
     pub(super) call: Call,
     /// The other threads that wait for it.
     pub(super) watchers: Watchers,
-    /// The end of its owner's call wakes the background driver.
+    /// The end of the owner's call wakes the background driver.
     pub(super) wakes_background: bool,
-    /// Its groups up to this have been sent, as far as that went.
+    /// The last group that has been sent, as far as the connections allow.
     pub(super) sent: Seq,
-    /// Until when the thread that drives it sleeps.
+    /// The time until which the thread that drives it sleeps, ns.
     wakes_at: Option<u64>,
     pub(super) reading: Reading,
-    /// When each connection was last seen to carry requests, ns.
+    /// For each connection, the last time at which it carried requests, ns.
     pub(super) carried: Vec<u64>,
-    /// Of each server, whether its connection carried when the stream was last looked at.
+    /// For each server, whether its connection carried requests at the last check.
     carries: Vec<bool>,
     replaying: Vec<bool>,
-    /// How often connections were made again.
+    /// The number of times that connections were made again.
     again: u16,
-    /// It had a life before that no recovery has ended.
+    /// The stream was opened before, and no recovery has ended that use.
     pub(super) anew: bool,
-    /// When it was made, ns.
+    /// The time at which it was made, ns.
     pub(super) made_at: u64,
-    /// It failed because plain writes are refused to it.
+    /// The stream failed because its plain writes are refused.
     pub(super) guarded: bool,
     /// Its owner's next step is planned.
     pub(super) acting: bool,
     pub(super) failed: bool,
-    /// It failed because another owner has the volume.
+    /// The stream failed because another owner has the volume.
     pub(super) fenced: bool,
-    /// A target does not bind it.
+    /// The target that refuses to bind the stream, and its answer.
     pub(super) refused: Option<(u16, Status)>,
     pub(super) closing: bool,
     pub(super) closed: bool,
-    /// What recovery has found of it: the last group of the prefix, and its tag.
+    /// The result of recovery for the stream: the last group of the prefix, and its tag.
     pub(super) recovered: Option<(Seq, u64)>,
     /// The thread of the log of records that it keeps.
     pub(super) committer: Option<Box<Committer>>,
 }
 
 impl Stream {
-    /// A stream that nothing is connected to.
+    /// A stream without connections.
     #[must_use]
     pub(super) fn new(setup: &Setup<'_>, core: &Core) -> Self {
         let spec = &core.scenario.client;
@@ -244,19 +244,19 @@ impl Stream {
         }
     }
 
-    /// Which target would not bind it, and why.
+    /// The target that refused to bind the stream, and its status.
     pub(super) fn take_refused(&mut self) -> Option<(u16, Status)> {
         self.refused.take()
     }
 
-    /// Whether it has failed, and nobody has reopened it.
+    /// Whether the stream has failed and was not reopened.
     #[must_use]
     pub(super) const fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Whether it is a reader that is of no use any more: it has failed, or a target owes the answer to
-    /// a read that was given up, and nobody takes that in.
+    /// Whether this is a reader that must be replaced: it has failed, or a target owes the answer
+    /// to a read that was given up, and no thread takes that answer in.
     pub(super) fn is_to_be_replaced(&self) -> bool {
         let owes = match &self.body {
             Body::Open(driver) => !self.is_in_call() && driver.owes_reads(),
@@ -272,7 +272,7 @@ impl Stream {
         self.begun
     }
 
-    /// The library's stream is dropped, and its connections with it.
+    /// Drops the library's stream, and its connections with it.
     pub(super) fn is_dropped(&mut self, core: &mut Core) {
         self.start = self.durable();
         self.watchers.end();
@@ -280,7 +280,7 @@ impl Stream {
         self.drop_connections(core);
     }
 
-    /// How far it is, for people.
+    /// The progress of the stream, formatted for people.
     #[must_use]
     pub(super) fn describe(&self, core: &Core) -> String {
         if self.reads_only {
@@ -305,13 +305,13 @@ impl Stream {
         )
     }
 
-    /// Whether everything submitted is durable and its logs know that.
+    /// Whether everything submitted is durable and the logs have recorded that.
     #[must_use]
     pub(super) const fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// The mark up to which it is durable, as far as its owner knows.
+    /// The durable mark, as its owner has received it.
     #[must_use]
     pub(super) fn durable(&self) -> Seq {
         match &self.body {
@@ -320,7 +320,7 @@ impl Stream {
         }
     }
 
-    /// The library's stream, once it is bound everywhere and as long as it is of use.
+    /// The library's stream, while it is bound everywhere and can be used.
     pub(super) fn driver(&mut self) -> Option<&mut StreamDriver<Payload>> {
         match &mut self.body {
             Body::Open(driver) if !self.failed && !self.closed => Some(driver),
@@ -334,30 +334,31 @@ impl Stream {
         Some(usize::from(driver.topology().member(member).server))
     }
 
-    /// What its owner and the background thread leave for one another, if it can be driven.
+    /// The messages between its owner and the background thread, if the stream can be driven.
     pub(super) fn attention(&mut self) -> Option<&mut Attention> {
         self.driver().map(StreamDriver::attention_mut)
     }
 
-    /// Whether its owner's thread is in a call that waits, and drives it.
+    /// Whether its owner's thread is in a call that waits. That thread then drives the stream.
     #[must_use]
     pub(super) fn is_in_call(&self) -> bool {
         !matches!(self.call, Call::None)
     }
 
-    /// Its owner is in no call any more. Whether the background driver is to be woken, so that it
-    /// notices.
+    /// Notes that its owner is in no call any more. Returns whether the background driver must be
+    /// woken to notice that.
     pub(super) fn call_ended(&mut self) -> bool {
         !self.is_in_call() && core::mem::take(&mut self.wakes_background)
     }
 
-    /// When the thread that starts it, or its owner's in a call, wakes though nothing comes.
+    /// The time at which the thread that starts the stream, or its owner in a call, wakes without
+    /// an event.
     #[must_use]
     pub(super) const fn deadline(&self) -> Option<u64> {
         if self.failed || self.closed { None } else { self.wakes_at }
     }
 
-    /// The thread that drives it goes to sleep.
+    /// Notes that the thread that drives the stream goes to sleep.
     pub(super) fn falls_asleep(&mut self, now: u64) {
         self.wakes_at = match (&self.body, self.call) {
             (Body::Starting(start), _) => Some(start.deadline(now)),
@@ -369,8 +370,8 @@ impl Stream {
         };
     }
 
-    /// What is to be done next for the start of the stream; `None` if it is not being started, or
-    /// if something has to come first.
+    /// The next request for the start of the stream. `None` if the stream is not being started, or
+    /// if an event has to come first.
     pub(super) fn next_to_start(&mut self, core: &mut Core) -> Option<ConnectRequest> {
         loop {
             self.take_mail(core);
@@ -416,7 +417,7 @@ impl Stream {
         self.wakes_at = None;
     }
 
-    /// A connection for the start of the stream.
+    /// Takes in a connection for the start of the stream.
     pub(super) fn connect(
         &mut self,
         request: &ConnectRequest,
@@ -431,21 +432,22 @@ impl Stream {
         self.connections[usize::from(request.server)] = Some(Connection::new(Wire::new(conn)));
     }
 
-    /// A connection for the start of the stream cannot be made: the target is away.
+    /// Notes that a connection for the start of the stream cannot be made: the target is
+    /// unreachable.
     pub(super) fn cannot_connect(&mut self, server: u16, core: &Core) {
         if let Body::Starting(start) = &mut self.body {
             start.put_off(server, core.now);
         }
     }
 
-    /// Which server a connection leads to, if it is one of the stream's.
+    /// The server to which a connection leads, if it is one of the stream's.
     #[must_use]
     pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
         let is = |there: &Option<Connection>| there.as_ref().is_some_and(|c| c.wire.conn == conn);
         self.connections.iter().position(is).map(|server| server as u16)
     }
 
-    /// Bytes have come from a server, or the connection to it has ended.
+    /// Takes in bytes of a server, or the end of the connection to it.
     pub(super) fn arrives(&mut self, server: u16, bytes: Option<&[u8]>) {
         if let Some(connection) = &mut self.connections[usize::from(server)] {
             match bytes {
@@ -455,25 +457,26 @@ impl Stream {
         }
     }
 
-    /// The same request, for a queue that is not always the one before, as the library's is: a target
-    /// must not rely on that, and may not have given that one up yet (T8).
+    /// The same request for another queue, which is not always the one before, as in the library. A
+    /// target must not rely on the queue number, and may not have dropped the earlier queue yet
+    /// (T8).
     fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
         self.again += 1;
         ConnectRequest { qid: request.qid + 8 * (self.again / 2 % 3), ..request }
     }
 
-    /// Another thread leaves something.
+    /// Leaves a message of another thread.
     pub(super) fn post(&mut self, mail: Mail) {
         self.mail.push(mail);
     }
 
-    /// Whether there is mail that was not taken in yet.
+    /// Whether there are messages that were not read yet.
     #[must_use]
     pub(super) fn has_mail(&self) -> bool {
         !self.mail.is_empty()
     }
 
-    /// One round of all there is to do; whether anything was done.
+    /// Runs one round of all work that is due. Returns whether anything was done.
     pub(super) fn round(&mut self, core: &mut Core) -> bool {
         let mut worked = loop {
             let received = self.receive(core);
@@ -511,8 +514,8 @@ impl Stream {
         worked
     }
 
-    /// Takes in what has come from each server; whether anything has. An error says which connection
-    /// is over.
+    /// Takes in the bytes that have arrived from each server. Returns whether there were any. An
+    /// error names the server whose connection has ended.
     fn receive(&mut self, core: &mut Core) -> Result<bool, (u16, Option<SessionError>)> {
         let mut received = false;
         let Self { body, connections, reading, .. } = self;
@@ -540,7 +543,7 @@ impl Stream {
         }
     }
 
-    /// A connection has ended; with an error of the session if it is one of those.
+    /// Handles the end of a connection. `error` is the error of the session, if there is one.
     fn lose(&mut self, server: u16, error: Option<SessionError>, core: &mut Core) {
         let id = self.id;
         core.trace(|| {
@@ -593,12 +596,12 @@ impl Stream {
         }
     }
 
-    /// Takes note of how the connections stand.
+    /// Notes the state of the connections.
     fn look_at_links(&mut self, core: &mut Core) {
         let Body::Open(driver) = &self.body else { return };
         for server in 0..self.connections.len() {
             let link = driver.link(server as u16);
-            // A connection that carries does so until the stream hears that it is lost.
+            // A connection carries requests until the stream learns that it is lost.
             let carries = matches!(link, LinkState::Up | LinkState::Replaying);
             if core::mem::replace(&mut self.carries[server], carries) || carries {
                 self.carried[server] = core.now;
@@ -611,7 +614,7 @@ impl Stream {
         }
     }
 
-    /// Whether it replays something right now.
+    /// Whether a part of the stream is being replayed now.
     #[must_use]
     pub(super) fn is_replaying(&self) -> bool {
         self.replaying.contains(&true)

@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::block::{Content, ZERO};
 
-/// Which drive is modelled.
+/// The model of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelKind {
     /// Flash without power-loss protection.
     Flash,
-    /// Optane, with it.
+    /// Optane with power-loss protection.
     Optane,
 }
 
 impl ModelKind {
-    /// Its numbers.
+    /// The profile of the model.
     #[must_use]
     pub const fn profile(self) -> &'static Profile {
         match self {
@@ -31,7 +31,7 @@ impl ModelKind {
     }
 }
 
-/// The names of what the blocks hold.
+/// The names of the contents of the blocks.
 struct Names(Vec<Content>);
 
 impl Pages for Names {
@@ -54,29 +54,30 @@ impl Pages for Names {
     }
 }
 
-/// What the drive works on.
+/// An operation in flight.
 struct Underway {
-    /// Its name, for whoever asked; nobody is told once the process has died.
+    /// The name of the operation, for the core that asked. `None` once the process has died.
     op: Option<u64>,
-    /// Of a write.
+    /// The contents of a write.
     contents: Vec<Content>,
     writes: bool,
 }
 
-/// What has ended: its name, unless nobody is told; whether it has written; and the result.
+/// A finished operation: its name, unless its process has died, its result, and whether it has
+/// written.
 pub(super) struct Finished {
     pub(super) op: Option<u64>,
     pub(super) writes: bool,
-    /// What a write that has completed has put there.
+    /// The contents that a complete write has put there.
     pub(super) contents: Vec<Content>,
     pub(super) result: Result<Option<Vec<Content>>, IoError>,
 }
 
-/// A modelled drive and what was asked of it.
+/// A modelled drive and its operations.
 pub(super) struct Modelled {
     model: Model<Names>,
     queue: QueueId,
-    /// By the number under which the model has them.
+    /// The operations in flight, by the model's numbers.
     underway: BTreeMap<u64, Underway>,
     next: u64,
     gathered: Vec<(u64, Command<Content>)>,
@@ -96,7 +97,7 @@ impl Modelled {
         Self { model, queue, underway: BTreeMap::new(), next: 0, gathered: Vec::new() }
     }
 
-    /// What a block holds from the start, durably.
+    /// Sets the content that a block holds from the start, durably.
     pub(super) fn preset(&mut self, lba: u32, content: Content) {
         self.model.pages_mut().0[lba as usize] = content;
     }
@@ -105,7 +106,7 @@ impl Modelled {
         self.model.pages().0[lba as usize]
     }
 
-    /// What a block held before each write that a power cut may still take back, oldest first.
+    /// The contents of a block before each write that a power cut may still undo, oldest first.
     pub(super) fn older(&self, lba: u32) -> impl Iterator<Item = Content> {
         self.model.older(lba.into())
     }
@@ -142,32 +143,32 @@ impl Modelled {
         self.model.next_due()
     }
 
-    /// Operations of which somebody is to be told.
+    /// The number of operations whose process still runs.
     pub(super) fn in_flight(&self) -> usize {
         self.underway.values().filter(|underway| underway.op.is_some()).count()
     }
 
-    /// Whether it works on anything.
+    /// Whether it works on any operation.
     pub(super) fn is_busy(&self) -> bool {
         !self.underway.is_empty()
     }
 
-    /// The process that asked for what is under way has died: it goes on.
+    /// Continues the operations in flight after the process that asked for them has died.
     pub(super) fn orphan(&mut self) {
         self.underway.values_mut().for_each(|underway| underway.op = None);
     }
 
-    /// The power is cut, and there again before anybody asks for something.
+    /// Cuts the power. It is back before the next operation.
     pub(super) fn power_cut(&mut self, now: u64, seed: u64) {
         self.gathered.clear();
         self.underway.clear();
         self.model.power_cut(now, seed);
-        // Nobody hears what has failed with it.
+        // The results of operations that failed with the power are dropped.
         self.model.take_done(self.queue, &mut Vec::new());
         self.model.power_on();
     }
 
-    /// All that has completed is made durable.
+    /// Makes all complete writes durable.
     pub(super) fn sync(&mut self) {
         self.model.settle();
     }

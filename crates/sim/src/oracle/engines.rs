@@ -1,13 +1,14 @@
-//! What engines without an ordering log promise: less than `rio`, and that to the letter.
+//! The promises of engines without an ordering log. They promise less than `rio`; that is checked
+//! exactly.
 //!
-//! - `sync`: a group is sent once the one before it is durable, so that a crash leaves a prefix,
-//!   and perhaps some of the one group after it.
-//! - `none`: nothing of order. What was confirmed durable is there, and every block holds what some
-//!   write of it put there that none confirmed since has overwritten.
+//! - `sync`: a group is sent once the one before it is durable. So a crash leaves a prefix, and
+//! perhaps some of the one group after it.
+//! - `none`: keeps no order. Writes that were confirmed durable are there. Every block holds the
+//! content of some write that no write confirmed since then has overwritten.
 //!
-//! With neither is anything undone or sent again: a lost connection fails the stream (P6), and it
-//! begins anew behind what is durable. An owner has its volume on a target as long as its association
-//! is there.
+//! Neither engine undoes or replays anything. A lost connection fails the stream (P6), and the
+//! stream begins again behind its durable mark. An owner owns its volume on a target as long as its
+//! association exists.
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
@@ -19,17 +20,18 @@ use super::{
 use crate::block::{self, Content};
 use crate::scenario::Scenario;
 
-/// What the volume's engine promises, and what is to be known for that.
+/// The promises of the volume's engine, and the state that their checks need.
 #[derive(Debug)]
 pub(super) struct Promised {
     engine: EngineKind,
-    /// On which machines the owner is there.
+    /// For each machine, whether the owner has an association there.
     held: Vec<bool>,
-    /// Some target had nobody to keep a plain writer from, at some time.
+    /// Some target had no owner to protect from a plain host, at some time.
     freed: bool,
-    /// Which group each write is of, by number.
+    /// The group of each write, by number.
     groups: Vec<Option<(Era, u16, Seq)>>,
-    /// Of each machine, the number of the first write that was submitted after it lost its power.
+    /// For each machine, the number of the first write that was submitted after its last power
+    /// loss.
     cuts: Vec<u64>,
 }
 
@@ -49,29 +51,29 @@ impl Promised {
         self.engine == EngineKind::Rio
     }
 
-    /// Whether the owner is there, on a machine that has no log to remember it by.
+    /// Whether the owner has an association with a machine that has no log to remember it by.
     pub(super) fn is_held(&self, machine: usize) -> bool {
         self.held[machine]
     }
 
-    /// A target has nobody to keep a plain writer from.
+    /// Notes that a target has no owner to protect from a plain host.
     pub(super) fn frees(&mut self) {
         self.freed = true;
     }
 }
 
 impl Oracle {
-    /// Whether the owner is there on a machine that has no log to remember it by.
+    /// Notes whether the owner has an association with a machine that has no log to remember it by.
     pub fn holds(&mut self, machine: usize, there: bool) {
         self.promised.held[machine] = there;
     }
 
-    /// Up to which group of its stream all writes to a block are surely older than one that is
+    /// The last group of its stream whose writes to a block are surely older than a write that is
     /// submitted now.
     pub(super) fn orders_behind(&self, era: Era, stream: u16, seq: Seq) -> Seq {
         match self.promised.engine {
             EngineKind::Rio => Seq(u64::MAX),
-            // One group's writes go side by side.
+            // The writes of one group have no order.
             EngineKind::Sync => Seq(seq.0 - 1),
             EngineKind::None => self.eras[era][usize::from(stream)].complete,
         }
@@ -87,7 +89,7 @@ impl Oracle {
         }
     }
 
-    /// P1 of `sync`: no write is done before its owner knew the group before it to be durable.
+    /// P1 of `sync`: no write is done before its owner knew that the group before it was durable.
     pub(super) fn check_turn(&mut self, contents: &[Content]) {
         let group = |content: &Content| *self.promised.groups.get(*content as usize)?;
         let early = contents.iter().filter_map(group).find(|(era, stream, seq)| {
@@ -104,9 +106,9 @@ impl Oracle {
         }
     }
 
-    /// Whether a stream without a log may fail so: it can't do without a connection, and it is kept
-    /// out once its association has ended, another owner has come, or a plain writer has at a moment
-    /// when nobody was there.
+    /// Whether a stream without a log may fail with this cause. It can't continue without a
+    /// connection. Its writes are refused once its association has ended, another owner has come,
+    /// or a plain host has come while there was no owner.
     pub(super) fn may_fail(&self, machine: usize, cause: Poison, now: u64) -> bool {
         let Promised { held, freed, .. } = &self.promised;
         !self.promised.is_logged()
@@ -117,8 +119,8 @@ impl Oracle {
             }
     }
 
-    /// Up to which group a stream's writes are there for others to read. A stream without a log
-    /// that has failed may have lost what was not durable.
+    /// The last group of a stream whose writes other streams can read. A stream without a log that
+    /// has failed may have lost the groups that were not durable.
     fn delivered(&self, history: &StreamHistory) -> Seq {
         if self.promised.is_logged() || !history.failed {
             history.complete
@@ -127,16 +129,16 @@ impl Oracle {
         }
     }
 
-    /// A machine loses its power. Without a log, what was complete there and not durable may be
-    /// gone, and nobody sends it again: readers miss it from now on, though its stream may hear of
-    /// the loss later (P9).
+    /// Notes that a machine loses its power. Without a log, writes that were complete there and not
+    /// durable may be gone, and are not sent again. Readers miss them from now on, though the
+    /// stream may learn of the loss later (P9).
     pub fn loses_power(&mut self, machine: usize) {
         if !self.promised.is_logged() {
             self.promised.cuts[machine] = self.completed.len() as u64;
         }
     }
 
-    /// See [`loses_power`](Self::loses_power): of the machine with a block.
+    /// The value of [`loses_power`](Self::loses_power) for the machine that has a block.
     pub(super) fn cut(&self, block: &Block) -> u64 {
         self.promised.cuts[block.at.machine]
     }
@@ -148,7 +150,7 @@ impl Oracle {
             && (wr.seq <= history.durable || wr.number >= self.cut(block))
     }
 
-    /// The volume has been taken by a new owner. Nothing was recovered: its streams count anew.
+    /// Notes a new owner of the volume. There is no recovery: its streams count anew.
     pub(super) fn taken(
         &mut self,
         of: Opened,
@@ -170,7 +172,7 @@ impl Oracle {
         let mut next: Vec<StreamHistory> = next.collect();
         let settle = |history: &mut StreamHistory| history.settled = Some(Seq(u64::MAX));
         if generation <= self.ownership.generation() {
-            // Overtaken before it was through.
+            // The owner was fenced before its opening ended.
             next.iter_mut().for_each(settle);
             self.eras.push(next);
             return self.eras.len() - 1;
@@ -182,7 +184,7 @@ impl Oracle {
         }
         self.ownership.has_it(client, generation, now);
         self.check_kept(&durable, drives);
-        // What an owner that was overtaken is told later in good faith was so.
+        // A fenced owner may still receive reports that were true when they were sent.
         self.eras[current].iter_mut().for_each(settle);
         for block in &mut self.blocks {
             block.adopt(drives);
@@ -193,7 +195,7 @@ impl Oracle {
         self.current
     }
 
-    /// A stream begins anew behind what it knows to be durable.
+    /// Notes that a stream begins again behind its durable mark.
     pub(super) fn begun_anew(
         &mut self,
         (era, began): (Era, u64),
@@ -222,7 +224,7 @@ impl Oracle {
             );
             return self.broken(Promise::P2, what);
         }
-        // What came in just before it failed, its owner hears of now.
+        // The owner receives now the results that arrived just before the stream failed.
         self.check_complete(era, stream as u16, told, last);
         self.check_durable(era, stream as u16, told, last, drives);
         self.eras[era][stream].durable = last;
@@ -235,8 +237,8 @@ impl Oracle {
         self.eras[era][stream] = begun;
     }
 
-    /// P1, P2, P5: every block holds what it may, also after a power cut, streams being durable up
-    /// to these groups.
+    /// P1, P2, P5: every block holds a permitted content, also after a power cut, if streams are
+    /// durable up to these groups.
     pub(super) fn check_kept(&mut self, durable: &[Seq], drives: &Drives<'_>) {
         let one_more = self.promised.engine == EngineKind::Sync;
         let wrong = self.blocks.iter().enumerate().find_map(|(number, block)| {
@@ -250,8 +252,8 @@ impl Oracle {
 }
 
 impl Block {
-    /// What the block may hold, streams being durable up to these groups; with `one_more`, only the
-    /// next group of each was sent.
+    /// Checks the content of the block, if streams are durable up to these groups. With `one_more`,
+    /// only the next group of each stream was sent.
     fn check_kept(
         &self,
         durable: &[Seq],

@@ -1,5 +1,5 @@
-//! What an operator does: has whoever is down started, decides what the volume's refusals mean,
-//! ends the first phase, and closes the volume when all is done.
+//! The operator: starts all processes that are down, decides how to answer the volume's refusals,
+//! ends the first phase, and closes the volume at the end.
 
 use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
 use crate::client::{Client, Refused};
@@ -7,23 +7,23 @@ use crate::core::{Ev, MS, US};
 use crate::oracle::{Drives, Promise};
 
 impl World {
-    /// What an operator does: has whoever is down started, decides what the volume's refusals
-    /// mean, closes the volume when all is done.
+    /// Does the operator's work: starts all processes that are down, decides how to answer the
+    /// volume's refusals, and closes the volume at the end.
     pub(super) fn supervise(&mut self) {
         if !self.core.oracle.has_lost_log() {
-            // The volume has been recovered without it; the next loss is another decision.
+            // The volume was recovered without it. The next loss needs another decision.
             self.clients.iter_mut().for_each(|client| client.may_accept_lost(false));
         }
         for at in 0..self.clients.len() {
             match self.clients[at].take_refused() {
                 None => {}
-                // Whoever stands by waits until nobody has the volume any more.
+                // An initiator that stands by waits until the volume is free.
                 Some(Refused::Owned) => {
                     let waits = self.standby == Some(at) && self.owner().is_some();
                     self.clients[at].may_take_over(!waits);
                 }
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
-                // Nothing but an operator does that: if nobody has, the volume stays closed (P8).
+                // Only an operator does that. Otherwise the volume stays closed (P8).
                 Some(Refused::OldLog) => self.put_logs_back(),
                 Some(Refused::LogFailed(machine)) => self.mend_log(machine),
                 Some(Refused::Drives) => self.put_drives_back(),
@@ -52,7 +52,7 @@ impl World {
         self.finish();
     }
 
-    /// Once the volume has been given back, somebody opens it again after a while.
+    /// Opens a released volume again after a while.
     fn see_to_giving_back(&mut self) {
         let Some((client, for_us)) = self.giving_back else { return };
         if self.clients[client].is_over() {
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// Whoever closes the volume in good order leaves nothing to recover (T1).
+    /// An owner that has closed the volume with a clean stop leaves nothing to recover (T1).
     fn check_closed(&mut self) {
         if !self.core.oracle.is_free() {
             return;
@@ -91,14 +91,14 @@ impl World {
         }
     }
 
-    /// Whether the workload has come to its end.
+    /// Whether the workload has ended.
     pub(super) fn is_idle(&self) -> bool {
         let writes = self.intruders.iter().any(|intruder| !intruder.is_over())
             || self.claimants.iter().any(|claimant| !claimant.is_over());
         self.owner().is_some_and(|owner| !writes && !self.clients[owner].has_work(&self.core))
     }
 
-    /// Who has the volume.
+    /// The owner of the volume.
     pub(super) fn owner(&self) -> Option<usize> {
         let current = self.core.oracle.current();
         let has = |client: &Client| client.is_up() && client.era() == Some(current);
@@ -106,7 +106,8 @@ impl World {
     }
 
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
-        // Before a log is given up, what was mislaid is looked for: it may be due to other drives.
+        // Before a log is given up, the operator searches for replaced drives: they may be the
+        // cause.
         if self.machines.iter().any(|machine| machine.replaced_drive().is_some()) {
             return self.put_drives_back();
         }
@@ -119,7 +120,7 @@ impl World {
         self.give_log_up(machine);
     }
 
-    /// The target makes its log anew, should it not be the one that is due.
+    /// Makes the log of a target anew, if it is not the right one.
     pub(super) fn give_log_up(&mut self, machine: usize) {
         self.given_up[machine] = true;
         if self.machines[machine].is_up() {
@@ -148,7 +149,7 @@ impl World {
         self.machines[machine].store.put_back(log);
     }
 
-    /// Drives that others have taken the place of are looked for, and put back.
+    /// Finds the drives that others have replaced, and puts them back.
     pub(super) fn put_drives_back(&mut self) {
         for at in 0..self.machines.len() {
             if self.machines[at].replaced_drive().is_none() {
@@ -163,7 +164,7 @@ impl World {
         }
     }
 
-    /// Faults stop.
+    /// Stops the faults.
     pub(super) fn calm(&mut self) {
         self.core.trace(|| "faults stop".into());
         self.calm_since = Some((self.core.events, self.core.now));
@@ -184,7 +185,7 @@ impl World {
         }
     }
 
-    /// The second phase: whoever has the volume finishes and closes it.
+    /// The second phase: the owner of the volume finishes and closes it.
     pub(super) fn finish(&mut self) {
         match self.owner() {
             Some(owner) if self.clients[owner].is_over() => {
