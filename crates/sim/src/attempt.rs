@@ -1,7 +1,7 @@
-//! Runs scenarios, and survives code under test that panics or never ends.
+//! Runs scenarios. Survives code under test that panics or never ends.
 //!
-//! A run's events are bounded by the world itself (P8). What goes round for ever inside one event
-//! is not: so each run also has a bound in wall-clock time, which is read here and nowhere in the
+//! The world itself bounds the number of events of a run (P8). A loop inside one event has no such
+//! bound. So each run also has a bound in wall-clock time, which is read only here and never in the
 //! simulated world.
 
 use std::any::Any;
@@ -19,18 +19,18 @@ use crate::oracle::Violation;
 use crate::scenario::Scenario;
 use crate::world::{Outcome, run};
 
-/// How long a run may take. The slowest take a fraction of a second; a busy machine is no reason to
-/// fail.
+/// The longest time that a run may take. The slowest runs take a fraction of a second. The limit is
+/// far higher, so that a busy machine does not fail a run.
 pub const RUN_LIMIT: Duration = Duration::from_secs(60);
 
-/// How a run failed.
+/// The failure of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A promise was broken.
     Broken(Violation),
-    /// The code under test panicked: what it said, and where.
+    /// The code under test panicked: its message, and the place.
     Panicked(String),
-    /// The run did not end in this time (P8): something goes round for ever.
+    /// The run did not end in this time (P8): it loops for ever.
     Endless(Duration),
 }
 
@@ -47,7 +47,7 @@ impl Fault {
     }
 }
 
-/// Where a panic happened, from what [`Fault::Panicked`] says.
+/// The place of a panic, from the text of [`Fault::Panicked`].
 fn place(panic: &str) -> &str {
     panic.lines().next().and_then(|line| line.rsplit(" at ").next()).unwrap_or_default()
 }
@@ -73,25 +73,24 @@ struct Worker {
 
 /// Runs one scenario at a time, each with a bound on its time.
 ///
-/// A run that does not end can't be stopped: its thread is left behind, and goes round until the
-/// process ends.
+/// A run that does not end can't be stopped. Its thread remains, and runs until the process ends.
 pub struct Bounded {
     limit: Duration,
     worker: Option<Worker>,
 }
 
 impl Bounded {
-    /// Each run may take so long.
+    /// A runner with this limit for each run.
     #[must_use]
     pub const fn new(limit: Duration) -> Self {
         Self { limit, worker: None }
     }
 
-    /// Runs a scenario: what came of it, and how it failed if it did. What happens is written to
-    /// `trace`, also if the run does not come to its end.
+    /// Runs a scenario. Returns its result, and its failure if it failed. Writes the events to
+    /// `trace`, also if the run does not end.
     ///
     /// # Panics
-    /// The machine has no thread left.
+    /// The machine can't start another thread.
     pub fn run(&mut self, scenario: &Scenario, trace: Option<&Trace>) -> (Outcome, Option<Fault>) {
         let worker = self.worker.get_or_insert_with(Worker::start);
         let sent = worker.jobs.send((scenario.clone(), trace.cloned()));
@@ -120,7 +119,7 @@ impl Worker {
         let (done, results) = mpsc::sync_channel(1);
         let work = move || {
             while let Ok((scenario, trace)) = todo.recv() {
-                // Nobody listens any more if it took too long.
+                // No thread waits for the result if the run took too long.
                 if done.send(caught(&scenario, trace)).is_err() {
                     return;
                 }
@@ -136,11 +135,11 @@ thread_local! {
     static LOCATION: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a scenario; what a panic said and where, if there was one.
+/// Runs a scenario. Returns the message and the place of a panic, if there was one.
 fn caught(scenario: &Scenario, trace: Option<Trace>) -> Result<Outcome, String> {
     listen_to_panics();
     QUIET.set(true);
-    // Everything that the run touches is its own, but for counters that only ever grow.
+    // A run touches only its own state, except for counters that only ever grow.
     let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario, trace)));
     QUIET.set(false);
     result.map_err(|payload| format!("{}{}", said(payload.as_ref()), LOCATION.take()))
@@ -151,7 +150,7 @@ fn said(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
-/// A panic inside a run is told with the run's outcome, not on standard error.
+/// Reports a panic inside a run with the run's outcome, not on standard error.
 fn listen_to_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -166,7 +165,7 @@ fn listen_to_panics() {
     });
 }
 
-/// Where it happened; with `RUST_BACKTRACE=1` also how it came to that.
+/// The place of a panic; with `RUST_BACKTRACE=1` also the backtrace.
 fn location(info: &PanicHookInfo<'_>) -> String {
     let mut text = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
     let trace = Backtrace::capture();
@@ -185,7 +184,8 @@ mod tests {
     fn a_run_that_takes_too_long_is_a_failure_and_the_next_one_runs() {
         let mut bounded = Bounded::new(Duration::ZERO);
         let scenario = draw(1);
-        // With no time at all even the shortest run is endless, unless it was quicker than a look.
+        // With a limit of zero even the shortest run is endless, unless it ends before the first
+        // check.
         let (mut endless, mut runs) = (false, 0);
         while !endless && runs < 1000 {
             let fault = bounded.run(&scenario, None).1;

@@ -1,24 +1,24 @@
-//! What 4 KiB blocks hold: a 64-bit name each, so that a drive need not keep the bytes.
+//! The contents of 4 KiB blocks: a 64-bit name for each, so that a drive need not keep the bytes.
 
 use std::collections::BTreeMap;
 
 pub use riopipe_order::block_device::BLOCK_BYTES as BLOCK;
 
-/// What a block holds, by name. Every block of every write gets a name of its own, counted
-/// upwards: of two contents of one block, the one submitted later has the larger name.
+/// The content of a block, by name. Every block of every write gets its own name, counted upwards:
+/// of two contents of one block, the one that was submitted later has the larger name.
 pub type Content = u64;
 
 /// All zero bytes: never written, or undone, or discarded.
 pub const ZERO: Content = 0;
-/// What deallocated blocks of some drives read as.
+/// The content that deallocated blocks of some drives return.
 pub const GARBAGE: Content = u64::MAX - 1;
-/// Bytes that no single write put there.
+/// Bytes that do not come from one single write.
 pub const MIXED: Content = u64::MAX;
 
-/// Where in a block its name stands.
+/// The offsets of the name in its block, bytes.
 const PLACES: [usize; 4] = [0, 1360, 2728, BLOCK - 8];
 
-/// Fills a block, all zero so far, with what has this name.
+/// Fills a block, all zero so far, with the content of this name.
 pub fn fill(block: &mut [u8], content: Content) {
     debug_assert_eq!(block.len(), BLOCK);
     for (i, at) in PLACES.into_iter().enumerate() {
@@ -27,7 +27,7 @@ pub fn fill(block: &mut [u8], content: Content) {
     }
 }
 
-/// The name of what a block holds.
+/// The name of a block's content.
 #[must_use]
 pub fn name(block: &[u8]) -> Content {
     let mut names = PLACES.into_iter().enumerate().map(|(i, at)| {
@@ -58,11 +58,11 @@ pub fn bytes(contents: &[Content]) -> Vec<u8> {
 const TORN: Content = 1 << 61;
 /// Contents that a torn block may be made of lie below this.
 const TORN_PARTS: Content = 1 << 26;
-/// What a power cut may tear a block at, bytes.
+/// The unit at which a power cut may tear a block, bytes.
 pub const SECTOR: usize = 512;
 
 /// The name of a block of which some sectors have the newer content, one bit each, and the others
-/// the older one; `None` if there is no name for it.
+/// the older one. Returns `None` if there is no name for it.
 #[must_use]
 pub const fn torn(older: Content, newer: Content, sectors: u8) -> Option<Content> {
     if older >= TORN_PARTS || newer >= TORN_PARTS {
@@ -71,7 +71,7 @@ pub const fn torn(older: Content, newer: Content, sectors: u8) -> Option<Content
     Some(TORN | (sectors as u64) << 52 | older << 26 | newer)
 }
 
-/// What a torn block was torn from: the older content, the newer one, and which sectors are newer.
+/// The parts of a torn block: the older content, the newer one, and the sectors that are newer.
 #[must_use]
 pub const fn torn_from(content: Content) -> Option<(Content, Content, u8)> {
     if content >> 60 != TORN >> 60 {
@@ -80,19 +80,19 @@ pub const fn torn_from(content: Content) -> Option<(Content, Content, u8)> {
     Some((content >> 26 & (TORN_PARTS - 1), content & (TORN_PARTS - 1), (content >> 52) as u8))
 }
 
-/// Blocks that have bytes of their own, which only their writer and its readers see. Everything
-/// between them handles their names.
+/// Blocks that have bytes of their own. Only their writer and its readers use these bytes; all
+/// parts between them handle names.
 #[derive(Debug, Default)]
 pub struct Book(BTreeMap<Content, Vec<u8>>);
 
 impl Book {
-    /// What has this name has these bytes.
+    /// Records the bytes of the content with this name.
     pub fn note(&mut self, content: Content, bytes: &[u8]) {
         let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         self.0.insert(content, bytes[..used].to_vec());
     }
 
-    /// Puts the bytes of each block that has some in its place.
+    /// Replaces each block that has recorded bytes by these bytes.
     pub fn fill_in(&self, bytes: &mut [u8]) {
         for block in bytes.chunks_exact_mut(BLOCK) {
             let name = name(block);

@@ -1,7 +1,7 @@
 //! Draws a scenario from a seed: topology, workload, options and faults.
 //!
-//! What a seed draws may change from version to version; a [`Scenario`] that was written down does
-//! not.
+//! The scenario of a seed may change from version to version. A [`Scenario`] that was written to a
+//! file does not change.
 
 use crate::drive::{DriveFault, DriveSpec, ModelKind};
 use crate::log_store::LogStoreKind;
@@ -29,24 +29,24 @@ const PLAIN_HOSTS: u64 = 6;
 /// A theme that makes no difference to the steps.
 const OTHER: u64 = 0;
 
-/// What a run is about: one thing (some of these have a name), or a bit of everything.
+/// The number of themes. A run has one theme (some themes have a name), or a mix of all.
 const THEMES: u64 = 18;
-/// Power cuts in the middle of mending what the last one left.
+/// The power is cut while the damage of the last power cut is being repaired.
 const TWICE: u64 = 11;
 /// A target dies just after a take-over.
 const SOON_AFTER: u64 = 12;
 /// Streams read one another's blocks while targets crash.
 const READS: u64 = 13;
-/// The same blocks are written again and again, and a target crashes while that is made durable.
+/// The same blocks are written again and again, and a target crashes while they are made durable.
 const OVER: u64 = 14;
 /// A drive loses its power-loss protection.
 const UNPROTECTED: u64 = 15;
-/// FLUSHes fail beside others.
+/// FLUSHes fail while other FLUSHes succeed.
 const FLUSHES: u64 = 16;
-/// The owner is away for a moment.
+/// The owner is unreachable for a moment.
 const AWAY: u64 = 17;
 
-/// Makes the chance by which an engine is drawn another one than the seed's.
+/// Separates the random numbers for the engine from those of the seed.
 const ENGINES: u64 = 0x656e_6769_6e65_7300;
 
 /// The scenario of a seed.
@@ -96,7 +96,8 @@ pub fn draw(seed: u64) -> Scenario {
         logs,
         neighbour,
     };
-    // By a chance of its own: what else a seed draws does not depend on the engine.
+    // The engine has random numbers of its own, so the other drawings of a seed do not depend on
+    // it.
     engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
     if scenario.volume.engine.is_logged() {
         let Scenario { machines, volume, .. } = &mut scenario;
@@ -107,12 +108,12 @@ pub fn draw(seed: u64) -> Scenario {
     scenario
 }
 
-/// One run of so many has a large cluster.
+/// One of this number of runs has a large cluster.
 const LARGE_ONE_IN: u64 = 25;
-/// Machines of the largest one.
+/// The number of machines of the largest cluster.
 const MACHINES_MAX: u64 = 8;
 
-/// A few runs have many machines, with several drives each.
+/// Gives a few runs many machines, with several drives each.
 fn grow(machines: &mut Vec<MachineSpec>, rng: &mut Rng) {
     if !rng.one_in(LARGE_ONE_IN) {
         return;
@@ -126,7 +127,7 @@ fn grow(machines: &mut Vec<MachineSpec>, rng: &mut Rng) {
     }
 }
 
-/// Some machines have modelled SSDs, in one of six runs.
+/// Gives some machines modelled SSDs, in one of six runs.
 fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
     if !rng.one_in(6) {
         return;
@@ -139,16 +140,17 @@ fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
     }
 }
 
-/// What else is drawn from a seed without a change of what was drawn before.
+/// Separates the random numbers for the second volume. So the older drawings of a seed stay the
+/// same.
 const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
-/// The same.
+/// The same for large clusters.
 const CLUSTERS: u64 = 0x636c_7573_7465_7273;
-/// The same.
+/// The same for modelled SSDs.
 const MODELS: u64 = 0x6d6f_6465_6c73_0000;
-/// The same.
+/// The same for writes that extend.
 const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 
-/// A second volume with a drive on each machine, in one of six runs.
+/// Adds a second volume with a drive on each machine, in one of six runs.
 fn second_volume(
     machines: &mut [MachineSpec],
     first: &VolumeSpec,
@@ -167,7 +169,7 @@ fn second_volume(
         request_blocks: *rng.pick(&[2, 8]),
         members: drives.into_iter().enumerate().collect(),
         start: 0,
-        // Partitions of one size: the simulated log has each in a place of its own.
+        // All partitions have one size: the simulated log keeps each at its own place.
         ..first.clone()
     };
     let mut steps = steps(machines, &volume, OTHER, rng);
@@ -175,14 +177,14 @@ fn second_volume(
     Some(NeighbourSpec { volume, steps, lives: rng.below(6) as u32 })
 }
 
-/// Makes the machines what a theme needs.
+/// Adapts the machines to a theme.
 fn fit_machines(theme: u64, machines: &mut [MachineSpec], rng: &mut Rng) {
     let log = match theme {
         TWICE | OVER => LogStoreKind::Dax,
         READS => *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::Cached]),
         _ => return,
     };
-    // Reads take their time, and what a crash takes is not yet sent again.
+    // Reads take time, and the data that a crash destroys is not replayed yet.
     let slow = theme == READS && rng.one_in(2);
     for machine in machines {
         machine.log = log;
@@ -354,7 +356,7 @@ fn extent(area: (u32, u32), longest: u32, rng: &mut Rng) -> (u32, u32) {
     (area.0 + rng.below(u64::from(area.1)) as u32, len)
 }
 
-/// Some runs are about one thing, their theme.
+/// Draws the faults. Some runs have one theme.
 fn faults(
     theme: u64,
     machines: &mut [MachineSpec],
@@ -366,12 +368,12 @@ fn faults(
     let last = 250 + 14 * steps as u64;
     let mut faults: Vec<Fault> = Vec::new();
     if theme == 4 {
-        // Streams fail, and their undoing is cut off again and again.
+        // Streams fail, and their undo is interrupted again and again.
         let machine = machine(machines, rng);
         let drive = rng.index(machines[machine].drives.len());
         let fault = *rng.pick(&[DriveFault::Write, DriveFault::Full]);
         for drive in &mut machines[machine].drives {
-            // Zeroes outlive the attempt that asked for them.
+            // The zeroes land after the attempt that asked for them has ended.
             (drive.latency_us, drive.slow) = (300, 40);
         }
         let when = When::Event(rng.range(60, last / 2) as u32);
@@ -382,7 +384,7 @@ fn faults(
         }
     }
     if theme == 5 {
-        // What a target had stored when it was killed is lost with the power soon after.
+        // The data that a target had stored when it was killed is lost with the power soon after.
         let machine = machine(machines, rng);
         let at = rng.range(60, last) as u32;
         let (effects, down_us) = (rng.below(16) as u32, *rng.pick(&[10, 200]));
@@ -402,8 +404,8 @@ fn faults(
         }
     }
     if theme == AWAY {
-        // The owner is away for a moment, at work or when it is idle; somebody stands by, and a plain
-        // host writes beside it.
+        // The owner is unreachable for a moment, at work or when it is idle. A second initiator
+        // stands by, and a plain host writes beside the owner.
         let at = if rng.one_in(2) { u32::MAX } else { rng.range(60, last) as u32 };
         let for_us = *rng.pick(&[2_000, 40_000, 200_000]);
         let standby = rng.one_in(2).then_some(What::Standby);
@@ -416,7 +418,7 @@ fn faults(
         faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
     }
     if theme == PLAIN_HOSTS {
-        // The volume is given back, and plain hosts are about.
+        // The volume is released, and plain hosts write and read.
         for _ in 0..rng.range(1, 3) {
             let machine = machine(machines, rng);
             let drive = rng.index(machines[machine].drives.len());
@@ -430,7 +432,7 @@ fn faults(
         faults.push(Fault { when, what: What::GiveBack { for_us } });
     }
     if theme == UNPROTECTED {
-        // A drive turns out not to be protected, or is not any more.
+        // A drive has no power-loss protection from the start, or loses it.
         let machine = machine(machines, rng);
         machines[machine].drives.iter_mut().for_each(|drive| drive.plp = true);
         let drive = rng.index(machines[machine].drives.len());
@@ -439,7 +441,8 @@ fn faults(
         faults.push(Fault { when, what: What::Unprotect { machine, drive, down_us } });
     }
     if theme == FLUSHES {
-        // FLUSHes of one drive fail beside others that don't, and each reactor hears of its own.
+        // FLUSHes of one drive fail while those of others succeed. Each reactor receives its own
+        // results.
         let machine = machine(machines, rng);
         let drive = rng.index(machines[machine].drives.len());
         machines[machine].cores = *rng.pick(&[2, 3]);
@@ -471,7 +474,7 @@ fn faults(
             },
         };
         faults.push(Fault { when, what });
-        // Another one while the first is being dealt with.
+        // Another fault while the first is being handled.
         if rng.percent(35) {
             let after = *rng.pick(&[10, 40, 80, 150, 250]);
             let after = rng.below(after) as u32;
@@ -485,7 +488,7 @@ fn faults(
     faults
 }
 
-/// The faults that a theme is about.
+/// The faults of a theme.
 fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec<Fault> {
     let mut faults = Vec::new();
     let machine = machine(machines, rng);
@@ -493,7 +496,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
     let mut add = |at: u32, what| faults.push(Fault { when: When::Event(at), what });
     match theme {
         TWICE => {
-            // Before what the last power cut has torn is mended, the power is cut again.
+            // The power is cut again before the damage of the last power cut is repaired.
             let mut at = at;
             for _ in 0..rng.range(2, 5) {
                 let (effects, down_us) = (rng.below(10) as u32, 10);
@@ -502,7 +505,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
             }
         }
         SOON_AFTER => {
-            // Streams come back just before the volume changes hands; then a target dies.
+            // Streams resume just before the volume gets a new owner. Then a target dies.
             let kill = What::Kill { machine, effects: 0, fences: false, down_us: 200 };
             add(at, if rng.percent(75) { kill } else { cut(rng) });
             add(at + rng.range(15, 130) as u32, What::TakeOver { for_us: 40_000 });
@@ -551,13 +554,13 @@ fn back_in_time(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>
     };
     let down_us = *rng.pick(&[10, 200, 1_000]);
     if rng.one_in(2) {
-        // An older copy is put back, once another owner has come.
+        // An older copy is put back, once the volume has got another owner.
         add(0, What::CopyLog { machine });
         add(rng.range(10, 80), What::KillClient { down_us });
         add(rng.range(160, 600), What::OldLog { machine });
         return;
     }
-    // A mapped log is stopped in good order, or nearly, and cut off later.
+    // A target with a mapped log stops (clean stop), or nearly, and its power is cut later.
     machines.iter_mut().for_each(|machine| machine.log = LogStoreKind::File);
     let cut = if rng.one_in(2) { 0 } else { rng.range(1, 4) as u32 };
     add(0, What::Stop { machine, off: rng.one_in(2), cut, down_us });
@@ -633,7 +636,7 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
             What::Intruder { machine, drive, lba, more: *rng.pick(&[0, 0, 4]), forgets: false }
         }
         2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
-        // Longer than an initiator is patient: a member is missing (T20).
+        // Longer than the loss timeout of an initiator: a member is missing (T20).
         _ => What::PowerCut { machine, effects: 0, fences: false, down_us: 60_000 },
     }
 }

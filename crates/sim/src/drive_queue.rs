@@ -1,4 +1,4 @@
-//! What a target's cores have between them and a drive.
+//! The queue between a target's cores and a drive.
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,15 +7,15 @@ use riopipe_session::target::BoundedDevice;
 
 use crate::drive::Drive;
 
-/// In the name of an operation, the core that asked is above this bit: of the 48 bits that a core
-/// has for its connections it needs far fewer.
+/// In the name of an operation, the number of the core that asked is above this bit. A core has 48
+/// bits for its connections and needs far fewer.
 const CORE_SHIFT: u32 = 56;
 
-/// A drive with the queue that the target's cores have to it, which is bounded. Each core hears of
-/// what it has asked for.
+/// A drive with the bounded queue from the target's cores to it. Each core receives the results of
+/// its own operations.
 #[derive(Debug)]
 pub struct DriveQueue {
-    /// The core that asks.
+    /// The core that submits the next operation.
     pub core: usize,
     queue: BoundedDevice<Drive>,
 }
@@ -27,13 +27,14 @@ pub const fn core_of(op: u64) -> (usize, u64) {
 }
 
 impl DriveQueue {
-    /// A drive that is given at most `depth` operations at once.
+    /// A drive that gets at most `depth` operations at once.
     #[must_use]
     pub fn new(drive: Drive, depth: usize) -> Self {
         Self { core: 0, queue: BoundedDevice::new(Box::new(drive), depth, <[u8]>::to_vec) }
     }
 
-    /// The target's process has died: what its drive was given goes on, and nobody hears of it.
+    /// Notes that the target's process has died. The operations that the drive was given continue,
+    /// and their results are dropped.
     pub fn orphan(&mut self) {
         self.queue.forget_waiting();
         self.queue.orphan();

@@ -1,10 +1,10 @@
-//! A target of another make, as an initiator sees it: it speaks NVMe over TCP, and does not know
-//! Rio's extension (T17).
+//! A foreign target, as an initiator sees it: it has NVMe over TCP, and does not have Rio's
+//! extension (T17).
 //!
-//! It is Rio's own target behind a screen. The screen takes the extension's record out of what the
-//! target says of itself, and looks at each command that comes. A target is free to take whatever
-//! the standard leaves open for something of its own; so whoever sends it a field or a command of
-//! Rio's has promised more than it can keep, whatever this target does with it.
+//! It is Rio's own target behind a filter, the screen. The screen removes the extension's record
+//! from the target's answers, and checks each command that comes. A foreign target may use for its
+//! own purposes every field that the standard leaves open. So an initiator that sends it a field or
+//! a command of Rio's extension is wrong, however this target reacts.
 
 use riopipe_nvme::command::{Sqe, opcode};
 use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, COMMON_LEN, kind};
@@ -12,22 +12,22 @@ use riopipe_session::wire::EXTENSION_MAGIC;
 
 /// Bytes of the extension's record.
 const RECORD_LEN: usize = 48;
-/// The first opcode that is a vendor's, of those that an initiator here sends to any queue.
+/// The first opcode for vendors, among the commands that a simulated initiator sends to any queue.
 const VENDORS: u8 = 0x80;
 /// Dwords of a write, write zeroes or flush that are zero without metadata and tags.
 const UNUSED: [usize; 7] = [2, 3, 4, 5, 13, 14, 15];
 /// The directive type in dword 12.
 const DTYPE: u32 = 0xf << 20;
 
-/// What comes over one connection, taken apart.
+/// The parser of the bytes that arrive over one connection.
 #[derive(Debug, Default)]
 pub struct Screen {
     held: Vec<u8>,
 }
 
 impl Screen {
-    /// Bytes have come: the first command among them that has something of Rio's, if one does. The
-    /// connection has no digests.
+    /// Takes in bytes. Returns the first command among them that uses Rio's extension, if there is
+    /// one. The connection has no digests.
     pub fn look(&mut self, bytes: &[u8]) -> Option<String> {
         self.held.extend_from_slice(bytes);
         let mut found = None;
@@ -41,14 +41,14 @@ impl Screen {
         found
     }
 
-    /// Bytes of the next PDU, once all of it is there.
+    /// The length of the next PDU, once all of it is there.
     fn next_len(&self) -> Option<usize> {
         let len = self.held.get(4..COMMON_LEN)?.try_into().map(u32::from_le_bytes).ok()? as usize;
         (len >= COMMON_LEN && len <= self.held.len()).then_some(len)
     }
 }
 
-/// What of Rio's a command has, if anything.
+/// The part of Rio's extension that a command uses, if any.
 fn of_rio(sqe: &Sqe) -> Option<String> {
     let code = sqe.opcode();
     if code >= VENDORS {
@@ -62,7 +62,7 @@ fn of_rio(sqe: &Sqe) -> Option<String> {
     Some(format!("a command {code:02x}h with fields that the standard leaves zero"))
 }
 
-/// Takes the extension's record out of what a target sends.
+/// Removes the extension's record from the bytes that a target sends.
 pub fn hide(bytes: &mut [u8]) {
     let magic = EXTENSION_MAGIC.len();
     let found = bytes.windows(magic).position(|window| window == EXTENSION_MAGIC);
@@ -108,7 +108,7 @@ mod tests {
             let mut bytes: Vec<u8> = plain.iter().flat_map(capsule).collect();
             assert_eq!(Screen::default().look(&bytes), None);
             bytes.extend(capsule(&sqe));
-            // In pieces as a network brings them.
+            // In pieces, as from a network.
             let mut screen = Screen::default();
             let found = bytes.chunks(13).filter_map(|piece| screen.look(piece)).count();
             assert_eq!(found, 1);

@@ -1,16 +1,16 @@
-//! A crash in the middle of something: after so many more effects on the outside, nothing that a
-//! process does has any effect.
+//! The crash injector: after a number of further effects on the outside, no action of a process has
+//! any effect.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// One process's fuse; clones burn together.
+/// The crash injector of one process. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Fuse(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Effects left, plus one; 0: none is counted.
+    /// The number of effects left, plus one. 0: effects are not counted.
     left: AtomicU32,
     /// Only fences of the log are counted.
     fences: AtomicBool,
@@ -18,13 +18,13 @@ struct State {
 }
 
 impl Fuse {
-    /// After `effects` more, of which only fences count if so asked, the fuse blows.
+    /// Plans a crash after `effects` more effects. With `fences`, only fences count.
     pub fn light(&self, effects: u32, fences: bool) {
         self.0.fences.store(fences, Ordering::Relaxed);
         self.0.left.store(effects + 1, Ordering::Relaxed);
     }
 
-    /// An effect is to take place: whether it still does.
+    /// Counts an effect. Returns whether it still takes place.
     #[inline]
     #[must_use]
     pub fn burn(&self) -> bool {
@@ -34,7 +34,7 @@ impl Fuse {
         self.burn_fence()
     }
 
-    /// A fence is to take place: whether it still does.
+    /// Counts a fence. Returns whether it still takes place.
     #[inline]
     #[must_use]
     pub fn burn_fence(&self) -> bool {
@@ -50,13 +50,13 @@ impl Fuse {
         true
     }
 
-    /// Whether it has blown.
+    /// Whether the process has been stopped.
     #[must_use]
     pub fn is_blown(&self) -> bool {
         self.0.blown.load(Ordering::Relaxed)
     }
 
-    /// A new fuse, for the next life.
+    /// Resets the crash injector for the next process.
     pub fn renew(&self) {
         self.0.left.store(0, Ordering::Relaxed);
         self.0.fences.store(false, Ordering::Relaxed);

@@ -4,8 +4,8 @@
 //! simulated clock, network and media. A seed decides the topology, the workload and the faults;
 //! an oracle far simpler than the code checks the promises P1 to P9 (`docs/ordering-contract.md`).
 //!
-//! Nothing here reads a clock or depends on the order of anything but the seed: a seed that fails
-//! fails again, everywhere.
+//! The crate reads no clock, and its order of events depends only on the seed. So a seed that
+//! fails, fails again everywhere.
 
 pub mod attempt;
 pub mod block;

@@ -1,15 +1,15 @@
 //! The log store of a target, and the data that each kind of store loses.
 //!
 //! - `file:` keeps all stores when the process dies. The kernel writes pages back at any time. A
-//! power cut returns each page to the state of its last write-back, or to its current state, or to
-//! a state between them, word by word (T24).
+//!   power cut returns each page to the state of its last write-back, or to its current state, or
+//!   to a state between them, word by word (T24).
 //! - `dax:` (and `pci:`) keep all stores when the process dies. After a power cut, each 8-byte word
-//! that was not fenced is old or new, or any value stored in between.
+//!   that was not fenced is old or new, or any value stored in between.
 //! - `block:` is a drive behind a copy in memory. If the process is killed or the power is cut,
-//! writes in flight land in any order, block by block, or not at all.
+//!   writes in flight land in any order, block by block, or not at all.
 //! - `cached` is a `block:` drive with a volatile cache that each fence flushes. If a process dies
-//! in a fence, the next process reads the data that was written. That data is lost in a power cut
-//! unless the next process flushes first.
+//!   in a fence, the next process reads the data that was written. That data is lost in a power cut
+//!   unless the next process flushes first.
 //!
 //! The product's own code (`riopipe-model`) decides when data is written back, fenced and flushed.
 //! This module has only the effects.

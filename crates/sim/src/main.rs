@@ -1,4 +1,5 @@
-//! `rio-sim`, which `rio sim` starts: a program of its own, so that no planted bug is in `rio`.
+//! `rio-sim`, which `rio sim` starts. It is a separate program, so that `rio` contains no planted
+//! bug.
 
 mod program;
 

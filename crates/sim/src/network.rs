@@ -187,7 +187,7 @@ impl Network {
         &mut self.conns[conn]
     }
 
-    /// The open connections that match, by number.
+    /// The numbers of the connections that match `like`.
     pub fn find<'a>(
         &'a self,
         like: impl Fn(&Conn) -> bool + 'a,

@@ -1,4 +1,4 @@
-//! The bytes of a write, counted while anybody holds them (T14).
+//! The bytes of a write, counted while any part of the program holds them (T14).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,8 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Blocks with these contents; `held` counts their bytes for as long as anybody has them.
+    /// Blocks with these contents. `held` counts their bytes while any part of the program holds
+    /// them.
     #[must_use]
     pub fn new(contents: &[Content], held: &Arc<AtomicU64>) -> Self {
         let bytes = block::bytes(contents);
@@ -39,7 +40,7 @@ impl Payload {
 }
 
 impl From<Vec<u8>> for Payload {
-    /// Bytes that nobody counts.
+    /// Bytes that are not counted.
     fn from(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         let held = Arc::new(AtomicU64::new(len as u64));

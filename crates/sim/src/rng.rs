@@ -1,4 +1,4 @@
-//! Chance from a seed: the same on every machine, for ever.
+//! Random numbers from a seed: the same on every machine, in every version.
 
 /// A generator of random numbers (xoshiro256**, seeded by splitmix64).
 #[derive(Clone, Debug)]

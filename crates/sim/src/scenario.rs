@@ -261,8 +261,8 @@ pub enum What {
         machine: usize,
         /// Whether the machine is switched off as well.
         off: bool,
-        /// The last step in which the power is cut: writing the log back, or stamping it. 0: in
-        /// none.
+        /// The step of the stop in which the power is cut, from 1. The last steps write the log
+        /// back and stamp it. 0: the power is not cut.
         #[serde(default)]
         cut: u32,
         /// The time until it is started again, µs.

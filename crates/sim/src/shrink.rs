@@ -2,7 +2,7 @@
 
 use crate::scenario::{Op, Scenario, What};
 
-/// Runs that one shrinking may take.
+/// The maximum number of runs for one shrinking.
 const RUNS_MAX: u32 = 800;
 
 struct Shrinker<'a> {
@@ -11,7 +11,7 @@ struct Shrinker<'a> {
     left: u32,
 }
 
-/// A scenario as small as could be found that still `fails`.
+/// The smallest scenario that was found and that still `fails`.
 #[must_use]
 pub fn shrink(scenario: &Scenario, fails: &mut dyn FnMut(&Scenario) -> bool) -> Scenario {
     let mut shrinker = Shrinker { best: scenario.clone(), fails, left: RUNS_MAX };
@@ -28,7 +28,7 @@ pub fn shrink(scenario: &Scenario, fails: &mut dyn FnMut(&Scenario) -> bool) -> 
 }
 
 impl Shrinker<'_> {
-    /// Takes a smaller scenario if it still fails.
+    /// Accepts a smaller scenario if it still fails.
     fn take(&mut self, candidate: Scenario) -> bool {
         if self.left == 0 || candidate == self.best {
             return false;
@@ -90,7 +90,7 @@ impl Shrinker<'_> {
         }
     }
 
-    /// Makes what is left simpler.
+    /// Simplifies the rest.
     fn details(&mut self) {
         for at in 0..self.best.steps.len() {
             if let Op::Append(bytes, records) = self.best.steps[at].op {
@@ -142,7 +142,7 @@ impl Shrinker<'_> {
     }
 }
 
-/// The same without a machine; `None` if the volume has no other.
+/// The same scenario without a machine. Returns `None` if the volume has no other machine.
 fn without_machine(scenario: &Scenario, at: usize) -> Option<Scenario> {
     let mut fewer = scenario.clone();
     fewer.machines.remove(at);
@@ -181,7 +181,7 @@ mod tests {
         let kill = What::Kill { machine: 5, effects: 3, fences: false, down_us: 10 };
         scenario.faults.push(Fault { when: When::Event(100), what: kill });
         let most = scenario.machines[5].blocks;
-        // The run itself has to go on as well with whatever is left.
+        // The run itself must also work with the rest.
         let mut bounded = Bounded::new(RUN_LIMIT);
         let small = shrink(&scenario, &mut |smaller| {
             let is_killed = smaller.faults.iter().any(|fault| match fault.what {

@@ -1,4 +1,4 @@
-//! A reader that goes away ends the program quietly.
+//! The program ends quietly when the reader of its output closes the pipe.
 
 use std::io;
 use std::process::{Command, Stdio};

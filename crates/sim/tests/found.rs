@@ -1,24 +1,29 @@
-//! Everything the simulator ever found stays found: each file in `found/` is a scenario that broke
-//! a promise once, as small as it could be made, under the seed's number and what it was about. A
-//! seed alone would not do: what it draws changes.
+//! Replays of all failures that the simulator found. Each file in `found/` is a scenario that once
+//! broke a promise, as small as possible. Its name has the number of the seed and the subject. The
+//! seed alone is not enough, because its scenario changes.
 //!
-//! Most were the product's fault. The simulator's own were those in which a connection of a closed
-//! stream stalls (7700126203, 7700141327, 88000001003, 53585816826652604: they never ended) and the
-//! one in which nobody is there and is asked without a pause (7700131578: P8), and those in which an owner
-//! goes on after its streams were fenced (four seeds that begin with 1010827032, P8); those in which one
-//! acceptance covers two lost logs (6004165, P1), a stream gets a group before it is bound everywhere
-//! (265238472716414, P8), what a plain host wrote comes when it has left (771000014798, P5), an
-//! overtaken owner does not look at the labels, as the program does (881000041571, P2), and one asks a
-//! target that does not answer until its queue is full (90909000061320); an owner was heard again after
-//! its lease (31415926000040456, P5), or was heard and had not been let back in (7300057561, P5);
-//! a power cut tore a label that was durable (905090110044477, P2), and a discard was held to be undone
-//! after a plain host had written over it (132278238373490, P3); a plain write was judged by whose the
-//! volume was when it came, and a busy core heard of it later (252133499934597, P8; 409822777595034, P5), a
-//! stream's connection came up and was lost within one round (252133499968377, P8), the target had ended an
-//! association whose connection was still there (409822778179368, P7), and a reader missed what a drive
-//! without a log had lost with its power (409822777849367, P9).
+//! Most were faults of the product. These were faults of the simulator:
+//! - A connection of a closed stream stalls (7700126203, 7700141327, 88000001003,
+//!   53585816826652604; the runs never ended).
+//! - An unreachable target is asked without a pause (7700131578, P8).
+//! - An owner continues after its streams were fenced (four seeds that begin with 1010827032, P8).
+//! - One acceptance covers two lost logs (6004165, P1).
+//! - A stream gets a group before it is bound everywhere (265238472716414, P8).
+//! - The write of a plain host arrives after the host has left (771000014798, P5).
+//! - A fenced owner does not read the labels, as the program does (881000041571, P2).
+//! - An owner asks a target that does not answer until its queue is full (90909000061320).
+//! - A message of an owner was received again after its lease (31415926000040456, P5).
+//! - A message of an owner was received before the owner had resumed (7300057561, P5).
+//! - A power cut tore a durable label (905090110044477, P2).
+//! - A discard counted as undone after a plain host had written over it (132278238373490, P3).
+//! - A plain write was checked against the owner at its arrival, but a busy core handled it later
+//!   (252133499934597, P8; 409822777595034, P5).
+//! - A stream's connection came up and was lost within one round (252133499968377, P8).
+//! - The target had ended an association whose connection still existed (409822778179368, P7).
+//! - A reader missed the data that a drive without a log had lost with its power (409822777849367,
+//!   P9).
 //!
-//! Two were the fault of the log of records: 134 (P8) and 274556666692902569 (P2).
+//! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A run that is ended by a signal says how many seeds it ran.
+//! A run that a signal ends reports the number of seeds that it ran.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ fn a_run_that_is_ended_by_a_signal_prints_its_count() {
     let mut first = String::new();
     out.read_line(&mut first).expect("the pipe works");
     assert!(first.starts_with("the first seed is "), "{first}");
-    // From here on the handler is in place.
+    // From here on the handler is installed.
     let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
     assert!(killed.expect("a system has kill").success());
     let mut rest = String::new();

@@ -1,5 +1,5 @@
-//! A host with no part in the volume that claims volumes of its own on a drive, one after the other,
-//! and gives each back: what it makes the target remember is bounded (T28).
+//! A host that does not use the volume. It claims volumes of its own on a drive, one after the
+//! other, and releases each. The volumes that the target remembers because of it are bounded (T28).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::VolumeId;
@@ -13,19 +13,19 @@ use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Promise;
 
-/// Claimants are counted from here where initiators are counted from 0.
+/// The number of the first claimant. Initiators are counted from 0.
 pub const FIRST: usize = 1_000;
 
-/// What it does with a volume, one step after the other.
+/// One step with a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Claims it, for longer than any target may grant.
+    /// Claims it, with a longer lease than any target may grant.
     Forever,
     /// Claims it.
     Claim,
-    /// Gives it back.
+    /// Releases it.
     Release,
-    /// Goes on with the one before, which the target has forgotten for this one.
+    /// Resumes the volume before it, which the target has forgotten for this one.
     Resume,
 }
 
@@ -38,20 +38,20 @@ pub struct Claimant {
     drive: usize,
     config: AssociationConfig,
     server: Server,
-    /// Steps done.
+    /// The number of steps done.
     done: usize,
-    /// Steps in all.
+    /// The number of steps in all.
     steps: usize,
-    /// The last volume but one that it was given.
+    /// The last volume but one that the host owned.
     forgotten: Option<u32>,
-    /// The last one.
+    /// The last volume that the host owned.
     had: Option<u32>,
     asked: bool,
     over: bool,
 }
 
 impl Claimant {
-    /// A claimant that has not begun, of so many volumes.
+    /// A claimant that has not begun. It claims `volumes` volumes.
     #[must_use]
     pub fn new(index: usize, machine: usize, drive: usize, volumes: u32) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:claimant{index}");
@@ -76,13 +76,13 @@ impl Claimant {
         ClientEnd { client: self.index, life: 0, role: Role::Admin(self.machine as u16) }
     }
 
-    /// Begins.
+    /// Begins its first step.
     pub fn start(&mut self, core: &mut Core) {
         self.server.attach(self.config.clone(), self.end(), core);
         self.hear(core);
     }
 
-    /// Something is due at its target.
+    /// Handles a deadline for its target.
     pub fn wake(&mut self, core: &mut Core) {
         if !self.over {
             self.server.wake(self.end(), core);
@@ -90,7 +90,7 @@ impl Claimant {
         }
     }
 
-    /// Takes in what has come. A target that is lost ends it.
+    /// Takes in the news of its target. The claimant ends when the target is lost.
     fn hear(&mut self, core: &mut Core) {
         while let Some(news) = self.server.news(core) {
             if matches!(news, News::Lost) {
@@ -105,7 +105,7 @@ impl Claimant {
         }
     }
 
-    /// Whether it has done all that it wanted, or never will.
+    /// Whether it has done all its steps, or never will.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.over
@@ -162,7 +162,7 @@ impl Claimant {
         self.ask(core);
     }
 
-    /// Bytes have come.
+    /// Takes in bytes of its connection.
     pub fn receive(&mut self, conn: usize, bytes: &[u8], core: &mut Core) {
         if !self.over {
             self.server.received(conn, bytes, self.end(), core);
@@ -170,7 +170,7 @@ impl Claimant {
         }
     }
 
-    /// Its connection has ended, or it is to end.
+    /// Ends the claimant: its connection has ended, or must end.
     pub fn close(&mut self, core: &mut Core) {
         if !core::mem::replace(&mut self.over, true) {
             self.server.leave(self.end(), core);
@@ -178,7 +178,7 @@ impl Claimant {
     }
 }
 
-/// The id of a claimant's volume: no other has it.
+/// The id of a claimant's volume. No other volume has it.
 fn id(claimant: usize, nth: u32) -> VolumeId {
     let mut id = *b"claimed .... ...";
     id[8..12].copy_from_slice(&(claimant as u32).to_le_bytes());

@@ -1,5 +1,5 @@
-//! A plain host that reads and writes blocks of a drive with the standard's commands, knowing
-//! nothing of volumes (T21).
+//! A plain host: it reads and writes blocks of a drive with the standard's commands, and does not
+//! know volumes (T21).
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::network::{ClientEnd, Role};
 use crate::oracle::{Oracle, Where};
 use crate::payload::Payload;
 
-/// Intruders are counted from here where initiators are counted from 0.
+/// The number of the first plain host. Initiators are counted from 0.
 pub const FIRST: usize = 100;
-/// The longest pause between two of its operations, us.
+/// The longest pause between two of its operations, µs.
 const PAUSE_US: u64 = 3_000;
 
 struct Queue {
@@ -31,20 +31,20 @@ struct Queue {
     wire: Wire,
 }
 
-/// What it was told.
+/// The answer to one of its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Its block is written.
+    /// The block is written.
     Written,
-    /// And durable.
+    /// The block is durable.
     Flushed,
-    /// Its block holds this.
+    /// The block has this content.
     Read(Content),
-    /// It may not write there.
+    /// The write was refused.
     TurnedAway,
 }
 
-/// What it waits for.
+/// The answer that the host waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Nothing,
@@ -59,27 +59,28 @@ pub struct Intruder {
     config: AssociationConfig,
     server: Server,
     queue: Option<Queue>,
-    /// Which block it writes or reads.
+    /// The block that it writes or reads.
     pub at: Where,
-    /// What it writes.
+    /// The content that it writes.
     pub content: Content,
-    /// The volume had nobody to refuse it when its command came, or, for a write, later.
+    /// The volume had no owner that kept the host out when the command came, or, for a write, at a
+    /// later moment.
     pub free: bool,
-    /// Nobody had it all the time: there was no reason to refuse its command.
+    /// The volume was free all the time, so there was no reason to refuse the command.
     pub welcome: bool,
-    /// Its command, or a part of it, has come to the machine.
+    /// The command, or a part of it, has arrived at the machine.
     has_come: bool,
     doing: Doing,
     bytes: Vec<u8>,
-    /// Operations to come.
+    /// The number of operations left.
     left: u32,
-    /// It has the volume's log forgotten before it begins.
+    /// The host asks the target to forget the volume's log before it begins.
     forgets: bool,
     over: bool,
 }
 
 impl Intruder {
-    /// An intruder that has not begun, and begins with a write.
+    /// A plain host that has not begun. It begins with a write.
     #[must_use]
     pub fn new(index: usize, at: Where, content: Content, more: u32, forgets: bool) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
@@ -108,27 +109,27 @@ impl Intruder {
         ClientEnd { client: self.index, life: 0, role }
     }
 
-    /// Whether it has been answered all it asked, or never will be.
+    /// Whether all its commands were answered, or never will be.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Begins.
+    /// Begins its first operation.
     pub fn start(&mut self, core: &mut Core) {
         let end = self.end(Role::Admin(0));
         self.server.attach(self.config.clone(), end, core);
         self.hear(core);
     }
 
-    /// Bytes of it have come to its machine.
+    /// Notes that bytes of the host have arrived at its machine.
     pub fn comes(&mut self, oracle: &mut Oracle, now: u64) {
         (self.has_come, self.welcome) = (true, oracle.is_welcome(self.at.machine));
         self.look(oracle, now);
     }
 
-    /// Its machine goes on. A core that is busy carries a write out later than it comes, and whose
-    /// the volume is then may be another's affair.
+    /// Notes a step of its machine. A busy core carries a write out later than it arrives. The
+    /// owner of the volume may have changed by then.
     pub fn waits(&mut self, oracle: &mut Oracle, now: u64) {
         if self.has_come && self.doing == Doing::Write {
             self.welcome &= oracle.is_welcome(self.at.machine);
@@ -143,7 +144,7 @@ impl Intruder {
         }
     }
 
-    /// Something is due at its target.
+    /// Handles a deadline for its target.
     pub fn wake(&mut self, core: &mut Core) {
         if !self.over {
             let end = self.end(Role::Admin(0));
@@ -152,7 +153,7 @@ impl Intruder {
         }
     }
 
-    /// A target that is lost ends it.
+    /// Takes in the news of its target. The host ends when the target is lost.
     fn hear(&mut self, core: &mut Core) {
         while let Some(news) = self.server.news(core) {
             if matches!(news, News::Lost) {
@@ -161,7 +162,8 @@ impl Intruder {
         }
     }
 
-    /// Its next operation, on any block of the drive but its labels, which it would destroy.
+    /// Begins its next operation, on any block of the drive except the labels, which it would
+    /// destroy.
     pub fn go_on(&mut self, core: &mut Core) {
         if self.over || self.left == 0 || self.queue.is_none() {
             return self.close(core);
@@ -194,7 +196,7 @@ impl Intruder {
         wire.send(out, core);
     }
 
-    /// Bytes have come: what it was told with them.
+    /// Takes in bytes. Returns the answer in them.
     pub fn receive(
         &mut self,
         role: Role,
@@ -269,7 +271,7 @@ impl Intruder {
         self.queue = Some(Queue { pair, out, wire });
     }
 
-    /// One of its connections has ended, or it is to end.
+    /// Ends the host: one of its connections has ended, or must end.
     pub fn close(&mut self, core: &mut Core) {
         if core::mem::replace(&mut self.over, true) {
             return;

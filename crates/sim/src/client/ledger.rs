@@ -6,9 +6,9 @@ use riopipe_session::initiator::volume::handover::HandoverLedger;
 
 use crate::scenario::{Place, WriteOp};
 
-/// Cuts what a stream would like to write to what it may, and adds it to its group: blocks that
-/// others hold are left out, own blocks that are not released, or are in the group already, are
-/// written in place or extended, not discarded. The volume has so many `blocks`.
+/// Reduces an intended write to the permitted blocks, and adds it to its group. Blocks that other
+/// streams hold are left out. Own blocks that are not released, or that are already in the group,
+/// are written in place or extended, not discarded. The volume has `blocks` blocks.
 pub(super) fn stage(
     ledger: &HandoverLedger,
     blocks: usize,

@@ -1,5 +1,5 @@
-//! Opening the volume: the connections and the clock of a [`VolumeOpening`], and what the oracle has
-//! to know of it.
+//! Opening the volume: the connections and the clock of a [`VolumeOpening`], and its reports to the
+//! oracle.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::topology::Topology;
@@ -28,22 +28,22 @@ use crate::machine::subnqn;
 use crate::oracle::{Drives, Opened, Recovered, Where};
 use riopipe_platform::crc32c;
 
-/// A loss that a target has noticed, its initiator notices within this time: it is asked for a
-/// sign of life and given up.
+/// The initiator notices within this time a loss that a target has noticed: it sends a keep-alive,
+/// and gives the target up.
 const NOTICED_MS: u64 = 100;
-/// How long until the volume is asked for again that was refused, at least, ns.
+/// The shortest time until a refused opening is tried again, ns.
 const RETRY_NS: u64 = 2 * MS;
-/// How long it waits before it tries to reach a target again, at least at first, and as a rule at
-/// most, ns.
+/// The first pause before a target is tried again, ns. The pause grows, usually up to the maximum.
 const BACK_OFF_NS: u64 = 20 * US;
 const BACK_OFF_NS_MAX: u64 = 3 * MS;
-/// How often the volume is looked at before it is opened, an owner is waited for, and how long, ns,
-/// and what will be zeroed is kept.
+/// One of this number of openings begins with a dry run. The next constants: the same for openings
+/// that wait for the owner, the length of that wait, ns, and the same for openings that save the
+/// blocks that they will zero.
 const DRY_RUN_ONE_IN: u64 = 8;
 const WAIT_ONE_IN: u64 = 8;
 const WAIT_NS: u64 = 20 * MS;
 const SAVE_ONE_IN: u64 = 4;
-/// Calls of the opening without time going by, after which something is wrong with its deadline.
+/// The maximum number of calls of the opening at one moment. More means that its deadline is wrong.
 const ROUNDS_MAX: usize = 1000;
 
 impl Client {
@@ -58,8 +58,9 @@ impl Client {
         (0..core.scenario.machines.len()).map(target).collect()
     }
 
-    /// Begins to open the volume; now and then it is only looked what recovery would do, and the
-    /// volume is opened after that. Whoever waits for an owner to go asks again by itself (T25).
+    /// Begins to open the volume. Sometimes a dry run of the recovery comes first, and the volume
+    /// is opened after that. An initiator that waits for an owner to end asks again by itself
+    /// (T25).
     pub(super) fn begin_opening(&mut self, core: &mut Core) {
         let dry_run = !core::mem::take(&mut self.looked) && core.rng.one_in(DRY_RUN_ONE_IN);
         self.looked = dry_run;
@@ -102,7 +103,7 @@ impl Client {
         }
     }
 
-    /// Goes on with opening the volume.
+    /// Continues the opening of the volume.
     pub(super) fn go_on_opening(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         for _ in 0..ROUNDS_MAX {
@@ -154,9 +155,9 @@ impl Client {
                     if progress.phase == Phase::Ask && progress.done == 0 {
                         core.recoveries = (core.recoveries.0 + 1, core.events);
                     }
-                    // The logs are read once the labels are the new owner's.
+                    // The logs are read once the labels carry the new owner's generation.
                     if let (Phase::List, Some(recovery)) = (progress.phase, opening.recovery()) {
-                        // A dry run has none.
+                        // A dry run has no generation.
                         core.label_generation = core.label_generation.max(recovery.generation());
                     }
                 }
@@ -173,7 +174,7 @@ impl Client {
                         }
                     }
                 }
-                // It is asked for again, and looks again at the drives then.
+                // The opening asks for the volume again, and then reads the drives again.
                 OpeningEvent::Owned { .. } => self.began_looking = core.now,
                 OpeningEvent::GivesBack { generation } if take_over => {
                     core.oracle.gives_back_claim(generation);
@@ -198,7 +199,7 @@ impl Client {
         self.refused = Some(refused);
     }
 
-    /// What an operator is told of a refusal.
+    /// The operator's reading of a refusal.
     pub(super) fn why_refused(&self, error: &OpeningError) -> Refused {
         match error {
             OpeningError::Claim(ClaimError::Owned { .. }) | OpeningError::TakenOver { .. } => {
@@ -213,7 +214,7 @@ impl Client {
             OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {
                 Refused::LogFailed(*server)
             }
-            // Lost once more, since somebody has accepted that.
+            // Another loss, after the operator has accepted one.
             OpeningError::Refused { server, status, .. }
                 if self.accept_lost && status.is(rio::status::LOG_LOST) =>
             {
@@ -223,7 +224,7 @@ impl Client {
         }
     }
 
-    /// Whether a refusal of an open volume's target means that it is another's.
+    /// Whether a refusal from a target of an open volume means that the volume has another owner.
     pub(super) fn is_fenced_by(error: &OpeningError) -> bool {
         match error {
             OpeningError::TakenOver { .. } => true,
@@ -232,7 +233,7 @@ impl Client {
         }
     }
 
-    /// The volume is open.
+    /// Takes over the opened volume.
     fn opened(&mut self, volume: OpenedVolume, drives: &Drives<'_>, core: &mut Core) {
         let all = found(&volume.outcome, core);
         core.trace(|| format!("initiator: recovered: {all:?}"));
@@ -289,7 +290,7 @@ impl Client {
     }
 }
 
-/// Streams go on from where recovery has found their prefix.
+/// Sets the mark from which each stream resumes: the end of its prefix.
 fn settle_streams(
     outcome: &Outcome,
     topology: &Topology,
@@ -303,7 +304,7 @@ fn settle_streams(
     }
 }
 
-/// A command of a recovery goes out.
+/// Notes a command that a recovery has sent.
 pub(super) fn note_sent(index: usize, server: usize, call: &Call, core: &mut Core) {
     core.trace(|| format!("initiator {index}: target {server}: {}", words::call(call)));
     match call {
@@ -318,7 +319,7 @@ pub(super) fn note_sent(index: usize, server: usize, call: &Call, core: &mut Cor
     }
 }
 
-/// The claim that a command is, if it is one.
+/// The claim in a command, if there is one.
 fn claim_of(call: &Call) -> Option<rio::Claim> {
     match call {
         Call::Admin { sqe, send, .. } if sqe.opcode() == rio::ADMIN_CLAIM => {
@@ -328,7 +329,7 @@ fn claim_of(call: &Call) -> Option<rio::Claim> {
     }
 }
 
-/// What the oracle has to know of a recovery.
+/// The result of a recovery, for the oracle.
 pub(super) fn found(outcome: &Outcome, core: &Core) -> Vec<Recovered> {
     let members = &core.scenario.volume.members;
     let blocks = |extent: &riopipe_order::recovery::DriveExtent| {

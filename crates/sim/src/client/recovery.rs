@@ -1,5 +1,5 @@
-//! What the owner of the open volume asks its targets beside its streams: it reopens a stream,
-//! acknowledges in-place lists, and gives the volume back.
+//! Requests of the volume's owner to its targets beside its streams: it reopens a stream,
+//! acknowledges in-place lists, and releases the volume.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::probe::{self, Rare};
@@ -15,9 +15,9 @@ use super::{Client, Recovery, RecoveryGoal, State};
 use crate::core::{Core, Ev, MS, US};
 use crate::oracle::Drives;
 
-/// How long until a recovery that has failed is begun again, ns.
+/// The time until a recovery that has failed is begun again, ns.
 const RETRY_NS: u64 = 2 * MS;
-/// Calls of a recovery without time going by, after which something is wrong with its deadline.
+/// The maximum number of calls of a recovery at one moment. More means that its deadline is wrong.
 const ROUNDS_MAX: usize = 1000;
 
 impl Client {
@@ -38,14 +38,14 @@ impl Client {
         if matches!(goal, RecoveryGoal::Reopen(_)) {
             core.recoveries = (core.recoveries.0 + 1, core.events);
         }
-        // An owner that is in a hurry begins anew; the connections stay (T23).
+        // An owner with a short limit begins the recovery again; the connections stay (T23).
         let patience = u64::from(core.scenario.client.patience_us) * US;
         let timeout = if patience == 0 { ANSWER_NS } else { patience };
         let machine = StreamsRecovery::new(opening, attempt, timeout, core.now);
         self.recovery = Some(Recovery { machine, goal, asked_at: core.now });
     }
 
-    /// Goes on with it.
+    /// Continues the recovery.
     pub(super) fn go_on_recovering(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let (end, index) = (self.end(), self.index);
         for _ in 0..ROUNDS_MAX {
@@ -85,7 +85,8 @@ impl Client {
 
     fn recovery_failed(&mut self, error: &StreamsRecoveryError, core: &mut Core) {
         core.trace(|| format!("initiator: the attempt to recover has ended: {error}"));
-        // From any point the same prefix is found: begun again once all targets are there.
+        // A recovery finds the same prefix from any point. It begins again once all targets are
+        // there.
         self.retry_at = core.now + RETRY_NS;
         if let StreamsRecoveryError::Opening(error) = error {
             self.fenced |= Self::is_fenced_by(error);
@@ -119,14 +120,14 @@ impl Client {
         self.run(drives, core);
     }
 
-    /// Begins to give the volume back.
+    /// Begins to release the volume.
     pub(super) fn begin_release(&mut self, core: &mut Core) {
         core.oracle.gives_back();
         let speaks = self.volume.as_ref().map_or_else(Vec::new, |volume| volume.speaks.clone());
         self.state = State::Releasing(VolumeRelease::new(core.id, speaks));
     }
 
-    /// Goes on with it.
+    /// Continues the release.
     pub(super) fn go_on_releasing(&mut self, core: &mut Core) {
         let end = self.end();
         let Self { state, servers, .. } = self;

@@ -1,5 +1,5 @@
-//! Reports of a stream to the oracle: its marks, its failure, how long it waits for a target, and
-//! how much it holds.
+//! Reports of a stream to the oracle: its marks, its failure, the time for which it waits for a
+//! target, and the memory that it holds.
 
 use std::sync::atomic::Ordering;
 
@@ -14,13 +14,13 @@ use super::stream::Stream;
 use crate::core::{Core, MS};
 use crate::oracle::{Drives, Poison, Poisoned, Promise};
 
-/// What may lie between the moment in which a target has been away for too long and the one in
-/// which a thread in a call has noticed, ns.
+/// The longest time between the moment at which a target has been unreachable for too long and the
+/// moment at which a thread in a call has noticed that, ns.
 const NOTICED_NS: u64 = 2 * MS;
 
 impl Stream {
-    /// Reads the marks, as the thread that drives the stream does after each round; false if the
-    /// stream has failed.
+    /// Reads the marks, like the thread that drives the stream after each round. Returns false if
+    /// the stream has failed.
     pub(super) fn look_at_marks(
         &mut self,
         ledger: &mut HandoverLedger,
@@ -56,7 +56,7 @@ impl Stream {
         }
     }
 
-    /// The driver says that the stream has failed.
+    /// Reports the failure of the stream.
     pub(super) fn has_failed_with(&mut self, failure: Failure, core: &mut Core) {
         self.failed = true;
         self.call = Call::None;
@@ -79,7 +79,7 @@ impl Stream {
             {
                 Poison::Fenced
             }
-            // Plain writes are for the owner alone (T21).
+            // Only the owner may send plain writes (T21).
             Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
             _ => Poison::Failed,
         };
@@ -101,7 +101,7 @@ impl Stream {
         u64::from(core.scenario.client.loss_ms) * MS
     }
 
-    /// P8: a target that stays away is given up in time by an owner that waits for it.
+    /// P8: an owner that waits for an unreachable target gives it up in time.
     fn check_patience(&self, core: &mut Core) {
         let loss_ns = self.loss_ns(core);
         let waits = self.is_in_call() && core.is_logged();

@@ -1,4 +1,4 @@
-//! A volume that is open: its streams start, have lost targets back, are reopened, and end.
+//! An open volume: its streams start, resume with lost targets, are reopened, and end.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_session::wire as rio;
@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::oracle::Drives;
 
 impl Client {
-    /// The volume is open: acknowledges, starts streams, has targets back, reopens, closes.
+    /// Runs the open volume: acknowledges, starts streams, resumes with targets, reopens, closes.
     pub(super) fn run(&mut self, drives: &Drives<'_>, core: &mut Core) {
         if !matches!(self.state, State::Running) || self.volume.is_none() {
             return;
@@ -20,7 +20,7 @@ impl Client {
             if stream.reads_only {
                 continue;
             }
-            // To reopen it would be in vain: another owner has the volume.
+            // Reopening the stream would fail: another owner has the volume.
             self.fenced |= stream.fenced;
             if let Some((server, status)) = stream.take_refused() {
                 self.fenced |= is_fenced(status);
@@ -29,7 +29,7 @@ impl Client {
                 }
             }
         }
-        // The library connects a reader anew that has failed, or that a target owes an answer to.
+        // The library connects a reader again that has failed, or to which a target owes an answer.
         if let Some(last) = self.streams.last_mut()
             && last.as_ref().is_some_and(Stream::is_to_be_replaced)
             && let Some(mut reader) = last.take()
@@ -56,7 +56,7 @@ impl Client {
     pub(super) fn acknowledge(&mut self, core: &mut Core) {
         let Some(volume) = &self.volume else { return };
         let streams: Vec<StreamId> = volume.state.pending_streams().collect();
-        // To ask again after a refusal would be in vain: another owner has the volume.
+        // Another attempt after a refusal would fail: another owner has the volume.
         if streams.is_empty() || self.fenced {
             return;
         }

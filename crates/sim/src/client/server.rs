@@ -1,5 +1,5 @@
-//! An initiator's target: the connections of its [`Association`], and of the [`AssociationManager`]
-//! that it becomes when the volume is open, on the simulated network.
+//! An initiator's target on the simulated network: the connections of its [`Association`], and of
+//! the [`AssociationManager`] that the association becomes when the volume is open.
 
 use std::convert::Infallible;
 
@@ -21,26 +21,26 @@ use crate::network::{ClientEnd, Role};
 use crate::payload::Payload;
 use riopipe_platform::crc32c;
 
-/// A target is asked for a sign of life this often, ns.
+/// The interval of keep-alives to a target, ns.
 const TELL_NS: u64 = 10 * MS;
-/// A target that owes an answer for so long is given up, ns.
+/// The time after which a target that owes an answer is given up, ns.
 pub(super) const ANSWER_NS: u64 = 80 * MS;
-/// I/O queues asked for.
+/// The number of I/O queues that an initiator asks for.
 const IO_QUEUES: u16 = 32;
 
-/// What has happened.
+/// An event of a target.
 pub(super) enum News {
     /// The association is lost.
     Lost,
     /// The volume is claimed again, over a new association.
     Back,
-    /// The target is lost to this owner.
+    /// This owner has lost the target for good.
     Refused(String, Cause),
     /// A stream's connection, and the queue on it.
     Connection(StreamId, Wire, Box<IoQueue>),
 }
 
-/// How an initiator without a digest or a keep alive presents itself.
+/// The properties of an initiator without a digest or a keep-alive.
 pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> AssociationConfig {
     AssociationConfig {
         host_nqn: hostnqn,
@@ -61,14 +61,14 @@ pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> 
 #[derive(Debug)]
 struct Wires {
     index: u16,
-    /// By [`ControlQueue`]; discovery is not used.
+    /// The connections by [`ControlQueue`]; discovery is not used.
     control: [Option<Wire>; 3],
     /// The connection that was made for a stream last.
     made: Option<Wire>,
 }
 
 impl Wires {
-    /// Bytes have come over one of them.
+    /// Takes in bytes of one of the connections.
     fn received(
         &mut self,
         conn: usize,
@@ -84,7 +84,7 @@ impl Wires {
         }
     }
 
-    /// One of them has ended.
+    /// Takes in the end of one of the connections.
     fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint<Piece = Payload>, core: &Core) {
         let Some(queue) = self.queue_of(conn) else { return };
         self.control[queue as usize] = None;
@@ -97,7 +97,7 @@ impl Wires {
         ControlQueue::ALL.into_iter().find(|queue| *queue as usize == at)
     }
 
-    /// Sends what is to be sent, closes what is over, and makes the connections that are wanted.
+    /// Sends the pending bytes, closes ended connections, and makes the requested ones.
     fn carry(
         &mut self,
         endpoint: &mut impl Endpoint<Piece = Payload>,
@@ -136,20 +136,20 @@ impl Wires {
 
 #[derive(Debug)]
 enum Link {
-    /// Nobody has talked to the target.
+    /// There was no exchange with the target yet.
     None,
-    /// As long as the volume is not open.
+    /// The volume is not open yet.
     Single(Box<Association<Payload>>),
     /// The volume is open.
     Managed(Box<AssociationManager<Payload>>),
 }
 
-/// A target, as an initiator sees it.
+/// A target, as used by an initiator.
 #[derive(Debug)]
 pub(super) struct Server {
     link: Link,
     wires: Wires,
-    /// When it is woken next.
+    /// The time at which it is woken next, ns.
     wakes_at: u64,
 }
 
@@ -167,7 +167,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// The volume is open: from now on the association is kept.
+    /// Hands the association to a manager, which keeps it alive while the volume is open.
     pub(super) fn manage(&mut self, config: ManagerConfig, end: ClientEnd, core: &mut Core) {
         if let Link::Single(association) = core::mem::replace(&mut self.link, Link::None) {
             let manager = AssociationManager::new(*association, config);
@@ -184,7 +184,7 @@ impl Server {
         }
     }
 
-    /// Whether its association is there.
+    /// Whether its association exists.
     #[must_use]
     pub(super) fn is_up(&self) -> bool {
         match &self.link {
@@ -200,12 +200,12 @@ impl Server {
         matches!(self.link, Link::Managed(_)) && self.is_up()
     }
 
-    /// The controller of the association that is there.
+    /// The controller of the association, if there is one.
     pub(super) fn cntlid(&mut self) -> Option<u16> {
         Some(self.manager()?.controller()?.cntlid)
     }
 
-    /// The admin connection of the association that is there.
+    /// The admin connection of the association, if there is one.
     #[must_use]
     pub(super) fn admin_conn(&self) -> Option<usize> {
         let wire = self.wires.control[ControlQueue::Admin as usize].as_ref()?;
@@ -226,7 +226,7 @@ impl Server {
         self.association()?.io_queue(qid, depth)
     }
 
-    /// A stream wants a connection.
+    /// Passes on the connect request of a stream.
     pub(super) fn request(&mut self, request: ConnectRequest, end: ClientEnd, core: &mut Core) {
         if let Link::Managed(manager) = &mut self.link {
             manager.request(request, core.now);
@@ -234,10 +234,10 @@ impl Server {
         }
     }
 
-    /// Time goes by.
+    /// Handles a deadline.
     pub(super) fn wake(&mut self, end: ClientEnd, core: &mut Core) {
         if core.now < self.wakes_at {
-            // It is woken for something that is not due any more.
+            // The deadline is not due any more.
             return;
         }
         self.wakes_at = 0;
@@ -249,7 +249,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Bytes have come over one of its connections.
+    /// Takes in bytes of one of its connections.
     pub(super) fn received(&mut self, conn: usize, bytes: &[u8], end: ClientEnd, core: &mut Core) {
         match &mut self.link {
             Link::None => {}
@@ -261,7 +261,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// One of its connections has ended.
+    /// Takes in the end of one of its connections.
     pub(super) fn closed(&mut self, conn: usize, end: ClientEnd, core: &mut Core) {
         match &mut self.link {
             Link::None => {}
@@ -271,7 +271,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Carries what is to be carried, and is woken when its next deadline is due.
+    /// Carries out the pending work, and plans a wake for the next deadline.
     pub(super) fn carry(&mut self, end: ClientEnd, core: &mut Core) {
         let deadline = match &mut self.link {
             Link::None => return,
@@ -293,7 +293,7 @@ impl Server {
         }
     }
 
-    /// What has happened, once: to be asked for after each of the calls above, until there is none.
+    /// The next event, once. The caller asks after each of the calls above, until there is none.
     pub(super) fn news(&mut self, core: &mut Core) -> Option<News> {
         let index = self.wires.index;
         match &mut self.link {
@@ -326,7 +326,7 @@ impl Server {
         }
     }
 
-    /// This initiator ends.
+    /// Ends this initiator.
     pub(super) fn leave(&mut self, end: ClientEnd, core: &mut Core) {
         match &mut self.link {
             Link::None => {}
@@ -336,17 +336,17 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Asks on the admin queue, with a few bytes, if the association is there.
+    /// Sends a command with a few bytes on the admin queue, if the association exists.
     pub(super) fn ask(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
         if let Some(association) = self.association() {
             let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes) };
-            // Without an association there is nobody to be asked.
+            // Without an association the command is dropped.
             let _ = association.ask(ControlQueue::Admin, 0, sqe, data, core.now);
         }
         self.carry(end, core);
     }
 
-    /// What has come of a question that was asked so.
+    /// The answer to a command that was sent with `ask`.
     pub(super) fn answer(&mut self) -> Option<Status> {
         self.association()?.answer().map(|answer| answer.cqe.status())
     }

@@ -115,7 +115,7 @@ pub(super) struct Setup<'a> {
     pub(super) topology: &'a Topology,
     /// Their namespaces.
     pub(super) nsids: &'a [u32],
-    /// What the volume's streams share.
+    /// The state that the volume's streams share.
     pub(super) shared: &'a StreamShared,
     /// The engine of the stream.
     pub(super) engine: EngineKind,

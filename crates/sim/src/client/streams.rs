@@ -1,5 +1,6 @@
-//! The threads of an initiator's process that drive its streams: those of the owners, while they
-//! are in a call, and the background driver's; and the connections that streams ask for.
+//! The threads of an initiator's process that drive its streams, and the connections that streams
+//! ask for. An owner's thread drives its stream while it is in a call. The background driver's
+//! thread drives the others.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream_driver::Look;
@@ -11,7 +12,7 @@ use crate::core::{Core, Ev, US};
 use crate::oracle::Drives;
 
 impl Client {
-    /// Something has come over a connection of a stream: bytes, or its end.
+    /// Takes in bytes of a stream's connection, or its end.
     pub(super) fn arrives(
         &mut self,
         id: u16,
@@ -27,14 +28,14 @@ impl Client {
         self.tend_streams(drives, core);
     }
 
-    /// Leaves something for every stream.
+    /// Leaves a message for every stream.
     pub(super) fn post(&mut self, mail: impl Fn() -> Mail) {
         for stream in self.streams.iter_mut().flatten() {
             stream.post(mail());
         }
     }
 
-    /// Whichever thread watches a stream wakes.
+    /// Wakes the thread that drives a stream.
     pub(super) fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
@@ -47,7 +48,7 @@ impl Client {
         }
     }
 
-    /// A stream's turn to do its next step.
+    /// Runs the next step of a stream.
     pub fn act(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
@@ -74,10 +75,10 @@ impl Client {
         }
     }
 
-    /// A thread wakes, as was planned, though nothing has come.
+    /// Wakes a thread as planned, though no event has come.
     pub fn wake_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         if core.now < self.wakes_at {
-            // Planned for something that has come before.
+            // The event that this wake was planned for has already come.
             return;
         }
         for id in 0..self.streams.len() as u16 {
@@ -90,7 +91,7 @@ impl Client {
         self.tend_streams(drives, core);
     }
 
-    /// The background driver's thread wakes; something may have happened to a stream.
+    /// Wakes the background driver's thread, because an event may have come for a stream.
     pub(super) fn look_after(
         &mut self,
         happened: Option<u16>,
@@ -121,8 +122,8 @@ impl Client {
         }
     }
 
-    /// Goes on with starting streams, makes the connections that they ask for, and plans when the
-    /// next thread wakes.
+    /// Continues the start of streams, makes the connections that they ask for, and plans the next
+    /// wake of a thread.
     pub(super) fn tend_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         if !matches!(self.state, State::Running) {
             return;
@@ -146,8 +147,8 @@ impl Client {
         }
     }
 
-    /// The ends of owners' calls wake the background driver, if it has to know of one; whether one
-    /// did.
+    /// Wakes the background driver if the end of an owner's call concerns it. Returns whether that
+    /// happened.
     fn calls_ended(&mut self, drives: &Drives<'_>, core: &mut Core) -> bool {
         let mut ended = false;
         for stream in self.streams.iter_mut().flatten() {
@@ -177,7 +178,7 @@ impl Client {
             && stream.has_begun()
         {
             let mut process = Process { end, ledger: &mut volume.ledger, drives };
-            // A reader that nobody uses lies there until somebody does.
+            // A reader that no thread uses stays as it is until it is used.
             if !stream.reads_only {
                 stream.begins(&mut process, core);
                 self.background.add(StreamId(id));
@@ -185,8 +186,8 @@ impl Client {
         }
     }
 
-    /// Passes the streams' requests for connections on to their targets' threads; whether there were
-    /// any, or something was left for a stream that a thread drives.
+    /// Passes the streams' connect requests to the threads of their targets. Returns whether there
+    /// were any, or whether a driven stream has got a message.
     fn connect_streams(&mut self, core: &mut Core) -> bool {
         let end = self.end();
         let mut asked = false;

@@ -1,17 +1,17 @@
-//! Streams of engines without an ordering log (`sync`, `none`): nothing is sent again over a new
-//! connection, and nothing is undone. A stream whose connection is lost has failed, and begins anew
-//! behind what it knows to be durable, once no write of its last life is under way anywhere: a
-//! target takes the same queue again only then (T8).
+//! Streams of engines without an ordering log (`sync`, `none`). Nothing is replayed over a new
+//! connection, and nothing is undone. A stream whose connection is lost has failed. It begins again
+//! behind its durable mark, once no write of its last use is in flight anywhere: a target accepts
+//! the same queue again only then (T8).
 
 use riopipe_order::attribute::StreamId;
 
 use super::Client;
 use crate::core::{Core, US};
 
-/// How long until a stream is tried again whose queue a target did not take, ns.
+/// The time until a stream whose queue a target did not accept is tried again, ns.
 const RETRY_NS: u64 = 500 * US;
 
-/// An owner that is kept out from its own drives so often in a row takes that for an answer.
+/// After this number of refusals in a row by its own drives, an owner counts as fenced.
 const GUARDED_MAX: u32 = 8;
 
 impl Client {
@@ -20,10 +20,11 @@ impl Client {
         let Some(mut stream) = self.streams[usize::from(id)].take() else { return };
         stream.drop_connections(core);
         self.background.remove(StreamId(id));
-        // A lost association is kept out as well as an owner that was overtaken; the next ones aren't.
+        // The writes of a lost association are refused, and so are those of a fenced owner. The
+        // writes of the next association are not.
         self.guarded = if stream.guarded { self.guarded + 1 } else { 0 };
         self.fenced |= self.guarded > GUARDED_MAX;
-        // Of an engine without a log nothing else is known to be there (P2).
+        // With an engine without a log, only the durable groups are known to be there (P2).
         let last = stream.durable();
         if let Some(volume) = &mut self.volume {
             volume.state.recovered(StreamId(id), last, None);

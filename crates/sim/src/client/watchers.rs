@@ -1,10 +1,11 @@
-//! Other threads of an initiator's process that wait for the marks of a stream, as they do with the
-//! library's watches; and what is promised to them (P8).
+//! Other threads of an initiator's process that wait for the marks of a stream, as with the
+//! library's watches; and the checks of the promises to them (P8).
 //!
-//! A thread comes now and then when the owner of a stream has submitted or waited: while the owner is
-//! in a call, and while it is elsewhere. Whether one comes, and for what it waits, depends on the time
-//! alone: the other chances of the seed stay the same. A step that only reads brings no thread: a wait
-//! for durability flushes drives, and some scenarios need undurable groups.
+//! A thread comes sometimes when the owner of a stream has submitted or waited: while the owner is
+//! in a call, or while it is not calling. The time alone decides whether a thread comes, and for
+//! which mark it waits. So the other random decisions of the seed stay the same. A step that only
+//! reads brings no thread: a wait for durability flushes drives, and some scenarios need undurable
+//! groups.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +18,11 @@ use super::{Client, State};
 use crate::core::{Core, US};
 use crate::oracle::{Drives, Promise};
 
-/// Those that wait for a stream.
+/// The waiters of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     list: Waitlist<u64>,
-    /// Each that sleeps, and what it waits for.
+    /// Each waiter that sleeps, with its mark and seq.
     asleep: BTreeMap<u64, (Mark, Seq)>,
     came: u64,
     /// A thread may come now.
@@ -31,12 +32,12 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
-    /// Whether somebody waits.
+    /// Whether there is no waiter.
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The last group up to `last` that somebody waits for to be durable.
+    /// The last group up to `last` whose durability a waiter waits for.
     pub(super) fn wanted(&self, last: Seq) -> Seq {
         self.list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
@@ -46,11 +47,11 @@ impl Watchers {
         self.may_come = is_due && now / US % 4 == 2;
     }
 
-    /// Somebody comes and waits. Whether it is the first one; `None` if it need not wait.
+    /// Adds a waiter. Returns whether it is the first one; `None` if it need not wait.
     fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
         self.came += 1;
         let id = self.came;
-        // A stream that is opened or reopened has other watchers: their list has one life.
+        // A stream that is opened or reopened gets new watchers, so their list has only one life.
         match self.list.enter(mark, seq, self.list.life(), id, || standing) {
             Entry::Waits { first, .. } => {
                 self.asleep.insert(id, (mark, seq));
@@ -60,7 +61,7 @@ impl Watchers {
         }
     }
 
-    /// The marks were looked at.
+    /// Publishes the marks that were read.
     pub(super) fn publish(&mut self, marks: Marks) {
         if self.published.replace(marks) != Some(marks) {
             for id in self.list.take_reached(marks) {
@@ -69,7 +70,7 @@ impl Watchers {
         }
     }
 
-    /// The marks move no more.
+    /// Ends all waits: the marks move no more.
     pub(super) fn end(&mut self) {
         for id in self.list.take_all() {
             self.asleep.remove(&id);
@@ -78,7 +79,7 @@ impl Watchers {
 }
 
 impl Stream {
-    /// What a thread that comes now waits for, if one comes.
+    /// The mark and seq that a new thread waits for now, if one comes.
     fn watcher_comes(&mut self, core: &Core) -> Option<(Mark, Seq)> {
         if !core::mem::take(&mut self.watchers.may_come) {
             return None;
@@ -88,14 +89,14 @@ impl Stream {
         Some(match core.now / US / 4 % 4 {
             0 => (Mark::Durable, last),
             1 => (Mark::Complete, last),
-            // It is there already.
+            // The mark is already there.
             2 => (Mark::Durable, marks.durable),
-            // It will be submitted, or never.
+            // The group will be submitted later, or never.
             _ => (Mark::Complete, last.next()),
         })
     }
 
-    /// P8: who waits is woken when its mark is there, or when that will not come.
+    /// P8: a waiter is woken when its mark is there, or when the mark will not come.
     fn check_watchers(&self, core: &mut Core) {
         let (complete, durable, _) = core.oracle.progress(self.era, self.id);
         let marks = Marks { complete, durable };
@@ -113,7 +114,7 @@ impl Stream {
 }
 
 impl Client {
-    /// A thread may come that waits for a stream.
+    /// Lets a thread come and wait for a stream, if one is due.
     pub(super) fn watch(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let Some((mark, seq)) = stream.watcher_comes(core) else { return };
@@ -131,8 +132,8 @@ impl Client {
         }
     }
 
-    /// P8: a stream that is awaited is driven, by its owner in a call or by the background driver;
-    /// its waiters are told what they wait for.
+    /// P8: a stream with waiters is driven, by its owner in a call or by the background driver. Its
+    /// waiters are woken when their marks are there.
     pub(super) fn check_watchers(&self, core: &mut Core) {
         for stream in self.streams.iter().flatten().filter(|stream| !stream.reads_only) {
             stream.check_watchers(core);

@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::network::Way;
 use crate::payload::Payload;
 
-/// A connection as an initiator has it.
+/// A connection as an initiator uses it.
 #[derive(Debug)]
 pub(super) struct Wire {
     /// The network's number.
@@ -15,16 +15,17 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// A connection, nothing received yet.
+    /// A connection on which nothing was received yet.
     #[must_use]
     pub(super) const fn new(conn: usize) -> Self {
         Self { conn, rx: Vec::new() }
     }
 
-    /// Bytes have come: `take` is given all that is not consumed and says how much it has used.
+    /// Takes in bytes. `take` gets all bytes that are not consumed, and returns the number that it
+    /// has used.
     ///
     /// # Errors
-    /// What `take` says.
+    /// The error of `take`.
     pub(super) fn feed<E>(
         &mut self,
         bytes: &[u8],
@@ -41,7 +42,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends what is to be sent.
+    /// Sends the pending bytes.
     pub(super) fn send(&self, out: &mut Outbox<Payload>, core: &mut Core) {
         if out.is_empty() {
             return;

@@ -1,10 +1,10 @@
-//! Commands in a few words, for traces.
+//! Short texts of commands, for traces.
 
 use riopipe_nvme::command::{Sqe, admin, opcode};
 use riopipe_session::initiator::opening::Call;
 use riopipe_session::wire;
 
-/// A command of an opening, for people.
+/// The text of a command of an opening.
 pub(super) fn call(call: &Call) -> String {
     match call {
         Call::Admin { sqe, send, .. } => admin_command(sqe, send),

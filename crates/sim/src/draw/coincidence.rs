@@ -1,8 +1,8 @@
 //! Scenarios in which one rare coincidence is likely.
 //!
-//! Some defences matter only when several unlikely things happen within a few microseconds. A seed
-//! that draws a bit of everything meets such a moment once in many thousands, if at all. So some
-//! seeds draw nothing else: a small cluster, and faults at about the right moment.
+//! Some defences matter only when several unlikely events happen within a few microseconds. A seed
+//! that draws a mix of everything has such a moment once in many thousands, if at all. So some
+//! seeds draw only one coincidence: a small cluster, and faults at about the right moment.
 
 use crate::drive::{DriveFault, DriveSpec};
 use crate::log_store::LogStoreKind;
@@ -16,17 +16,18 @@ use crate::scenario::{
 
 mod owners;
 
-/// Of 100 seeds, how many are about a coincidence.
+/// Of 100 seeds, the number that are about a coincidence.
 const SHARE: u64 = 50;
-/// Keeps these draws apart from those of [`super::draw`], which stay what they are.
+/// Separates these random numbers from those of [`super::draw`], which stay the same.
 const SALT: u64 = 0xc01c_1de5_0f7e_e15e;
 /// The first block of the data area on each drive.
 const FIRST: u32 = 8;
 
-/// Draws what a kind of coincidence leaves open.
+/// Draws the open values of a kind of coincidence.
 type Draw = fn(&mut Rng) -> Scenario;
 
-/// All of them, and how likely each is: more, where even such a scenario seldom hits the moment.
+/// All coincidences, and the weight of each. The weight is higher where even such a scenario seldom
+/// hits the moment.
 const ALL: &[(u64, Draw)] = &[
     (1, flushes_beside_failing_ones),
     (8, undone_again),
@@ -66,7 +67,7 @@ pub(super) fn draw(seed: u64) -> Option<Scenario> {
     Some(scenario(&mut rng))
 }
 
-/// One stream on one drive without power-loss protection, with nothing to do and no faults.
+/// One stream on one drive without power-loss protection, with no steps and no faults.
 pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
     let drive =
         DriveSpec { plp: false, garbage: false, at_once: 0, latency_us: 60, slow: 0, model: None };
@@ -123,8 +124,8 @@ pub(super) fn at(event: u64, what: What) -> Fault {
     Fault { when: When::Event(event as u32), what }
 }
 
-/// An owner leaves its stream with writes that are not durable: the background driver takes it over,
-/// tells its mark when it is idle and flushes it; the power goes meanwhile (T1).
+/// An owner leaves its stream with writes that are not durable. The background driver takes it
+/// over, sends its mark when it is idle, and flushes it. The power is cut meanwhile (T1).
 fn left_alone(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
@@ -157,8 +158,8 @@ fn left_alone(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target is away for about as long as its streams wait for it: some are back in time, others
-/// give it up (P6, P7).
+/// A target is unreachable for about as long as its streams wait for it. Some streams resume in
+/// time; others give it up (P6, P7).
 fn away_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2, 3]);
@@ -197,7 +198,7 @@ fn away_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
 }
 
 /// Streams are being opened while their target dies and comes back with a drive without power-loss
-/// protection; what they send late gets to the next target (T27).
+/// protection. Their late requests reach the next target process (T27).
 fn connected_late(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     (drive(&mut scenario).plp, drive(&mut scenario).latency_us) = (true, 10);
@@ -220,8 +221,8 @@ fn connected_late(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// FLUSHes of several streams on one drive fail, and the reactors hear of it late: what another
-/// stream's FLUSH was to cover is gone when that succeeds (T29).
+/// FLUSHes of several streams on one drive fail, and the reactors receive the results late. The
+/// data that another stream's FLUSH should cover is gone when that FLUSH succeeds (T29).
 fn flushes_beside_failing_ones(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(48, rng);
     scenario.machines[0].cores = *rng.pick(&[2, 3]);
@@ -242,8 +243,8 @@ fn flushes_beside_failing_ones(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A stream fails, its undoing is cut off, and the drive zeroes what it was asked to long after the
-/// stream has begun to write there again (T8).
+/// A stream fails, and its undo is interrupted. The drive zeroes the requested blocks long after
+/// the stream has begun to write there again (T8).
 fn undone_again(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.slots = 32;
@@ -263,9 +264,8 @@ fn undone_again(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// The same block is written again and again; answers are lost with a connection, and the power
-/// goes while the stream is brought up to date: a durable write that is sent again stands over a
-/// newer one (P7).
+/// The same block is written again and again. Answers are lost with a connection, and the power is
+/// cut while the stream replays. A durable write that is sent again overwrites a newer one (P7).
 fn replayed_over_newer(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     drive(&mut scenario).plp = true;
@@ -293,7 +293,7 @@ fn replayed_over_newer(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A power cut leaves whole entries with persist words of an older lap, their data is sent again
+/// A power cut leaves whole entries with persist words of an older lap. Their data is sent again
 /// without being made durable at once, and the target starts once more (T7).
 fn words_of_older_laps(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
@@ -313,8 +313,8 @@ fn words_of_older_laps(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target dies between a store into its log and the fence, the next one believes what it reads, the
-/// owner is told that it is durable, and then the power goes (T7).
+/// A target dies between a store into its log and the fence. The next one accepts the word that it
+/// reads, and the owner learns that the write is durable. Then the power is cut (T7).
 fn words_that_were_never_fenced(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = true;
@@ -338,8 +338,8 @@ fn words_that_were_never_fenced(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A write waits for an earlier one to its block, both are noted durable in one fence, and the
-/// power goes in it: of the two words, the older one is lost (T12).
+/// A write waits for an earlier one to its block. Both are recorded as durable in one fence, and
+/// the power is cut in that fence. Of the two words, the older one is lost (T12).
 fn overlap_in_one_fence(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let spec = drive(&mut scenario);
@@ -359,8 +359,8 @@ fn overlap_in_one_fence(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// One stream reads, slowly, what another one writes, whose connection breaks: it is back, and
-/// sends its older writes again, before the read has ended (P9).
+/// One stream reads slowly the blocks of another stream, whose connection breaks. The other stream
+/// resumes, and sends its older writes again, before the read has ended (P9).
 fn reads_beside_replays(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
@@ -386,7 +386,8 @@ fn reads_beside_replays(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// The volume is closed, and a target is away while it is told how far the streams are (T1).
+/// The volume is closed, and a target is unreachable when the marks of the streams are sent to it
+/// (T1).
 fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
@@ -409,8 +410,8 @@ fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target with a mapped log is stopped in good order again and again, and its machine loses its
-/// power in the last steps of that (T24).
+/// A target with a mapped log stops again and again (clean stop), and its machine loses its power
+/// in the last steps of a stop (T24).
 fn stopped_and_cut_off(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.machines[0].log = LogStoreKind::File;
@@ -427,7 +428,7 @@ fn stopped_and_cut_off(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// Streams are opened anew while answers come late: those to one attempt during the next (T23).
+/// Streams are opened again while answers come late: those to one attempt during the next (T23).
 fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
@@ -450,7 +451,7 @@ fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target comes back with a log that has been damaged, or with its partitions in the wrong places
+/// A target comes back with a log that is corrupt, or with its partitions in the wrong places
 /// (T19).
 fn spoilt_logs(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
@@ -474,8 +475,8 @@ fn spoilt_logs(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target dies with writes under way and is there again at once: what its drive was asked for before
-/// lands after newer writes of the same blocks (T8).
+/// A target dies with writes in flight and is there again at once. The earlier requests to its
+/// drive land after newer writes of the same blocks (T8).
 fn writes_of_the_dead(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let spec = drive(&mut scenario);

@@ -1,13 +1,13 @@
-//! Which engine a run is about, and what its faults are without an ordering log.
+//! The engine of a run, and the faults that fit an engine without an ordering log.
 
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Scenario, What};
 
-/// Of 100 runs, how many have engine `sync`, and how many have `none`.
+/// Of 100 runs, the number that have engine `sync`, and the number that have `none`.
 const SYNC: u64 = 12;
 const NONE: u64 = 8;
 
-/// Draws the engine of a scenario that was drawn for `rio`, and makes the rest fit.
+/// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest.
 pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     let engine = match rng.below(100) {
         x if x < SYNC => Engine::Sync,
@@ -22,7 +22,7 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     scenario.faults.retain_mut(fits);
 }
 
-/// Whether a fault is one where no log is written; makes those so that strike in a fence.
+/// Whether a fault makes sense where no log is written. Adapts the faults that strike in a fence.
 fn fits(fault: &mut Fault) -> bool {
     match &mut fault.what {
         What::Kill { fences, .. } | What::PowerCut { fences, .. } => *fences = false,

@@ -1,14 +1,14 @@
-//! Writes that extend what their blocks hold (T11).
+//! Writes that extend the content of their blocks (T11).
 
 use super::coincidence::{at, cluster, drive};
 use crate::drive::DriveFault;
 use crate::rng::Rng;
 use crate::scenario::{Op, Place, Scenario, Step, What, WriteOp};
 
-/// Of 100 seeds, how many are about logs whose last block is extended. Which these are does not depend
-/// on what others are about.
+/// Of 100 seeds, the number that are about logs whose last block is extended. The themes of other
+/// seeds do not affect which seeds these are.
 const TAILS: u64 = 3;
-/// Keeps these draws apart from others of the seed.
+/// Separates these random numbers from the others of the seed.
 const SALT: u64 = 0x7461_696c_735f_6f66;
 
 /// The scenario of a seed that is about extended blocks.
@@ -17,12 +17,12 @@ pub(super) fn draw(seed: u64) -> Option<Scenario> {
     rng.percent(TAILS).then(|| tails_of_logs(&mut rng))
 }
 
-/// Some writes extend what is there, in one of four runs.
+/// Makes some writes extend the content of their blocks, in one of four runs.
 pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     if !rng.one_in(4) {
         return;
     }
-    // Runs without any update in place show what is listed though nothing needs to be.
+    // Runs without updates in place show entries in the list that need not be there.
     let (updates, fresh) = *rng.pick(&[(30, 10), (100, 20), (100, 60)]);
     let neighbours = scenario.neighbour.iter_mut().flat_map(|other| &mut other.steps);
     for step in scenario.steps.iter_mut().chain(neighbours) {
@@ -40,15 +40,16 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     }
 }
 
-/// Logs of records, one for each stream: the last block is written again with each record, until it is
-/// full; others of a group's blocks lie on another target. Somebody dies meanwhile (T11).
+/// Logs of records, one for each stream. The last block is written again with each record, until it
+/// is full. Other blocks of the group lie on another target. A target or an initiator dies
+/// meanwhile (T11).
 fn tails_of_logs(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
     drive(&mut scenario).latency_us = *rng.pick(&[10, 60, 300]);
     scenario.client.merge = rng.one_in(2);
     scenario.volume.streams = *rng.pick(&[1, 2]);
-    // How many blocks of a stripe unit, and so of a log, lie on one target.
+    // The number of blocks of a stripe unit, and so of a log, on one target.
     scenario.volume.unit = *rng.pick(&[1, 4, 12]);
     if rng.percent(70) {
         scenario.machines.push(scenario.machines[0].clone());

@@ -6,9 +6,9 @@ use crate::log_store::LogStoreKind;
 use crate::rng::Rng;
 use crate::scenario::{Ends, Engine, LogSpec, Op, Place, Scenario, Step, What};
 
-/// One seed of so many is about logs of records.
+/// One of this number of seeds is about logs of records.
 const ONE_IN: u64 = 12;
-/// Keeps these draws apart from all others, which stay what they are.
+/// Separates these random numbers from all others, which stay the same.
 const SALT: u64 = 0x7265_636f_7264_7321;
 
 /// The scenario of a seed that is about logs of records.
@@ -55,7 +55,7 @@ fn logs_of_records(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// One log or two, and perhaps a stream beside them that is none.
+/// Places one log or two, and perhaps an ordinary stream beside them.
 fn place_logs(scenario: &mut Scenario, rng: &mut Rng) {
     let blocks = (scenario.machines[0].blocks - scenario.volume.first) / scenario.volume.unit
         * scenario.volume.unit
@@ -105,7 +105,8 @@ fn faults(scenario: &mut Scenario, rng: &mut Rng) {
     let is_logged = scenario.volume.engine.is_logged();
     let mut event = 40;
     if !is_logged && rng.one_in(2) {
-        // A lost connection leaves blocks in caches. The same owner goes on, so no label is flushed.
+        // A lost connection leaves blocks in caches. The same owner resumes, so no label is
+        // flushed.
         let mut cut = rng.range(90, 400);
         for _ in 0..rng.range(1, 3) {
             let (nth, ends) = (rng.below(12) as u32, *rng.pick(&[Ends::Both, Ends::Client]));

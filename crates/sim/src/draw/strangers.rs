@@ -1,17 +1,17 @@
-//! Scenarios with a part that is not what a volume was made for: a target of another make, another
-//! drive in the place of one, a host that claims whatever it can.
+//! Scenarios with a part that does not fit the volume: a foreign target, a replaced drive, or a
+//! host that claims as many volumes as it can.
 
 use super::coincidence::{at, cluster, drive, write};
 use crate::drive::{DriveFault, DriveSpec};
 use crate::rng::Rng;
 use crate::scenario::{Engine, Place, Scenario, What, Whose};
 
-/// One seed of so many is about one of them.
+/// One of this number of seeds is about such a part.
 const ONE_IN: u64 = 30;
-/// Keeps these draws apart from all others, which stay what they are.
+/// Separates these random numbers from all others, which stay the same.
 const SALT: u64 = 0x7374_7261_6e67_6572;
 
-/// The scenario of a seed that is about a stranger.
+/// The scenario of a seed that is about such a part.
 pub(super) fn draw(seed: u64) -> Option<Scenario> {
     let mut rng = Rng::new(seed ^ SALT);
     if !rng.one_in(ONE_IN) {
@@ -42,10 +42,12 @@ fn site(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A target does not speak Rio's extension, so the volume has engine `sync` and its promise (T17).
+/// A foreign target does not have Rio's extension, so the volume has engine `sync` and its promise
+/// (T17).
 ///
-/// Such a target keeps nobody from writing: so there is one initiator, and no connection breaks but
-/// with a process that dies. What that has left under way no other comes after.
+/// Such a target keeps no host from writing. So there is one initiator, and connections break only
+/// with a process that dies. Writes that the process has left in flight do not meet those of a
+/// later one.
 fn foreign_targets(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     scenario.volume.engine = Engine::Sync;
@@ -75,7 +77,7 @@ fn foreign_targets(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// An operator puts another drive in the place of one, and the volume is opened again (T19).
+/// An operator replaces a drive by another one, and the volume is opened again (T19).
 fn wrong_drives(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     if scenario.machines.len() == 1 {

@@ -1,4 +1,4 @@
-//! One block of the volume: what was written to it, and what it may hold.
+//! One block of the volume: the writes to it, and the contents that it may hold.
 
 use core::fmt;
 
@@ -32,14 +32,14 @@ pub(super) struct Wr {
     pub(super) era: Era,
     pub(super) stream: u16,
     pub(super) seq: Seq,
-    /// Earlier groups of the stream up to this one are surely before it: engines without an
-    /// ordering log send writes side by side, and of two to one block either may stay.
+    /// Earlier groups of the stream up to this one surely precede the write. Engines without an
+    /// ordering log send writes side by side: of two such writes to one block, either may remain.
     pub(super) knows: Seq,
     pub(super) place: Place,
 }
 
-/// Whether a block that held one of these before any write may hold this. What is not durable, a
-/// power cut may tear.
+/// Whether a block may hold this content, if it had one of the contents of `base` before any write.
+/// A power cut may tear contents that are not durable.
 pub(super) fn is_of(base: &[Content], content: Content) -> bool {
     let both = torn_from(content)
         .is_some_and(|(older, newer, _)| base.contains(&older) && base.contains(&newer));
@@ -47,14 +47,14 @@ pub(super) fn is_of(base: &[Content], content: Content) -> bool {
 }
 
 impl Wr {
-    /// Whether the other one, to the same block, surely comes after it. A block passes from one
-    /// stream to another only when released (T15).
+    /// Whether the other write, to the same block, surely comes after this one. A block passes from
+    /// one stream to another only when released (T15).
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let same = self.era == other.era && self.stream == other.stream;
         self.number < other.number && (!same || self.seq <= other.knows)
     }
 
-    /// Whether the block may hold this because of the write.
+    /// Whether the block may hold this content because of the write.
     pub(super) fn is(&self, content: Content) -> bool {
         match self.place {
             Place::Discard => content == ZERO || content == GARBAGE,
@@ -62,7 +62,7 @@ impl Wr {
         }
     }
 
-    /// Whether what it is written over may be lost (T11).
+    /// Whether the old content of its block may be lost (T11).
     const fn takes_the_block(&self) -> bool {
         matches!(self.place, Place::Fresh | Place::Discard)
     }
@@ -71,21 +71,21 @@ impl Wr {
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) at: Where,
-    /// What it held when the era began. More than one content where a FLUSH had failed: the block
-    /// reads as one of them now, as another after a power cut.
+    /// The content at the beginning of the era. There is more than one after a failed FLUSH: the
+    /// block reads as one of them now, and as another after a power cut.
     pub(super) base: Vec<Content>,
-    /// What plain writers were free to write since.
+    /// The contents that plain hosts were permitted to write since then.
     pub(super) alien: Vec<Content>,
-    /// Writes since, as submitted.
+    /// The writes since then, in the order of submission.
     pub(super) writes: Vec<Wr>,
-    /// Writes before.
+    /// The writes before that.
     past: Vec<Wr>,
-    /// Which recovery, by number, was the last that reopened a stream with writes here.
+    /// The number of the last recovery that reopened a stream with writes here.
     pub(super) reopened: u64,
-    /// How many times a write of it failed, or a FLUSH that was to make it durable: since then it
-    /// may have lost what it held.
+    /// The number of failures of a write to the block, or of a FLUSH that should make it durable.
+    /// After a failure the block may have lost its content.
     pub(super) shakes: u32,
-    /// How many of them were before its content was known for certain the last time.
+    /// The number of these failures before the content was last known for certain.
     pub(super) settled_shakes: u32,
 }
 
@@ -115,7 +115,7 @@ impl Block {
         self.settled_shakes = self.shakes;
     }
 
-    /// It holds this, durably, whatever was before.
+    /// Sets the durable content, whatever was there before.
     pub(super) fn hold(&mut self, content: Content) {
         self.base = vec![content];
         self.alien.clear();
@@ -123,12 +123,12 @@ impl Block {
         self.settled_shakes = self.shakes;
     }
 
-    /// Whether it may have lost what it held.
+    /// Whether the block may have lost its content.
     pub(super) fn is_shaken(&self) -> bool {
         self.shakes > self.settled_shakes
     }
 
-    /// Whether it may hold this, all writes being done.
+    /// Whether it may hold this content when all writes are done.
     pub(super) fn may_hold_last(&self, content: Content) -> bool {
         let last = match self.writes.last() {
             Some(last) => self.writes.iter().any(|wr| !wr.precedes(last) && wr.is(content)),
@@ -137,13 +137,14 @@ impl Block {
         last || self.alien.contains(&content)
     }
 
-    /// Whether the write with this number is a discard, also one that something later has settled.
+    /// Whether the write with this number is a discard. Settled writes count, too.
     pub(super) fn discards(&self, number: u64) -> bool {
         let mut all = self.past.iter().chain(&self.writes);
         all.any(|wr| wr.number == number && wr.place == Place::Discard)
     }
 
-    /// Whether a stream has ever updated it in place beyond its prefix: then it may be listed.
+    /// Whether a stream has ever updated the block in place beyond its prefix. Then the block may
+    /// be listed.
     pub(super) fn was_updated_beyond(&self, stream: u16, last: Seq) -> bool {
         let update = |wr: &Wr| wr.stream == stream && wr.seq > last && wr.place == Place::InPlace;
         self.past.iter().chain(&self.writes).any(update)
@@ -153,54 +154,53 @@ impl Block {
         self.writes.iter().any(|wr| wr.stream == stream && wr.seq > last)
     }
 
-    /// Whether this content keeps the promise that write `number` is durable: it is its content,
-    /// or that of a later write.
+    /// Whether this content keeps the promise that write `number` is durable: it is the content of
+    /// that write, or of a later one.
     pub(super) fn survives(&self, number: u64, content: Content) -> bool {
-        // An earlier recovery has adopted it: nothing is owed any more.
+        // An earlier recovery has adopted it: the promise has ended.
         let Some(known) = self.writes.iter().find(|wr| wr.number == number) else { return true };
         self.alien.contains(&content)
             || self.writes.iter().any(|wr| !wr.precedes(known) && wr.is(content))
     }
 
-    /// Whether this content is what is left of write `number`, which was durable: as
-    /// [`survives`](Self::survives), but an attempt to recover before a log was given up may have
-    /// undone a fresh write over it.
+    /// Whether this content may remain of write `number`, which was durable. It is like
+    /// [`survives`](Self::survives), but a recovery before a log was given up may have undone a
+    /// fresh write over it.
     pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
         let over = |wr: &Wr| wr.number > number && wr.takes_the_block();
         self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
     }
 
-    /// The write beyond the prefix whose content this is, if it is that of one.
+    /// The write beyond the prefix that has this content, if there is one.
     pub(super) fn beyond(&self, prefix: &[Seq], content: Content) -> Option<&Wr> {
         let is = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
         self.writes.iter().find(is).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
     }
 
-    /// How many of its writes are settled by a recovery.
+    /// The number of its writes that a recovery has settled.
     pub(super) const fn past(&self) -> usize {
         self.past.len()
     }
 
-    /// The writes of an owner's time but for the first so many that were settled, whatever has
-    /// become of them.
+    /// The writes of an era except the first `past` settled ones, whatever their outcome.
     pub(super) fn of_era(&self, era: Era, past: usize) -> impl Iterator<Item = &Wr> {
         self.past[past..].iter().chain(&self.writes).filter(move |wr| wr.era == era)
     }
 
-    /// Whether a reader of this era, to whom that was due when it began, may find this.
+    /// Whether a reader of this era may find this content, if `due` was due when the read began.
     pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
         let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
         let over =
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
-        // What it held before any write may have changed meanwhile: a plain host's write, of a volume
-        // that no log guards, has become durable.
+        // The content before any write may have changed meanwhile: the write of a plain host has
+        // become durable, on a volume that no log guards.
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
             || self.alien.contains(&content)
             || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
     }
 
-    /// What the block may hold, given how far each stream's prefix reaches.
+    /// Checks the content of the block, given the last group of each stream's prefix.
     pub(super) fn check(
         &self,
         prefix: &[Seq],
@@ -210,24 +210,25 @@ impl Block {
         let drive = drives.of(self.at);
         let inside = |wr: &Wr| wr.seq <= prefix[usize::from(wr.stream)];
         let newest = self.writes.iter().rposition(inside);
-        // A block passes to another stream only when released (T15): what is beyond comes last.
+        // A block passes to another stream only when released (T15), so writes beyond the prefix
+        // come last.
         let beyond = &self.writes[newest.map_or(0, |at| at + 1)..];
         let due = |content: Content| match newest {
             Some(at) => self.writes[at].is(content),
             None => self.base.contains(&content),
         };
-        // An update or extension behind a fresh write got into the log behind it, so both are zeroed
+        // An update or extension behind a fresh write entered the log behind it, so both are zeroed
         // (T11).
         let fresh = beyond.iter().position(Wr::takes_the_block);
         let left = &beyond[..fresh.unwrap_or(beyond.len())];
-        // A power cut the moment after must not bring anything back.
+        // A power cut right after this must not restore anything.
         for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
             if due(content) || fresh.is_some() && content == ZERO || self.alien.contains(&content) {
                 continue;
             }
             let written = left.iter().position(|wr| wr.is(content));
-            // An extension is what it extends. It shows what the prefix has, and more, unless it
-            // extends an update beyond the prefix.
+            // An extension counts as the write that it extends. It shows the content of the prefix,
+            // and more, unless it extends an update beyond the prefix.
             let update =
                 written.is_some_and(|at| left[..=at].iter().any(|wr| wr.place == Place::InPlace));
             if written.is_some() && (listed || !update) {

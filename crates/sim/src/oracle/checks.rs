@@ -1,4 +1,4 @@
-//! The promises, checked.
+//! The checks of the promises.
 
 use riopipe_order::attribute::Seq;
 
@@ -7,7 +7,7 @@ use super::{Drives, Era, Named, Oracle, Promise, Recovered, Where};
 use crate::scenario::Place;
 
 impl Oracle {
-    /// P3: all writes of all groups up to there are done.
+    /// P3: all writes of all groups up to the mark are done.
     pub(super) fn check_complete(&mut self, era: Era, stream: u16, from: Seq, to: Seq) {
         let history = &self.eras[era][usize::from(stream)];
         let news = &history.groups[history.upto(from)..history.upto(to)];
@@ -26,7 +26,7 @@ impl Oracle {
         }
     }
 
-    /// P2, P6: were the power cut now, all of those groups would still be there.
+    /// P2, P6: if the power were cut now, all of those groups would remain.
     pub(super) fn check_durable(
         &mut self,
         era: Era,
@@ -57,8 +57,8 @@ impl Oracle {
         }
     }
 
-    /// P2, T26: with a log given up, nothing that was reported durable is gone, on any machine; and
-    /// what the other logs tell of writes beyond the prefix is listed.
+    /// P2, T26: after a log was given up, everything that was reported durable remains, on every
+    /// machine; and the writes beyond the prefix that the other logs report are listed.
     pub(super) fn check_given_up(
         &mut self,
         prefix: &[Seq],
@@ -84,7 +84,8 @@ impl Oracle {
             }
         }
         let listed = |at: Where| found.iter().any(|r| r.in_place.contains(&at));
-        // What an attempt with all logs has left when it settled the stream, no log tells any more.
+        // A recovery with all logs may have left a write when it settled the stream. No log reports
+        // that write any more.
         let settled = |wr: &Wr| wr.place == Place::Extend && self.settling.contains(&wr.stream);
         let hidden = self.blocks.iter().find(|block| {
             let drive = drives.of(block.at);
@@ -104,8 +105,8 @@ impl Oracle {
         }
     }
 
-    /// P5: whoever opens the volume has looked at each of its drives. Another in the place of one has
-    /// nothing of what was written there.
+    /// P5: an initiator that opens the volume has read each of its drives. A drive that replaces
+    /// another has none of the data that was written there.
     pub(super) fn check_drives(&mut self, looked: u64, drives: &Drives<'_>) {
         let wrong = self.replaced.iter().find(|(machine, since)| {
             drives.0[*machine].replaced_drive().is_some() && *since < looked
@@ -119,14 +120,14 @@ impl Oracle {
         }
     }
 
-    /// P5: a target of another make has been sent something that only Rio's understand. What it takes
-    /// that for is up to it (T17).
+    /// P5: a foreign target was sent a command or field of Rio's extension. Its reaction is
+    /// undefined (T17).
     pub fn misled(&mut self, machine: usize, by: &str) {
         let what = format!("target {machine} does not speak Rio's extension and was sent {by}");
         self.broken(Promise::P5, what);
     }
 
-    /// P8: what a target remembers is bounded, whatever it is asked to (T28).
+    /// P8: the number of volumes that a target remembers is bounded, whatever the requests (T28).
     pub fn remembers(&mut self, machine: usize, volumes: usize, most: usize) {
         if volumes > most {
             let what = format!(
@@ -136,7 +137,7 @@ impl Oracle {
         }
     }
 
-    /// P5: whatever lies outside of the data area is as it was, also after a power cut.
+    /// P5: everything outside of the data area is unchanged, also after a power cut.
     pub(super) fn check_outside(&mut self, drives: &Drives<'_>) {
         let changed = self.outside.iter().find_map(|(at, content)| {
             let drive = drives.of(*at);
@@ -150,7 +151,8 @@ impl Oracle {
         }
     }
 
-    /// P1, P2: the prefix ends where it may, and the caller's tag is its last group's.
+    /// P1, P2: the prefix ends at a permitted group, and the caller's tag is that of its last
+    /// group.
     pub(super) fn check_prefix(&mut self, era: Era, stream: usize, last: Seq, tag: Option<u64>) {
         let history = &self.eras[era][stream];
         let due = history.durable.max(history.start);
@@ -163,7 +165,7 @@ impl Oracle {
             return self.broken(Promise::P2, what);
         }
         let tag_due = history.tag_at(last);
-        // The engine's own flushes take numbers, too, so the last group may lie a little behind.
+        // The engine's own flushes take seqs, too, so the last group may lie a little behind.
         if last > most && last.0 - most.0 > 1 << 20 {
             let what = format!("stream {stream}: recovery found group {last}; the last was {most}");
             return self.broken(Promise::P1, what);
@@ -175,7 +177,7 @@ impl Oracle {
         }
     }
 
-    /// P1, P4, P5: every block holds what it may.
+    /// P1, P4, P5: every block holds a permitted content.
     pub(super) fn check_blocks(
         &mut self,
         prefix: &[Seq],

@@ -2,9 +2,9 @@
 //! exactly.
 //!
 //! - `sync`: a group is sent once the one before it is durable. So a crash leaves a prefix, and
-//! perhaps some of the one group after it.
+//!   perhaps some of the one group after it.
 //! - `none`: keeps no order. Writes that were confirmed durable are there. Every block holds the
-//! content of some write that no write confirmed since then has overwritten.
+//!   content of some write that no write confirmed since then has overwritten.
 //!
 //! Neither engine undoes or replays anything. A lost connection fails the stream (P6), and the
 //! stream begins again behind its durable mark. An owner owns its volume on a target as long as its
@@ -138,7 +138,8 @@ impl Oracle {
         }
     }
 
-    /// The value of [`loses_power`](Self::loses_power) for the machine that has a block.
+    /// The number of the first write after the last power loss of the machine that has the block;
+    /// see [`loses_power`](Self::loses_power).
     pub(super) fn cut(&self, block: &Block) -> u64 {
         self.promised.cuts[block.at.machine]
     }

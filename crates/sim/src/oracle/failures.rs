@@ -1,43 +1,47 @@
-//! What a fault may do, and to whom: what fails beyond that breaks a promise (P6, P9).
+//! The permitted effects of each fault, and the streams affected. Any other failure breaks a
+//! promise (P6, P9).
 //!
-//! - A write that fails harms the stream that it is of, until that is reopened or the volume
-//!   recovered (T22).
-//! - A FLUSH that fails harms the streams with something on the drive that is not durable yet, also
-//!   if they write it before they hear of the failure (T22). What the drive has lost, readers miss.
-//! - A log that is lost, mislaid or failing harms every stream, until its target has been started
-//!   with a log that works; a stream that was open meanwhile, until it is reopened.
-//! - A drive that comes back changed harms the streams that are open then (T27), and those of an
-//!   owner that is just opening the volume.
+//! - A write that fails affects its stream, until the stream is reopened or the volume recovered
+//!   (T22).
+//! - A FLUSH that fails affects the streams with data on the drive that is not durable yet. It also
+//!   affects the streams that write the drive before they learn of the failure (T22). Readers miss
+//!   the data that the drive has lost.
+//! - A log that is lost, replaced or failing affects every stream, until its target has been
+//!   started with a log that works. It affects a stream that was open meanwhile until that is
+//!   reopened.
+//! - A drive that comes back changed affects the streams that are open then (T27), and those of an
+//!   owner that is opening the volume at that time.
 
 use super::{Group, Oracle, StreamHistory};
 use crate::core::MS;
 use crate::drive::Told;
 use crate::scenario::Place;
 
-/// A failed FLUSH is heard of by every stream after so long at the latest, ns: connections stall, and
-/// machines can't be reached, for no longer than that in sum.
+/// The longest time until every stream knows of a failed FLUSH, ns. In sum, connections stall, and
+/// machines are unreachable, for no longer than that.
 const HEARD_NS: u64 = 500 * MS;
 
-/// What fails, or has failed a moment ago.
+/// The faults that are present, or were a moment ago.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// Machines whose log is lost, mislaid or failing.
+    /// Machines whose log is lost, replaced or failing.
     logs: Vec<usize>,
-    /// Machines, drives, and when a FLUSH failed there.
+    /// Machines and drives with a failed FLUSH, and the time of the failure, ns.
     flushes: Vec<(usize, usize, u64)>,
-    /// Machines, and when a log or drive of theirs was another all at once.
+    /// Machines with a replaced log or drive, and the time of the change, ns.
     changes: Vec<(usize, u64)>,
 }
 
 impl Failures {
-    /// The machines whose faults a stream may die of that begins now. Its owner has begun to open it,
-    /// or the volume, at a time, and may have looked at a machine before something there changed.
+    /// The machines whose faults may fail a stream that begins now. `began` is the time at which
+    /// its owner has begun to open it, or the volume. The owner may have read a machine before a
+    /// change there.
     pub(super) fn since(&self, began: u64) -> Vec<usize> {
         let changed = self.changes.iter().filter(|(_, at)| *at >= began);
         self.logs.iter().copied().chain(changed.map(|(machine, _)| *machine)).collect()
     }
 
-    /// Logs that are found to work.
+    /// Removes the logs that work from the failing ones.
     pub(super) fn logs_that_work(&mut self, works: impl Fn(usize) -> bool) {
         self.logs.retain(|machine| !works(*machine));
     }
@@ -52,7 +56,7 @@ impl StreamHistory {
 }
 
 impl Oracle {
-    /// What a drive has to tell.
+    /// Takes in an event of a drive.
     pub fn told(&mut self, machine: usize, drive: usize, told: &Told, now: u64) {
         match told {
             Told::Completed(contents) => {
@@ -94,7 +98,7 @@ impl Oracle {
                         let at = blocks[block as usize].at;
                         at.machine == machine && at.drive == drive
                     };
-                    // A group with nothing in it is a FLUSH and nothing else.
+                    // A group without writes is only a FLUSH.
                     let waits = |group: &Group| {
                         group.writes.is_empty() || group.writes.iter().any(|(b, _)| there(*b))
                     };
@@ -106,7 +110,7 @@ impl Oracle {
         }
     }
 
-    /// A stream has written these blocks.
+    /// Notes that a stream has written these blocks. Earlier failed FLUSHes may affect it.
     pub(super) fn may_be_harmed(
         &mut self,
         era: usize,
@@ -125,7 +129,7 @@ impl Oracle {
         }
     }
 
-    /// A machine's log is lost, mislaid or failing.
+    /// Notes that a machine's log is lost, replaced or failing.
     pub fn log_fails(&mut self, machine: usize, now: u64) {
         self.logless[machine] = true;
         if !self.failures.logs.contains(&machine) {
@@ -134,19 +138,19 @@ impl Oracle {
         self.drive_changes(machine, now);
     }
 
-    /// A machine's target has been started with a log that works.
+    /// Notes that a machine's target has been started with a log that works.
     pub fn log_works(&mut self, machine: usize) {
         self.failures.logs_that_work(|other| other == machine);
     }
 
-    /// A machine has another drive in the place of one of the volume's.
+    /// Notes that another drive has replaced one of the volume's on a machine.
     pub fn drive_is_replaced(&mut self, machine: usize, now: u64) {
         self.replaced.retain(|(other, _)| *other != machine);
         self.replaced.push((machine, now));
         self.drive_changes(machine, now);
     }
 
-    /// A machine comes back with a drive that is not what it was.
+    /// Notes that a machine comes back with a changed drive.
     pub fn drive_changes(&mut self, machine: usize, now: u64) {
         self.failures.changes.push((machine, now));
         for history in &mut self.eras[self.current] {

@@ -1,5 +1,5 @@
-//! The oracle: knows what was submitted and what was promised, block by block, and nothing of the
-//! means.
+//! The oracle. It knows the writes that were submitted and the promises that were made, block by
+//! block.
 //!
 //! It knows the groups of each stream, with the name of the content of every block. It knows which
 //! groups were reported complete or durable, and what each drive holds. It knows nothing of logs,
@@ -42,7 +42,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// The content of the promise, in a word or two.
+    /// A short name of the promise.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ pub struct Violation {
     pub what: String,
 }
 
-/// The number of the time of one owner: from the end of its recovery to the end of the next
+/// The number of an owner's era: the time from the end of its recovery to the end of the next
 /// recovery.
 pub type Era = usize;
 

@@ -1,11 +1,11 @@
-//! What is promised of a log of records: a list of records, and nothing about blocks.
+//! The promises of a log of records: a list of records, without regard to blocks.
 //!
-//! - Each opening finds a prefix of what was appended: in order, byte for byte, without a hole, and
-//!   nothing of another log.
+//! - Each opening finds a prefix of the appended records: in order, byte for byte, without a hole,
+//!   and without any part of another log.
 //! - Every record that was confirmed is in it.
-//! - A trim that a confirmed record follows stays in force, and no other trim than one that was
-//!   asked for is ever found.
-//! - The last checkpoint of the prefix is the one that is found.
+//! - A trim that a confirmed record follows stays in force. Only trims that were requested are ever
+//!   found.
+//! - The last checkpoint of the prefix is found.
 
 use std::collections::BTreeSet;
 
@@ -33,10 +33,10 @@ impl Record {
     }
 }
 
-/// What an opening has found.
+/// The result of an opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundLog {
-    /// Where the next record will be.
+    /// The Lsn of the next record.
     pub end: u64,
     /// The Lsn below which records are dropped.
     pub trim: u64,
@@ -52,7 +52,7 @@ type Broken = (Promise, String);
 /// The history of one log.
 #[derive(Clone, Debug, Default)]
 pub struct LogHistory {
-    /// It was created, durably.
+    /// The log was created, durably.
     pub is_created: bool,
     /// All records that count.
     records: Vec<Record>,
@@ -61,18 +61,20 @@ pub struct LogHistory {
     durable: u64,
     /// All trims that were ever accepted.
     trims: BTreeSet<u64>,
-    /// Trims that nothing confirmed follows yet, and where the log ended when each was accepted.
+    /// Trims that no confirmed record follows yet, each with the end of the log when it was
+    /// accepted.
     waiting: Vec<(u64, u64)>,
     /// The least trim that must be found.
     trim_due: u64,
-    /// Of each opening, the Lsn up to which its records count: the last one's count without end.
+    /// For each opening, the Lsn up to which its records count. The last opening's records count
+    /// without a limit.
     openings: Vec<u64>,
     /// Records that were ever appended.
     pub appended: u64,
 }
 
 impl LogHistory {
-    /// An opening appends a record.
+    /// Notes that an opening appends a record.
     pub fn append(&mut self, opening: Option<usize>, record: Record) {
         if self.is_last(opening) {
             self.end = record.end();
@@ -84,7 +86,7 @@ impl LogHistory {
         opening.is_some_and(|opening| opening + 1 == self.openings.len())
     }
 
-    /// An opening confirms all records that begin below an Lsn.
+    /// Notes that an opening confirms all records that begin below an Lsn.
     pub fn confirm(&mut self, opening: Option<usize>, durable: u64) -> Result<(), Broken> {
         let Some(counts) = opening.map(|opening| self.openings[opening]) else { return Ok(()) };
         if !self.is_last(opening) {
@@ -110,7 +112,7 @@ impl LogHistory {
         Ok(())
     }
 
-    /// A trim was accepted.
+    /// Notes that a trim was accepted.
     pub fn trimmed(&mut self, opening: Option<usize>, trim: u64) -> Result<(), Broken> {
         if !self.is_last(opening) {
             return Ok(());
@@ -127,7 +129,7 @@ impl LogHistory {
         Ok(())
     }
 
-    /// The records from an Lsn on were read from the open log.
+    /// Checks records that were read from the open log, from an Lsn on.
     pub fn read(&self, opening: Option<usize>, from: u64, found: &[Record]) -> Result<(), Broken> {
         if !self.is_last(opening) {
             return Ok(());
@@ -137,7 +139,7 @@ impl LogHistory {
         compare(found, &due.collect::<Vec<_>>(), confirmed)
     }
 
-    /// The log was opened; the number of this opening.
+    /// Checks an opening of the log. Returns its number.
     pub fn opened(&mut self, found: &FoundLog) -> Result<usize, Broken> {
         let FoundLog { end, trim, .. } = *found;
         let broken = |promise, what: String| Err((promise, what));
@@ -185,7 +187,7 @@ impl LogHistory {
     }
 }
 
-/// Compares what was read with what is due; the first `at_least` have to be there.
+/// Compares the records that were read with those that are due. The first `at_least` must be there.
 fn compare(found: &[Record], due: &[&Record], at_least: usize) -> Result<(), Broken> {
     for (found, due) in found.iter().zip(due) {
         if found.lsn != due.lsn {

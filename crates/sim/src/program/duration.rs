@@ -1,4 +1,4 @@
-//! Lengths of time, as one says them.
+//! Lengths of time, as a user writes them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The command line: what is asked for, and what it came to.
+//! The command line: its options, and the result of a command.
 
 mod duration;
 mod report;
@@ -43,9 +43,9 @@ const PANICKED: u8 = 21;
 const UNCAUGHT: u8 = 22;
 /// A rare path was never taken.
 const NEVER: u8 = 23;
-/// Ctrl-C or SIGTERM ended it before it was through.
+/// Ctrl-C or SIGTERM ended it early.
 const INTERRUPTED: u8 = 130;
-/// A first seed that is drawn lies below this, so that every reader of JSON can count it exactly.
+/// The limit of a drawn first seed. Every reader of JSON can represent a smaller number exactly.
 const FIRST_MAX: u64 = 1 << 48;
 
 /// Runs a whole cluster from a seed, crashes it, and checks every promise
@@ -157,7 +157,7 @@ fn fail(what: &str) -> u8 {
 }
 
 impl Args {
-    /// What to run, unless told otherwise: so many seeds from this one on.
+    /// The seeds to run. Without options: this number of seeds, from this one on.
     fn plan(&self, seeds: u64, first: u64) -> Plan {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Plan {
@@ -193,7 +193,7 @@ fn interrupt() -> Arc<AtomicBool> {
     stop
 }
 
-/// Says now and then how far it is.
+/// Prints the progress from time to time.
 struct Ticker<'a> {
     what: &'a str,
     of: u64,
@@ -225,7 +225,7 @@ impl Drop for Ticker<'_> {
     }
 }
 
-/// A seed that nobody has run before.
+/// A random seed, which probably was never run before.
 fn any_seed() -> u64 {
     // The keys of a new hasher come from the system.
     RandomState::new().hash_one(std::process::id()) % FIRST_MAX
@@ -234,7 +234,7 @@ fn any_seed() -> u64 {
 fn many(args: &Args) -> u8 {
     let plan = args.plan(if args.time.is_some() { u64::MAX } else { 1000 }, any_seed());
     if args.output == Format::Normal {
-        // At once: whoever stops the run, or its machine, has seen it.
+        // Printed at once, so that it is visible if the run or its machine stops.
         say::line(format_args!("the first seed is {}", plan.first));
     }
     let ticker = Ticker::new(args, "", plan.seeds);
@@ -260,7 +260,7 @@ fn many(args: &Args) -> u8 {
     if plan.stop.load(Ordering::Relaxed) { INTERRUPTED } else { CLEAN }
 }
 
-/// Makes a failure small and tells it.
+/// Makes a failure small and prints it.
 fn tell_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
     say::note(format_args!("making {name} small …\n"));
     match explain(scenario, fault, args.run_limit()) {

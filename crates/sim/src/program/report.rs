@@ -1,4 +1,4 @@
-//! What it came to, as text and as JSON.
+//! The result, as text and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
             json!({
                 "seed": failure.seed, "promise": promise, "what": what,
                 "command": format!("rio sim --seed {} --trace", failure.seed),
-                // What a seed draws changes from version to version; this does not.
+                // The scenario of a seed changes from version to version; this text does not.
                 "scenario": draw(failure.seed).to_text(),
             })
         })
@@ -112,7 +112,8 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
         group["plants"][name] = of;
     }
     for group in traps.values_mut() {
-        // A trap is caught when all of its plants are; the last one says when.
+        // A trap is caught when all of its plants are. Its number of seeds is that of the last
+        // plant.
         let caught = group["plants"].as_object().map(|plants| {
             plants.values().map(|plant| plant["caught_after_seeds"].as_u64()).collect::<Vec<_>>()
         });

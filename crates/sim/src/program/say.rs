@@ -1,5 +1,5 @@
-//! What the program prints. A reader that goes away (`| head`) ends it quietly, one that doesn't read
-//! standard error makes nothing fail.
+//! The output of the program. If the reader of standard output closes it (`| head`), the program
+//! ends quietly. If standard error can't be written, nothing fails.
 
 use std::{
     fmt,
@@ -9,10 +9,11 @@ use std::{
 
 use super::FAILED;
 
-/// Nobody reads standard output any more; what a shell makes of a program that SIGPIPE ends.
+/// The exit code if standard output is closed. A shell reports the same code for a program that
+/// SIGPIPE ends.
 pub(super) const UNREAD: u8 = 141;
 
-/// A line on standard output.
+/// Prints a line on standard output.
 pub(super) fn line(text: fmt::Arguments<'_>) {
     if let Err(error) = put(&mut io::stdout().lock(), text) {
         let code = ends_with(error.kind());
@@ -23,9 +24,9 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Something in passing, on standard error, as it is.
+/// Prints a passing note on standard error, without a change.
 pub(super) fn note(text: fmt::Arguments<'_>) {
-    // There is nobody to be told that nobody is told.
+    // An error on standard error cannot be reported anywhere.
     let _ = io::stderr().lock().write_fmt(text);
 }
 
@@ -35,7 +36,7 @@ fn put(to: &mut impl Write, text: fmt::Arguments<'_>) -> io::Result<()> {
     to.flush()
 }
 
-/// With which code the program ends when standard output can't be written.
+/// The exit code of the program when standard output can't be written.
 fn ends_with(kind: ErrorKind) -> u8 {
     if kind == ErrorKind::BrokenPipe { UNREAD } else { FAILED }
 }

@@ -1,10 +1,10 @@
-//! What a run needs to know of a volume without an ordering log.
+//! The events of a volume without an ordering log that the oracle needs.
 
 use super::World;
 
 impl World {
-    /// Tells the oracle on which machines the owner is there. A log's lease does not tell: there is
-    /// none, and a target that has lost the owner is free at once (T25).
+    /// Reports to the oracle the machines with an association of the owner. A log's lease can't
+    /// show that: there is no lease, and a target that has lost the owner is free at once (T25).
     pub(super) fn note_holders(&mut self) {
         if self.core.is_logged() {
             return;
@@ -12,7 +12,7 @@ impl World {
         for machine in 0..self.machines.len() {
             let owner = self.owner();
             let conn = owner.and_then(|owner| self.clients[owner].holds(machine));
-            // A connection may be there for a while after the target has ended its association.
+            // A connection may remain for a while after the target has ended its association.
             let ended = core::mem::take(&mut self.machines[machine].env.ended);
             let cntlid = owner.and_then(|owner| self.clients[owner].cntlid(machine));
             if cntlid.is_some_and(|cntlid| ended.contains(&cntlid)) {

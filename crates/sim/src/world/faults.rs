@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! The faults, and their moments.
 
 use super::{Doom, Stop, World};
 use crate::client::claimant::Claimant;
@@ -12,7 +12,7 @@ use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
 
 impl World {
-    /// Has the faults strike whose time has come.
+    /// Lets the faults strike whose moment has come.
     pub(super) fn strike_due(&mut self) {
         let core = &self.core;
         let due = |fault: &Fault| match fault.when {
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// Has the next fault strike before its time: nothing else goes on.
+    /// Lets the next fault strike before its moment, because no other work is left.
     pub(super) fn strike_next(&mut self) {
         let due = |fault: &Fault| matches!(fault.when, When::Event(_));
         match self.faults.iter().position(due) {
@@ -36,7 +36,7 @@ impl World {
                 let fault = self.faults.remove(at);
                 self.strike(fault.what);
             }
-            // What waits for a recovery or replay that never comes.
+            // Faults that wait for a recovery or replay that never comes are dropped.
             None => self.faults.clear(),
         }
     }
@@ -180,7 +180,7 @@ impl World {
             }
             What::Intruder { machine, drive, lba, more, forgets } => {
                 let content = self.core.oracle.next_number();
-                // A host that overwrites labels is not to be helped.
+                // A host that overwrites labels cannot be defended against.
                 let at = Where { machine, drive, lba: lba.max(LABEL_BLOCKS) };
                 let mut intruder = Intruder::new(self.intruders.len(), at, content, more, forgets);
                 intruder.start(&mut self.core);
@@ -195,7 +195,7 @@ impl World {
         self.machines[machine].set_aside.is_none() && !giving_up
     }
 
-    /// Another log is where this one was.
+    /// Puts another log in the place of a machine's log.
     fn mislay(&mut self, machine: usize, log: SetAside) {
         self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// A connection that is there.
+    /// The `nth` open connection.
     fn nth(&self, nth: u32) -> Option<usize> {
         let there: Vec<usize> =
             self.core.net.find(|conn| conn.client.is_some() && conn.server.is_some()).collect();
@@ -255,7 +255,7 @@ impl World {
         }
         match ends {
             Ends::Both => {}
-            // What it has sent may still arrive, much later.
+            // The bytes that it has sent may still arrive, much later.
             Ends::Client => {
                 let until = now + self.core.rng.below(20_000) * US;
                 self.core.net.stall(conn, Way::Up, until);
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Nothing passes between an initiator and a machine (or all) for a while.
+    /// Stops everything between an initiator and a machine (or all) for a while.
     fn part(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
         let until = self.core.now + u64::from(for_us) * US;
         self.core.net.part(client, machine, until);
@@ -286,7 +286,7 @@ impl World {
         let Some(owner) = self.owner() else { return };
         let other = 1 - owner;
         if self.clients[other].is_up() {
-            // It has been fenced, and gives up.
+            // The other initiator has been fenced, and gives up.
             self.crash_client(other, true);
         }
         self.part(owner, None, for_us);

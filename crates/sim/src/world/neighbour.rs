@@ -1,7 +1,7 @@
-//! A second volume in the same logs: its own owner, drives, streams and oracle, which judges it apart.
+//! A second volume in the same logs. It has its own owner, drives, streams and oracle.
 //!
-//! The initiators know one volume each: the one that is in [`Core`]. So whatever its owner does, it
-//! does while its volume's side is put there.
+//! The initiators use one volume each: the one that is in [`Core`]. So the second volume's side is
+//! put there while its owner acts.
 
 use riopipe_order::attribute::VolumeId;
 
@@ -14,12 +14,12 @@ use crate::scenario::{Scenario, Step, VolumeSpec};
 
 /// The second volume.
 const VOLUME: VolumeId = VolumeId(*b"second of volume");
-/// Its name.
+/// The name of the second volume.
 const NAME: &str = "second";
-/// Its writes are numbered from here, so that nothing of it is taken for something of the first.
+/// The number of its first write. So its contents are never mistaken for those of the first volume.
 const NUMBERS: usize = 1 << 16;
 
-/// What [`Core`] has of a volume.
+/// The part of [`Core`] that belongs to one volume.
 pub(crate) struct Side {
     pub(crate) id: VolumeId,
     pub(crate) name: &'static str,
@@ -35,7 +35,7 @@ pub(crate) struct Side {
 pub(super) struct Neighbour {
     pub(super) side: Side,
     pub(super) client: Client,
-    /// How often it gives its volume back, or is killed, before its steps are done.
+    /// The number of times that it releases its volume, or is killed, before its steps are done.
     lives: u32,
     done: bool,
 }
@@ -63,14 +63,14 @@ impl Neighbour {
         Ok(Some(Self { side, client, lives: spec.lives, done: false }))
     }
 
-    /// Whether a drive is one of its volume's.
+    /// Whether a drive belongs to its volume.
     pub(super) fn has(&self, machine: usize, drive: usize) -> bool {
         self.side.volume.members.contains(&(machine, drive))
     }
 }
 
 impl World {
-    /// Has somebody do something for the second volume, if there is one.
+    /// Runs an action for the second volume, if there is one.
     pub(super) fn with_neighbour<T>(
         &mut self,
         act: impl FnOnce(&mut Client, &Drives<'_>, &mut Core) -> T,
@@ -83,7 +83,7 @@ impl World {
         Some(done)
     }
 
-    /// What concerns the logs concerns all volumes.
+    /// Reports an event of the logs to the oracles of all volumes.
     pub(super) fn each_oracle(&mut self, mut tell: impl FnMut(&mut Oracle, u64)) {
         let now = self.core.now;
         tell(&mut self.core.oracle, now);
@@ -92,8 +92,8 @@ impl World {
         }
     }
 
-    /// What an operator does for the second volume: has its owner started again, decides what
-    /// refusals mean, closes it when all is done.
+    /// Does the operator's work for the second volume: starts its owner again, decides how to
+    /// answer refusals, and closes it when all is done.
     pub(super) fn see_to_neighbour(&mut self) {
         let Some(neighbour) = self.neighbour.as_mut().filter(|neighbour| !neighbour.done) else {
             return;
@@ -108,7 +108,7 @@ impl World {
         match client.take_refused() {
             None | Some(Refused::Other) => {}
             Some(Refused::Drives) => return self.put_drives_back(),
-            // Nobody but an earlier life of its own has it.
+            // Only an earlier process of its own owner can have it.
             Some(Refused::Owned) => client.may_take_over(true),
             Some(Refused::Log(machine)) => return self.neighbours_log_refused(machine),
             Some(Refused::OldLog) => return self.put_logs_back(),
@@ -167,7 +167,7 @@ impl World {
         self.core.after(MS, Ev::StartClient(NEIGHBOUR));
     }
 
-    /// Its process dies.
+    /// Ends its process at its present point.
     pub(super) fn crash_neighbour(&mut self, told: bool) {
         let Some(neighbour) = self.neighbour.as_mut().filter(|it| it.client.is_up()) else {
             return;
@@ -182,7 +182,7 @@ impl World {
         self.neighbour.as_ref().is_none_or(|neighbour| neighbour.done)
     }
 
-    /// A broken promise of the second volume is one of the run.
+    /// Reports a broken promise of the second volume as one of the run.
     pub(super) fn look_at_neighbour(&mut self) {
         let Some(neighbour) = &self.neighbour else { return };
         if let Some(violation) = neighbour.side.oracle.violation() {
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// How far the second volume is, for people.
+    /// The progress of the second volume, formatted for people.
     pub(super) fn describe_neighbour(&mut self) -> String {
         let text = self.with_neighbour(|client, _, core| client.describe(core));
         text.map_or_else(String::new, |text| format!(" second volume: {text};"))

@@ -1,4 +1,4 @@
-//! What the thread of a log does with its stream.
+//! The calls of a log's thread to its stream.
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
@@ -14,7 +14,7 @@ use crate::payload::Payload;
 use crate::scenario::{Op, Place};
 
 impl Stream {
-    /// The thread of a log begins.
+    /// Begins the work of a log's thread.
     pub(in crate::client) fn opens_log(
         &mut self,
         committer: Box<Committer>,
@@ -28,7 +28,7 @@ impl Stream {
         self.go_on(process, core);
     }
 
-    /// The owner of a log does its next step.
+    /// Runs the next step of a log's owner.
     pub(in crate::client) fn act_on_log(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         let index = usize::from(self.id);
         let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
@@ -58,7 +58,7 @@ impl Stream {
         self.go_on(process, core);
     }
 
-    /// The stream is dropped as it is, to be opened anew.
+    /// Drops the stream as it is. It will be opened again.
     pub(in crate::client) fn leave(&mut self, why: &str, core: &mut Core) {
         let id = self.id;
         core.trace(|| format!("stream {id}: left, to be opened anew: {why}"));
@@ -68,12 +68,12 @@ impl Stream {
         self.is_dropped(core);
     }
 
-    /// Whether the targets keep a log of the stream; `None` if it has failed.
+    /// Whether the targets keep a log of the stream. Returns `None` if the stream has failed.
     pub(in crate::client) fn keeps_log(&mut self) -> Option<bool> {
         Some(self.driver()?.config().engine.capabilities().keeps_log)
     }
 
-    /// Goes on with what the thread of its log does; whether anything was done.
+    /// Continues the work of the log's thread. Returns whether anything was done.
     pub(in crate::client) fn serve(
         &mut self,
         process: &mut Process<'_, '_>,
@@ -85,8 +85,8 @@ impl Stream {
         moved && !self.failed
     }
 
-    /// The thread of its log is about to sleep, perhaps for good: the wait does what the background
-    /// driver does elsewhere (T1).
+    /// Lets a log's thread prepare for a sleep, perhaps without end: the wait does the work that
+    /// the background driver does elsewhere (T1).
     pub(in crate::client) fn rests_on_log(&mut self, core: &Core) {
         let flush_ns = u64::from(core.scenario.client.flush_us) * US;
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
@@ -111,7 +111,8 @@ impl Stream {
         }
     }
 
-    /// What was read of its log, once it has come; `Some(None)` if it cannot be read.
+    /// The blocks that were read of the log, once they have come. Returns `Some(None)` if they
+    /// cannot be read.
     pub(in crate::client) fn read_of_log(&mut self, core: &mut Core) -> Option<Option<Vec<u8>>> {
         let result = self.driver()?.read_step(core.now)?;
         if result.is_err() {
@@ -123,7 +124,7 @@ impl Stream {
         Some(Some(bytes))
     }
 
-    /// Submits a group of a log; `None`: there is no space, or the stream has failed.
+    /// Submits a group of a log. Returns `None` if there is no space, or if the stream has failed.
     pub(super) fn submit_log(
         &mut self,
         parts: &[(u64, Vec<u64>)],

@@ -1,9 +1,9 @@
-//! The thread that owns the stream of a log of records, as the library's has it: it opens the log,
-//! packs what was appended, submits the groups, trims, and reads. All of its decisions are those of
-//! the log's core.
+//! The thread that owns the stream of a log of records, as in the library. It opens the log, packs
+//! appended records, submits the groups, trims, and reads. The log's core makes all of its
+//! decisions.
 //!
-//! The core reads blocks at once; here a read takes its time. So what the core decides from blocks is
-//! run again with each block that has come, until it needs no other.
+//! The core reads blocks at once; here a read takes time. So a decision of the core that needs
+//! blocks is run again with each block that has come, until it needs no other block.
 
 mod calls;
 mod opening;
@@ -30,10 +30,11 @@ use crate::oracle::{Promise, Record};
 use crate::rng::Rng;
 use crate::scenario::{LogSpec, Op, Place};
 
-/// Bytes that may wait to be packed, unless it is one record.
+/// The maximum number of bytes that wait to be packed, unless they are one record.
 const QUEUE_BYTES: usize = 64 << 10;
 
-/// Blocks that a decision needs and that were not read yet: the first on the volume, and how many.
+/// Blocks that a decision needs and that were not read yet: the first on the volume, and their
+/// number.
 #[derive(Clone, Copy, Debug)]
 struct NotYet(u64, usize);
 
@@ -45,30 +46,30 @@ impl fmt::Display for NotYet {
 
 impl Error for NotYet {}
 
-/// What the thread does.
+/// The present work of the thread.
 #[derive(Debug)]
 enum Job {
-    /// It looks for the end of the log.
+    /// It searches for the end of the log.
     Find,
-    /// It has submitted a new log, and waits until that is durable.
+    /// It has submitted a new log, and waits until the log is durable.
     Create { seq: Seq, log: u64, end: End },
-    /// Without an ordering log, it writes the blocks again that may still be lost.
+    /// Without an ordering log, it writes again the blocks that may still be lost.
     Settle { log: u64, end: End, last: Option<Seq>, at: usize },
-    /// It reads what the log holds.
+    /// It reads the content of the log.
     Check { log: u64, end: End },
     /// The log is open.
     Serve,
-    /// The same, and it looks for the block of a trim.
+    /// The log is open, and the thread searches for the block of a trim.
     Locate(Lsn),
-    /// The same, and it reads the records.
+    /// The log is open, and the thread reads the records.
     ReadBack(Lsn),
 }
 
-/// What the application waits for.
+/// The event that the application waits for.
 #[derive(Debug)]
 enum Goal {
     Nothing,
-    /// Space for records: a kind, the bytes of each, and how many.
+    /// Space for records: their kind, the bytes of each, and their number.
     Space(Kind, u32, u32),
     /// The record at this Lsn is durable.
     Durable(Lsn),
@@ -88,9 +89,9 @@ struct Open {
     end: Lsn,
     wanted: Lsn,
     trimmed: Lsn,
-    /// A group that the stream had no space for.
+    /// A group that was refused because the stream had no space.
     refused: Option<Packed>,
-    /// Which opening it is, for the oracle; `None` if another owner has replaced this one.
+    /// The number of the opening, for the oracle; `None` if another owner has replaced this one.
     opening: Option<usize>,
     /// The Lsn of each record, and of each checkpoint.
     records: Vec<Lsn>,
@@ -102,20 +103,20 @@ pub(super) struct Committer {
     nth: usize,
     spec: LogSpec,
     ring: Ring,
-    /// What recovery has found of the stream: the last group of the prefix, and its tag.
+    /// The result of recovery for the stream: the last group of the prefix, and its tag.
     recovered: Option<(Seq, u64)>,
     job: Job,
     goal: Goal,
-    /// What was read for the job, in order.
+    /// The blocks that were read for the job, in order.
     read: Vec<Vec<u8>>,
     is_reading: bool,
     open: Option<Box<Open>>,
-    /// It sleeps until this, or until the application has something for it.
+    /// The thread sleeps until this is reached, or until the application makes a call.
     asleep: Option<Until>,
 }
 
 impl Committer {
-    /// A thread that opens a log; `None` if there is no place for it.
+    /// A thread that opens a log. Returns `None` if there is no space for the log.
     pub(super) fn new(nth: usize, recovered: Option<(Seq, u64)>, core: &Core) -> Option<Box<Self>> {
         let spec = core.scenario.logs[nth];
         let fits = spec.first + spec.blocks <= core.map.len() as u32;
@@ -150,7 +151,7 @@ impl Committer {
         self.is_ready() && self.open.as_deref().is_some_and(done)
     }
 
-    /// The stream was closed: everything is durable.
+    /// Notes that the stream was closed: everything is durable.
     pub(super) fn is_closed(&mut self, core: &mut Core) {
         if let Some(open) = &self.open {
             let confirmed = core.logs[self.nth].confirm(open.opening, open.end.0);
@@ -158,7 +159,7 @@ impl Committer {
         }
     }
 
-    /// Goes on with what it does; whether anything was done.
+    /// Continues its work. Returns whether anything was done.
     pub(super) fn advance(
         &mut self,
         stream: &mut Stream,
@@ -208,7 +209,7 @@ impl Committer {
         }
     }
 
-    /// Whether it does not sleep, or not any longer.
+    /// Whether the thread is awake, or wakes now.
     fn wakes(&mut self, stream: &mut Stream, core: &mut Core) -> bool {
         let (Some(until), Some(driver)) = (self.asleep, stream.driver()) else { return true };
         let is_over = driver.wait_step(until, None, || core.now).is_some();
@@ -219,7 +220,8 @@ impl Committer {
         is_over
     }
 
-    /// It sleeps until the marks move; with a group that was refused, until there may be space.
+    /// Puts the thread to sleep until the marks move. With a refused group, it sleeps until there
+    /// may be space.
     fn sleeps(&mut self, stream: &mut Stream) {
         let refused = self.open.as_ref().is_some_and(|open| open.refused.is_some());
         let until = if refused { Until::Room } else { Until::Moved };
@@ -238,8 +240,8 @@ impl Committer {
         true
     }
 
-    /// Runs what decides from blocks of the volume with those that were read; begins to read others
-    /// if it needs some.
+    /// Runs a decision with the blocks of the volume that were read. If it needs other blocks,
+    /// begins to read them.
     fn decide<T>(
         &mut self,
         stream: &mut Stream,
@@ -264,7 +266,7 @@ impl Committer {
         }
     }
 
-    /// The log is not what it has to be; an owner that another one has replaced may not know.
+    /// The log is not valid. A fenced owner may not know that it is fenced.
     fn is_broken(&self, promise: Promise, what: &str, stream: &mut Stream, core: &mut Core) {
         if !core.oracle.is_stale(stream.era) {
             core.oracle.broken(promise, format!("log {}: {what}", self.nth));
@@ -272,7 +274,7 @@ impl Committer {
         stream.leave(what, core);
     }
 
-    /// Takes the stream's progress in, and submits what is due.
+    /// Takes in the stream's progress, and submits the groups that are due.
     fn serve(
         &mut self,
         stream: &mut Stream,
@@ -299,7 +301,8 @@ impl Committer {
             Goal::Space(kind, bytes, count) => moved |= self.append(kind, bytes, count, core),
             Goal::Durable(_) => {}
         }
-        // An application whose records find a full log waits until others are durable, and trims it.
+        // An application that finds the log full waits until other records are durable, and trims
+        // the log.
         let Some(open) = &mut self.open else { return false };
         let is_full = open.writer.free() == 0 && !open.writer.awaits_room();
         if is_full && !open.queue.is_empty() {
@@ -345,7 +348,7 @@ impl Committer {
         }
     }
 
-    /// Appends records until there is no space; whether there was any.
+    /// Appends records until there is no space. Returns whether there was any space.
     fn append(&mut self, kind: Kind, bytes: u32, count: u32, core: &mut Core) -> bool {
         let Some(open) = &mut self.open else { return false };
         let log = &mut core.logs[self.nth];
@@ -377,7 +380,7 @@ impl Committer {
         left < count
     }
 
-    /// The application makes a call.
+    /// Handles a call of the application.
     pub(super) fn call(&mut self, op: &Op, core: &mut Core) {
         let Some(open) = &mut self.open else { return };
         self.asleep = None;
@@ -412,7 +415,7 @@ impl Committer {
         }
     }
 
-    /// Drops the records below an Lsn, if that is allowed.
+    /// Drops the records below an Lsn, if that is permitted.
     fn trim(&mut self, lsn: Lsn) {
         let Some(open) = &self.open else { return };
         if lsn > open.trimmed && open.writer.may_trim(lsn).is_ok() {
@@ -502,7 +505,7 @@ fn records(
     Ok(Ok(all))
 }
 
-/// The bytes of a record: no two are alike.
+/// The bytes of a record. No two records have the same bytes.
 fn content(log: usize, nth: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new((log as u64) << 32 | nth);
     let mut bytes = Vec::with_capacity(len + 8);
@@ -513,7 +516,7 @@ fn content(log: usize, nth: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The names of blocks that are about to be written.
+/// Records the bytes of blocks before a write. Returns their names.
 fn noted(bytes: &[u8], core: &mut Core) -> Vec<u64> {
     let blocks = bytes.chunks_exact(BLOCK).map(|block| {
         let name = core.oracle.next_number();
@@ -523,7 +526,7 @@ fn noted(bytes: &[u8], core: &mut Core) -> Vec<u64> {
     blocks.collect()
 }
 
-/// Packs a group; its parts.
+/// Packs a group. Returns its parts.
 fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64, Vec<u64>)> {
     let extents = ring.extents(group.first, group.blocks);
     let [mut first, mut second] = extents.map(|(_, blocks)| vec![0; blocks as usize * BLOCK]);
@@ -533,7 +536,7 @@ fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64
     parts.map(|((block, _), bytes)| (block, noted(&bytes, core))).collect()
 }
 
-/// A promise of a log may be broken.
+/// Reports a broken promise of a log to the oracle, if there is one.
 fn judge(result: Result<(), (Promise, String)>, core: &mut Core) {
     if let Err((promise, what)) = result {
         core.oracle.broken(promise, what);

@@ -1,4 +1,4 @@
-//! How a log of records is opened: found, or created, and checked.
+//! The opening of a log of records: it is found or created, and checked.
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::probe::{self, Rare};
@@ -88,7 +88,7 @@ impl Committer {
         true
     }
 
-    /// Without ordering logs, opening a volume flushes nothing: the last blocks are written again.
+    /// Writes the last blocks again: without ordering logs, opening a volume flushes nothing.
     pub(super) fn settle(
         &mut self,
         (log, end): (u64, End),
@@ -119,7 +119,7 @@ impl Committer {
         if blocks.next().is_none()
             && let Some(driver) = stream.driver()
         {
-            // It was submitted.
+            // The group was submitted, so the wait can begin.
             let _ = driver.begin_wait(Until::Durable(seq));
         }
         true

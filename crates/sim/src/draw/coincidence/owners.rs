@@ -1,12 +1,12 @@
-//! Coincidences in which the volume changes hands, or somebody else writes its drives.
+//! Coincidences in which the volume gets another owner, or a plain host writes its drives.
 
 use super::{FIRST, at, cluster, drive, write};
 use crate::network::NetSpec;
 use crate::rng::Rng;
 use crate::scenario::{Ends, Engine, Fault, Op, Place, Scenario, Step, What, When};
 
-/// A target comes back and is told how far the streams are; the volume changes hands before that is
-/// durable, and the target dies before all streams have started (T9).
+/// A target comes back and gets the marks of the streams. The volume gets another owner before the
+/// marks are durable, and the target dies before all streams have started (T9).
 pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = true;
@@ -28,8 +28,8 @@ pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// An owner reads, slowly, what it has written and not made durable; the volume is taken over, and
-/// what it reads is undone (T8, P9).
+/// An owner reads slowly the blocks that it has written and not made durable. The volume is taken
+/// over, and these blocks are undone (T8, P9).
 pub(super) fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
@@ -52,8 +52,8 @@ pub(super) fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A reader of the volume reads, very slowly, what its owner has written and not made durable;
-/// meanwhile the volume is taken over, and what is being read is undone (T8, P9).
+/// A reader of the volume reads very slowly the blocks that its owner has written and not made
+/// durable. Meanwhile the volume is taken over, and these blocks are undone (T8, P9).
 pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(8, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (500, 15);
@@ -71,8 +71,8 @@ pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// An owner is overtaken while nobody reaches it, and the volume is given back before it hears of
-/// that: what it has sent comes when nobody has the volume (T8).
+/// An owner is fenced while it is unreachable, and the volume is released before the owner learns
+/// of that. The requests that it has sent arrive when the volume is free (T8).
 pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.streams = 2;
@@ -95,7 +95,7 @@ pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// Hosts that have not claimed the volume have its log forgotten, and write (T18, T21).
+/// Hosts that have not claimed the volume ask a target to forget its log, and write (T18, T21).
 pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
@@ -111,8 +111,8 @@ pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// An owner with durable blocks loses its connections for a moment, and just then another host writes
-/// there (T21, T25).
+/// An owner with durable blocks loses its connections for a moment, and just then another host
+/// writes there (T21, T25).
 pub(super) fn strangers_while_the_owner_is_away(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
