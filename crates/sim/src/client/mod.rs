@@ -123,7 +123,7 @@ pub struct Client {
     recovery: Option<Recovery>,
     /// A dry run of the opening has been made.
     looked: bool,
-    /// The time at which the opening is woken next, ns.
+    /// The time at which the opening or the recovery is woken next, ns.
     opening_wakes_at: u64,
     retry_at: u64,
     volume: Option<Volume>,

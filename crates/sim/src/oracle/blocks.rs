@@ -8,7 +8,7 @@ use super::{Drives, Due, Era, Named, Promise};
 use crate::block::{Content, GARBAGE, ZERO, torn_from};
 use crate::scenario::Place;
 
-/// Where a block of the volume lies.
+/// The place of a block of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Where {
     /// The machine.
