@@ -23,7 +23,7 @@ use crate::wire::Extension;
 /// Namespaces that one controller may have for us.
 pub const NAMESPACES_MAX: usize = 1024;
 
-/// A controller, and what matters about it.
+/// A controller, and its properties that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controller {
     /// Its identifier, for the I/O queues' Connect.
@@ -83,7 +83,7 @@ pub struct Namespace {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The bring-up is under way.
+    /// The bring-up is running.
     Enable,
     Queues,
     List,
@@ -92,7 +92,8 @@ enum Step {
     Attached,
 }
 
-/// The way to a [`Controller`]. Feed it what comes and what time it is; send its outbox.
+/// The bring-up of a [`Controller`]. The caller passes the arriving bytes and the time to it, and
+/// sends its outbox.
 #[derive(Debug)]
 pub struct Attach<P> {
     up: BringUp<P>,
@@ -132,10 +133,10 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         self.up.tick(now, out);
     }
 
-    /// Takes the whole PDUs at the start of `buf`; says how many bytes they were.
+    /// Takes the whole PDUs at the start of `buf`; returns how many bytes they were.
     ///
     /// # Errors
-    /// The controller cannot be used; the outbox may hold a last word to it.
+    /// The controller cannot be used; the outbox may hold a last PDU to it.
     pub fn receive(
         &mut self,
         now: u64,
@@ -270,7 +271,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         {
             return Err(AttachError::Unusable("it is a discovery controller, without namespaces"));
         }
-        // What Linux refuses, too: nothing can be written over TCP without these.
+        // Linux refuses such a controller, too: without these no data can be written over TCP.
         if id.sgls & 3 == 0 {
             return Err(AttachError::Unusable("it does not take SGLs"));
         }

@@ -26,7 +26,7 @@ pub enum AttachError {
         /// Its status.
         status: Status,
     },
-    /// The controller says that it failed for good (CSTS.CFS).
+    /// The controller reports that it failed for good (CSTS.CFS).
     #[error("the controller reports a fatal failure (CSTS.CFS)")]
     Fatal,
     /// The controller did not become ready within the time it states itself (CAP.TO).
@@ -43,7 +43,7 @@ pub enum AttachError {
     Namespace {
         /// The namespace.
         nsid: u32,
-        /// What is wrong with it.
+        /// The error.
         why: &'static str,
     },
     /// The discovery log kept changing while it was read.
@@ -57,7 +57,7 @@ pub enum AttachError {
 /// How long to wait before CSTS is read again, in nanoseconds.
 const POLL_NS: u64 = 1_000_000;
 
-/// What came for the one command in flight.
+/// The reply to the one command in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
     /// The queue exists.
@@ -82,7 +82,7 @@ impl<P: AsRef<[u8]> + Clone> Exchange<P> {
         self.page.clear();
         self.page.resize(len as usize, 0);
         let data = if len == 0 { Data::None } else { Data::Read(len) };
-        // The queue is ready and empty, and no structure is longer than what a read may ask for.
+        // The queue is ready and empty, and no structure is longer than the limit of one read.
         let sent = self.qp.submit(sqe, 0, data, out);
         debug_assert!(sent.is_ok(), "{what}: {sent:?}");
     }
@@ -98,7 +98,7 @@ impl<P: AsRef<[u8]> + Clone> Exchange<P> {
             Event::Ready { .. } => reply = Some(Reply::Connected),
             Event::Done { cqe, .. } => reply = Some(Reply::Done(cqe)),
             Event::Data { offset, bytes, .. } => {
-                // The queue pair let nothing through beyond what was asked for.
+                // The queue pair lets no byte through beyond the requested ones.
                 let at = offset as usize;
                 page[at..at + bytes.len()].copy_from_slice(bytes);
             }
@@ -141,7 +141,7 @@ pub(super) struct BringUp<P> {
 
 impl<P: AsRef<[u8]> + Clone> BringUp<P> {
     pub(super) fn new(mut config: QpConfig) -> Self {
-        // Every structure read on the way has one page.
+        // Every structure that the bring-up reads has one page.
         config.data_max = config.data_max.max(identify::LEN as u32);
         Self {
             exchange: Exchange { qp: QueuePair::new(config), page: Vec::new(), what: "connect" },
@@ -168,7 +168,7 @@ impl<P: AsRef<[u8]> + Clone> BringUp<P> {
         }
     }
 
-    /// Takes what came; a reply that is not part of the bring-up is handed on.
+    /// Takes bytes that have come. A reply that is not part of the bring-up is returned.
     pub(super) fn receive(
         &mut self,
         now: u64,
@@ -181,7 +181,7 @@ impl<P: AsRef<[u8]> + Clone> BringUp<P> {
             return Ok((used, Some(reply)));
         }
         let done = self.step(now, reply, out)?;
-        // The last reply of the bring-up is the first for who goes on from there.
+        // The last reply of the bring-up is the first one for the next step.
         Ok((used, done.then_some(reply)))
     }
 

@@ -1,4 +1,4 @@
-//! Asking a discovery service what there is (Base §5.16.1.23).
+//! Asking a discovery service for its log (Base §5.16.1.23).
 
 use alloc::vec::Vec;
 
@@ -28,7 +28,8 @@ enum Step {
     Done,
 }
 
-/// The way to a discovery log. Feed it what comes and what time it is; send its outbox.
+/// The reading of a discovery log. The caller passes the arriving bytes and the time to it, and
+/// sends its outbox.
 #[derive(Debug)]
 pub struct Discover<P> {
     up: BringUp<P>,
@@ -68,10 +69,10 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         self.up.tick(now, out);
     }
 
-    /// Takes the whole PDUs at the start of `buf`; says how many bytes they were.
+    /// Takes the whole PDUs at the start of `buf`; returns how many bytes they were.
     ///
     /// # Errors
-    /// The log cannot be had; the outbox may hold a last word to the service.
+    /// The log cannot be read; the outbox may hold a last PDU to the service.
     pub fn receive(
         &mut self,
         now: u64,

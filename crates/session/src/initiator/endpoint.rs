@@ -1,6 +1,6 @@
-//! What has the connections to one target: an [`Association`](super::association::Association), or
-//! the [`AssociationManager`](super::manager::AssociationManager) that it becomes. The program around
-//! them has the sockets and the clock, and drives both by the same calls.
+//! The owner of the connections to one target: an [`Association`](super::association::Association),
+//! or the [`AssociationManager`](super::manager::AssociationManager) that it becomes. The program
+//! around them has the sockets and the clock, and drives both by the same calls.
 
 use riopipe_order::attribute::StreamId;
 
@@ -32,8 +32,8 @@ pub trait Endpoint {
     /// A connection that was [wanted](Self::wants_connection) cannot be made.
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
 
-    /// Whether a queue has a use for its connection; else the program sends what the queue's
-    /// [outbox](Self::outbox) holds, as far as the connection takes it at once, and closes it.
+    /// Whether a queue has a use for its connection. If not, the program sends the contents of the
+    /// queue's [outbox](Self::outbox), as far as the connection takes them at once, and closes it.
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
@@ -41,18 +41,18 @@ pub trait Endpoint {
     #[must_use]
     fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
 
-    /// What is to be sent on a queue's connection, in order.
+    /// The bytes to be sent on a queue's connection, in order.
     fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Self::Piece>;
 
-    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; says how
-    /// many bytes they were. The rest is to be offered again with more behind it.
+    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; returns
+    /// how many bytes they were. The rest must be passed again with the bytes that follow it.
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
 
     /// A queue's connection has ended, and it was not this side that closed it.
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
 
-    /// Time went by: tells the target that its host lives, gives up what is owed for too long, and
-    /// goes on with what rests.
+    /// Time has passed: sends Keep Alive, gives up answers that are owed for too long, and
+    /// continues work that was put off.
     fn timeout(&mut self, now: u64);
 
     /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else

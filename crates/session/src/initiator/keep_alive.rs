@@ -1,20 +1,20 @@
-//! When a target is told that its host lives, and what it means when it drops the connection all
-//! the same (Base §3.9).
+//! The times at which an initiator sends Keep Alive, and the loss of a connection that the target
+//! drops all the same (Base §3.9).
 
 use core::fmt;
 
 /// The Keep Alive commands of one association. Times are nanoseconds of one monotonic clock.
 ///
-/// Unless it is told otherwise, a command goes out each third of the time after which the target
-/// gives up: two may come late.
+/// By default a command goes out each third of the time after which the target gives up: two may
+/// come late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     timeout_ns: u64,
-    /// How often the target is told; `None`: never.
+    /// The interval of the commands, ns; `None`: none is sent.
     every_ns: Option<u64>,
     /// Since when the association is there.
     since: u64,
-    /// When the target was told last.
+    /// When the last command was sent, ns.
     told: u64,
     /// The longest time between two such moments that the association may yet end for.
     silence: u64,
@@ -27,14 +27,14 @@ pub struct KeepAlive {
 pub struct Loss {
     /// How long it was there, ns.
     pub after: u64,
-    /// The longest time of late for which the target was told nothing, ns.
+    /// The longest recent time for which no command was sent to the target, ns.
     pub silence: u64,
-    /// How long the target waits to be told, ns.
+    /// How long the target waits for a command, ns.
     pub timeout: u64,
 }
 
 impl KeepAlive {
-    /// An association that is there from `now` on, whose target gives up after `timeout_ms`
+    /// An association that exists from `now` on, whose target gives up after `timeout_ms`
     /// milliseconds (KATO); never if that is 0.
     #[must_use]
     pub fn new(timeout_ms: u32, now: u64) -> Self {
@@ -43,14 +43,14 @@ impl KeepAlive {
         Self { timeout_ns, every_ns, since: now, told: now, silence: 0, heard: now }
     }
 
-    /// The same, but the target is told every `every_ns` nanoseconds, also if it never gives up: its
-    /// answers show that it lives.
+    /// The same, but a command goes out every `every_ns` nanoseconds, also if the target never
+    /// gives up: its answers show that it runs.
     #[must_use]
     pub const fn every(self, every_ns: u64) -> Self {
         Self { every_ns: Some(every_ns), ..self }
     }
 
-    /// When the target is to be told next; `None`: never.
+    /// When the next command is due, ns; `None`: never.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.every_ns.map(|every| self.told.saturating_add(every))
@@ -62,7 +62,7 @@ impl KeepAlive {
         self.next().is_some_and(|next| now >= next)
     }
 
-    /// The target is told at `now`.
+    /// A command is sent at `now`.
     pub fn tell(&mut self, now: u64) {
         let silence = now.saturating_sub(self.told);
         if silence >= self.silence_until(now) {
@@ -82,7 +82,7 @@ impl KeepAlive {
     }
 
     fn silence_until(&self, now: u64) -> u64 {
-        // Whoever is still there so long after a silence has not been dropped for it.
+        // An association that still exists so long after a silence was not dropped because of it.
         let is_over = now.saturating_sub(self.heard) > self.timeout_ns;
         let before = if is_over { 0 } else { self.silence };
         before.max(now.saturating_sub(self.told))
@@ -90,7 +90,7 @@ impl KeepAlive {
 }
 
 impl Loss {
-    /// Whether the target has waited in vain to be told that its host lives.
+    /// Whether the target has waited in vain for a command of its host.
     #[must_use]
     pub fn ran_out(&self) -> bool {
         self.timeout > 0 && self.silence >= self.timeout
@@ -147,7 +147,7 @@ mod tests {
         keep.tell(5 * S);
         let text = keep.lost(7 * S).to_string();
         assert!(text.contains("after 7 s") && !text.contains("keep-alive"), "{text}");
-        // A program that was stopped goes on with telling, and learns of the loss only then.
+        // A program that was stopped goes on to send commands, and learns of the loss only then.
         keep.tell(22 * S);
         let text = keep.lost(23 * S).to_string();
         for words in ["after 23 s", "keep-alive ran out", "nothing for 17 s", "waits for 15 s"] {

@@ -1,8 +1,8 @@
-//! How an open volume knows a target and its drives again after a connection was lost (T19, T27).
+//! How an open volume recognises a target and its drives after a connection was lost (T19, T27).
 //!
-//! What a volume has learnt of its targets when it was opened decides what it does for a promise:
-//! where a FLUSH is needed, which log has its entries, which blocks are its own. A target that
-//! comes back is therefore looked at again before anything is sent to it.
+//! The properties that a volume has learnt of its targets when it was opened decide how it keeps
+//! its promises: where a FLUSH is needed, which log has its entries, which blocks are its own. A
+//! target that comes back is therefore checked again before any command is sent to its drives.
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -19,9 +19,9 @@ pub struct KnownTarget {
     volume: VolumeId,
     /// The owner's generation.
     generation: u32,
-    /// Its log region, if the extension tells of one.
+    /// Its log region, if the extension names one.
     region: Option<[u8; 16]>,
-    /// It said of its drives that they have a volatile cache; it says it of all or none.
+    /// Whether it reported a volatile cache for its drives; it reports that for all or none.
     volatile: bool,
     drives: Vec<KnownDrive>,
 }
@@ -34,7 +34,7 @@ struct KnownDrive {
     block_size: u32,
     /// Blocks that the volume needs there.
     blocks: u64,
-    /// Which member the label says it is.
+    /// The number of the member, as the label gives it.
     index: u16,
 }
 
@@ -43,13 +43,13 @@ struct KnownDrive {
 pub struct DriveOfVolume {
     /// Its namespace.
     pub nsid: u32,
-    /// Which member its label says it is.
+    /// The number of the member, as its label gives it.
     pub index: u16,
     /// Blocks that the volume needs there, from the first one on.
     pub blocks: u64,
 }
 
-/// A target has come back, and is not what it was.
+/// A target has come back, and its properties have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Changed {
@@ -97,7 +97,7 @@ pub enum Changed {
         /// Blocks that it has now.
         now: u64,
     },
-    /// It may lose in a power cut what it has completed, which it could not before.
+    /// In a power cut it may now lose completed writes, which it could not before.
     #[error(
         "namespace {0} came back with a volatile write cache and was protected against power loss \
          before: what it has completed counted as durable without a FLUSH, and does not any more. \
@@ -128,9 +128,9 @@ pub enum Changed {
 }
 
 impl KnownTarget {
-    /// What is to be found again of a target that serves these drives of a volume, by the owner
-    /// with this generation. A drive that the controller doesn't have is left out: whoever opens a
-    /// volume has refused that.
+    /// The properties that must be found again on a target that serves these drives of a volume,
+    /// for the owner with this generation. A drive that the controller doesn't have is left out:
+    /// opening the volume has refused such a drive.
     #[must_use]
     pub fn new(
         volume: VolumeId,
@@ -158,18 +158,18 @@ impl KnownTarget {
         }
     }
 
-    /// The namespaces of the volume's drives, whose labels are to be
-    /// [looked at](Self::check_label), too.
+    /// The namespaces of the volume's drives, whose labels must be [checked](Self::check_label),
+    /// too.
     pub fn namespaces(&self) -> impl Iterator<Item = u32> + '_ {
         self.drives.iter().map(|drive| drive.nsid)
     }
 
-    /// Whether the target is what it was: its log, its drives, and what they do to what they have
-    /// completed. A drive that is protected now and was not, or has grown, changes nothing: the
-    /// volume goes on as if it had not.
+    /// Whether the target still has its properties: its log, its drives, and what a power cut does
+    /// to completed writes. A drive that is protected now and was not, or has grown, changes
+    /// nothing: the volume goes on as if it had not.
     ///
     /// # Errors
-    /// [`Changed`]: nothing that the volume still counts on may be asked of the target.
+    /// [`Changed`]: the target must get no command that the volume still depends on.
     pub fn check(&self, now: &Controller) -> Result<(), Changed> {
         if now.extension.map(|extension| extension.region) != self.region {
             return Err(Changed::Region);
@@ -194,10 +194,9 @@ impl KnownTarget {
         Ok(())
     }
 
-    /// Whether the label found on a drive is still the volume's, and of no newer owner, nor an
-    /// earlier one. A target
-    /// that keeps no log of the volume has forgotten its owners when it is started again: then only
-    /// the labels know who was the last (T8).
+    /// Whether the label found on a drive is still the volume's, and of neither a newer nor an
+    /// older owner. A target that keeps no log of the volume forgets its owners when it is started
+    /// again: then only the labels record the last owner (T8).
     ///
     /// # Errors
     /// [`Changed::Label`], [`Changed::Older`], [`Changed::Overtaken`].

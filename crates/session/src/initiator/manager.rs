@@ -7,15 +7,16 @@
 //!                                  → Refused: what comes back is not what was, or has another owner
 //! ```
 //!
-//! A target that comes back is looked at again before anything is sent to it: identity, log region,
-//! volatility and the labels on its drives (T19, T27). Then the volume is claimed again (T8, T25).
+//! A target that comes back is checked again before any command is sent to its drives: identity,
+//! log region, volatility and the labels on its drives (T19, T27). Then the volume is claimed again
+//! (T8, T25).
 //! Streams ask for connections with [`request`](AssociationManager::request), and none is made
 //! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
 //! connections of an association end with it ([`ManagerEvent::Lost`]).
 //!
-//! The program around it drives it as it drives an [`Association`], as an [`Endpoint`]; after each
-//! call it takes the [events](AssociationManager::next_event). All times are
-//! nanoseconds of one monotonic clock.
+//! The program drives it as it drives an [`Association`], as an [`Endpoint`]. After each call the
+//! program takes the [events](AssociationManager::next_event). All times are nanoseconds of one
+//! monotonic clock.
 
 mod cause;
 mod recognise;
@@ -38,10 +39,10 @@ use super::reconnect::{BackOff, ConnectRequest, ReconnectQueue};
 use crate::outbox::Outbox;
 use crate::wire::{self, Claim};
 
-/// What a manager is to do.
+/// The configuration of an association manager.
 #[derive(Clone, Debug)]
 pub struct ManagerConfig {
-    /// What must be found again when the target comes back.
+    /// The properties that must be found again when the target comes back.
     pub known: KnownTarget,
     /// How the same owner claims the volume again there; `None` where the target does not speak the
     /// extension.
@@ -55,31 +56,32 @@ pub struct ManagerConfig {
     pub seed: u64,
 }
 
-/// What happened.
+/// An event of the association with one target.
 #[derive(Debug)]
 pub enum ManagerEvent {
     /// The association is lost, and with it all that belongs to it, also a connection that is being
-    /// made: every stream is told so before any later event is acted on. A target counts its
-    /// controllers anew in each of its lives, so a late Connect may get into the next association,
-    /// before anything has been looked at again there (T27).
+    /// made. Every stream must get this event before any later event is handled. A target counts
+    /// its controllers anew in each incarnation, so a late Connect may get into the next
+    /// association before anything has been checked again there (T27).
     Lost {
         /// Why.
         why: AwayCause,
     },
     /// A new association stands, and the volume is claimed.
     Back {
-        /// How long the target was away, ns.
+        /// How long the target was unreachable, ns.
         away_ns: u64,
         /// How many attempts it took.
         attempts: u32,
     },
-    /// The target has been away for longer than the streams wait: they fail. It is still tried, and
-    /// they can be reopened when it is back.
+    /// The target has been unreachable for longer than the streams wait: they fail. The manager
+    /// still tries to reach it, and the streams can be reopened when it is back.
     GivenUp {
-        /// How long it has been away, ns.
+        /// How long it has been unreachable, ns.
         away_ns: u64,
     },
-    /// The target is lost to this owner, and is not tried again: every stream is told to give it up.
+    /// The target is lost to this owner, and the manager does not try it again: every stream must
+    /// give it up.
     Refused {
         /// Why.
         why: AwayCause,
@@ -96,12 +98,12 @@ pub enum ManagerEvent {
     },
 }
 
-/// Why a target is away.
+/// Why a target is unreachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     /// Since when, ns.
     pub since: u64,
-    /// What was met last.
+    /// The cause of the last failure.
     pub why: AwayCause,
     /// It is not tried again.
     pub for_good: bool,
@@ -117,13 +119,13 @@ enum State {
     Over,
 }
 
-/// How far the way back is.
+/// The progress of setting up the association again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Return {
-    /// The attempt under way, or rested for.
+    /// The attempt that runs, or that is due after a pause.
     attempt: u32,
     step: Step,
-    /// The streams were told that they need not wait any longer.
+    /// The streams have got the event that they need not wait any longer.
     given_up: bool,
 }
 
@@ -223,7 +225,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.association.controller()
     }
 
-    /// Why the target is away, if it is.
+    /// Why the target is unreachable, if it is.
     #[must_use]
     pub const fn absence(&self) -> Option<&Absence> {
         match &self.state {
@@ -232,7 +234,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// What happened, in order. To be acted on in order.
+    /// The next event. Events must be handled in order.
     pub fn next_event(&mut self) -> Option<ManagerEvent> {
         self.events.pop_front()
     }
@@ -248,13 +250,13 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.requests.request(request, chance, now);
     }
 
-    /// The volume is closed: the target learns at once that the owner is gone, and for good: it needs
-    /// no lease (T25). What the outbox of the admin queue holds is to be sent before the connection
-    /// is closed.
+    /// The volume is closed. The target learns at once that the owner has ended for good, so that
+    /// it needs no lease (T25). The contents of the admin queue's outbox must be sent before the
+    /// connection is closed.
     pub fn stop(&mut self, now: u64) {
         if let Some(claim) = self.config.claim.as_ref().filter(|_| self.is_standing()) {
             let release = wire::release_command(claim.volume, false);
-            // If it cannot be asked, the end of the connection says nearly as much.
+            // If the release cannot be sent, the end of the connection has nearly the same effect.
             let _ = self.association.ask(ControlQueue::Admin, 0, release, Data::None, now);
         }
         self.association.hang_up();
@@ -262,7 +264,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.serving = None;
     }
 
-    /// Does what the association's state makes possible.
+    /// Does all that the association's state makes possible.
     fn go_on(&mut self, now: u64) {
         let step = match &self.state {
             State::Standing => {

@@ -1,5 +1,6 @@
-//! Taking a volume and finding its prefix again after any crash: asking, claiming, listing,
-//! undoing and settling on all targets together (Rio paper §4.4; T1, T8–T11, T19, T20).
+//! Recovery of a volume after any crash: it claims the volume and finds its prefix again, by
+//! asking, claiming, listing, undoing and settling on all targets together (Rio paper §4.4; T1,
+//! T8–T11, T19, T20).
 //!
 //! [`Opening`] is one pure machine for four purposes ([`Mode`]):
 //!
@@ -10,13 +11,14 @@
 //! | dry run | Ask → List → Over |
 //! | acknowledge in-place lists | List → Settle → Over |
 //!
-//! The steps are barriers across all targets: what is undone is undone and flushed *everywhere*
-//! before any log is shortened, and nothing restarts before all are (T9). In the pauses, which
-//! are set in italics, the driver does its own part and says [`Opening::go_on`].
+//! The steps are barriers across all targets: the undo is done and flushed *everywhere* before any
+//! log is shortened, and nothing restarts before all are (T9). In the pauses, which are set in
+//! italics, the driver does its own part and calls [`Opening::go_on`].
 //!
 //! The driver asks [`Opening::next`] for each target's commands, sends them in any order, several
 //! at once, and reports each with [`Opening::done`]. If a connection is lost, or a target takes too
-//! long, it drops the machine and begins a new one: from any point the same prefix is found.
+//! long, the driver drops the machine and begins a new one: from any point the same prefix is
+//! found.
 
 mod error;
 mod outcome;
@@ -75,7 +77,7 @@ pub struct OpeningServer {
     pub members: Vec<OpeningMember>,
 }
 
-/// What there is.
+/// The volume and its targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpeningConfig {
     /// The volume.
@@ -84,12 +86,12 @@ pub struct OpeningConfig {
     pub servers: Vec<OpeningServer>,
 }
 
-/// What is to be done.
+/// The purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Take the volume, and recover every stream that needs it.
     Open(Intent),
-    /// Tell what opening would find, and change nothing, not even a generation.
+    /// Report what opening would find, and change nothing, not even a generation.
     DryRun(Intent),
     /// Recover some streams of a volume that is owned with this generation. Their connections
     /// are closed.
@@ -112,11 +114,11 @@ pub enum Mode {
 /// How far an opening is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Asking every target what it knows of the volume.
+    /// Asking every target for its state of the volume.
     Ask,
     /// Taking the volume, target after target.
     Claim,
-    /// Asking again, now that nobody else writes.
+    /// Asking again, now that no other initiator writes.
     AskAgain,
     /// A pause: the volume is taken, and its labels can be read again.
     Claimed,
@@ -126,7 +128,7 @@ pub enum Phase {
     Decided,
     /// Zeroing fresh blocks beyond the prefix.
     Undo,
-    /// Flushing what was zeroed.
+    /// Flushing the zeroed blocks.
     Flush,
     /// Recording the prefix in all logs, and shortening them.
     Settle,
@@ -141,7 +143,7 @@ impl Phase {
         matches!(self, Self::Claimed | Self::Decided)
     }
 
-    /// What is being done in it, for error messages.
+    /// The action of this phase, for error messages.
     #[must_use]
     pub const fn doing(self) -> &'static str {
         match self {
@@ -179,18 +181,18 @@ pub struct Progress {
     pub phase: Phase,
     /// Commands done (of [`Phase::List`]: partitions read).
     pub done: usize,
-    /// Of how many.
+    /// All commands of the phase (of [`Phase::List`]: all partitions).
     pub total: usize,
 }
 
-/// A command that was given out: which one, of which attempt.
+/// The identity of a command that was returned by [`Opening::next`]: its number and its attempt.
 ///
-/// An opening that was abandoned may leave commands under way on connections that live on, and
-/// their answers come during a later one. Numbers begin anew with each opening; the attempt tells
-/// its own answers from those (T23).
+/// An abandoned opening may leave commands in flight on connections that stay open, and their
+/// answers come during a later opening. Numbers begin anew with each opening. The attempt separates
+/// its own answers from the earlier ones (T23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket {
-    /// The attempt, as [`Opening::new`] was told.
+    /// The attempt that was given to [`Opening::new`].
     pub attempt: u32,
     /// The command's number in it.
     pub number: u32,
@@ -232,9 +234,9 @@ pub enum Call {
 /// A command that a target has put off, and that is to be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
-    /// What it answered.
+    /// The status that it answered.
     pub status: Status,
-    /// How often it has said so.
+    /// The number of such answers.
     pub attempts: u32,
 }
 
@@ -271,15 +273,16 @@ pub struct Opening {
     lists: Lists,
     /// Why a log can't be read, if one can't.
     unreadable: Option<OpeningError>,
-    /// The logs are not to be believed: the caller gives them up (T26).
+    /// The logs are not valid: the caller gives them up (T26).
     disbelieved: bool,
     settle: Vec<SettleStream>,
     outcome: Outcome,
 }
 
 impl Opening {
-    /// Begins. `attempt` is another one than that of every earlier opening of which an answer may
-    /// still come over the same connections: whoever has these counts (T23).
+    /// Begins. `attempt` must differ from that of every earlier opening of which an answer may
+    /// still come over the same connections. The owner of the connections counts the attempts
+    /// (T23).
     ///
     /// # Errors
     /// A target of the volume is missing (T20).
@@ -343,13 +346,13 @@ impl Opening {
     }
 
     /// A command has ended; `answer` has the data that came back. The answer to a command of an
-    /// earlier, abandoned attempt is dropped: what it tells may not be so any more (T23).
+    /// earlier, abandoned attempt is dropped: its content may be out of date (T23).
     ///
     /// Nothing follows on an error: no further command is given out. The targets are as they
     /// were before [`Phase::Undo`], and from later on everything can be run again.
     ///
     /// # Errors
-    /// Why the volume or stream can't be taken or recovered.
+    /// The reason why the volume or stream can't be claimed or recovered.
     pub fn done(
         &mut self,
         ticket: Ticket,
@@ -422,8 +425,8 @@ impl Opening {
         self.queues.get(server).map_or(0, |queue| queue.out)
     }
 
-    /// What a target has last put off, if that is still to be sent again: the driver waits a
-    /// moment before it asks for the target's [`next`](Self::next).
+    /// The command that a target has last put off, if it is still to be sent again: the driver
+    /// waits a moment before it asks for the target's [`next`](Self::next).
     #[must_use]
     pub fn put_off(&self, server: usize) -> Option<PutOff> {
         self.queues.get(server).and_then(|queue| queue.put_off)
@@ -435,20 +438,20 @@ impl Opening {
         self.generation
     }
 
-    /// What the targets that speak the extension have last said of the volume, by target; empty
-    /// where nothing was asked.
+    /// The last status of the volume on the targets that have the extension, by target; empty where
+    /// nothing was asked.
     #[must_use]
     pub fn statuses(&self) -> &[(usize, VolumeStatus)] {
         &self.statuses
     }
 
-    /// What was found and done so far; of streams from [`Phase::Decided`] on.
+    /// The findings and actions so far; those of streams from [`Phase::Decided`] on.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// What was found and done.
+    /// The findings and actions.
     #[must_use]
     pub fn into_outcome(self) -> Outcome {
         self.outcome

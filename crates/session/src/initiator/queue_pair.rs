@@ -1,9 +1,9 @@
 //! One connection to a target: a submission and a completion queue over TCP.
 //!
 //! [`QueuePair`] initializes the connection, creates the queue (Fabrics Connect), sends commands
-//! and takes completions. It answers R2Ts by itself. Whatever the target sends is checked against
-//! what was asked of it (T18): a target that lies loses the connection, with the termination
-//! request that the specification gives for it already in the outbox.
+//! and takes completions. It answers R2Ts by itself. Every PDU from the target is checked against
+//! the commands in flight (T18): a target that breaks the protocol loses the connection. The
+//! termination request that the specification gives for the error is then already in the outbox.
 
 mod config;
 mod error;
@@ -39,7 +39,7 @@ pub enum Data<'a, P> {
     Read(u32),
 }
 
-/// What came.
+/// A PDU that arrived.
 #[derive(Debug)]
 pub enum Event<'a, T = u64> {
     /// The queue exists; commands may be submitted.
@@ -106,12 +106,12 @@ struct Slot<P, T> {
     /// R2Ts that came in one call of `receive`, and which call that was: none of them can have
     /// been answered when the next was sent.
     r2ts: (u32, u32),
-    /// Where in the outbox its capsule ends, without data, and where all does that was sent for it:
-    /// an answer to what has not left comes from nobody who has seen it, and what waits to be sent
-    /// would have no bound (T18).
+    /// Where in the outbox its capsule ends, without data, and where all ends that was sent for it.
+    /// An answer to a command that was not sent cannot be genuine, and without this check the
+    /// waiting bytes would have no bound (T18).
     capsule_end: u64,
     end: u64,
-    /// What R2Ts will ask for. The vector is kept for the next command.
+    /// The data that R2Ts will ask for. The vector is kept for the next command.
     pieces: Vec<P>,
 }
 
@@ -130,8 +130,7 @@ impl<P, T> Slot<P, T> {
     }
 }
 
-/// One connection to a target. See [the module](self). `T` is what the caller tells its commands apart
-/// by.
+/// One connection to a target. See [the module](self). `T` is the caller's name of a command.
 #[derive(Debug)]
 pub struct QueuePair<P, T = u64> {
     config: QpConfig,
@@ -144,7 +143,7 @@ pub struct QueuePair<P, T = u64> {
     free: Vec<u16>,
     slot_bits: u32,
     cntlid: u16,
-    /// Calls of `receive`, to tell R2Ts of one from those of another.
+    /// Calls of `receive`, to separate R2Ts of one call from those of another.
     calls: u32,
 }
 
@@ -196,7 +195,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         pair
     }
 
-    /// Begins: sends ICReq. Connect follows by itself; [`Event::Ready`] says that it is done.
+    /// Begins: sends ICReq. Connect follows by itself; [`Event::Ready`] reports that it is done.
     pub fn start(&mut self, out: &mut Outbox<P>) {
         if self.state != State::Idle {
             return;
@@ -238,7 +237,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.slots.len() - self.free.len()
     }
 
-    /// What was given with each command in flight, in no order: what is to be replayed or failed
+    /// The caller's names of the commands in flight, in no order. These must be replayed or failed
     /// when the connection has ended.
     pub fn outstanding(&self) -> impl Iterator<Item = T> {
         self.slots.iter().filter(|s| s.busy).filter_map(|s| s.user)
@@ -261,7 +260,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.cntlid
     }
 
-    /// What the connection was asked to be.
+    /// The configuration of the connection.
     #[must_use]
     pub const fn config(&self) -> &QpConfig {
         &self.config
@@ -380,11 +379,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         Ok(Cid(cid))
     }
 
-    /// Takes the whole PDUs at the start of `buf` and says how many bytes they were. The rest is
-    /// the beginning of a PDU that must be offered again with more behind it.
+    /// Takes the whole PDUs at the start of `buf` and returns how many bytes they were. The rest is
+    /// the beginning of a PDU, which must be passed again with the bytes that follow it.
     ///
     /// # Errors
-    /// The connection has ended. What the outbox holds then is to be sent before it is closed.
+    /// The connection has ended. The contents of the outbox must then be sent before it is closed.
     #[inline]
     pub fn receive(
         &mut self,
@@ -535,8 +534,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }
         if cqe.status().is_ok() {
-            // A success that skipped data would be believed: the caller's buffer would hold old
-            // bytes, or the drive none of the new ones.
+            // The caller would accept a success that skipped data: its buffer would hold old bytes,
+            // or the drive none of the new ones.
             match slot.direction {
                 Direction::In if slot.moved < slot.len => {
                     return Err(PduError::sequence("a read completed before its data").into());
@@ -550,7 +549,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                 cqe = with_status(&cqe, Status::TRANSIENT_TRANSPORT);
             }
         } else if cqe.status().is(Status::QUEUE_DELETED) {
-            // It says nothing of the command: that stays outstanding, and is asked again (P7).
+            // This status does not concern the command: it stays outstanding, and is asked again
+            // (P7).
             return Err(SessionError::QueueDeleted);
         }
         let user = slot.user;
@@ -598,7 +598,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         out: &Outbox<P>,
         on: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
-        // TCP §3.3.2.1 says which status each lie gets.
+        // TCP §3.3.2.1 gives the status for each error.
         let Some(slot) = self.slot(hdr.cccid) else {
             return Err(PduError::header(8, "data for no command in flight").into());
         };
@@ -650,8 +650,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             .get_mut(index)
             .filter(|slot| slot.busy && slot.cid == r2t.cccid)
             .ok_or(PduError::header(8, "an R2T for no command in flight"))?;
-        // TCP §3.3.2.2 says which status each lie gets. What it asked for before may still be on its
-        // way: as many R2Ts as `maxr2t` may be out at once.
+        // TCP §3.3.2.2 gives the status for each error. Data that was requested before may still be
+        // in flight: as many R2Ts as `maxr2t` may be out at once.
         if slot.moved == 0 && !out.has_sent(slot.end) {
             return Err(PduError::sequence("an R2T before its command was sent"));
         }

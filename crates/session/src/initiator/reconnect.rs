@@ -13,15 +13,15 @@ pub struct ConnectRequest {
     pub server: u16,
     /// The queue to create.
     pub qid: u16,
-    /// Commands that the queue has to have room for.
+    /// Commands for which the queue must have space.
     pub depth: usize,
     /// Connections that the stream has had in vain since it was last bound there: each makes the
     /// wait for the next one longer.
     pub attempts: u32,
 }
 
-/// How long to wait before something is tried again: longer each time, and not quite the same for
-/// everybody.
+/// The pauses before an action is tried again: longer each time, and slightly different for each
+/// initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
     /// After the first attempt, ns.

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 use std::vec;
 
-/// What the script answers to one command.
+/// The script's answer to one command.
 pub(super) enum Answer {
     /// A completion with this result.
     Result(u64),
@@ -29,7 +29,8 @@ pub(super) fn le(b: &[u8], at: usize, len: usize) -> u64 {
     (0..len).rev().fold(0, |v, i| v << 8 | u64::from(b[at + i]))
 }
 
-/// Takes the PDUs in `sent` apart by hand; answers ICReq, and each command as `answer` says.
+/// Decodes the PDUs in `sent` without the decoders under test; answers ICReq, and each command with
+/// the result of `answer`.
 pub(super) fn respond(sent: &[u8], mut answer: impl FnMut(&[u8]) -> Answer) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = sent;

@@ -62,17 +62,17 @@ pub(super) struct ScriptedTarget {
     pub(super) up: bool,
     pub(super) region: [u8; 16],
     pub(super) generation: u32,
-    /// What discovery lists.
+    /// The subsystems that discovery lists.
     pub(super) subsystems: Vec<&'static str>,
     /// It answers no admin command after the bring-up, except Keep Alive if that is `true`.
     pub(super) mute: Option<bool>,
-    /// What queue 1 is refused with, one after the other.
+    /// The statuses with which queue 1 is refused, one after the other.
     pub(super) refusals: Vec<u16>,
-    /// What the label is read with.
+    /// The status of a read of the label.
     pub(super) label_status: u16,
-    /// What claims are answered with, one after the other; then they succeed.
+    /// The statuses of the answers to claims, one after the other; later claims succeed.
     pub(super) claims: Vec<u16>,
-    /// Opcodes of what was asked since the bring-up.
+    /// Opcodes of the commands since the bring-up.
     pub(super) asked: Vec<u8>,
     /// Commands without an answer.
     pub(super) withheld: Vec<Vec<u8>>,
@@ -206,7 +206,7 @@ impl ScriptedTarget {
         }
     }
 
-    /// What it answers to these bytes.
+    /// The answer to these bytes.
     pub(super) fn respond(&mut self, queue: ControlQueue, sent: &[u8]) -> Vec<u8> {
         self.discovering = queue == ControlQueue::Discovery;
         if sent.first() == Some(&0) {

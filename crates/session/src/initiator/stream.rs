@@ -1,8 +1,8 @@
 //! An ordered stream: one engine over one queue pair for each of the volume's targets.
 //!
-//! The owner admits groups, calls [`pump`](StreamSession::pump) to turn what may go into commands,
-//! sends what the outboxes hold, feeds what arrives to [`receive`](StreamSession::receive), and
-//! reads the marks. No reply is ever waited for here.
+//! The owner admits groups, calls [`pump`](StreamSession::pump) to turn requests that may be sent
+//! into commands, sends the contents of the outboxes, passes arriving bytes to
+//! [`receive`](StreamSession::receive), and reads the marks. No reply is ever waited for here.
 
 mod board;
 mod link;
@@ -34,7 +34,7 @@ use reading::{ReadPart, Reading};
 use rejoin::{News, breaks};
 use tracer::Tracer;
 
-/// What a stream is.
+/// The configuration of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
     /// The volume.
@@ -53,38 +53,40 @@ pub struct StreamConfig {
     pub queue_depth: usize,
     /// How long a target may make no progress while commands are out, ns.
     pub timeout_ns: u64,
-    /// How long a server may be away before it is given up, ns: the stream goes on when it comes
-    /// back within that time (P7). 0: a lost connection poisons the stream at once, as it does
-    /// with engines that cannot replay.
+    /// The time for which a server may be unreachable before the stream gives it up, ns. The stream
+    /// continues when the server comes back within that time (P7). 0: a lost connection poisons the
+    /// stream at once, as with engines that cannot replay.
     pub loss_ns: u64,
 }
 
-/// An idle stream tells its mark this often at most, ns: one command in passing, not one a write.
+/// The shortest time between two marks that an idle stream sends, ns: the mark is not sent for each
+/// write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// Commands beside the queue depth that a queue must have room for: reads, marks, bind.
+/// Commands beside the queue depth for which a queue must have space: reads, marks, bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
 pub type StreamQueue<P> = QueuePair<P, Tag>;
 
-/// What a command on a connection of a stream is for.
+/// The purpose of a command on a connection of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// A request of the engine.
     Request(RequestId),
     /// Part of a read.
     Read {
-        /// Which read, so that what comes for one that was given up is not taken for a later one's.
+        /// The number of the read, so that a late reply for a read that was given up is not taken
+        /// for a reply for a later read.
         number: u32,
-        /// Which part of it.
+        /// The part of the read.
         part: u32,
     },
     /// To bind the connection to the stream.
     Bind,
-    /// To tell the released mark.
+    /// To send the released mark.
     Mark,
-    /// To list what the target's log holds of the stream.
+    /// To list the entries of the stream in the target's log.
     List,
 }
 
@@ -114,7 +116,7 @@ pub struct StreamSession<P> {
     links: Vec<Link<P>>,
     reading: Reading,
     marks: Marks,
-    /// Every target is to be told the last mark: the stream is being closed.
+    /// The stream is being closed: every target must get the last mark.
     closing: bool,
     mark_refused: Option<BindRefused>,
     bind_refused: Option<BindRefused>,
@@ -168,8 +170,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// The same, but it only reads: no group may be admitted, and the engine is one that needs no
-    /// bind. It sees what is complete of all streams (P9).
+    /// The same for a stream that only reads: no group may be admitted, and the engine is one that
+    /// needs no bind. It sees all that is complete in all streams (P9).
     #[must_use]
     pub fn reads_only(self) -> Self {
         Self { reads_only: true, ..self }
@@ -207,8 +209,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.admit(writes, tag, durable)
     }
 
-    /// Turns what may be sent now into commands in the outboxes, and looks after connections that
-    /// are being set up.
+    /// Turns requests that may be sent now into commands in the outboxes, and drives connections
+    /// that are being set up.
     pub fn pump(&mut self, now: u64) {
         if self.unsettled {
             self.tend(now);
@@ -283,7 +285,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Gives up the read under way, if there is one: what still comes of it is dropped.
+    /// Gives up the read in flight, if there is one: later replies for it are dropped.
     pub fn give_up_read(&mut self) {
         self.reading.begin();
     }
@@ -301,7 +303,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.writes_pending(lba, blocks) && !probe::planted(Plant::P9OwnReads)
     }
 
-    /// Whether a read is under way.
+    /// Whether a read is in flight.
     #[must_use]
     pub fn is_reading(&self) -> bool {
         self.reading.outstanding > 0
@@ -315,11 +317,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.failed.map_or(Ok(()), Err)
     }
 
-    /// Takes in what arrived from `server`; `sink` gets the bytes of the read under way, with their
-    /// offset in it. Returns how many bytes of `buf` were used up.
+    /// Takes in bytes that arrived from `server`. `sink` gets the bytes of the read in flight, with
+    /// their offset in it. Returns how many bytes of `buf` were used up.
     ///
     /// # Errors
-    /// When the target breaks the protocol; the caller closes the connection and says
+    /// When the target breaks the protocol. The caller then closes the connection and calls
     /// [`lost`](Self::lost).
     pub fn receive(
         &mut self,
@@ -339,7 +341,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 Event::Data { user, offset, bytes } => {
                     let at = offset as usize;
                     match user {
-                        // The queue pair lets nothing through beyond what was asked for.
+                        // The queue pair lets no byte through beyond the requested ones.
                         Tag::List => {
                             link.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
                         }
@@ -361,13 +363,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             } else if config.loss_ns > 0
                                 && (breaks(status) || matches!(news, Some(News::Broken(_))))
                             {
-                                // The engine hears no more of the request, nor of those that the
-                                // target refuses because of it: it will be asked to replay.
+                                // The engine learns no more of the request, nor of the requests
+                                // that the target refuses because of it: it will be asked to
+                                // replay.
                                 news.get_or_insert(News::Broken(status));
                             } else {
                                 let request = engine.request(id);
-                                // Ordered FLUSHes are the target's to judge: it knows whether it
-                                // was the drive that failed, and tells every stream there (T22).
+                                // The target judges ordered FLUSHes: it knows whether the drive
+                                // failed, and reports that to every stream there (T22).
                                 if !config.engine.capabilities().needs_binding
                                     && request.kind == Kind::Flush
                                     && is_drive_failure(status)
@@ -409,7 +412,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         Ok(used)
     }
 
-    /// The marks; what they say counts as delivered (T1).
+    /// The marks. The stream counts all groups that they report as delivered (T1).
     ///
     /// # Errors
     /// The failure that poisoned the stream (P6).
@@ -432,8 +435,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks
     }
 
-    /// A server that has made no progress for too long though it was asked something: the caller
-    /// closes the connection and says [`lost`](Self::lost).
+    /// A server that has made no progress for too long although a command to it is in flight. The
+    /// caller closes the connection and calls [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
         self.links
@@ -444,13 +447,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .map(|server| server as u16)
     }
 
-    /// Has every target told durably how far the stream is released: before a clean close, when
+    /// Sends every target, durably, how far the stream is released. This is for a clean close, when
     /// all is durable and delivered.
     pub fn send_marks(&mut self) {
         self.closing = true;
     }
 
-    /// The stream is not closed after all: its marks are told when it is idle, as before.
+    /// The stream is not closed after all: its marks are sent when it is idle, as before.
     pub fn give_up_marks(&mut self) {
         self.closing = false;
     }
@@ -476,7 +479,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.links[usize::from(server)].queue.need(buf)
     }
 
-    /// What is to be sent to a server.
+    /// The bytes to be sent to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
         &mut self.links[usize::from(server)].out
     }
@@ -494,7 +497,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         !self.links[usize::from(server)].connected()
     }
 
-    /// Whether some connection is neither simply up nor given up, as far as was looked at.
+    /// Whether some connection is neither simply up nor given up, as of the last check.
     #[inline]
     #[must_use]
     pub(super) const fn is_unsettled(&self) -> bool {
@@ -512,7 +515,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         &*self.engine
     }
 
-    /// What the stream is.
+    /// The configuration of the stream.
     #[must_use]
     pub fn config(&self) -> &StreamConfig {
         &self.config
@@ -525,7 +528,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// The mark that an idle stream has to tell, if it is idle and all of it is released.
+/// The mark that an idle stream has to send, if it is idle and all of it is released.
 fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;
@@ -534,8 +537,8 @@ fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq
     (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
 }
 
-/// Whether a FLUSH ended so because the drive failed: then what it held may be gone. A refusal
-/// says nothing about the drive.
+/// Whether a FLUSH ended with this status because the drive failed. The data that the FLUSH was for
+/// may then be lost. A refusal does not show that the drive failed.
 fn is_drive_failure(status: Status) -> bool {
     status.sct() == Status::SCT_MEDIA
         || status.is(Status::INTERNAL)

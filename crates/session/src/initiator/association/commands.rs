@@ -9,11 +9,11 @@ use super::error::AskError;
 use crate::initiator::queue_pair::{Data, Event, QueuePair, SessionError, SubmitError};
 use crate::outbox::Outbox;
 
-/// Keep Alive commands that may be out at a time. A target that has so many before it needs no
-/// more of them, and the queue's room is for others.
+/// Limit of Keep Alive commands in flight. A target that has so many to answer needs no more of
+/// them, and the rest of the queue is for other commands.
 const KEEP_ALIVES_MAX: usize = 3;
 
-/// Whose command it is.
+/// The sender of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
     /// The association itself: a Keep Alive, sent at this time.
@@ -94,7 +94,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         }
     }
 
-    /// Takes in what came; see [`QueuePair::receive`].
+    /// Takes in bytes that have come; see [`QueuePair::receive`].
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -111,7 +111,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
                 };
                 *progress = now;
                 let at = offset as usize;
-                // The queue pair lets nothing through beyond what was asked for.
+                // The queue pair lets no byte through beyond the requested ones.
                 if let Some(part) = question.page.get_mut(at..at + bytes.len()) {
                     part.copy_from_slice(bytes);
                 }

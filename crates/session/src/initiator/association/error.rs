@@ -9,7 +9,7 @@ use crate::initiator::attach;
 use crate::initiator::keep_alive::Loss;
 use crate::initiator::queue_pair::{SessionError, SubmitError};
 
-/// No connection could be made, in the words of the program that tried: they name the address.
+/// No connection could be made. The text is from the program that tried, and names the address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectFailure(pub String);
@@ -17,9 +17,9 @@ pub struct ConnectFailure(pub String);
 /// How a connection ended, as the program that has the socket sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionEnd {
-    /// The target closed it in good order.
+    /// The target closed it, and nothing broke.
     Closed,
-    /// It broke; the words of the program that has the socket.
+    /// It broke; the text is from the program that has the socket.
     Broken(String),
 }
 
@@ -29,7 +29,7 @@ pub enum AssociationError {
     /// No connection could be made.
     #[error(transparent)]
     Connect(#[from] ConnectFailure),
-    /// A connection broke; the words of the program that has the socket.
+    /// A connection broke; the text is from the program that has the socket.
     #[error("{0}")]
     Broken(String),
     /// The target broke the protocol, or refused the queue.
@@ -60,8 +60,8 @@ pub enum AssociationError {
 }
 
 impl AssociationError {
-    /// Whether the refusal goes away by itself: the target has not seen the end of the queue's
-    /// last connection yet.
+    /// Whether the refusal passes by itself: the target has not seen the end of the queue's last
+    /// connection yet.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Session(error) if error.is_passing())
@@ -89,7 +89,7 @@ impl fmt::Display for List<'_> {
 /// Why a command was not taken. Nothing of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// The target owes as many answers as the queue has room for.
+    /// The queue has no free command: the target owes an answer to each one.
     #[error(
         "the target stalls: it owes {owed} answers, and is asked nothing more before they come"
     )]
@@ -101,8 +101,8 @@ pub enum AskError {
     /// drives is not open.
     #[error("the queue is not open")]
     NotReady,
-    /// The command's data does not fit the queue: the caller's mistake, or a target whose limits
-    /// are too small for it.
+    /// The command's data does not fit the queue: an error of the caller, or a target with limits
+    /// that are too small for it.
     #[error(transparent)]
     Data(SubmitError),
 }

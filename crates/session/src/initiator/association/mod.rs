@@ -4,18 +4,19 @@
 //! (Discovering →) Attaching → Attached → Lost
 //! ```
 //!
-//! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one, so
-//! no answer of an earlier attempt is ever taken for its own (T23). It decides which connections it
-//! wants, what is said on them and in which order, when the target is told that its host lives, and
-//! when an answer has been owed for too long. The program around it has the sockets and the clock:
+//! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one,
+//! so no answer of an earlier attempt is ever taken for its own (T23). It decides which connections
+//! it wants, which commands it sends on them and in which order, when it sends Keep Alive, and when
+//! an answer has been owed for too long. The program around it has the sockets and the clock, and
+//! does this, in order:
 //!
 //! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
 //! 2. for each queue that has a connection: bytes go from [`outbox`](Endpoint::outbox) to the
 //!    socket and from the socket to [`received`](Endpoint::received); the end of the connection is
 //!    reported with [`closed`](Endpoint::closed). [`ControlQueue::ALL`] is the order: the admin
-//!    queue comes first, since it tells why the others end;
-//! 3. a queue that [is not open](Endpoint::is_open) any more: what its outbox holds is sent as far
-//!    as the connection takes it at once (it may be a last word), and the connection is closed;
+//!    queue comes first, since its end explains the end of the others;
+//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent as
+//!    far as the connection takes them at once (it may be a last PDU), and the connection is closed;
 //! 4. [`wants_connection`](Endpoint::wants_connection): it is made, which
 //!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
 //!    reports.
@@ -57,16 +58,16 @@ pub enum ControlQueue {
     Discovery,
     /// The admin queue.
     Admin,
-    /// I/O queue [`DRIVES_QUEUE`]: labels, undo, and saving what will be undone.
+    /// I/O queue [`DRIVES_QUEUE`]: labels, undo, and saving data that will be undone.
     Drives,
 }
 
 impl ControlQueue {
-    /// All, in the order in which their connections are to be looked at.
+    /// All, in the order in which their connections must be served.
     pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
 }
 
-/// What an association is to be.
+/// The configuration of an association.
 #[derive(Clone, Debug)]
 pub struct AssociationConfig {
     /// The host's NQN.
@@ -75,11 +76,11 @@ pub struct AssociationConfig {
     pub host_id: [u8; 16],
     /// The subsystem; `None`: the only one that discovery at the same address lists.
     pub subnqn: Option<String>,
-    /// After this time without a sign of life the target takes this host for dead (KATO),
-    /// milliseconds; 0: never.
+    /// The time after which the target gives up a host that sends nothing (KATO), milliseconds; 0:
+    /// never.
     pub keep_alive_ms: u32,
-    /// How often the target is told that its host lives, ns; `None`: three times as often as it has
-    /// to be.
+    /// The interval of Keep Alive commands, ns; `None`: a third of the time after which the target
+    /// gives up.
     pub tell_ns: Option<u64>,
     /// CRC32C over every PDU's header.
     pub header_digest: bool,
@@ -87,7 +88,7 @@ pub struct AssociationConfig {
     pub data_digest: Option<bool>,
     /// CRC32C.
     pub crc: Crc32c,
-    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
+    /// Most data that one read may ask for, in bytes: a bound on all that is ever buffered.
     pub data_max: u32,
     /// I/O queues asked for, the one to the drives included.
     pub io_queues: u16,
@@ -98,7 +99,7 @@ pub struct AssociationConfig {
 /// How far an association is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AssociationState<'a> {
-    /// Discovery or the bring-up is under way, or waits for its connection.
+    /// Discovery or the bring-up is running, or waits for its connection.
     Attaching,
     /// It stands: [`Association::controller`] is known, and questions may be asked.
     Attached,
@@ -151,7 +152,7 @@ enum State<P> {
 #[derive(Debug)]
 pub struct Association<P> {
     config: AssociationConfig,
-    /// What its queues have in common, from the admin connection on.
+    /// The common configuration of its queues, from the admin connection on.
     queues: Option<QpConfig>,
     state: State<P>,
     /// By [`ControlQueue`].
@@ -169,7 +170,7 @@ pub struct Association<P> {
 }
 
 /// How many times as long as others a [patient](Association::be_patient) association waits for an
-/// answer. It does not wait for ever: a machine whose power was cut never answers.
+/// answer. The wait has a limit, because a machine whose power was cut never answers.
 pub const PATIENCE: u64 = 10;
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
@@ -193,8 +194,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Only asks discovery what there is: [`discovered`](Self::discovered) tells, and nothing is
-    /// attached to.
+    /// Only reads the discovery log, which [`discovered`](Self::discovered) returns. It attaches to
+    /// no controller.
     #[must_use]
     pub fn discover(config: AssociationConfig) -> Self {
         let config = AssociationConfig { subnqn: None, ..config };
@@ -208,7 +209,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.patience = PATIENCE;
     }
 
-    /// What it is to be.
+    /// The configuration.
     #[must_use]
     pub const fn config(&self) -> &AssociationConfig {
         &self.config
@@ -276,9 +277,10 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.config.answer_ns.saturating_mul(self.patience)
     }
 
-    /// Opens the queue to the drives, unless it is open or being opened. Always the same queue: the
-    /// target takes it again only when everything that was asked on it before has come back, so that
-    /// no zeroes of an earlier attempt land late (T8). That is waited for, for `answer_ns` at most.
+    /// Opens the queue to the drives, unless it is open or being opened. It is always the same
+    /// queue: the target accepts it again only when all commands that it had before have come back,
+    /// so that no zeroes of an earlier attempt land late (T8). The association waits for that, for
+    /// `answer_ns` at most.
     pub fn open_drives(&mut self, now: u64) {
         if self.is_attached() && matches!(self.drives, Drives::Closed | Drives::Failed(_)) {
             self.drives = Drives::wanted(now.saturating_add(self.config.answer_ns), self.asked);
@@ -328,7 +330,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// A fresh I/O queue with room for `depth` commands, or for as many as the controller takes;
+    /// A fresh I/O queue with space for `depth` commands, or for as many as the controller takes;
     /// `None` unless attached. For a stream's connection.
     #[must_use]
     pub fn io_queue(&self, qid: u16, depth: usize) -> Option<IoQueue> {

@@ -1,4 +1,4 @@
-//! What comes on an association's connections, and its queue to the drives.
+//! Events on an association's connections, and its queue to the drives.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -16,7 +16,7 @@ use crate::outbox::Outbox;
 
 /// The I/O queue that labels and recovery go over; streams have the others.
 pub const DRIVES_QUEUE: u16 = 1;
-/// Commands that it has room for: those of a recovery, and one more.
+/// Commands for which it has space: those of a recovery, and one more.
 pub const DRIVES_COMMANDS: usize = IO_COMMANDS_MAX + 1;
 /// How long to wait before a queue is asked for again that the target did not take, ns.
 const REST_NS: u64 = 2_000_000;
@@ -36,7 +36,7 @@ pub(super) enum Drives<P> {
         qid: u16,
         by: u64,
     },
-    /// Handshake and Connect are under way, over by `over`, ns.
+    /// Handshake and Connect are in flight; their deadline is `over`, ns.
     Starting {
         commands: Box<Commands<P>>,
         qid: u16,
@@ -208,7 +208,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 
     pub(super) fn drives_failed(&mut self, error: AssociationError) {
-        // After an error of the protocol it holds the last word to the target.
+        // After an error of the protocol it holds the last PDU to the target.
         if !matches!(error, AssociationError::Session(_)) {
             self.outboxes[ControlQueue::Drives as usize].clear();
         }

@@ -231,7 +231,7 @@ fn without_a_connection_or_a_bring_up_there_is_no_association() {
     carry(&mut association, &mut target, 0);
     assert_eq!(lost(&association).to_string(), "nothing listens there");
 
-    // Something takes the connection, and says nothing.
+    // A program accepts the connection, and sends nothing.
     let mut association = Association::<Payload>::new(config());
     association.connected(ConnectionId::Control(Admin), true, 5);
     assert_eq!(association.deadline(), Some(1000 * MS + 5));
@@ -319,7 +319,7 @@ fn a_last_word_is_left_to_be_sent() {
     assert!(association.outbox(DrivesQueue).is_empty(), "no zeroes after the end");
     assert_eq!(association.deadline(), None);
 
-    // What breaks the protocol is told so.
+    // A target that breaks the protocol gets a report of it.
     let mut association = attached(&mut target);
     association.received(Admin, &[9, 0, 8, 0, 8, 0, 0, 0], 0);
     let AssociationError::Session(_) = lost(&association) else { panic!() };

@@ -23,7 +23,7 @@ fn config() -> QpConfig {
 /// An ordinary controller with namespaces 1 and 5: two queues, 32 KiB in a capsule, MDTS 1 MiB,
 /// a volatile cache.
 struct Target {
-    /// CSTS says ready from this reading on.
+    /// CSTS reports ready from this reading on.
     ready_after: u32,
     /// CSTS from then on.
     ready: u64,
@@ -98,7 +98,8 @@ impl Target {
         }
     }
 
-    /// Talks until nothing more is said, or an error; time goes on when it is waited for.
+    /// Exchanges PDUs until none is sent any more, or an error; time passes when the host waits for
+    /// it.
     fn run(&mut self) -> Result<Attach<Payload>, AttachError> {
         let mut attach: Attach<Payload> = Attach::new(config(), 4);
         let mut out = Outbox::new();
@@ -215,7 +216,7 @@ fn what_a_controller_can_do_is_told_bit_by_bit() {
         change(&mut target);
         target.run().unwrap().finish().unwrap().1
     };
-    // Other bits of the same fields say other things.
+    // Other bits of the same fields have other meanings.
     assert!(!with(|t| t.controller[525] = 6).vwc);
     let can = |c: Controller| (c.write_zeroes, c.deallocate);
     assert_eq!(can(with(|t| t.controller[520] = 0x04)), (false, true));
@@ -224,9 +225,9 @@ fn what_a_controller_can_do_is_told_bit_by_bit() {
     // Queues are as long as CAP says, or as there are commands.
     assert_eq!(with(|t| t.cap = 0x0000_0020_0201_001f).sqsize_max, 32);
     assert_eq!(with(|t| t.controller[514] = 0).sqsize_max, 256, "MAXCMD is not told");
-    // A capsule with room for an entry and nothing else.
+    // A capsule with space for an entry and nothing else.
     assert_eq!(with(|t| t.controller[1792..1794].copy_from_slice(&[4, 0])).in_capsule_bytes, 0);
-    // Command sets: NVM, or those that Identify tells.
+    // Command sets: NVM, or those that Identify lists.
     assert_eq!(with(|t| t.cap = 0x0000_0800_0201_00ff).cntlid, 0x0203);
     for css in [0x00, 0x02, 0x80] {
         let mut target = Target::new();

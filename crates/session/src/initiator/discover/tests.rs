@@ -18,7 +18,7 @@ struct Service {
     changes: fn(u32) -> bool,
     reads: u32,
     claimed: Option<u64>,
-    /// CSTS says ready from this reading on.
+    /// CSTS reports ready from this reading on.
     ready_after: u32,
 }
 

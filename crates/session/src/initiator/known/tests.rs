@@ -63,7 +63,7 @@ fn check(change: impl FnOnce(&mut Controller)) -> Result<(), Changed> {
 #[test]
 fn t27_a_target_that_is_what_it_was_is_known_again() {
     assert_eq!(check(|_| {}), Ok(()));
-    // Another life, another controller of it.
+    // Another incarnation, another controller of it.
     let another_life = |c: &mut Controller| {
         c.cntlid = 9;
         let extension = c.extension.as_mut().unwrap();

@@ -1,4 +1,4 @@
-//! Why a target is away.
+//! Why a target is unreachable.
 
 use riopipe_nvme::command::Status;
 
@@ -6,14 +6,14 @@ use crate::initiator::association::{AskError, AssociationError};
 use crate::initiator::known::Changed;
 use crate::wire::status;
 
-/// Why a target of an open volume is away, or is lost to its owner.
+/// Why a target of an open volume is unreachable, or is lost to its owner.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AwayCause {
     /// The association with it is lost, or could not be set up again.
     #[error(transparent)]
     Association(#[from] AssociationError),
-    /// It came back, and is not what it was (T27).
+    /// It came back, and its properties have changed (T27).
     #[error(transparent)]
     Changed(#[from] Changed),
     /// It came back, and the label of one of its drives could not be read.

@@ -1,4 +1,4 @@
-//! The way back to a target: what is looked at and asked there, step by step.
+//! Setting up the association with a target again: the checks and commands, step by step.
 
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::Cause;

@@ -127,7 +127,7 @@ fn streams_wait_longer_after_each_connection_in_vain() {
     manager.connect_failed(connection, ConnectFailure("refused".into()), 0);
     assert_eq!(manager.wants_connection(), None);
     assert!(manager.requests.deadline().is_some_and(|at| at >= 7 * MS));
-    // A stream that was opened anew is not held up by what its last life met.
+    // A stream that was opened anew is not held up by failures of its last run.
     manager.request(request(0), 0);
     manager.timeout(0);
     assert_eq!(manager.wants_connection(), Some(connection));
@@ -237,7 +237,7 @@ fn what_may_pass_is_tried_again() {
     (target.label_status, target.refusals) = (0, vec![CONNECT_INVALID; 3]);
     pass(&mut manager, &mut target, &mut now, 3 * S);
     assert!(manager.is_standing());
-    // It attaches and says nothing more.
+    // It attaches and then sends nothing more.
     cut(&mut manager, &mut target, now);
     (target.up, target.mute) = (true, Some(false));
     pass(&mut manager, &mut target, &mut now, 6 * S);

@@ -24,10 +24,10 @@ pub enum OpeningError {
          be told: bring it back"
     )]
     Missing {
-        /// Which.
+        /// The target, counted from 0.
         server: usize,
     },
-    /// What the targets say of the volume forbids taking it.
+    /// The volume's state on the targets forbids claiming it.
     #[error(transparent)]
     Claim(#[from] ClaimError),
     /// The volume was taken over, while it was being opened or while it was open (T8).
@@ -37,9 +37,9 @@ pub enum OpeningError {
         .by.as_deref().unwrap_or("another initiator")
     )]
     TakenOver {
-        /// Which target says so.
+        /// The target that reports this, counted from 0.
         server: usize,
-        /// The new owner's host NQN, if the target has told it.
+        /// The new owner's host NQN, if the target has reported it.
         by: Option<String>,
     },
     /// A target has refused a command.
@@ -47,7 +47,7 @@ pub enum OpeningError {
     Refused {
         /// The target.
         server: usize,
-        /// What was to be done.
+        /// The action that was to be done.
         doing: &'static str,
         /// The stream it was about, if it was about one.
         stream: Option<StreamId>,
@@ -61,7 +61,7 @@ pub enum OpeningError {
         server: usize,
         /// The stream it is about, if it is about one.
         stream: Option<StreamId>,
-        /// What is wrong.
+        /// The part that is wrong.
         what: &'static str,
     },
     /// An entry for blocks outside the drive's data area (T19).
@@ -135,7 +135,7 @@ pub enum OpeningError {
 }
 
 impl OpeningError {
-    /// Which of the volume's targets it is about.
+    /// The target of the volume that the error is about, counted from 0.
     #[must_use]
     pub fn server(&self) -> Option<usize> {
         match self {
@@ -152,7 +152,7 @@ impl OpeningError {
         }
     }
 
-    /// Which stream it is about.
+    /// The stream that the error is about.
     #[must_use]
     pub fn stream(&self) -> Option<StreamId> {
         match self {
@@ -166,7 +166,7 @@ impl OpeningError {
     }
 }
 
-/// A status, and what it means if it is one of Rio's own.
+/// A status, and its meaning if it is one of Rio's own.
 struct Meaning(Status);
 
 impl core::fmt::Display for Meaning {

@@ -1,13 +1,13 @@
-//! What an opening has found and done.
+//! The findings and actions of an opening.
 
 use alloc::vec::Vec;
 
 use riopipe_order::recovery::StreamPlan;
 
-/// What was found of one stream, and what became of it.
+/// The findings for one stream, and their consequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOutcome {
-    /// The prefix, what was undone and what is listed.
+    /// The prefix, the undone blocks and the lists.
     pub plan: StreamPlan,
     /// Whether its in-place list waits to be acknowledged: until then the stream can't start
     /// (T9).
@@ -35,12 +35,12 @@ pub struct Counts {
     pub put_off: u64,
 }
 
-/// What an opening has found and done.
+/// The findings and actions of an opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether any log had something to recover.
     pub needed: bool,
-    /// Every stream that was looked at, in order of number.
+    /// Every stream that was examined, in order of number.
     pub streams: Vec<StreamOutcome>,
     /// How much was read and sent.
     pub counts: Counts,

@@ -21,7 +21,7 @@ struct Partial {
     live: u32,
 }
 
-/// What has been read of all partitions.
+/// The pages that have been read of all partitions.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     partials: BTreeMap<(StreamId, u16), Partial>,
@@ -87,7 +87,7 @@ impl Lists {
         (1 + entries.min(most)) * RECORD_BYTES
     }
 
-    /// What every server of `servers` has of a stream.
+    /// The entries of a stream on every server of `servers`.
     pub(super) fn of(&self, stream: StreamId, servers: &[u16]) -> Vec<StreamList> {
         let of = |server: &u16| Some(self.partials.get(&(stream, *server))?.list.clone());
         servers.iter().filter_map(of).collect()

@@ -20,11 +20,11 @@ use crate::wire::{self, Claim, STATUS_LEN, VolumeStatus};
 /// One command to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// What do you know of the volume?
+    /// Ask for the status of the volume.
     Ask,
     /// The volume is mine.
     Claim,
-    /// What is in this stream's log from here on?
+    /// List the entries in this stream's log from here on.
     List { stream: StreamId, from: Position },
     /// Zero these blocks.
     Undo(DriveExtent),
@@ -167,15 +167,15 @@ impl Opening {
         self.enter(next)
     }
 
-    /// The volume is still this owner's. A later owner that is away at the moment keeps nobody from
-    /// reading the lists, and what they tell is not this owner's any more (T8).
+    /// The volume is still this owner's. A later owner that is unreachable at the moment does not
+    /// prevent reading the lists, and their content is not this owner's any more (T8).
     fn check_owner(&mut self) -> Result<(), OpeningError> {
         let later = |(_, status): &&(usize, VolumeStatus)| status.generation > self.generation;
         if let Some((server, status)) = self.statuses.iter().find(later) {
             return Err(taken_over(*server, status));
         }
-        // They tell of all streams, those that run among them, and one that is recovered must not
-        // be judged by them.
+        // The statuses report all streams, also running ones, and must not decide over a stream
+        // that is recovered.
         self.statuses.clear();
         Ok(())
     }
@@ -191,8 +191,8 @@ impl Opening {
         accepts && of_logs && !self.disbelieved
     }
 
-    /// That logs are given up is durable in each of them before anything relies on it: the volume
-    /// is claimed once more, and all is read again (T26).
+    /// Each log must have durably recorded that it is given up before anything relies on it: the
+    /// volume is claimed once more, and all is read again (T26).
     fn claim_again(&mut self) -> Result<(), OpeningError> {
         self.generation = self.generation.checked_add(1).ok_or(ClaimError::Generations)?;
         self.lists = Lists::default();
@@ -200,7 +200,7 @@ impl Opening {
         self.enter(Phase::Claim)
     }
 
-    /// Whether what a target's log knows is given up with the claim.
+    /// Whether the content of a target's log is given up with the claim.
     fn gives_up(&self, server: usize) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
         let behind = |status: &VolumeStatus| {
@@ -237,7 +237,7 @@ impl Opening {
         servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
     }
 
-    /// Targets whose logs are read: all that have one (T20).
+    /// The targets whose logs are read: all that have one (T20).
     fn listed(&self) -> Vec<usize> {
         let mut servers = self.keepers();
         if matches!(self.mode, Mode::DryRun(_)) {
@@ -270,7 +270,7 @@ impl Opening {
         let Some(intent) = self.intent() else {
             return Ok(Plan::default());
         };
-        // A dry run fences nobody, and what an owner is writing can't be judged while it is there.
+        // A dry run fences no owner, and writes of an active owner can't be judged.
         let is_dry = matches!(self.mode, Mode::DryRun(_));
         let there = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
         let take_over =
@@ -385,8 +385,8 @@ impl Opening {
                     }
                     return Err(refused("claiming the volume", None)(status));
                 }
-                // One after the other, in the members' order, which is the same for everybody:
-                // of two that want the volume, one gets all of it.
+                // One after the other, in the members' order, which is the same for every
+                // initiator: of two that want the volume, one gets all of it.
                 if let Some(next) = self.speaking().into_iter().find(|at| *at > server) {
                     self.add(next, Job::Claim);
                 }
@@ -453,8 +453,8 @@ impl Opening {
         }
     }
 
-    /// Whether an entry's blocks lie in its drive's data area. A member that is elsewhere or nowhere
-    /// is told of when deciding.
+    /// Whether an entry's blocks lie in its drive's data area. A member that is elsewhere or
+    /// missing is reported when deciding.
     fn is_inside(&self, a: &Attribute) -> bool {
         let inside = |m: &OpeningMember| {
             a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
@@ -466,7 +466,7 @@ impl Opening {
     /// there, and undo must never reach them (T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
         let mut lists = self.lists.of(stream, servers);
-        // A dry run gives nothing up, and tells what it would mean.
+        // A dry run gives no log up, and reports what giving it up would mean.
         if matches!(self.mode, Mode::DryRun(_)) {
             for server in self.keepers().into_iter().filter(|server| self.gives_up(*server)) {
                 let server = server as u16;
@@ -503,7 +503,7 @@ impl Opening {
         Ok(lists)
     }
 
-    /// Finds every stream's prefix, and what has to be settled.
+    /// Finds every stream's prefix, and the partitions that have to be settled.
     fn decide(&mut self) -> Result<(), OpeningError> {
         if let Some(error) = self.unreadable.take() {
             return Err(error);
@@ -555,8 +555,8 @@ impl Opening {
         Ok(recovery::decide(stream, lists, server_of)?)
     }
 
-    /// What is zeroed, of all streams together: neighbours joined, then cut to what one command
-    /// takes.
+    /// The extents to be zeroed, of all streams together: adjacent ones joined, then cut to the
+    /// limit of one command.
     fn undo(&self) -> Vec<DriveExtent> {
         let plans = self.outcome.streams.iter().map(|stream| &stream.plan);
         let all = plans.flat_map(|plan| plan.undo.iter().copied()).collect();
@@ -572,9 +572,9 @@ impl Opening {
         cut
     }
 
-    /// Every volatile drive of the targets that keep logs: also one without anything to undo may
-    /// hold an in-place update of a dropped group in its cache, and what the caller sees when he
-    /// acknowledges it must not change again.
+    /// Every volatile drive of the targets that keep logs. Also a drive without anything to undo
+    /// may hold an in-place update of a dropped group in its cache, and the content that the caller
+    /// sees when acknowledging it must not change again.
     fn to_flush(&self) -> Vec<(usize, Member)> {
         if probe::planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
@@ -587,7 +587,7 @@ impl Opening {
     }
 }
 
-/// The volume is another's; `status` says whose.
+/// The volume has another owner; `status` names it.
 fn taken_over(server: usize, status: &VolumeStatus) -> OpeningError {
     let by = (status.owned && !status.own).then(|| status.owner.clone());
     OpeningError::TakenOver { server, by }

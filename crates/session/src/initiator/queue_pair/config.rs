@@ -1,11 +1,11 @@
-//! What a connection is to be.
+//! The configuration of a connection.
 
 use alloc::string::String;
 
 use riopipe_nvme::digest::Crc32c;
 use riopipe_nvme::fabrics::CNTLID_ANY;
 
-/// What a connection is to be.
+/// The configuration of a connection.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
     /// The host's NQN.
@@ -30,18 +30,18 @@ pub struct QpConfig {
     pub crc: Crc32c,
     /// R2Ts that the target may have open for one command, at least 1.
     pub maxr2t: u32,
-    /// Most data that one read may ask for, in bytes: a bound on what is ever buffered.
+    /// Most data that one read may ask for, in bytes: a bound on all that is ever buffered.
     pub data_max: u32,
     /// The incarnation of the target that the queue belongs to, if it speaks the extension; of I/O
     /// queues.
     pub incarnation: Option<u32>,
 }
 
-/// An I/O queue that a stream may open on a connection of its own: what it is to be, and what the
-/// controller takes in one capsule. Nothing has been sent for it.
+/// An I/O queue that a stream may open on a connection of its own: its configuration, and the limit
+/// of the controller for one capsule. Nothing has been sent for it.
 #[derive(Clone, Debug)]
 pub struct IoQueue {
-    /// What it is to be.
+    /// The configuration.
     pub config: QpConfig,
     /// Data that may go with a command, in bytes.
     pub in_capsule_bytes: u32,

@@ -38,7 +38,7 @@ pub enum SubmitError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The target broke the protocol; the termination request that says so is in the outbox.
+    /// The target broke the protocol; the termination request that reports it is in the outbox.
     #[error("the target broke the protocol: {0}")]
     Protocol(#[from] PduError),
     /// The target ended the connection.
@@ -70,9 +70,9 @@ pub enum SessionError {
     /// Digests were asked for and not granted.
     #[error("the target does not do the {0} digests that were asked for")]
     NoDigests(&'static str),
-    /// The target has given up the queue, and says so of a command on it (Base, figure "Generic
-    /// Command Status Values", 08h): its association has ended. What is in flight may be asked again
-    /// on another connection.
+    /// The target has given up the queue, and reports that for a command on it (Base, figure
+    /// "Generic Command Status Values", 08h): its association has ended. The commands in flight may
+    /// be asked again on another connection.
     #[error("the target has given up the queue: its association has ended")]
     QueueDeleted,
     /// The connection ended before.
@@ -81,7 +81,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether the refusal goes away by itself: the target has not seen the end of the queue's last
+    /// Whether the refusal passes by itself: the target has not seen the end of the queue's last
     /// connection yet.
     #[must_use]
     pub fn is_passing(&self) -> bool {
@@ -94,7 +94,7 @@ fn fes_name(code: u16) -> &'static str {
     Fes::from_code(code).map_or("unknown reason", Fes::name)
 }
 
-/// Says which field a Connect was refused for.
+/// Names the field for which a Connect was refused.
 struct ConnectDetail(Option<(bool, u16)>);
 
 fn connect_detail(status: Status, result: u64) -> ConnectDetail {

@@ -1,6 +1,6 @@
-//! A queue pair against a scripted target. Everything the target says, and everything that the
-//! queue pair must say, is written byte by byte from the specification; the encoders of
-//! `riopipe-nvme` are not used for either.
+//! A queue pair against a scripted target. All bytes that the target sends, and all that the queue
+//! pair must send, are written byte by byte from the specification; the encoders of `riopipe-nvme`
+//! are not used for either.
 
 use super::*;
 use alloc::sync::Arc;
@@ -85,7 +85,7 @@ fn r2t(cid: u16, ttag: u16, r2to: u32, r2tl: u32) -> Vec<u8> {
 struct Rig {
     qp: QueuePair<Payload>,
     out: Outbox<Payload>,
-    /// Bytes that have left, and nobody has looked at.
+    /// Bytes that have left, and that no test has read yet.
     wire: Vec<u8>,
     seen: Vec<Seen>,
 }
@@ -121,7 +121,7 @@ impl Rig {
         self.out.consume(self.out.len_bytes());
     }
 
-    /// What was sent since the last call.
+    /// The bytes that were sent since the last call.
     fn sent(&mut self) -> Vec<u8> {
         self.send();
         core::mem::take(&mut self.wire)
@@ -153,7 +153,7 @@ impl Rig {
         self.qp.submit(sqe, user, data, &mut self.out).unwrap().0
     }
 
-    /// The target breaks the protocol with `bytes`: what the termination request must say.
+    /// The target breaks the protocol with `bytes`. Returns the fields of the termination request.
     fn broken(&mut self, bytes: &[u8]) -> (u16, u32) {
         self.sent();
         let e = self.get(bytes).expect_err("it must be refused");
@@ -310,7 +310,7 @@ fn reads_with_and_without_a_response() {
             Seen::Done(1, Status::SUCCESS),
         ]
     );
-    // A read that fails half way is an answer like any other.
+    // A read that fails in the middle is an answer like any other.
     assert_eq!(rig.submit(Sqe::read(1, 3, 1), 3, Data::Read(16)), 8);
     rig.get(&c2h(4, 8, 0, b"01234567")).unwrap();
     rig.get(&resp(8, 0x281, 0)).unwrap();
@@ -530,13 +530,13 @@ fn t18_hostile_targets_get_a_termination_request() {
     }
 }
 
-/// T18: who answers what has not been sent to him can't have seen it; and what waits to be sent
-/// would grow without a bound, since each answer makes room for another command.
+/// T18: an answer to a command that was not sent can't be genuine; and the bytes that wait to be
+/// sent would grow without a bound, since each answer makes space for another command.
 #[test]
 fn t18_nothing_is_answered_before_it_was_sent() {
     let piece: [Payload; 1] = [vec![0; 8192].into()];
     let small: [Payload; 1] = [vec![1; 512].into()];
-    // Commands 4, 1 and 2: a read, a write by R2T, and one whose data goes with it.
+    // Commands 4, 1 and 2: a read, a write by R2T, and a write whose data goes with it.
     let busy = |sent: usize| {
         let mut rig = Rig::ready(QpConfig { maxr2t: 2, ..config() }, 0);
         rig.qp.set_in_capsule(4096);
@@ -591,7 +591,7 @@ fn t18_the_handshake_in_the_wrong_order() {
     // Before it was even asked.
     let mut rig = Rig::new(config());
     assert_eq!(rig.broken(&icresp(0, 0)), (2, 0));
-    // While Connect is under way, nothing else can be completed or asked for.
+    // While Connect is in flight, no other command can be completed or asked for.
     for (bytes, want) in [(resp(1, 0, 0), 1), (r2t(0, 0, 0, 8), 2), (c2h(4, 0, 0, &[0; 8]), 2)] {
         let mut rig = fresh();
         rig.get(&icresp(0, 0)).unwrap();

@@ -1,5 +1,4 @@
-//! What the streams of a volume tell one another: failed FLUSHes (T22), and where reads must wait
-//! (P9).
+//! The state that the streams of a volume share: failed FLUSHes (T22), and the read barrier (P9).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,7 +15,7 @@ pub struct FlushFailures {
     members: Vec<AtomicU64>,
 }
 
-/// What one stream has seen of them.
+/// The failed FLUSHes that one stream has seen.
 #[derive(Debug)]
 pub(super) struct Seen {
     epoch: u64,
@@ -36,16 +35,16 @@ impl FlushFailures {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Those so far are not for who looks from now on.
+    /// The failures until now, which the caller need not handle.
     pub(super) fn seen(&self) -> Seen {
-        // The epoch first: a failure that comes in between is looked at once more, not missed.
+        // The epoch first: a failure that comes in between is then seen once more, not missed.
         let epoch = self.epoch.load(Ordering::Acquire);
         let members = self.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
         Seen { epoch, members }
     }
 
-    /// Tells of the drives of which a FLUSH has failed since the last look: one load, as long as
-    /// there is none.
+    /// The drives of which a FLUSH has failed since the last call. It costs one load as long as
+    /// there is no failure.
     #[inline]
     pub(super) fn news(&self, seen: &mut Seen, mut each: impl FnMut(Member)) {
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -62,12 +61,13 @@ impl FlushFailures {
     }
 }
 
-/// Which servers of a volume may be read, shared by its streams (P9).
+/// The read barrier: which servers of a volume may be read. Its streams share it (P9).
 ///
-/// After a target's restart what a stream has delivered may not be there, and while a stream
-/// replays, its older writes stand over its newer ones for a moment. So a server is read only
-/// while every stream that writes there is *up to date*: bound in the target's newest incarnation
-/// that anyone knows of, with nothing left to replay. And a replay starts only when no read of
+/// After a target's restart, data that a stream has delivered may not be there. While a stream
+/// replays, its older writes cover its newer ones for a moment. So a server is read only while
+/// every stream that writes there is *up to date*: bound in the newest incarnation of the target
+/// that any stream knows of, with nothing left to replay. A replay starts only when no stream has a
+/// read in flight there.
 /// anybody's is under way there.
 #[derive(Debug)]
 pub struct ReplayBoard {
@@ -78,14 +78,14 @@ pub struct ReplayBoard {
 struct ServerBoard {
     /// See [`Word`].
     word: AtomicU64,
-    /// Streams that have reads under way.
+    /// Streams that have reads in flight.
     reads: AtomicU32,
 }
 
 /// The state of a server: changed as a whole.
 #[derive(Clone, Copy)]
 struct Word {
-    /// The newest incarnation that a stream was told of.
+    /// The newest incarnation that a stream knows of.
     incarnation: u32,
     /// Streams that write there.
     streams: u16,
@@ -126,7 +126,7 @@ impl ReplayBoard {
     }
 }
 
-/// One stream's place on the board of one server; given up when dropped.
+/// One stream's state in the read barrier of one server; removed when dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
     board: Arc<ReplayBoard>,
@@ -135,7 +135,7 @@ pub(super) struct Seat {
     incarnation: Option<u32>,
     /// Counted as up to date when `incarnation` was the newest.
     current: bool,
-    /// Counted among those with reads under way.
+    /// Counted among the streams with reads in flight.
     reading: bool,
 }
 
@@ -143,11 +143,12 @@ impl Seat {
     fn change(&self, change: impl Fn(Word) -> Word) {
         let change = |word| Some(change(Word::of(word)).bits());
         let word = &self.board.servers[usize::from(self.server)].word;
-        // The closure always says what to store.
+        // The closure always returns a value to store.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
     }
 
-    /// The stream is bound, but not up to date; in a newer incarnation nobody else is, either.
+    /// The stream is bound, but not up to date. In a newer incarnation no other stream is up to
+    /// date, either.
     pub(super) fn bound(&mut self, incarnation: u32) {
         self.behind();
         let first = self.incarnation.is_none();
@@ -162,8 +163,8 @@ impl Seat {
         });
     }
 
-    /// A target is in this incarnation, as somebody knows who is not bound there: in a newer one than
-    /// was known, nobody is up to date.
+    /// A target is in this incarnation, as a stream reports that is not bound there. If the
+    /// incarnation is newer than the known one, no stream is up to date.
     pub(super) fn hears_of(&self, incarnation: u32) {
         self.change(|word| match incarnation > word.incarnation {
             true => Word { incarnation, current: 0, ..word },
@@ -196,8 +197,8 @@ impl Seat {
     pub(super) fn begin_read(&mut self) -> bool {
         let counted = self.reading;
         if !counted {
-            // Counted first, looked at the word after: who starts a replay does it the other way
-            // round, so that one of the two sees the other.
+            // The count first, the state after it: a stream that starts a replay does it in the
+            // opposite order, so that one of the two sees the other.
             self.board.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
             self.reading = true;
         }
@@ -208,21 +209,21 @@ impl Seat {
         may
     }
 
-    /// No read is under way any more.
+    /// No read is in flight any more.
     pub(super) fn end_read(&mut self) {
         if core::mem::take(&mut self.reading) {
             self.board.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Whether nobody reads the server: a replay may start.
+    /// Whether no stream reads the server: a replay may then start.
     pub(super) fn unread(&self) -> bool {
         debug_assert!(!self.current, "reads may begin again");
         if probe::planted(Plant::P9ReplayRacesReads) {
             return true;
         }
-        // Not a mere load, which might be of a moment ago: whoever counts himself after this one
-        // has seen what was written before it, the word above all.
+        // Not a mere load, which could return an earlier value: a stream that counts itself after
+        // this one has seen all that was written before, above all the state.
         self.board.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 

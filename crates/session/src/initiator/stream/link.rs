@@ -1,4 +1,4 @@
-//! The stream's connection to one of its servers, and what is known of it.
+//! The stream's connection to one of its servers, and the state of it.
 
 use alloc::vec::Vec;
 
@@ -20,12 +20,13 @@ pub(super) const PATIENCE_MIN_NS: u64 = 2_000_000;
 /// How a stream stands with one of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// A connection is being set up: handshake, bind, and, if there was one before, the list of
-    /// what the target's log has.
+    /// A connection is being set up: handshake, bind, and, if there was one before, the list of the
+    /// entries in the target's log.
     Joining,
     /// Requests flow.
     Up,
-    /// Requests flow, and some of them replay what the last connection may not have carried out.
+    /// Requests are sent, and some of them replay requests that the last connection may not have
+    /// carried out.
     Replaying,
     /// There is no connection; one is wanted.
     Down,
@@ -40,7 +41,7 @@ pub(super) enum Step {
     Connect,
     /// Bind has been sent.
     Bind,
-    /// The target still has operations of the old connection under way (T8): bind again then.
+    /// The target still has operations of the old connection in flight (T8): bind again then.
     Busy {
         /// When.
         at: u64,
@@ -60,10 +61,10 @@ pub(super) enum State {
     Dead,
 }
 
-/// What the target's log has of the stream, page by page.
+/// The stream's entries in the target's log, page by page.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// The page under way.
+    /// The page in flight.
     pub(super) page: Vec<u8>,
     /// Where it starts.
     pub(super) from: Position,
@@ -76,7 +77,7 @@ pub(super) struct Listing {
 pub(super) struct Loss {
     /// When the first of those was lost that nothing has come after.
     pub(super) since: u64,
-    /// What went wrong last.
+    /// The cause of the last failure.
     pub(super) cause: Cause,
 }
 
@@ -87,7 +88,7 @@ pub(super) struct Link<P> {
     pub(super) state: State,
     /// When the target last answered, or was first asked something, ns.
     pub(super) progress: u64,
-    /// The mark that the target was last told durably, and when, ns.
+    /// The last mark that was sent durably to the target, and when, ns.
     pub(super) told: (Seq, u64),
     /// Durable marks that have not been answered.
     pub(super) marks_out: u32,
@@ -131,7 +132,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         !matches!(self.state, State::Down | State::Dead)
     }
 
-    /// Tells the target durably how far the stream is released.
+    /// Sends the target, durably, how far the stream is released.
     pub(super) fn tell_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
         let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
@@ -151,7 +152,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         }
     }
 
-    /// The connection is gone: nothing that was asked is answered, nothing said has to be sent.
+    /// The connection is lost: no command on it is answered, and no waiting PDU has to be sent.
     pub(super) fn cut(&mut self) {
         self.queue.close();
         self.out.clear();

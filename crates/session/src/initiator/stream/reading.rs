@@ -1,4 +1,4 @@
-//! The reads that a stream has under way, in parts: one for each place on a drive.
+//! The reads that a stream has in flight, in parts: one for each place on a drive.
 //!
 //! One call of the stream's owner may read several extents. Their parts are all sent at once.
 
@@ -25,7 +25,8 @@ pub(super) struct ReadPart {
 
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    /// Which call: what comes for one that was given up is not taken for a later one's.
+    /// The number of the call, so that a late reply for a read that was given up is not taken for a
+    /// reply for a later read.
     pub(super) number: u32,
     pub(super) parts: Vec<ReadPart>,
     pub(super) unsent: usize,
@@ -34,7 +35,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// The part that a command of the read under way is for, which `server` has answered.
+    /// The part that a command of the read in flight is for, which `server` has answered.
     pub(super) fn part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
         let index = part as usize;
         let part = self.parts.get(index)?;
@@ -90,7 +91,7 @@ impl Reading {
         }
     }
 
-    /// Sends what is for `server`, if it may be read now (P9).
+    /// Sends the parts for `server`, if it may be read now (P9).
     pub(super) fn send<P: AsRef<[u8]> + Clone>(&mut self, server: u16, link: &mut Link<P>) {
         for (index, part) in self.parts.iter_mut().enumerate() {
             if part.sent || part.server != server {

@@ -1,13 +1,14 @@
-//! A lost connection, and the way back (P7).
+//! The loss of a connection, and its replacement (P7).
 //!
 //! ```text
 //! lost → Down → rejoin: handshake → bind (resume) → the target's list → replay → Up
 //!                          ↑____________| STREAM_BUSY: operations of the old connection (T8)
 //! ```
 //!
-//! The engine holds what may have to be sent again; the list tells it what need not be, and must
-//! not be: a durable write sent again would put old content over a newer write that the crash of a
-//! moment later leaves durable, too. The replay itself is the ordinary sending of requests.
+//! The engine holds the requests that may have to be sent again. The list shows which of them need
+//! not be sent again, and must not be: a durable write sent again would put old content over a
+//! newer write, and a crash a moment later could leave that old content durable, too. The replay
+//! itself is the ordinary sending of requests.
 
 use alloc::vec::Vec;
 
@@ -26,10 +27,10 @@ use crate::wire::{self, status};
 
 /// The longest that a bind waits which found the target busy, ns.
 const PATIENCE_MAX_NS: u64 = 100_000_000;
-/// How often to look whether other streams let this one go on, ns.
+/// The time between two checks whether other streams let this one continue, ns.
 const LOOK_NS: u64 = 2_000_000;
 
-/// What came of setting up a connection.
+/// The result of setting up a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum News {
     /// The queue exists.
@@ -38,14 +39,14 @@ pub(super) enum News {
     Bound(Cqe),
     /// A page of the list has been answered.
     Listed(Cqe),
-    /// The target says that this connection does not carry the stream any more.
+    /// The target reports that this connection does not carry the stream any more.
     Broken(Status),
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// The connection to a server is gone, or it has been silent for too long. The stream goes on
-    /// without that server until it has [`rejoin`](Self::rejoin)ed it (P7), or, if the engine
-    /// cannot replay or no time is given for it, is poisoned (P6).
+    /// The connection to a server is lost, or the server has sent nothing for too long. The stream
+    /// continues without that server until it has [`rejoin`](Self::rejoin)ed it (P7). If the engine
+    /// cannot replay, or no time is given for it, the stream is poisoned (P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
         let link = &mut self.links[usize::from(server)];
         if !link.connected() {
@@ -128,8 +129,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Time went by: a server that has been away for too long is given up. [`pump`](Self::pump)
-    /// does this, too.
+    /// Time has passed: a server that has been unreachable for too long is given up.
+    /// [`pump`](Self::pump) does this, too.
     pub fn tick(&mut self, now: u64) {
         for server in 0..self.links.len() {
             let link = &self.links[server];
@@ -186,7 +187,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Looks after connections that are not simply up.
+    /// Drives connections that are not simply up.
     #[cold]
     pub(super) fn tend(&mut self, now: u64) {
         for server in 0..self.links.len() {
@@ -224,8 +225,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
             News::Connected => {
                 let link = &mut self.links[usize::from(server)];
-                // Who has lost its cache has not got back what streams have delivered before they
-                // are bound there again (P9).
+                // A target that has lost its cache does not yet have the data that streams have
+                // delivered, until those streams are bound there again (P9).
                 if let Some(incarnation) = link.queue.config().incarnation {
                     link.seat.hears_of(incarnation);
                 }
@@ -318,7 +319,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let said = cqe.status();
         if !said.is_ok() {
             return match breaks(said) {
-                // The next bind tells for good.
+                // The next bind gives the definite answer.
                 true => self.lost(server, Cause::Status(said.code()), now),
                 false => self.refused(server, said),
             };
@@ -349,7 +350,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.tend(now);
     }
 
-    /// Lets the engine send again what the target's log does not have as durable.
+    /// Lets the engine send again the requests that the target's log does not hold as durable.
     fn replay(&mut self, server: u16, now: u64) {
         let link = &mut self.links[usize::from(server)];
         let known = Known::new(core::mem::take(&mut link.listing.entries));
@@ -364,22 +365,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.mark_refused.is_some_and(|refused| refused.server == server) {
             self.mark_refused = None;
         }
-        // The mark that it was told may have been lost, or not be durable.
+        // The mark that was sent last may have been lost, or not be durable.
         link.told = (self.config.start, 0);
         link.state = State::Replaying;
     }
 }
 
-/// Whether a status says that the connection is of no use any more, and nothing about the stream:
-/// another owner has the volume, or this one by another way, which the next bind tells; or data was
-/// damaged on its way.
+/// Whether a status means that the connection is of no use any more, and does not concern the
+/// stream: another owner has the volume, or this owner has bound the stream to another connection,
+/// which the next bind reports; or data was corrupted in transit.
 pub(super) fn breaks(said: Status) -> bool {
     said.is(status::STALE_GENERATION)
         || said.is(status::NOT_BOUND)
         || said.is(Status::TRANSIENT_TRANSPORT)
 }
 
-/// What the target's log has, to be looked up by request.
+/// The entries in the target's log, by request.
 struct Known(Vec<ListedEntry>);
 
 impl Known {
@@ -399,7 +400,8 @@ impl Known {
         self.of((seq, index)).iter().any(|entry| entry.durable)
     }
 
-    /// Whether all that is not released is what was sent, in the shape in which it was (T19).
+    /// Whether all entries that are not released are requests of the stream, in the shape in which
+    /// they were sent (T19).
     fn is_of<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
         let released = engine.released();
         let mut left = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();

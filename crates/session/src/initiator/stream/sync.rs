@@ -1,4 +1,4 @@
-//! What [`board`](super::board) is made of; its model check (`tests/board.rs`) puts a checker's in
-//! its place.
+//! The atomics of [`board`](super::board). Its model check (`tests/board.rs`) replaces them
+//! with those of a checker.
 
 pub(super) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

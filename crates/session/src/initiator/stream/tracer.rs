@@ -10,8 +10,8 @@ use crate::stages::{Sampler, Spent, Stage, Trace};
 const NO_GROUP: u64 = u64::MAX;
 const NO_REQUEST: u32 = u32::MAX;
 
-/// What a stream traces: a group from its submission until all up to it is complete. While one is
-/// on its way no other is begun.
+/// The trace of a stream: it follows a group from its submission until all groups up to it are
+/// complete. While one is followed, no other is begun.
 ///
 /// Of a group of several requests the last one sent is followed on the wire; the time until the
 /// others are back, too, is spent waiting for order.
@@ -22,7 +22,7 @@ pub(super) struct Tracer {
     seq: u64,
     /// Its request that is out.
     request: u32,
-    /// The stage that it has just entered; the caller is to say when.
+    /// The stage that it has just entered; the caller adds the time.
     entered: Option<Stage>,
     trace: Trace,
 }

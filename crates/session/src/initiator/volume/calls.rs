@@ -29,8 +29,8 @@ impl<P: AsRef<[u8]> + Clone + From<Vec<u8>>> Associations for Vec<Association<P>
     }
 }
 
-/// The targets of a volume that is being opened or made, and what they have been asked. `Q` says
-/// what a question was for.
+/// The targets of a volume that is being opened or made, and the questions in flight to them. `Q`
+/// is the purpose of a question.
 #[derive(Debug)]
 pub(super) struct Targets<Q> {
     len: usize,
@@ -62,8 +62,8 @@ impl<Q> Targets<Q> {
         self.questions.clear();
     }
 
-    /// How bringing them up ends: `None` as long as one is on its way. All are waited for, so that
-    /// every failure is told.
+    /// The result of bringing them up: `None` as long as one bring-up runs. The caller waits for
+    /// all, so that every failure is reported.
     pub(super) fn attached(
         &self,
         a: &mut impl Associations,
@@ -118,7 +118,7 @@ impl<Q> Targets<Q> {
         })
     }
 
-    /// Asks a target; its answer comes with what the question was for.
+    /// Asks a target; its answer comes with the purpose of the question.
     pub(super) fn ask<A: Associations>(
         &mut self,
         a: &mut A,
@@ -154,7 +154,7 @@ impl<Q> Targets<Q> {
         !self.questions.is_empty()
     }
 
-    /// No answer to what has been asked so far matters any more.
+    /// No answer to any question so far matters any more.
     pub(super) fn forget(&mut self) {
         self.questions.clear();
     }

@@ -1,12 +1,14 @@
-//! Making a volume: check everything first, then make room in the logs, then label the drives.
+//! Volume creation: check everything first, then make partitions in the logs, then label the
+//! drives.
 //!
 //! ```text
-//! attaching → labels → (forgetting old volumes) → making room → counting slots
-//!           → labels again → writing labels → giving back → over
+//! attaching → labels → (forgetting old volumes) → making partitions → counting slots
+//!           → labels again → writing labels → releasing → over
 //! ```
 //!
-//! It is driven as a [`VolumeOpening`](super::opening::VolumeOpening) is, and has no deadline of its
-//! own. When it fails after room has been made, the targets are told to forget the volume.
+//! The program drives it like a [`VolumeOpening`](super::opening::VolumeOpening). It has no
+//! deadline of its own. When it fails after partitions were made, it asks the targets to forget the
+//! volume.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -67,18 +69,18 @@ pub struct VolumeCreationConfig {
     pub crc32c: Crc32c,
 }
 
-/// What a target was asked for.
+/// The purpose of a question to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
     /// A member's label.
     Label(usize),
-    /// What it knows of the volume that a member belongs to.
+    /// The state of the volume that a member belongs to.
     OldStatus(usize),
-    /// To forget a volume; it does not matter what it says.
+    /// To forget a volume. The status of the answer does not matter.
     Forget,
-    /// Room in its log.
+    /// Partitions in its log.
     Claim,
-    /// What it has made.
+    /// The partitions that it has made.
     Status,
     /// A step of writing a label.
     Write,
@@ -95,20 +97,20 @@ enum Step {
     OldStatuses,
     /// The targets forget the volumes that the drives belonged to.
     ForgettingOld,
-    /// The targets make room in their logs, one after the other, from this one on.
+    /// The targets make partitions in their logs, one after the other, from this one on.
     MakingRoom(usize),
     CountingSlots,
-    /// The labels are read again: between reading them and making room, another volume may have
-    /// been made of the same drives; since then nobody else writes there.
+    /// The labels are read again: between the first reading and the making of partitions, another
+    /// volume may have been made of the same drives. From then on no other initiator writes there.
     LabelsAgain,
     WritingLabels,
     Releasing,
-    /// It has failed, and the targets forget what was made.
+    /// Creation has failed, and the targets forget the volume.
     Failing,
     Over,
 }
 
-/// The drives, once their targets have told of them.
+/// The drives, once their targets have reported them.
 #[derive(Debug)]
 struct Drives {
     controllers: Vec<Controller>,
@@ -129,10 +131,10 @@ pub struct VolumeCreation {
     label: Option<Label>,
     /// Volumes that the drives belonged to, and that are forgotten.
     forgotten: Vec<VolumeId>,
-    /// What is still to be written, and whether a step of it is under way.
+    /// The writes still to be done, and whether one of their steps is in flight.
     writes: VecDeque<LabelIo>,
     writing: bool,
-    /// Whether room may have been made somewhere.
+    /// Whether partitions may have been made on some target.
     made_room: bool,
     fallback: Option<Lacking>,
     error: Option<VolumeCreateError>,
@@ -140,7 +142,7 @@ pub struct VolumeCreation {
 }
 
 impl VolumeCreationConfig {
-    /// What can be told before any target is asked.
+    /// Checks all that can be checked before any target is asked.
     fn check(&self) -> Result<(), VolumeCreateError> {
         let (name, places) = (&self.name, &self.places);
         if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
@@ -222,7 +224,7 @@ impl VolumeCreationConfig {
         })
     }
 
-    /// The claim that makes room in a target's log.
+    /// The claim that makes partitions in a target's log.
     fn claim(&self, target: usize, keeps_log: bool) -> Claim {
         Claim {
             volume: self.volume,
@@ -263,7 +265,8 @@ impl VolumeCreation {
         })
     }
 
-    /// Why the volume is made for engine `sync` although nobody asked for that, if so, once (T17).
+    /// The reason why the volume is made for engine `sync` although the caller did not ask for it,
+    /// if so, once (T17).
     pub fn take_fallback(&mut self) -> Option<Lacking> {
         self.fallback.take()
     }
@@ -273,7 +276,7 @@ impl VolumeCreation {
         self.result.take()
     }
 
-    /// Goes on with what has come.
+    /// Continues with the answers that have arrived.
     pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
         if let Err(error) = self.go_on(now, a) {
             self.fail(error, now, a);
@@ -342,7 +345,7 @@ impl VolumeCreation {
                 }
             }
             Question::Status => {
-                // Room for more than the flushes that it must always have room for.
+                // Slots for more than the flushes for which space must always be left.
                 let (have, on) = (self.decoded(target, page)?.slots, &self.config.places);
                 let need = 2 * members_on(on, target).len() as u32 + 2;
                 if have < need {
@@ -358,7 +361,7 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// Does what can be done now; whether there may be more.
+    /// Does all that can be done now. Returns whether there may be more.
     fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
         match self.step {
             Step::Attaching => return self.attach(now, a),
@@ -435,7 +438,7 @@ impl VolumeCreation {
         let extensions = controllers.iter().map(|controller| controller.extension);
         let Choice { engine, fallback } =
             choose_for_new(self.config.engine, extensions).map_err(|lacking| {
-                // Only what the caller insists on can be refused.
+                // An engine can be refused only if the caller insists on it.
                 let engine = self.config.engine.unwrap_or(EngineKind::PREFERRED);
                 VolumeCreateError::Engine { engine, lacking }
             })?;
@@ -543,7 +546,8 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// Nobody has made another volume of the drives meanwhile; then it lists what is to be written.
+    /// Checks that no other volume was made of the drives meanwhile, then lists the writes to be
+    /// done.
     fn check_still_free(&mut self) -> Result<(), VolumeCreateError> {
         let Some(label) = &self.label else { return Ok(()) };
         for member in 0..self.config.places.len() {
@@ -579,7 +583,8 @@ impl VolumeCreation {
         Ok(false)
     }
 
-    /// Makes the targets forget a volume; those that never knew it say so, which is as good.
+    /// Makes the targets forget a volume. A target that never knew it reports that, which is as
+    /// good.
     fn forget(&mut self, volume: VolumeId, now: u64, a: &mut impl Associations) {
         for target in self.speaking().collect::<Vec<_>>() {
             let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
@@ -604,7 +609,7 @@ impl VolumeCreation {
         VolumeStatus::decode(page).ok_or_else(|| self.call_failed(target, nonsense))
     }
 
-    /// What a lost or failing target means at this step.
+    /// The error that a lost or failing target causes at this step.
     fn call_failed(&self, target: usize, source: CallFailure) -> VolumeCreateError {
         let doing = match self.step {
             Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
@@ -627,7 +632,7 @@ impl VolumeCreation {
         controller.is_some_and(|controller| controller.extension.is_some())
     }
 
-    /// The volume that a member's label tells of, and its name.
+    /// The volume that a member's label names, and its name.
     fn old(&self, member: usize) -> Option<&(VolumeId, String)> {
         self.drives.as_ref()?.labels.get(member)?.as_ref()?.as_ref()
     }

@@ -15,7 +15,7 @@ use crate::initiator::association::{AskError, AssociationError};
 use crate::initiator::opening::OpeningError;
 use crate::label::AssembleError;
 
-/// What makes no sense in a target's answer (T18).
+/// An error in a target's answer (T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Nonsense {
@@ -27,7 +27,7 @@ pub enum Nonsense {
     LargePdu,
 }
 
-/// What makes no volume in the options for a new one.
+/// An error in the options for a new volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeOptionsError {
@@ -57,7 +57,7 @@ pub enum CallFailure {
     /// No answer in time.
     #[error("no answer in time")]
     TimedOut,
-    /// The target owes as many answers as the queue has room for.
+    /// The queue has no free command: the target owes an answer to each one.
     #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
     Behind(usize),
     /// The command was not taken.
@@ -77,7 +77,7 @@ impl CallFailure {
     }
 }
 
-/// Why a volume could not be opened or looked at.
+/// Why a volume could not be opened or inspected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeOpenError {
     /// Targets that can't be attached to, each with the reason.
@@ -94,9 +94,9 @@ pub enum VolumeOpenError {
     Call {
         /// The target.
         server: usize,
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The error.
         source: CallFailure,
     },
     /// The drives don't make the volume.
@@ -113,18 +113,18 @@ pub enum VolumeOpenError {
     /// The labels describe no volume.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// What the targets say of the volume does not allow it.
+    /// The status of the volume on its targets does not allow it.
     #[error(transparent)]
     Opening(#[from] OpeningError),
-    /// What was about to be zeroed could not be read, to be kept. Nothing was zeroed.
+    /// Data that was about to be zeroed could not be read, to be saved. Nothing was zeroed.
     #[error("target {server}: reading what is about to be zeroed failed: {source}")]
     Save {
         /// The target.
         server: usize,
-        /// What went wrong.
+        /// The error.
         source: CallFailure,
     },
-    /// The program could not keep what was about to be zeroed. Nothing was zeroed.
+    /// The program could not save the data that was about to be zeroed. Nothing was zeroed.
     #[error("what was about to be zeroed could not be kept; nothing was zeroed")]
     NotSaved,
 }
@@ -149,7 +149,8 @@ impl From<RecoveryError> for VolumeOpenError {
     }
 }
 
-/// Why a volume could not be made. What was begun has been taken back as far as the targets allow.
+/// Why a volume could not be created. The steps that were done are undone as far as the targets
+/// allow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeCreateError {
     /// A bad name.
@@ -173,7 +174,7 @@ pub enum VolumeCreateError {
         /// The second of the two.
         member: usize,
     },
-    /// Two drives that can't be told apart.
+    /// Two drives that have the same identity.
     #[error("member {member} has the same NGUID as a member before it")]
     SameNguid {
         /// The second of the two.
@@ -220,10 +221,10 @@ pub enum VolumeCreateError {
     Engine {
         /// The engine.
         engine: EngineKind,
-        /// The target, and what it lacks.
+        /// The target, and the property that it lacks.
         lacking: Lacking,
     },
-    /// The target's log has no room.
+    /// The target's log has not enough space.
     #[error(
         "the log region of target {target} is too small: {need} bytes are needed, {free} are free"
     )]
@@ -253,9 +254,9 @@ pub enum VolumeCreateError {
     Call {
         /// The target.
         target: usize,
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The error.
         source: CallFailure,
     },
 }

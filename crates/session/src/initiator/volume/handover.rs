@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::ownership::{OwnershipChecker, Violation};
 
-/// Which stream wrote each block last, and how far each stream is released.
+/// The stream that wrote each block last, and how far each stream is released.
 #[derive(Debug, Default)]
 pub struct HandoverLedger {
     ledger: OwnershipChecker,
@@ -50,7 +50,7 @@ impl HandoverLedger {
         self.ledger.prune(stream, Seq(u64::MAX));
     }
 
-    /// Which stream has written a volume block and not released it, if one has.
+    /// The stream that has written a volume block and not released it, if there is one.
     #[must_use]
     pub fn holder(&self, block: u64) -> Option<StreamId> {
         let (stream, seq) = self.ledger.writer(block)?;

@@ -12,7 +12,7 @@ use crate::initiator::queue_pair::Data;
 use crate::label::{DATA_START, LABEL_LEN};
 use crate::label_work::LabelIo;
 
-/// Asks the drive of a label's step, whose target's queue to the drives is ready.
+/// Sends a label's step to its drive, whose target's queue to the drives is ready.
 pub(super) fn ask<A: Associations, Q>(
     targets: &mut Targets<Q>,
     a: &mut A,
@@ -46,7 +46,7 @@ pub(super) const fn member_of(io: &LabelIo) -> usize {
     }
 }
 
-/// What is being done, for error messages.
+/// The action of the step, for error messages.
 pub(super) const fn doing(io: &LabelIo) -> &'static str {
     match io {
         LabelIo::Read { .. } => READING,
@@ -57,9 +57,9 @@ pub(super) const fn doing(io: &LabelIo) -> &'static str {
 pub(super) const READING: &str = "reading the label";
 pub(super) const WRITING: &str = "writing the label";
 
-/// The steps that give a drive its first label: the data area's first block is blanked, so that
-/// what an earlier volume kept there is not taken for the new one's; then each copy of the label is
-/// written and made durable.
+/// The steps that give a drive its first label. The data area's first block is blanked, so that
+/// data that an earlier volume kept there is not taken for the new one's. Then each copy of the
+/// label is written and made durable.
 pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [LabelIo; 6] {
     let flush = || LabelIo::Flush { member };
     let blank = LabelIo::Write { member, lba: DATA_START, block: alloc::vec![0; LABEL_LEN] };

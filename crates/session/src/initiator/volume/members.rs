@@ -1,5 +1,5 @@
-//! The drives of a volume: found on their targets, checked against their labels, and what follows
-//! from them for everything else.
+//! The drives of a volume: finding them on their targets, checking them against their labels, and
+//! deriving the volume's layout from them.
 
 use alloc::vec::Vec;
 
@@ -18,7 +18,7 @@ use crate::label::{AssembleError, DATA_START, Found, Label, log_due};
 use crate::label_work;
 use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
 
-/// How a volume's blocks are laid out on its drives, beside what the labels say.
+/// The layout of a volume's blocks on its drives, beside the part that the labels give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// First block of the data area on every drive.
@@ -44,7 +44,7 @@ pub struct MemberPlace {
     pub nsid: u32,
 }
 
-/// For how long an owner may be away (T25).
+/// The time for which an owner may be unreachable (T25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     /// How long an owner waits for a lost target, ms; 0: a loss is a failure at once.
@@ -73,7 +73,7 @@ pub enum MembersError {
     /// The labels don't make the volume.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
-    /// A drive has fewer blocks than its label tells of.
+    /// A drive has fewer blocks than its label says.
     #[error("member {member} has {blocks} blocks, fewer than the {needed} its label tells of")]
     Shrunk {
         /// The member.
@@ -96,18 +96,18 @@ pub struct Members {
     pub namespaces: Vec<Namespace>,
     /// Their labels.
     pub labels: Vec<Label>,
-    /// What the labels have in common.
+    /// The fields that are the same in all labels.
     pub head: Label,
     /// How the blocks are laid out.
     pub layout: Layout,
 }
 
 impl Members {
-    /// Judges the labels that were found; `name` is the volume that is wanted, if one is, and
-    /// `accept_lost_log` says that a log that is not the one that is due will do (T19, T20).
+    /// Checks the labels that were found. `name` is the volume that is wanted, if one is, and
+    /// `accept_lost_log` allows a log that is not the one that is due (T19, T20).
     ///
     /// # Errors
-    /// [`MembersError`]: the first thing that is wrong.
+    /// [`MembersError`]: the first error found.
     pub fn judge(
         name: Option<&str>,
         controllers: Vec<Controller>,
@@ -134,7 +134,7 @@ impl Members {
         label_work::generation(&self.labels)
     }
 
-    /// Whether the labels say that a log is due on a target.
+    /// Whether the labels demand a log on a target.
     #[must_use]
     pub fn is_logged(&self, target: usize) -> bool {
         let labels = self.places.iter().zip(&self.labels);
@@ -170,7 +170,8 @@ impl Members {
         OpeningConfig { volume: self.head.volume, servers: servers.collect() }
     }
 
-    /// How the members lie on the targets, whose logs have room as `statuses` tells.
+    /// The topology of the members on the targets, whose logs have as many slots as `statuses`
+    /// report.
     ///
     /// # Errors
     /// The labels describe no volume.
@@ -179,7 +180,7 @@ impl Members {
         self.laid_out(|target| slots(target).unwrap_or(0))
     }
 
-    /// Where the volume's blocks lie, which does not depend on the room in the logs.
+    /// The topology of the volume's blocks, which does not depend on the slots in the logs.
     ///
     /// # Errors
     /// The labels describe no volume.
@@ -222,7 +223,7 @@ impl Members {
         })
     }
 
-    /// What has to be found again on a target that was lost (T19, T27).
+    /// The properties that must be found again on a target that was lost (T19, T27).
     #[must_use]
     pub fn known_target(&self, target: usize, generation: u32) -> KnownTarget {
         let drives = self.on(target).into_iter().map(|place| {
@@ -236,7 +237,8 @@ impl Members {
         KnownTarget::new(self.head.volume, generation, &self.controllers[target], drives)
     }
 
-    /// Whether what a target's log knows of the volume is lost, or older than the labels (T19, T24).
+    /// Whether the content of a target's log for the volume is lost, or older than the labels (T19,
+    /// T24).
     #[must_use]
     pub fn is_log_lost(&self, target: usize, status: &VolumeStatus) -> bool {
         let behind = self.is_logged(target) && is_behind(status, self.label_generation());

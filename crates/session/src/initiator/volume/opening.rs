@@ -1,23 +1,24 @@
-//! Opening a volume: attach to all its targets, find its drives, judge their labels, take the volume
-//! on all targets, recover what a crash has left, and mark the labels as the new owner's.
+//! Volume opening: attach to all its targets, find its drives, check their labels, claim the volume
+//! on all targets, recover the state that a crash has left, and mark the labels as the new owner's.
 //!
 //! ```text
-//! attaching → labels → (statuses, if it is only looked at)
-//!                    → taking and recovering, with its pauses:
+//! attaching → labels → (statuses, if the volume is only inspected)
+//!                    → claiming and recovering, with its pauses:
 //!                        claimed: the labels are rewritten
-//!                        decided: what will be zeroed is kept, if that is wanted
+//!                        decided: data that will be zeroed is saved, if the caller wants that
 //!                    → over
 //! ```
 //!
 //! The program has the targets' associations, new ones when it begins: it makes their connections,
-//! carries their bytes, and looks after their deadlines. It calls
-//! [`advance`](VolumeOpening::advance) when something has come from a target or
-//! [`deadline`](VolumeOpening::deadline) is due, and carries what that leaves in the outboxes; it
-//! keeps what is to be kept ([`save_step`](VolumeOpening::save_step)), and takes the
+//! carries their bytes, and calls them when their deadlines are due. It calls
+//! [`advance`](VolumeOpening::advance) when an answer has come from a target or
+//! [`deadline`](VolumeOpening::deadline) is due, and then sends the contents of the outboxes. It
+//! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! A volume that is owned is asked for again for as long as the caller wants to wait (T25), each time
-//! over new associations. When an attempt fails after the volume may have been taken, it is given back.
+//! The program asks again for a volume that is owned for as long as the caller wants to wait (T25),
+//! each time over new associations. When an attempt fails after the volume may have been claimed,
+//! it is released.
 
 mod steps;
 
@@ -42,12 +43,12 @@ use crate::label::Found;
 use crate::label_work::Relabel;
 use crate::wire::{Claim, VolumeStatus};
 
-/// What a volume is opened for.
+/// The purpose of an opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To look at it: nothing is changed, and an owner may be there.
+    /// To inspect it: nothing is changed, and an owner may be active.
     Look,
-    /// To tell what recovery would do: nothing is changed.
+    /// To report what recovery would do: nothing is changed.
     DryRun,
     /// To take it, and to recover every stream that needs it.
     Take,
@@ -62,7 +63,7 @@ pub struct VolumeOpeningConfig {
     pub places: Vec<MemberPlace>,
     /// How many targets it has.
     pub targets: usize,
-    /// What for.
+    /// The purpose.
     pub purpose: Purpose,
     /// The engine that the caller insists on; `None`: what the volume was made for.
     pub engine: Option<EngineKind>,
@@ -72,9 +73,9 @@ pub struct VolumeOpeningConfig {
     pub accept_lost_log: bool,
     /// How long to wait for an owner that may still come back (T25).
     pub wait: Patience,
-    /// For how long the new owner may be away.
+    /// The time for which the new owner may be unreachable.
     pub lease: LeaseTimes,
-    /// Whether the program keeps what will be zeroed.
+    /// Whether the program saves the data that will be zeroed.
     pub save_undone: bool,
     /// How long a target may owe an answer to recovery, or put its commands off, ns.
     pub timeout_ns: u64,
@@ -93,19 +94,19 @@ pub struct Patience {
     pub for_ns: u64,
     /// How often it is asked for again, ns.
     pub ask_ns: u64,
-    /// How often the caller is told that it waits, ns.
+    /// The time between two reports to the caller that it waits, ns.
     pub tell_ns: u64,
 }
 
 impl Patience {
-    /// Waits for so long, asks each half second, and tells each 5 seconds.
+    /// Waits for so long, asks every half second, and reports every 5 seconds.
     #[must_use]
     pub const fn of(for_ns: u64) -> Self {
         Self { for_ns, ask_ns: 500_000_000, tell_ns: 5_000_000_000 }
     }
 }
 
-/// What the program is told of an opening on its way.
+/// An event of an opening that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpeningEvent {
     /// How far recovery is.
@@ -122,25 +123,25 @@ pub enum OpeningEvent {
         /// The owner's generation.
         generation: u32,
     },
-    /// The attempt has failed: what may have been claimed with this generation is given back.
+    /// The attempt has failed: a claim that may have been made with this generation is released.
     GivesBack {
         /// The generation.
         generation: u32,
     },
     /// The volume is owned, and is asked for again.
     Owned {
-        /// Which target says so.
+        /// The target that reports this.
         server: usize,
         /// The owner's host NQN.
         owner: String,
-        /// What is left of its lease, ms; 0 if the owner is there.
+        /// The rest of its lease, ms; 0 if the owner is active.
         lease_left_ms: u32,
         /// How long the volume is still waited for, ns.
         give_up_ns: u64,
     },
 }
 
-/// A volume that has been taken and recovered, or looked at.
+/// A volume that was claimed and recovered, or inspected.
 #[derive(Debug)]
 pub struct OpenedVolume {
     /// The volume's drives and labels.
@@ -149,13 +150,13 @@ pub struct OpenedVolume {
     pub engine: EngineKind,
     /// Why it is not the one that the volume was made for, if so (T17).
     pub fallback: Option<Hindrance>,
-    /// The owner's generation; 0 if the volume was only looked at.
+    /// The owner's generation; 0 if the volume was only inspected.
     pub generation: u32,
-    /// What the targets that speak the extension say of the volume, by target.
+    /// The volume's status on the targets that have the extension, by target.
     pub statuses: Vec<(usize, VolumeStatus)>,
     /// How the members lie on the targets.
     pub topology: Topology,
-    /// What was found and done.
+    /// The findings and actions of recovery.
     pub outcome: Outcome,
     /// How long that took.
     pub steps: StepTimes,
@@ -176,19 +177,19 @@ impl OpenedVolume {
         self.members.resume_claim(target, self.generation, self.lease_ms)
     }
 
-    /// What has to be found again on a target that was lost (T27).
+    /// The state that must be found again on a target that was lost (T27).
     #[must_use]
     pub fn known_target(&self, target: usize) -> KnownTarget {
         self.members.known_target(target, self.generation)
     }
 }
 
-/// What a target was asked for.
+/// The purpose of a question to a target.
 #[derive(Clone, Copy, Debug)]
 enum Question {
     /// A member's label.
     Label(usize),
-    /// What it knows of the volume.
+    /// Its state of the volume.
     Status,
     /// A command of recovery.
     Recovery(Ticket),
@@ -204,23 +205,23 @@ enum Question {
 enum Step {
     Attaching,
     Labels(Labels),
-    /// Each target is asked what it knows of the volume.
+    /// Each target is asked for its state of the volume.
     Looking {
         statuses: Vec<(usize, VolumeStatus)>,
     },
     Recovering,
-    /// The labels are rewritten; whether a step is under way.
+    /// The labels are rewritten; whether a step is in flight.
     Relabeling {
         work: Relabel,
         asked: bool,
     },
-    /// What will be zeroed is kept, since this time, ns.
+    /// Data that will be zeroed is being saved, since this time, ns.
     Saving {
         saving: Saving,
         state: SaveState,
         since: u64,
     },
-    /// The volume is given back.
+    /// The volume is being released.
     Releasing(VolumeOpenError),
     /// It is asked for again at this time, ns.
     Waiting {
@@ -268,9 +269,9 @@ pub struct VolumeOpening {
     /// When it began, and when this attempt did, ns.
     began: u64,
     attempt_began: u64,
-    /// When the caller was last told that it waits, ns.
+    /// The time of the last report to the caller that it waits, ns.
     told: Option<u64>,
-    /// What was last told of recovery.
+    /// The last progress of recovery that was reported.
     progress: Option<Progress>,
     /// It is to go on at once, by a clock that is read anew.
     at_once: bool,
@@ -318,7 +319,7 @@ impl VolumeOpening {
         }
     }
 
-    /// Goes on with what has come, and with what is due.
+    /// Continues with answers that have come, and with work that is due.
     pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
         self.at_once = false;
         if let Err(error) = self.go_on(now, a) {
@@ -329,13 +330,13 @@ impl VolumeOpening {
         }
     }
 
-    /// What has happened.
+    /// The next event.
     pub fn event(&mut self) -> Option<OpeningEvent> {
         self.events.pop_front()
     }
 
-    /// What the program has to do to keep what will be zeroed. It reports the step's end with
-    /// [`saved`](Self::saved).
+    /// The next step for the program to save the data that will be zeroed. It reports the step's
+    /// end with [`saved`](Self::saved).
     pub fn save_step(&mut self) -> Option<SaveStep> {
         let Step::Saving { state, .. } = &mut self.step else { return None };
         if !matches!(state, SaveState::Due(_)) {
@@ -347,7 +348,7 @@ impl VolumeOpening {
         }
     }
 
-    /// The program has done a step of keeping what will be zeroed, or could not.
+    /// The program has done a step of saving the data that will be zeroed, or could not do it.
     pub fn saved(&mut self, done: bool, now: u64, a: &mut impl Associations) {
         if let Step::Saving { state, .. } = &mut self.step
             && *state == SaveState::Doing
@@ -360,13 +361,13 @@ impl VolumeOpening {
         self.advance(now, a);
     }
 
-    /// How it has ended, once. The associations of a volume that was taken go on; those of one that
-    /// was looked at, or could not be opened, have been hung up.
+    /// The result of the opening, once. The associations of a claimed volume continue. Those of a
+    /// volume that was inspected, or could not be opened, have been closed.
     pub fn take_result(&mut self) -> Option<Result<OpenedVolume, VolumeOpenError>> {
         self.result.take()
     }
 
-    /// What recovery has learnt so far, while it runs.
+    /// The progress of recovery so far, while it runs.
     #[must_use]
     pub fn recovery(&self) -> Option<&Opening> {
         self.driver.as_ref().map(RecoveryDriver::opening)

@@ -1,4 +1,4 @@
-//! Blocks of drives, told as blocks of the volume.
+//! Blocks of drives, expressed as blocks of the volume.
 
 use alloc::vec::Vec;
 
@@ -26,7 +26,7 @@ pub struct InPlaceRange {
     pub range: BlockRange,
 }
 
-/// The volume blocks of some extents of drives: sorted, neighbours joined.
+/// The volume blocks of some extents of drives: sorted, adjacent ones joined.
 #[must_use]
 pub fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockRange> {
     let unit = u64::from(topology.unit_blocks());
@@ -35,9 +35,9 @@ pub fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockR
         let start = topology.member(extent.member).start;
         let (mut lba, end) = (extent.lba, extent.lba + extent.blocks);
         while lba < end {
-            // Within a stripe unit a drive's neighbours are the volume's.
+            // Within a stripe unit, adjacent blocks of a drive are adjacent in the volume.
             let blocks = (unit - (lba - start) % unit).min(end - lba);
-            // What lies outside the volume was refused before (T19).
+            // Extents outside the volume were refused before (T19).
             if let Some(first) = topology.volume_block(extent.member, lba) {
                 ranges.push(BlockRange { lba: first, blocks });
             }
@@ -65,8 +65,8 @@ pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRan
     updates.iter().flat_map(of).collect()
 }
 
-/// What a stream's owner has to look at before the stream starts again: in-place updates beyond the
-/// prefix, and what is in doubt; empty if nothing waits to be acknowledged (T9, T26).
+/// The blocks that a stream's owner has to check before the stream starts again: in-place updates
+/// beyond the prefix, and writes in doubt; empty if nothing waits to be acknowledged (T9, T26).
 #[must_use]
 pub fn to_acknowledge(topology: &Topology, found: &StreamOutcome) -> Option<Vec<InPlaceRange>> {
     found.pending.then(|| {

@@ -25,7 +25,7 @@ const REST_DOUBLED_MAX: u32 = 6;
 /// Why an attempt has ended. `server` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// What the targets say does not allow it.
+    /// The state on the targets does not allow it.
     #[error(transparent)]
     Opening(#[from] OpeningError),
     /// A target owes an answer for too long.
@@ -33,7 +33,7 @@ pub enum RecoveryError {
     TimedOut {
         /// The target.
         server: usize,
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
     },
     /// A target has put commands off for too long.
@@ -41,9 +41,9 @@ pub enum RecoveryError {
     PutOff {
         /// The target.
         server: usize,
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What it said last.
+        /// The status that it answered last.
         status: Status,
     },
 }
@@ -53,13 +53,14 @@ pub enum RecoveryError {
 pub struct StepTimes {
     /// Connecting to all targets and reading the labels.
     pub connect: u64,
-    /// Taking the volume on all targets, which waits for what a former owner had under way.
+    /// Claiming the volume on all targets, which waits until the requests of a former owner have
+    /// ended.
     pub claim: u64,
     /// Reading all lists.
     pub list: u64,
     /// Merging them into one order per stream, and deciding.
     pub decide: u64,
-    /// Reading and keeping what is about to be zeroed.
+    /// Reading and saving the data that is about to be zeroed.
     pub save: u64,
     /// Zeroing fresh blocks beyond the prefixes.
     pub undo: u64,
@@ -74,7 +75,7 @@ impl StepTimes {
         match phase {
             Phase::Ask | Phase::Claim | Phase::AskAgain | Phase::Claimed => &mut self.claim,
             Phase::List => &mut self.list,
-            // What was decided is only looked at, and kept.
+            // The decision is only inspected, and saved.
             Phase::Decided => &mut self.save,
             Phase::Undo => &mut self.undo,
             Phase::Flush => &mut self.flush,
@@ -93,7 +94,7 @@ struct TargetState {
     put_off_since: Option<u64>,
 }
 
-/// One attempt on its way; see the [module](self).
+/// One running attempt; see the [module](self).
 #[derive(Debug)]
 pub struct RecoveryDriver {
     opening: Opening,
@@ -146,7 +147,7 @@ impl RecoveryDriver {
     ) -> Result<(), RecoveryError> {
         let before = self.opening.phase();
         let Some(state) = self.targets.get_mut(server) else { return Ok(()) };
-        // Whatever it answers, it is there.
+        // Any answer shows that the target is reachable.
         state.progress = now;
         self.opening.done(ticket, answer)?;
         if ticket.attempt == self.attempt {
@@ -229,7 +230,7 @@ impl RecoveryDriver {
         self.opening.progress()
     }
 
-    /// What it has learnt so far.
+    /// The findings so far.
     #[must_use]
     pub fn opening(&self) -> &Opening {
         &self.opening
@@ -248,7 +249,7 @@ impl RecoveryDriver {
     }
 
     /// The prefixes have been decided, which reads no clock; `now` is the time after that. In the
-    /// pause that follows, [`go_on`](Self::go_on) says the same if this has not been called.
+    /// pause that follows, [`go_on`](Self::go_on) does the same if this has not been called.
     pub fn decided(&mut self, now: u64) {
         if core::mem::take(&mut self.deciding) {
             self.steps.decide += now.saturating_sub(self.since);

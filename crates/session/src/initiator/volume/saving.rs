@@ -1,4 +1,4 @@
-//! Reading what recovery is about to zero, so that the program can keep it.
+//! Reading the data that recovery is about to zero, so that the program can save it.
 
 use alloc::vec::Vec;
 
@@ -15,14 +15,14 @@ const SAVE_BLOCKS: u64 = 32;
 /// Blocks that recovery is about to zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UndoneExtent {
-    /// The stream whose groups wrote them.
+    /// The stream of the groups that wrote them.
     pub stream: StreamId,
     /// Where they are.
     pub range: BlockRange,
 }
 
-/// What the program has to do to keep what will be zeroed. It reports each step, and nothing is
-/// zeroed before the last one is reported.
+/// A step for the program, to save the data that will be zeroed. The program reports each step, and
+/// nothing is zeroed before the last one is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaveStep {
     /// Begin to keep these blocks, in this order.
@@ -42,12 +42,12 @@ pub enum SaveStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadPart {
     pub(super) extent: Extent,
-    /// Which bytes of the whole it has.
+    /// The offset of its first byte in the whole.
     pub(super) at: usize,
     pub(super) len: usize,
 }
 
-/// What comes next.
+/// The next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// These are to be read.
@@ -80,7 +80,7 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    /// What `outcome` says is to be zeroed; `None` if nothing is.
+    /// The saving of the data that `outcome` lists to be zeroed; `None` if nothing is.
     pub(super) fn new(volume: VolumeId, outcome: &Outcome, topology: &Topology) -> Option<Self> {
         let mut extents = Vec::new();
         for stream in outcome.streams.iter().map(|stream| &stream.plan) {

@@ -1,5 +1,5 @@
-//! What the streams of an open volume have in common: which of them are open, over which queues,
-//! from where they go on, and what keeps one from being opened.
+//! The common state of the streams of an open volume: which of them are open, over which queues,
+//! from where they go on, and why one can't be opened.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -47,7 +47,7 @@ pub struct Reserved {
     pub qids: Vec<u16>,
     /// The group after which it goes on.
     pub start: Seq,
-    /// Its last life ended without a close, and its logs have to be recovered before it starts.
+    /// Its last run ended without a close, and its logs have to be recovered before it starts.
     pub unrecovered: bool,
 }
 
@@ -67,9 +67,9 @@ pub struct VolumeState {
     open: BTreeMap<StreamId, Vec<u16>>,
     /// Readers of the volume, with their queue on each target.
     readers: BTreeMap<StreamId, Vec<u16>>,
-    /// Streams that ended without a close. Their last writes may still be on their way, so the
-    /// next life of the stream takes the same queues: a target grants a queue again only once
-    /// everything of its last connection has come back from the drives (T8).
+    /// Streams that ended without a close. Their last writes may still be in flight, so the stream
+    /// takes the same queues when it is opened again: a target grants a queue again only once all
+    /// operations of its last connection have come back from the drives (T8).
     ended: BTreeMap<StreamId, Vec<u16>>,
     /// Streams that ended without a close, and have not been recovered since.
     unrecovered: BTreeSet<StreamId>,
@@ -146,7 +146,7 @@ impl VolumeState {
         }
     }
 
-    /// A stream has ended without a close: what it had under way may still be.
+    /// A stream has ended without a close: its requests may still be in flight.
     pub fn dropped(&mut self, stream: StreamId) {
         if let Some(qids) = self.open.remove(&stream) {
             self.ended.insert(stream, qids);

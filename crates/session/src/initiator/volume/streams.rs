@@ -1,9 +1,9 @@
-//! What the owner of an open volume asks its targets beside its streams: to recover streams, to drop
-//! lists of in-place updates, to take the volume back.
+//! The requests of the owner of an open volume to its targets beside its streams: to recover
+//! streams, to drop lists of in-place updates, to release the volume.
 //!
-//! The targets' associations belong to their [`AssociationManager`]s. The program lends them to
-//! [`advance`](StreamsRecovery::advance) when something has come from a target or a deadline is due,
-//! and carries what that leaves in the outboxes.
+//! The targets' associations belong to their [`AssociationManager`]s. The program passes the
+//! managers to [`advance`](StreamsRecovery::advance) when an answer has come from a target or a
+//! deadline is due, and then sends the contents of the outboxes.
 
 use alloc::vec::Vec;
 
@@ -18,10 +18,10 @@ use crate::initiator::opening::{Call, Opening, OpeningError, Outcome, Phase, Tic
 use crate::initiator::queue_pair::Data;
 use crate::wire::release_command;
 
-/// Why an open volume's targets could not do what was asked. `server` counts them.
+/// Why an open volume's targets could not do a request. `server` counts them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamsRecoveryError {
-    /// A target is away, or was away meanwhile; its manager knows why.
+    /// A target is unreachable, or was unreachable meanwhile; its manager knows why.
     #[error("target {server} is away")]
     Away {
         /// The target.
@@ -32,12 +32,12 @@ pub enum StreamsRecoveryError {
     Call {
         /// The target.
         server: usize,
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The error.
         source: CallFailure,
     },
-    /// What the targets say does not allow it.
+    /// The state on the targets does not allow it.
     #[error(transparent)]
     Opening(#[from] OpeningError),
 }
@@ -64,8 +64,8 @@ struct Begun {
 }
 
 impl Begun {
-    /// The association, if it stands and is the same still; and whether it is seen for the first
-    /// time. What was asked over an earlier one is never answered.
+    /// The association, if it stands and is still the same; and whether it is seen for the first
+    /// time. Commands sent over an earlier one are never answered.
     fn association<'a, P: AsRef<[u8]> + Clone>(
         &mut self,
         manager: &'a mut AssociationManager<P>,
@@ -96,8 +96,8 @@ impl StreamsRecovery {
         Self { driver, begun, sent: Vec::new() }
     }
 
-    /// Goes on: takes in what has come from the targets, asks them what is due, and ends a pause.
-    /// `with` calls what it is given with the manager of a target.
+    /// Continues: takes in answers that have come from the targets, sends the commands that are
+    /// due, and ends a pause. `with` calls its argument with the manager of a target.
     ///
     /// # Errors
     /// [`StreamsRecoveryError`]: the attempt has ended, and another may be begun.
@@ -135,7 +135,7 @@ impl StreamsRecovery {
             return Err(StreamsRecoveryError::Away { server });
         };
         if first {
-            // What an earlier attempt is zeroing has come back before the target takes the queue
+            // The zeroes of an earlier attempt have come back before the target accepts the queue
             // again (T8).
             association.close_drives();
         }
@@ -225,20 +225,20 @@ pub struct VolumeRelease {
 }
 
 impl VolumeRelease {
-    /// Begins. `speaks` says of each target whether it speaks the extension: no other is asked.
+    /// Begins. `speaks` has for each target whether it has the extension: no other target is asked.
     #[must_use]
     pub fn new(volume: VolumeId, speaks: Vec<bool>) -> Self {
         let asked = alloc::vec![None; speaks.len()];
         Self { volume, asked, owed: speaks, refused: None, given: Vec::new() }
     }
 
-    /// Goes on: asks the targets, and takes in what they have answered. `with` calls what it is
-    /// given with the manager of a target. Whether every target has answered. A target that is away
+    /// Continues: asks the targets, and takes in their answers. `with` calls its argument with the
+    /// manager of a target. Returns whether every target has answered. A target that is unreachable
     /// is asked when it is back, and one that was lost before it answered is asked again.
     ///
     /// # Errors
-    /// A target will not come back, can't be asked, or does not take the volume back; those that have
-    /// answered otherwise have it.
+    /// A target will not come back, can't be asked, or does not release the volume. The targets
+    /// that have answered otherwise have released it.
     pub fn advance<P: AsRef<[u8]> + Clone>(
         &mut self,
         now: u64,
@@ -284,7 +284,7 @@ impl VolumeRelease {
         let number = Some(manager.number());
         let is_lost = manager.absence().is_some_and(|absence| absence.for_good);
         let Some(association) = manager.association() else {
-            // The claim that the manager makes when the target is back is given back like the first.
+            // The claim that the manager makes when the target is back is released like the first.
             return if is_lost { Err(StreamsRecoveryError::Away { server }) } else { Ok(()) };
         };
         if core::mem::replace(&mut self.asked[server], number) != number {

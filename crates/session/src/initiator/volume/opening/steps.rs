@@ -49,7 +49,7 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// Does what can be done now; whether there may be more.
+    /// Does all that can be done now. Returns whether there may be more.
     fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         match &mut self.step {
             Step::Attaching => self.attach(now, a),
@@ -194,7 +194,7 @@ impl VolumeOpening {
         let extensions = members.controllers.iter().map(|controller| controller.extension);
         let Choice { engine, fallback } =
             choose(members.head.engine, self.config.engine, extensions).map_err(|hindrance| {
-                // Only what the caller insists on can be refused.
+                // An engine can be refused only if the caller insists on it.
                 let engine = self.config.engine.unwrap_or(members.head.engine);
                 VolumeOpenError::Engine { engine, hindrance }
             })?;
@@ -220,7 +220,7 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// All targets have told what they know of the volume.
+    /// All targets have reported their state of the volume.
     fn looked(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         if self.targets.is_owed() {
             return Ok(false);
@@ -421,7 +421,7 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// What a lost or failing target means at this step.
+    /// The error that a lost or failing target causes at this step.
     fn call_failed(&self, server: usize, source: CallFailure) -> VolumeOpenError {
         let doing = match (&self.step, &self.driver) {
             (Step::Relabeling { work, .. }, _) => {
@@ -435,7 +435,7 @@ impl VolumeOpening {
         VolumeOpenError::Call { server, doing, source }
     }
 
-    /// The attempt has failed. What may have been taken is given back.
+    /// The attempt has failed. A volume that may have been claimed is released.
     pub(super) fn fail(&mut self, error: VolumeOpenError, now: u64, a: &mut impl Associations) {
         self.targets.forget();
         let driver = self.driver.as_ref().filter(|_| self.config.purpose == Purpose::Take);
@@ -446,7 +446,7 @@ impl VolumeOpening {
             for (server, controller) in members.controllers.iter().enumerate() {
                 if controller.extension.is_some() {
                     let to = (server, ControlQueue::Admin);
-                    // A target that can't be told notices when the connection closes.
+                    // A target that can't be asked notices the end when the connection closes.
                     let _ = self.targets.ask(a, to, release, Data::None, Question::Release, now);
                 }
             }
@@ -454,7 +454,7 @@ impl VolumeOpening {
         self.step = Step::Releasing(error);
     }
 
-    /// The volume is being given back: goes on once every target that is there has answered.
+    /// The volume is being released: continues once every reachable target has answered.
     pub(super) fn released(&mut self, now: u64, a: &mut impl Associations) {
         while self.targets.answer(a).is_some() {}
         self.targets.forget_lost(a);
