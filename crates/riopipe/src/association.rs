@@ -24,7 +24,7 @@ const DATA_MAX: u32 = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Targets {
     list: Vec<Ending>,
-    /// Where each target is, as its first member says it.
+    /// The address of each target, as its first member gives it.
     pub(crate) addrs: Vec<MemberAddr>,
     pub(crate) places: Vec<MemberPlace>,
     pub(crate) signal: Arc<Signal>,
@@ -46,7 +46,7 @@ impl Targets {
         Ok(Self { list, addrs, places, signal })
     }
 
-    /// Where each member is, and the address of each target as its first member says it.
+    /// The place of each member, and the address of each target as its first member gives it.
     pub(crate) fn places_of(members: &[MemberAddr]) -> (Vec<MemberPlace>, Vec<MemberAddr>) {
         let mut addrs: Vec<MemberAddr> = Vec::new();
         let place = |member: &MemberAddr| {
@@ -99,7 +99,7 @@ impl Associations for &Targets {
     }
 }
 
-/// What is written over an association's own queues: a label, or a claim.
+/// The data written over an association's own queues: a label, or a claim.
 pub(crate) type Page = Arc<[u8]>;
 
 /// Ends the target when it is dropped, unless the volume has been opened.
@@ -145,7 +145,7 @@ pub(crate) fn open_socket(
     connect(&member.socket(), options.timeout, &SocketOptions::default())
 }
 
-/// Lists what a discovery service at `host:port` knows.
+/// Lists the subsystems that a discovery service at `host:port` reports.
 ///
 /// # Errors
 /// No connection, or no discovery service there.

@@ -46,7 +46,7 @@ impl Default for CreateOptions {
     }
 }
 
-/// The longest sleep between two looks.
+/// The longest sleep between two polls.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) fn create(
@@ -82,7 +82,7 @@ fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(
     };
     let mut creation = VolumeCreation::new(config).map_err(|error| match error {
         VolumeCreateError::Options(error) => error.into(),
-        // Nothing else is told before any target has been asked.
+        // No other error is found before any target has been asked.
         _ => CreateError::Name,
     })?;
     let targets = Targets::start(members, &options.connect)?;

@@ -1,4 +1,4 @@
-//! Who connects, and how.
+//! The identity of an initiator, and the options of its connections.
 
 use std::time::Duration;
 
@@ -15,15 +15,16 @@ pub struct ConnectOptions {
     pub data_digest: Option<bool>,
     /// How long a connection or an answer may take before it is given up.
     pub timeout: Duration,
-    /// How long a target waits for a sign of life before it takes this host for dead (KATO). It is
-    /// told three times as often. At least 300 ms; targets round it up to what they count in.
+    /// The time after which a target gives up a host that sends nothing (KATO). Commands go out
+    /// three times as often. At least 300 ms; targets round it up to their own unit.
     pub keep_alive: Duration,
-    /// How long a target of an open volume may be away. Until then its streams wait for it, and
-    /// when it comes back it gets again what it has lost (P7); then they fail (P6). Zero: a lost
-    /// connection is a failure at once, and is not tried again. Targets keep a volume for its owner
-    /// for a day at most (T28): who waits longer may find that another has it.
+    /// How long a target of an open volume may be unreachable. Until then its streams wait for it,
+    /// and when it comes back they replay the requests that it has lost (P7); then they fail (P6).
+    /// Zero: a lost connection is a failure at once, and is not tried again. Targets keep a volume
+    /// for its owner for a day at most (T28): an owner that waits longer may find that another
+    /// initiator has it.
     pub loss_timeout: Duration,
-    /// How long to look for an answer before going to sleep (hybrid waiting); zero: sleep at once.
+    /// How long to poll for an answer before going to sleep (hybrid waiting); zero: sleep at once.
     pub spin: Duration,
 }
 
@@ -47,7 +48,7 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// [`keep_alive`](Self::keep_alive) as targets are told it, ms.
+    /// [`keep_alive`](Self::keep_alive) as targets get it, ms.
     pub(crate) fn keep_alive_ms(&self) -> u32 {
         u32::try_from(self.keep_alive.as_millis()).unwrap_or(u32::MAX).max(300)
     }

@@ -1,4 +1,4 @@
-//! What a volume is, for people and programs.
+//! The properties of a volume, for people and programs.
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;

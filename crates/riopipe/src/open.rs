@@ -1,4 +1,4 @@
-//! Opening a volume, or looking at one: the threads, files and messages around a [`VolumeOpening`].
+//! Opening a volume, or inspecting it: the threads, files and messages around a [`VolumeOpening`].
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -41,10 +41,10 @@ use crate::undone::{SaveError, Saving};
 
 /// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
-/// The longest sleep between two looks.
+/// The longest sleep between two polls.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// How a volume is to be taken, or looked at.
+/// The options for claiming a volume, or for inspecting it.
 pub(crate) struct Way<'a> {
     pub(crate) engine: Option<EngineKind>,
     pub(crate) take_over: bool,
@@ -53,7 +53,7 @@ pub(crate) struct Way<'a> {
     pub(crate) accept_lost_log: bool,
     pub(crate) check_handover: bool,
     pub(crate) connect: &'a ConnectOptions,
-    /// Keep what is about to be zeroed in this file.
+    /// The file in which data that is about to be zeroed is saved.
     pub(crate) save_undone: Option<&'a Path>,
     pub(crate) progress: &'a mut dyn FnMut(Progress),
 }
@@ -73,7 +73,7 @@ pub(crate) fn open(
     Ok((inner(&targets, members, opened, background, way), recovery))
 }
 
-/// Tells what opening would find, after a while if the volume is owned. Nothing is changed.
+/// Reports what opening would find, after a wait if the volume is owned. Nothing is changed.
 pub(crate) fn dry_run(
     name: &str,
     members: &[MemberAddr],
@@ -83,7 +83,7 @@ pub(crate) fn dry_run(
     Ok(Recovery { dry_run: true, ..recovery(&opened, &targets, saved) })
 }
 
-/// Looks at a volume without taking it.
+/// Inspects a volume without claiming it.
 pub(crate) fn inspect(
     members: &[MemberAddr],
     connect: &ConnectOptions,
@@ -132,8 +132,8 @@ fn config(
     }
 }
 
-/// Opens the volume, or looks at it: its targets, what was found, and the file that keeps what was
-/// zeroed.
+/// Opens the volume, or inspects it. Returns its targets, the findings, and the file that keeps the
+/// zeroed data.
 fn run(
     name: Option<&str>,
     members: &[MemberAddr],
@@ -184,7 +184,7 @@ fn run(
     }
 }
 
-/// The file that keeps what is about to be zeroed.
+/// The file that keeps the data that is about to be zeroed.
 struct Keeping<'a> {
     path: Option<&'a Path>,
     file: Option<Saving>,
@@ -209,7 +209,7 @@ impl Keeping<'_> {
         self.failed.is_none()
     }
 
-    /// Nothing will be zeroed: takes away what was begun, and says what went wrong with it.
+    /// Nothing will be zeroed: removes the file, and returns the error that it met, if any.
     fn discard(self) -> Option<SaveError> {
         if let Some(file) = self.file {
             file.discard();

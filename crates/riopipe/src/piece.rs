@@ -1,8 +1,8 @@
-//! Buffers, and references to parts of them while they are under way.
+//! Buffers, and references to parts of them while they are in flight.
 //!
-//! A buffer belongs to one stream for as long as it is under way, and a stream to one thread at a
-//! time. So its references are counted without locked instructions, of which a write would need
-//! six, each of them waiting until the stores before it have left the processor.
+//! A buffer belongs to one stream for as long as it is in flight, and a stream to one thread at a
+//! time. So its references are counted without locked instructions. A write would need six of
+//! those, and each waits until the stores before it have left the processor.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::BLOCK_BYTES;
 /// Bytes, and how many pieces refer to them.
 struct Shared {
     bytes: AlignedBuf,
-    /// Written with plain stores, by whoever has the pieces; others only look whether it is 0.
+    /// Written with plain stores, by the thread that has the pieces; others only check whether it
+    /// is 0.
     pieces: AtomicUsize,
 }
 
@@ -27,8 +28,8 @@ struct Shared {
 /// replay needs the bytes until they are durable; the stream reuses it afterwards.
 pub struct Buf(NonNull<Shared>);
 
-// SAFETY: a buffer owns its bytes, and what it shares with pieces on another thread is the count,
-// which is atomic, and the bytes, which nobody writes while there are pieces.
+// SAFETY: a buffer owns its bytes. It shares with pieces on another thread only the count, which is
+// atomic, and the bytes, which no thread writes while there are pieces.
 unsafe impl Send for Buf {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Buf {}
@@ -41,7 +42,7 @@ impl Buf {
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: it lives until this is dropped; nobody makes a `&mut` to all of it.
+        // SAFETY: it lives until this is dropped; no code makes a `&mut` to all of it.
         unsafe { self.0.as_ref() }
     }
 
@@ -66,7 +67,7 @@ impl Buf {
 
     /// Whether no piece of it is left anywhere: it may be written to, and handed out again.
     pub(crate) fn is_unique(&self) -> bool {
-        // What others did with theirs happens before.
+        // All accesses of other threads through their pieces happen before.
         self.shared().pieces.load(Ordering::Acquire) == 0
     }
 }
@@ -84,8 +85,8 @@ impl DerefMut for Buf {
         // A buffer leaves the caller's hands when a group is staged with it, and comes back only
         // once its pieces are gone.
         assert!(self.is_unique(), "a buffer in the caller's hands has no pieces");
-        // SAFETY: there are no pieces, and `&mut self` keeps others from being made and from
-        // looking at the bytes.
+        // SAFETY: there are no pieces. `&mut self` prevents that new ones are made, and that other
+        // code reads the bytes.
         unsafe { &mut (*self.0.as_ptr()).bytes }
     }
 }
@@ -93,10 +94,10 @@ impl DerefMut for Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         if self.is_unique() {
-            // SAFETY: made by `Box::leak`, and no piece is left that could look at it.
+            // SAFETY: made by `Box::leak`, and no piece is left that could refer to it.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         } else {
-            // Pieces without their buffer are not to be: they would point nowhere. Whoever holds
+            // Pieces without their buffer would point nowhere, so they must not exist. The owner of
             // both drops the pieces first.
             debug_assert!(std::thread::panicking(), "a buffer outlives its pieces");
         }
@@ -113,9 +114,9 @@ impl fmt::Debug for Buf {
 /// not even a target that answers before it was sent everything can make the stream send other
 /// bytes (T18).
 ///
-/// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another thread
-/// only together, with the owner of them all, which is a stream: while it stages them
-/// ([`Staged`](crate::group::Staged)), then while they are under way
+/// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another
+/// thread only together, with the owner of them all. That is a stream: while it stages them
+/// ([`Staged`](crate::group::Staged)), then while they are in flight
 /// ([`StreamShell`](crate::stream_shell::StreamShell)).
 pub(crate) struct Piece {
     /// `None` once it was taken.
@@ -141,7 +142,7 @@ impl Piece {
             // One thread has all the pieces. They can't be so many that this wraps: each has more
             // bytes than the count has steps for it.
             pieces.store(pieces.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            // SAFETY: within the piece, as was looked at above.
+            // SAFETY: within the piece, as was checked above.
             Of { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
         });
         Self { of, blocks }
@@ -178,8 +179,8 @@ impl Payload for Piece {
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         self.of.as_ref().map_or(&[], |of| {
-            // SAFETY: so many bytes of the buffer, which lives as long as this does; nobody writes
-            // to it while there are pieces.
+            // SAFETY: so many bytes of the buffer, which lives as long as this does; no thread
+            // writes to it while there are pieces.
             unsafe {
                 std::slice::from_raw_parts(of.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
             }
@@ -193,12 +194,13 @@ impl fmt::Debug for Piece {
     }
 }
 
-/// Something that is only reached through `&mut`: it may be shared, since sharing it shows nothing.
-/// What a stream stages is; a stream itself may be, because a future that looks at one has to be.
+/// A value that is only reached through `&mut`: it may be shared, since a shared reference shows
+/// nothing of it. Data that a stream stages is such a value. A stream must be `Sync`, because a
+/// future that refers to it must be.
 #[derive(Default)]
 pub(crate) struct Exclusive<T>(T);
 
-// SAFETY: a shared reference gives no access to what is in it.
+// SAFETY: a shared reference gives no access to the value in it.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 impl<T> Exclusive<T> {
@@ -221,7 +223,7 @@ impl Pool {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// A buffer of `len` bytes: zeroed if new, else with what its last user left in it.
+    /// A buffer of `len` bytes: zeroed if new, else with the content of its last use.
     pub(crate) fn take(&mut self, len: usize) -> Buf {
         if let Some((_, list)) = self.classes.iter_mut().find(|(size, _)| *size == len)
             && let Some(buf) = list.pop()
@@ -232,7 +234,7 @@ impl Pool {
         Buf::zeroed(len)
     }
 
-    /// Takes back a buffer to which nothing refers, if there is room.
+    /// Takes back a buffer to which no piece refers, if there is space.
     pub(crate) fn give(&mut self, buf: Buf) {
         let len = buf.len();
         if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
@@ -251,8 +253,8 @@ impl Pool {
 pub(crate) struct Kept {
     /// With the group that each was written in, oldest first.
     bufs: VecDeque<(Seq, Buf)>,
-    /// Those that nobody needs any more, but are still being sent: to a target that has answered
-    /// before it was sent everything (T18).
+    /// Buffers that are no longer needed, but are still being sent: to a target that has answered
+    /// before it got everything (T18).
     late: Vec<Buf>,
 }
 
@@ -262,7 +264,8 @@ impl Kept {
         self.bufs.extend(bufs.map(|buf| (seq, buf)));
     }
 
-    /// Gives back the buffers of groups up to `forgotten`, whose payload is no longer needed.
+    /// Returns the buffers of groups up to `forgotten` to the pool, because their payload is no
+    /// longer needed.
     pub(crate) fn give_back(&mut self, forgotten: Seq, pool: &mut Pool) {
         if !self.late.is_empty() {
             for buf in self.late.extract_if(.., |buf| buf.is_unique()) {
@@ -308,7 +311,7 @@ mod tests {
     #[should_panic = "within its piece"]
     fn a_part_beyond_its_piece_is_refused() {
         let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
-        // The piece goes before the buffer, also on the way out.
+        // The piece is dropped before the buffer, also when a panic unwinds.
         let _part = buf.piece().part(1, 1).part(1, 1);
     }
 

@@ -33,24 +33,23 @@ impl Default for ReaderOptions {
     }
 }
 
-/// Reads an open volume from any thread: clone it and share it as you like. It has connections of its
-/// own, so that neither do its reads wait for a stream, nor a stream for them.
+/// Reads an open volume from any thread. Clone it to share it. It has connections of its own, so
+/// that its reads do not wait for a stream, and no stream waits for them.
 ///
 /// # What it sees
 ///
 /// - Of every stream: each group that was complete when the read began, as its owner or a
-///   [`Watch`](crate::Watch) could know (P9). While a target is away, or gets again what it has lost,
-///   the read waits.
-/// - Of groups that are under way: of each block the old content or the new, in any mixture. There is
-///   no order among blocks, also not those of one group: to read a group whole, wait until it is
+///   [`Watch`](crate::Watch) could know (P9). While a target is unreachable, or gets again the data
+///   that it has lost, the read waits.
+/// - Of groups in flight: of each block the old content or the new, in any mixture. There is no
+///   order among blocks, also not those of one group: to read a group whole, wait until it is
 ///   complete.
-/// - What is complete and not durable may be gone after a crash. Before something outside of the
-///   volume depends on what was read, wait until it is durable.
+/// - Complete groups that are not durable may be lost in a crash. Before something outside of the
+///   volume depends on the data that was read, wait until it is durable.
 /// - A stream that failed and is [reopened](crate::Stream::reopen) has its groups beyond the prefix
 ///   undone; reads before that may have seen them.
 ///
-/// The volume stays open as long as a reader of it is there, unless it is
-/// [closed](crate::Volume::close).
+/// The volume stays open as long as it has a reader, unless it is [closed](crate::Volume::close).
 #[derive(Clone, Debug)]
 pub struct Reader(Arc<Pool>);
 
@@ -134,11 +133,11 @@ impl Reader {
         Self(Arc::new(Pool { volume, options, state, freed: Condvar::new() }))
     }
 
-    /// Reads whole blocks at volume block `lba`, at most for `timeout`. What it may see is said
-    /// [above](Self#what-it-sees).
+    /// Reads whole blocks at volume block `lba`, at most for `timeout`. The possible content is
+    /// described [above](Self#what-it-sees).
     ///
     /// # Errors
-    /// [`ReadError`]; what is in the buffer is not defined then.
+    /// [`ReadError`]; the content of the buffer is not defined then.
     pub fn read(
         &self,
         lba: u64,
@@ -169,7 +168,7 @@ impl Reader {
         let begun = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
         let late = |error| match (error, timeout) {
-            // What was left of it.
+            // The error of a session has only the rest of the timeout.
             (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
             (ReadError::Failed(failure), _) => {
                 ReadError::Target { target: failure.target, cause: failure.cause }
@@ -179,7 +178,8 @@ impl Reader {
         let mut session = self.0.take(&left).map_err(late)?;
         let result = reads.run(&mut session.shell, &mut session.waiter, left());
         let fit = !matches!(result, Err(ReadError::Failed(_)));
-        // Nobody would take in what a target still owes, and streams could not replay until then (P9).
+        // In the pool, no thread would take in data that a target still owes, and streams could not
+        // replay until then (P9).
         self.0.give_back((fit && !session.shell.driver.owes_reads()).then_some(session));
         result.map_err(late)
     }
@@ -190,7 +190,7 @@ impl Pool {
         lock(&self.state)
     }
 
-    /// A session that nobody uses; a new one, as long as there may be more.
+    /// A session that no thread uses; a new one, as long as there may be more.
     fn take(&self, left: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
         let mut state = self.state();
         loop {

@@ -65,7 +65,7 @@ impl<'a> Reads<'a> {
         }
     }
 
-    /// Which extent an offset in the whole lies in, and where.
+    /// The extent in which an offset in the whole lies, and the offset in it.
     fn place(&self, offset: usize) -> (usize, usize) {
         let index = self.parts.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
         (index, offset - self.parts.get(index).map_or(0, |(start, _)| *start))

@@ -1,5 +1,5 @@
-//! What the owner of an open volume asks its targets beside its streams: the waiting and the messages
-//! around a [`StreamsRecovery`] and a [`VolumeRelease`].
+//! The requests of the owner of an open volume to its targets beside its streams: the waiting and
+//! the messages around a [`StreamsRecovery`] and a [`VolumeRelease`].
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::recovery::{Steps, StreamRecovery, streams_of};
 use crate::shared::{Inner, lock};
 use crate::stream::nanos;
 
-/// The longest sleep between two looks.
+/// The longest sleep between two polls.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 impl RecoverError {
-    /// A target is away, or will not come back.
+    /// A target is unreachable, or will not come back.
     pub(crate) fn absent(target: &TargetAddr, absence: Absence) -> Self {
         let (target, why) = (target.clone(), absence.why);
         if absence.for_good {
@@ -34,7 +34,7 @@ impl RecoverError {
 }
 
 impl Inner {
-    /// Finds the prefix of one stream, whose connections are closed, and undoes what is beyond.
+    /// Finds the prefix of one stream, whose connections are closed, and undoes all beyond it.
     pub(crate) fn recover_stream(&self, stream: StreamId) -> Result<StreamRecovery, RecoverError> {
         let mode = Mode::Reopen { generation: self.generation, streams: vec![stream] };
         let (mut found, steps) = self.recover(mode)?;

@@ -1,4 +1,4 @@
-//! What a crash has left, and what recovery made of it.
+//! The findings of a recovery after a crash, and its actions.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,34 +13,34 @@ use riopipe_session::initiator::volume::recovery::StepTimes;
 
 use crate::error::EngineHindrance;
 
-/// What opening, recovering or reopening has found and done.
+/// The findings and actions of opening, recovering or reopening.
 ///
 /// It prints as a report for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The volume.
     pub volume: String,
-    /// Whether this tells only what recovery would do: nothing was changed.
+    /// Whether this only reports what recovery would do: nothing was changed.
     pub dry_run: bool,
-    /// What was found of each stream; of a volume without ordering logs, none.
+    /// The findings for each stream; empty for a volume without ordering logs.
     pub streams: Vec<StreamRecovery>,
     /// How long each step took.
     pub steps: Steps,
     /// Slots of the logs with bytes that are no whole entry: torn by the crash.
     pub torn: u64,
-    /// The file that keeps what was zeroed, if one was asked for and there was anything.
+    /// The file with the zeroed data, if the caller asked for it and there was any.
     pub saved: Option<PathBuf>,
     /// Why another engine runs than the volume was made for, if so (T17).
     pub fallback: Option<EngineHindrance>,
 }
 
-/// What was found of one stream, and what became of it.
+/// The findings for one stream, and their consequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRecovery {
     /// The stream.
     pub stream: StreamId,
     /// Its last group: every group up to it is wholly there, and no fresh block of a later one
-    /// (P1). Blocks that later groups extended may show what these wrote
+    /// (P1). Blocks that later groups extended may show the content that these wrote
     /// ([`Place::Extend`](crate::Place::Extend)).
     pub last: Seq,
     /// The caller's tag of that group; 0 if it has none.
@@ -54,7 +54,7 @@ pub struct StreamRecovery {
     /// Requests that this process has sent again to targets that had been lost (P7): a reopened
     /// stream's. A new owner has nothing to send again.
     pub replayed: u64,
-    /// What was zeroed: fresh blocks of groups beyond `last`, in volume blocks.
+    /// The zeroed blocks: fresh blocks of groups beyond `last`, in volume blocks.
     pub undone: Vec<BlockRange>,
     /// In-place updates beyond `last`: these blocks were left alone and may hold the old content,
     /// the new, or, where a fresh write beyond `last` touched them too, zeroes (T11).
@@ -62,10 +62,11 @@ pub struct StreamRecovery {
     /// Whether a target's ordering log was given up: then nothing was undone, on any target, and
     /// groups beyond `last` may have been durable and confirmed (T26).
     pub log_given_up: bool,
-    /// Fresh and extending writes beyond `last` that were left because of that: these blocks may hold
-    /// the old content or the new. What only the lost log knew is in no list.
+    /// Fresh and extending writes beyond `last` that were left because a log was given up: these
+    /// blocks may hold the old content or the new. Writes that only the lost log recorded are in no
+    /// list.
     pub in_doubt: Vec<InPlaceRange>,
-    /// Whether the lists of in-place updates and of what is in doubt wait for
+    /// Whether the lists of in-place updates and of writes in doubt wait for
     /// [`Volume::acknowledge`](crate::Volume::acknowledge); until then the stream can't be opened.
     pub acknowledge: bool,
 }
@@ -75,13 +76,14 @@ pub struct StreamRecovery {
 pub struct Steps {
     /// Connecting to all targets and reading the labels.
     pub connect: Duration,
-    /// Taking the volume on all targets, which waits for what a former owner had under way.
+    /// Claiming the volume on all targets, which waits until the requests of a former owner have
+    /// ended.
     pub claim: Duration,
     /// Reading all lists.
     pub list: Duration,
     /// Merging them into one order per stream, and deciding.
     pub decide: Duration,
-    /// Reading and keeping what is about to be zeroed.
+    /// Reading and saving the data that is about to be zeroed.
     pub save: Duration,
     /// Zeroing fresh blocks beyond the prefixes.
     pub undo: Duration,
@@ -98,7 +100,7 @@ impl Recovery {
         self.torn == 0 && self.streams.iter().all(StreamRecovery::is_nothing)
     }
 
-    /// What was found of one stream.
+    /// The findings for one stream.
     #[must_use]
     pub fn stream(&self, id: u16) -> Option<&StreamRecovery> {
         self.streams.iter().find(|stream| stream.stream == StreamId(id))
@@ -112,7 +114,8 @@ impl StreamRecovery {
         self.found == 0 && !self.acknowledge
     }
 
-    /// What waits to be acknowledged, if anything does: in-place updates, and what is in doubt.
+    /// The blocks that wait to be acknowledged, if there are any: in-place updates, and writes in
+    /// doubt.
     pub(crate) fn pending(&self) -> Option<Vec<InPlaceRange>> {
         self.acknowledge.then(|| self.in_place.iter().chain(&self.in_doubt).copied().collect())
     }

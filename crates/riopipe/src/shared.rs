@@ -1,4 +1,4 @@
-//! What the streams of an open volume share.
+//! The shared state of the streams of an open volume.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use crate::recovery::StreamRecovery;
 use crate::stream_shell::StreamHandle;
 use crate::target::{Signal, Target};
 
-/// What streams share.
+/// The shared state of streams.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) name: String,
@@ -47,9 +47,9 @@ pub(crate) struct Inner {
     pub(crate) opened: Start,
     /// One recovery at a time: they share the queue to the drives.
     pub(crate) recovering: Mutex<()>,
-    /// The volume has been given back to its targets.
+    /// The volume has been released on its targets.
     pub(crate) closed: AtomicBool,
-    /// Says that something has happened at a target.
+    /// Notifies waiting threads that something has happened at a target.
     pub(crate) signal: Arc<Signal>,
 }
 
@@ -97,12 +97,12 @@ impl Inner {
         lock(&self.state).closed(stream, released);
     }
 
-    /// The stream is gone, and what it had under way may not be.
+    /// The stream has ended, and its requests may still be in flight.
     pub(crate) fn stream_dropped(&self, stream: StreamId) {
         lock(&self.state).dropped(stream);
     }
 
-    /// The targets need not tell the stream of anything any more.
+    /// The targets need not send the stream messages any more.
     pub(crate) fn forget_stream(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
         self.servers.iter().for_each(|server| server.target.forget(stream, handle));
     }
@@ -125,7 +125,7 @@ impl Inner {
         self.info.members[usize::from(member.0)].addr.clone()
     }
 
-    /// Whether the volume has been given back to its targets: somebody else may own it.
+    /// Whether the volume has been released on its targets: another initiator may own it.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }

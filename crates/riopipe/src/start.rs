@@ -68,14 +68,14 @@ fn start_with(
     let mut start = StreamStart::new(spec, shared, nanos(timeout), now_ns());
     let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
     let fault = |server: usize, source| {
-        // Which tells more than that a connection has ended, or could not be made.
+        // The absence explains more than the end of a connection, or a failure to connect.
         if let Some(absence) = volume.servers[server].target.absence() {
             return RecoverError::absent(&volume.server_name(server), absence).into();
         }
         let target = volume.server_name(server);
         StreamError::Target { stream, target, source }
     };
-    // What a socket met, beside what the session says of it.
+    // The error of a socket, beside the one that the session reports.
     let mut met = None;
     loop {
         for mail in handle.take_mail() {
@@ -84,7 +84,7 @@ fn start_with(
                     start.association_ended(server as u16, now_ns());
                 }
                 Mail::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
-                // Asked for in an earlier life.
+                // Requested by an earlier run of the stream.
                 Mail::Connected { .. } => {}
             }
         }
@@ -173,7 +173,7 @@ fn not_for_good(server: &Server) -> Result<(), StreamError> {
 
 /// Why there is no connection.
 enum Unconnected {
-    /// The target is away, or may be going.
+    /// The target is unreachable, or may become so.
     Away(CallError),
     Failed(StreamError),
 }
@@ -188,7 +188,8 @@ fn connect(
     let at = usize::from(request.server);
     let server = &volume.servers[at];
     not_for_good(server).map_err(Unconnected::Failed)?;
-    // Before the connection is begun: the stream is told when the association ends meanwhile.
+    // Before the connection is begun: the stream gets a message when the association ends
+    // meanwhile.
     let queue = server.target.io_queue(request, handle).map_err(Unconnected::Away)?;
     let socket = open_socket(&server.addr, &volume.connect);
     let away = |error: ConnectError| Unconnected::Away(ConnectFailure(error.to_string()).into());

@@ -1,6 +1,6 @@
-//! A target's thread: it has the sockets of the target's association, and the clock. What is done
-//! when is decided by the [`Association`], and by the [`AssociationManager`] that it becomes when the
-//! volume is open.
+//! A target's thread: it has the sockets of the target's association, and the clock. The
+//! [`Association`] decides the actions and their times. When the volume is open, the association
+//! becomes an [`AssociationManager`], which decides them from then on.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -62,11 +62,11 @@ impl Signal {
     }
 }
 
-/// Whose target it is once the volume is open.
+/// The volume to which the target belongs once the volume is open.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) volume: String,
-    /// Which of the volume's servers it is.
+    /// The number of the target among the volume's servers.
     pub(crate) index: usize,
 }
 
@@ -169,7 +169,7 @@ impl Target {
         }
     }
 
-    /// Waits until discovery has listed what there is.
+    /// Waits until discovery has listed the subsystems.
     pub(crate) fn discovered(&self) -> Result<Vec<Entry>, AttachError> {
         loop {
             let seen = self.signal.count();
@@ -219,7 +219,7 @@ impl Target {
         });
     }
 
-    /// Changes something, sends what is to be sent, and has the rest seen to.
+    /// Changes the state, sends waiting bytes, and wakes the thread for the rest.
     fn change<T>(&self, change: impl FnOnce(&mut Control, u64) -> T) -> T {
         let mut control = lock(&self.control);
         let result = change(&mut control, now_ns());
@@ -230,7 +230,7 @@ impl Target {
     }
 
     /// A fresh I/O queue of the association, for a stream. From now on, until it is
-    /// [forgotten](Self::forget), the stream is told when an association ends.
+    /// [forgotten](Self::forget), the stream gets a message when an association ends.
     pub(crate) fn io_queue(
         &self,
         request: &ConnectRequest,
@@ -259,7 +259,7 @@ impl Target {
         let loss_timeout = Duration::from_nanos(config.loss_ns);
         let mut control = lock(&self.control);
         let Link::Single(association) = &mut control.link else { return };
-        // What is put in its place lasts no longer than this function.
+        // The replacement exists no longer than this function runs.
         let nothing = Association::new(association.config().clone());
         let association = core::mem::replace(&mut **association, nothing);
         let manager = AssociationManager::new(association, config);
@@ -278,7 +278,7 @@ impl Target {
         });
     }
 
-    /// Why the target is away, if it is.
+    /// Why the target is unreachable, if it is.
     pub(crate) fn absence(&self) -> Option<Absence> {
         match &lock(&self.control).link {
             Link::Single(_) => None,
@@ -307,7 +307,7 @@ impl Target {
 }
 
 impl Control {
-    /// One round of what is to be done; whether something has happened.
+    /// One round: receives, handles events, sends. Returns whether something has happened.
     fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
         let now = now_ns();
         let before = self.state();
@@ -330,7 +330,7 @@ impl Control {
         came || self.state() != before
     }
 
-    /// What time alone may change.
+    /// The state that may change by time alone.
     fn state(&mut self) -> (u32, bool, bool) {
         let number = match &self.link {
             Link::Single(_) => 0,
@@ -422,7 +422,7 @@ impl Control {
 }
 
 impl Managed {
-    /// Tells streams and the log of what has happened.
+    /// Reports the event to the streams and to the log of the program.
     fn act(&mut self, target: &TargetAddr, event: ManagerEvent, made: &mut Option<Socket>) {
         let Owner { volume, index: server } = &self.owner;
         let server = *server;

@@ -1,4 +1,4 @@
-//! The file that keeps what recovery is about to zero, for those who want to look at it later.
+//! The file that keeps the data that recovery is about to zero, for later inspection.
 //!
 //! All numbers are little-endian. After the header comes a table of extents, after the table their
 //! blocks, in the same order, each of [`BLOCK_BYTES`].
@@ -41,7 +41,7 @@ const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const RECORD: usize = 32;
 
-/// Why what is about to be zeroed could not be kept.
+/// Why data that is about to be zeroed could not be saved.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
@@ -53,7 +53,7 @@ pub enum SaveError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The blocks can't be read.
@@ -61,7 +61,7 @@ pub enum SaveError {
     Read {
         /// The target.
         target: crate::TargetAddr,
-        /// What went wrong.
+        /// The error of the call.
         source: crate::CallError,
     },
     /// No file was named.
@@ -73,12 +73,12 @@ pub enum SaveError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadSavedError {
-    /// The system says no.
+    /// A system call failed.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// No such file, or one that was not finished.
@@ -169,7 +169,7 @@ impl Saved {
         self.extents.iter().map(|extent| extent.range.blocks).sum()
     }
 
-    /// What was in one volume block; `None` if the file does not have it.
+    /// The content of one volume block before it was zeroed; `None` if the file does not have it.
     ///
     /// # Errors
     /// The file can't be read.
@@ -270,9 +270,10 @@ impl Saving {
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
-    /// Takes away what was begun.
+    /// Removes the file.
     pub(crate) fn discard(self) {
-        // Without its header it is of no use; if it can't be removed, it says so itself.
+        // Without its header the file is of no use, and reading it reports that; so a failure to
+        // remove it does not matter.
         let _ = std::fs::remove_file(&self.path);
     }
 

@@ -1,4 +1,5 @@
-//! Whether a volume may be taken, decided from what all its targets say (T8, T19, T20, T24).
+//! Whether a volume may be claimed, decided from the answers of all its targets (T8, T19, T20,
+//! T24).
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -30,13 +31,13 @@ pub struct Intent {
     pub lease_ms: u32,
 }
 
-/// The lease of an owner that waits `loss_ms` milliseconds for a lost target and tells a target
-/// every so often, at least each `keep_alive_ms`, that it lives. So long after the target has
-/// noticed the loss, the owner has noticed it, too, and has given the target up. An owner that
-/// can't go on after a loss (`loss_ms` is 0, or its engine has no replay) needs none (T25).
+/// The lease of an owner that waits `loss_ms` milliseconds for a lost target and sends Keep Alive
+/// at least every `keep_alive_ms`. When a target has noticed the loss and the lease has run out,
+/// the owner has noticed the loss, too, and has given the target up. An owner that can't go on
+/// after a loss (`loss_ms` is 0, or its engine has no replay) needs no lease (T25).
 ///
-/// No target grants more than [`LEASE_MS_MAX`]: who waits longer may find that another has the
-/// volume (T28).
+/// No target grants more than [`LEASE_MS_MAX`]: an owner that waits longer may find that another
+/// initiator has the volume (T28).
 #[must_use]
 pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     if !engine.capabilities().can_replay || loss_ms == 0 {
@@ -46,15 +47,15 @@ pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     u32::try_from(lease_ms).map_or(LEASE_MS_MAX, |lease_ms| lease_ms.min(LEASE_MS_MAX))
 }
 
-/// What taking the volume means.
+/// The result of claiming the volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The new owner's generation: higher than any on record (T8).
     pub generation: u32,
     /// The largest mark of each stream among the targets (T1).
     pub released: Vec<Seq>,
-    /// The first target whose log is not at rest, and its live entries: recovery comes before
-    /// any stream. Of the log of an owner that is there nothing is known before it is fenced.
+    /// The first target whose log holds entries to recover, and how many: recovery comes before any
+    /// stream. The log of a connected owner is not known before the owner is fenced.
     pub unrecovered: Option<(usize, u32)>,
 }
 
@@ -62,15 +63,15 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// It has an owner that is there (T8), or whose lease runs (T25).
+    /// It has an owner that is connected (T8), or whose lease runs (T25).
     #[error("owned by {owner}{}", Advice(*.lease_left_ms))]
     Owned {
-        /// Which target says so.
+        /// The target that reports this.
         target: usize,
         /// The owner's host NQN.
         owner: String,
-        /// For how long yet it stays the owner's, whose connection is lost, milliseconds; 0 if
-        /// the owner is there.
+        /// The rest of the lease of an owner whose connection is lost, milliseconds; 0 if the owner
+        /// is connected.
         lease_left_ms: u32,
     },
     /// The log is of another boot and lost with it (T19).
@@ -80,7 +81,7 @@ pub enum ClaimError {
          the volume once with accept_lost_log"
     )]
     LogLost {
-        /// Which target says so.
+        /// The target that reports this.
         target: usize,
     },
     /// Partitions of the log can't be read (T19).
@@ -90,16 +91,17 @@ pub enum ClaimError {
          is undone on any target, and what is in doubt is listed"
     )]
     LogDamaged {
-        /// Which target says so.
+        /// The target that reports this.
         target: usize,
     },
-    /// The label says that the volume's partitions are due, and the target knows nothing of it.
+    /// The label says that the volume's partitions are due, and the target does not know the
+    /// volume.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \
          taken for \"nothing to undo\"; to accept the loss, open with accept_lost_log"
     )]
     LogMissing {
-        /// Which target.
+        /// The target.
         target: usize,
     },
     /// The log's generation is below the labels': every claim is durable in all logs before it is
@@ -111,7 +113,7 @@ pub enum ClaimError {
          with accept_lost_log: then nothing is undone on any target, and what is in doubt is listed"
     )]
     LogBehind {
-        /// Which target.
+        /// The target.
         target: usize,
         /// The log's generation of the volume.
         have: u32,
@@ -121,7 +123,7 @@ pub enum ClaimError {
     /// The target knows the volume with another number of streams.
     #[error("the target's ordering log has {have} streams for the volume, its labels say {want}")]
     Streams {
-        /// Which target.
+        /// The target.
         target: usize,
         /// Streams in the log.
         have: u16,
@@ -131,7 +133,7 @@ pub enum ClaimError {
     /// Marks beyond any that a stream can reach.
     #[error("the target tells of groups beyond all that there can be: its log can't be trusted")]
     Marks {
-        /// Which target.
+        /// The target.
         target: usize,
     },
     /// Generations are used up.
@@ -139,7 +141,7 @@ pub enum ClaimError {
     Generations,
 }
 
-/// What to do about an owner, by what is left of its lease.
+/// The advice for the case that there is an owner, by the rest of its lease.
 struct Advice(u32);
 
 impl core::fmt::Display for Advice {
@@ -157,7 +159,7 @@ impl core::fmt::Display for Advice {
 }
 
 impl ClaimError {
-    /// Which of the volume's targets it is about.
+    /// The target of the volume that the error is about.
     #[must_use]
     pub const fn target(&self) -> Option<usize> {
         match self {
@@ -183,8 +185,8 @@ pub fn is_behind(status: &VolumeStatus, label: u32) -> bool {
         && !probe::planted(Plant::T24LabelUnchecked)
 }
 
-/// Decides whether the volume may be taken. `statuses` has one element for each target that
-/// speaks the extension; `logged` says for each whether a log is due there.
+/// Decides whether the volume may be claimed. `statuses` has one element for each target that has
+/// the extension; `logged` returns for each whether a log is due there.
 ///
 /// # Errors
 /// The first reason against it.

@@ -1,14 +1,15 @@
-//! Which engine can run on a volume's targets (T17).
+//! The choice of the engine that can run on a volume's targets (T17).
 //!
-//! Engine `rio` needs an ordering log on every target, and a target that speaks the extension. Where
-//! one does not, the volume is used with engine `sync` and its promise, unless the caller insists.
+//! Engine `rio` needs an ordering log on every target, and the extension on every target. If a
+//! target lacks one of them, the volume is used with engine `sync` and its promise, unless the
+//! caller insists.
 
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::wire::Extension;
 
-/// What a target lacks that engine `rio` needs.
+/// A property that a target lacks and engine `rio` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     /// It does not speak Rio's extension.
@@ -20,9 +21,9 @@ pub enum Lack {
 /// A target on which engine `rio` can't run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lacking {
-    /// Which target, counted from 0, as they were given.
+    /// The target, counted from 0, in the order given.
     pub target: usize,
-    /// What it lacks.
+    /// The property that it lacks.
     pub what: Lack,
 }
 
@@ -31,7 +32,7 @@ pub struct Lacking {
 pub enum Hindrance {
     /// A target can't.
     Target(Lacking),
-    /// The volume was made for this engine, so it has no room in the ordering logs.
+    /// The volume was made for this engine, so it has no partitions in the ordering logs.
     MadeFor(EngineKind),
 }
 
@@ -40,12 +41,13 @@ pub enum Hindrance {
 pub struct Choice<W> {
     /// The engine.
     pub engine: EngineKind,
-    /// Why it is `sync` instead of `rio`, if so: whoever uses the volume is to be told.
+    /// Why the engine is `sync` instead of `rio`, if so: the user of the volume must get this
+    /// reason.
     pub fallback: Option<W>,
 }
 
-/// Chooses the engine for a volume that is to be made. `wanted` is the one that the caller insists
-/// on, and `extensions` has what each target says of the extension in Identify Controller.
+/// Chooses the engine for a volume that is to be made. `wanted` is the engine that the caller
+/// insists on, and `extensions` has each target's record of the extension in Identify Controller.
 ///
 /// # Errors
 /// The caller insists on engine `rio`, which can't run.

@@ -1,5 +1,5 @@
-//! The label on every drive of a volume: who belongs together, in which order, and which log is
-//! due (docs/log-format.md draws the bytes).
+//! The label on every drive of a volume: the members of the volume, their order, and the log that
+//! is due (docs/label-format.md draws the bytes).
 //!
 //! Two copies lie in the drive's first two blocks and are written alternately, so that a torn
 //! write leaves the other; the one with the higher `sequence` counts. The data area starts at
@@ -19,7 +19,7 @@ pub const LABEL_LEN: usize = 4096;
 pub const LABEL_VERSION: u32 = 1;
 /// First block of the data area on every member.
 pub const DATA_START: u64 = 256;
-/// Members of a volume at most: what a label has room for.
+/// Members of a volume at most: a label has no space for more.
 pub const MEMBERS_MAX: usize = 120;
 /// Bytes of a volume's name at most.
 pub const NAME_MAX: usize = 64;
@@ -54,7 +54,7 @@ pub struct Label {
     pub streams: u16,
     /// The engine that the volume was made for.
     pub engine: EngineKind,
-    /// Which member this drive is.
+    /// The number of the member that this drive is.
     pub index: u16,
     /// The owner's generation when the label was written.
     pub generation: u32,
@@ -64,7 +64,7 @@ pub struct Label {
     pub members: Vec<MemberId>,
 }
 
-/// Why a block is no label to trust (T19).
+/// Why a block is no valid label (T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelError {
@@ -74,7 +74,7 @@ pub enum LabelError {
     /// Made by a later version of Rio.
     #[error("a label of version {0}, newer than this program reads: upgrade rio")]
     Newer(u32),
-    /// A label whose checksum or fields are wrong, in both copies.
+    /// A damaged label: in both copies the checksum or a field is wrong.
     #[error("a damaged label: both copies fail their checks")]
     Damaged,
 }
@@ -185,11 +185,12 @@ impl Label {
         }
     }
 
-    /// The label for the volume's next owner, to be written over the copy that is older; `region`:
-    /// the log that is due on the member's target from now on, if that changes.
+    /// The label for the volume's next owner, to be written over the copy that is older. `region`
+    /// is the log that is due on the member's target from now on, if that changes.
     ///
-    /// The copy that stays must be durable before the other is overwritten: what was read of it may
-    /// be in a volatile cache only, and the older one was what the drive would fall back to (T24).
+    /// The copy that stays must be durable before the other is overwritten: the content that was
+    /// read may be in a volatile cache only, and then the drive would fall back to the older copy
+    /// (T24).
     #[must_use]
     pub fn for_owner(&self, generation: u32, region: Option<[u8; 16]>) -> Self {
         let mut label = self.clone();
@@ -223,7 +224,7 @@ fn engine_of(code: u8) -> Option<EngineKind> {
     EngineKind::ALL.into_iter().find(|kind| engine_code(*kind) == code)
 }
 
-/// What was found where a member was expected.
+/// The drive found at the place of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The namespace's NGUID.
@@ -241,18 +242,18 @@ pub enum AssembleError {
     /// No members given.
     #[error("no members given")]
     NoMembers,
-    /// A drive without a label to trust.
+    /// A drive without a valid label.
     #[error("member {given}: {error}")]
     Label {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
-        /// What is wrong.
+        /// The error.
         error: LabelError,
     },
     /// A drive of another volume.
     #[error("member {given} belongs to volume \"{name}\" ({volume}), not to this one")]
     Foreign {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
         /// The volume it belongs to.
         name: String,
@@ -270,9 +271,9 @@ pub enum AssembleError {
     /// The right drives in another order.
     #[error("member {given} is the volume's member {is}: give the members in the volume's order")]
     Order {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
-        /// Which one it really is.
+        /// The number of the member in the volume.
         is: u16,
     },
     /// Too few or too many drives.
@@ -286,34 +287,34 @@ pub enum AssembleError {
     /// A label copied from another drive.
     #[error("member {given}: the label is another drive's (its NGUID differs): was it copied?")]
     Copied {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
     },
     /// Labels that contradict each other.
     #[error("member {given}: its label contradicts member 0's")]
     Contradiction {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
     },
-    /// The target serves the drive with another log than the label says is due (T19).
+    /// The target serves the drive with another log than the one that the label says is due (T19).
     #[error(
         "member {given}: its target has {} where the label says another one is due; start the \
          target with the volume's log, or open with the loss accepted (accept_lost_log)",
         if *.blank { "no ordering log" } else { "another ordering log" }
     )]
     LogDue {
-        /// Which of the given members.
+        /// The number of the member, as given.
         given: usize,
         /// Whether it has none at all.
         blank: bool,
     },
 }
 
-/// Checks that the drives found make the volume called `name` (or, without a name, any one
-/// volume), complete and in order. Which logs are due is [`logs_due`]'s.
+/// Checks that the drives found make the volume called `name` (or, without a name, any one volume),
+/// complete and in order. [`logs_due`] checks their logs.
 ///
 /// # Errors
-/// The first thing that is wrong, by name.
+/// The first error found, by name.
 pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
     let mut first: Option<&Label> = None;
     for (given, drive) in found.iter().enumerate() {
@@ -365,7 +366,7 @@ pub fn log_due(label: &Label) -> Option<[u8; 16]> {
 /// Checks that each drive is served with the log that its label says is due (T19).
 ///
 /// # Errors
-/// The first one that is not.
+/// The first drive without its log.
 pub fn logs_due(found: &[Found]) -> Result<(), AssembleError> {
     for (given, drive) in found.iter().enumerate() {
         let due = drive.label.as_ref().ok().and_then(log_due);

@@ -1,7 +1,7 @@
-//! Reading a volume's labels, and writing the next owner's (T19, T20, T24): in which order, and what
-//! they must say.
+//! Reading a volume's labels, and writing the next owner's (T19, T20, T24): the order of the steps,
+//! and the checks of the labels.
 //!
-//! Whoever opens a volume reads the labels of all members over associations that it has set up
+//! An opening or creation reads the labels of all members over associations that it has set up
 //! before, and has them [judged](judge). Once it has claimed the volume on all targets it
 //! [rewrites](Relabel) them, and only then relies on anything.
 
@@ -14,7 +14,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
 
-/// What is to be done with a member's first blocks. Members are counted as the volume does.
+/// A step for a member's first blocks. Members are counted as the volume does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelIo {
     /// Read both copies, blocks 0 and 1.
@@ -24,14 +24,14 @@ pub enum LabelIo {
     },
     /// Flush the drive.
     Flush {
-        /// Which member.
+        /// The member.
         member: usize,
     },
     /// Write this block.
     Write {
         /// Of which member.
         member: usize,
-        /// Which of the two.
+        /// The block of the copy.
         lba: u64,
         /// Its bytes, [`LABEL_LEN`] of them.
         block: Vec<u8>,
@@ -45,11 +45,11 @@ pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: C
     Found { nguid, region, label: Label::newest([a, b], crc32c) }
 }
 
-/// Whether these drives are a volume that may be opened, by their labels alone; `name` says which
-/// is wanted, and `accept_lost_log` that another log than the one that is due will do.
+/// Whether these drives are a volume that may be opened, by their labels alone. `name` is the
+/// volume that is wanted, and `accept_lost_log` allows another log than the one that is due.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first error found.
 pub fn judge(
     name: Option<&str>,
     found: &[Found],
@@ -71,13 +71,14 @@ pub fn generation(labels: &[Label]) -> u32 {
 /// Of each member: the copy that stays is written and flushed, then the other one.
 const STEPS: usize = 4;
 
-/// Rewrites a volume's labels for the owner that has just claimed it: all are read once more, since
-/// somebody else may have been there before the claim; then each is written over its older copy.
+/// Rewrites a volume's labels for the owner that has just claimed it. All are read once more, since
+/// another initiator may have written them before the claim; then each is written over its older
+/// copy.
 ///
-/// The copy that stays is made durable first: it may have been read from a volatile cache, and what
-/// the drive would fall back to is the copy that is overwritten. It is written once more for that,
-/// with the same bytes, so that it does not matter if half of them land: it may come from a write
-/// that failed, and a FLUSH covers only what has completed (M2).
+/// The copy that stays is made durable first. It may have been read from a volatile cache, and the
+/// drive would then fall back to the copy that is overwritten. For that, the copy is written once
+/// more, with the same bytes, so that it does not matter if half of them land: it may come from a
+/// write that failed, and a FLUSH covers only completed writes (M2).
 #[derive(Debug)]
 pub struct Relabel {
     name: String,
@@ -95,9 +96,9 @@ pub struct Relabel {
 }
 
 impl Relabel {
-    /// Begins: `head` is what the labels said before the claim, `nguids` are the members', and
-    /// `generation` the new owner's. With a log given up, `regions` are the log regions of the
-    /// members' targets: those are due from now on.
+    /// Begins: `head` is the label before the claim, `nguids` are the members', and `generation` is
+    /// the new owner's. With a log given up, `regions` are the log regions of the members' targets:
+    /// those are due from now on.
     #[must_use]
     pub fn new(
         head: &Label,
@@ -111,7 +112,7 @@ impl Relabel {
         Self { name, volume, nguids, generation, regions, crc32c, found, copies, labels, done: 0 }
     }
 
-    /// What is to be done next; `None` once all is done.
+    /// The next step; `None` once all are done.
     #[must_use]
     pub fn next(&self) -> Option<LabelIo> {
         let Some(step) = self.done.checked_sub(self.nguids.len()) else {

@@ -1,12 +1,13 @@
-//! The initiator's and the target's sessions: what is said when, as pure state machines.
+//! The initiator's and the target's sessions: the exchange of commands, as pure state machines.
 //!
-//! A session is fed the bytes that came and the events that happened, and leaves what is to be sent
-//! in an [`outbox::Outbox`]. It opens no socket, reads no clock (`now` is an argument) and starts no
-//! thread; payloads are ranges of the receive buffer or buffers passed through, never copied.
+//! A session is fed the bytes that came and the events that happened, and leaves the bytes to be
+//! sent in an [`outbox::Outbox`]. It opens no socket, reads no clock (`now` is an argument) and
+//! starts no thread; payloads are ranges of the receive buffer or buffers passed through, never
+//! copied.
 //!
 //! - [`initiator`]: a queue pair, bringing up a controller, discovery, an ordered stream;
 //! - [`target`]: the other end of the same connections;
-//! - [`stages`]: where the time of an ordered write goes, on both sides;
+//! - [`stages`]: the time of an ordered write, by stage, on both sides;
 //! - [`wire`]: Rio's own commands and the ordering attribute on the wire.
 
 #![no_std]

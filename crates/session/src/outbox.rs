@@ -1,6 +1,7 @@
-//! What a session has to send, in order: bytes that it wrote itself and payloads passed through.
+//! The bytes that a session has to send, in order: some that it wrote itself, and payloads passed
+//! through.
 //!
-//! Payloads are never copied: the host gathers the slices into one `sendmsg`. Headers share one
+//! Payloads are never copied: the shell gathers the slices into one `sendmsg`. Headers share one
 //! growing buffer, which is reused; in steady state nothing is allocated.
 
 use alloc::collections::VecDeque;
@@ -13,7 +14,7 @@ use riopipe_nvme::pdu::Tx;
 /// Bytes sent out of the header buffer before its rest is moved to the front.
 const COMPACT_BYTES: usize = 64 * 1024;
 
-/// A piece of what is to be sent.
+/// A piece of the bytes to be sent.
 #[derive(Debug)]
 enum Seg<P> {
     /// A range of the header buffer.
@@ -83,7 +84,8 @@ impl<P> Outbox<P> {
         self.segs.len()
     }
 
-    /// Appends what `write` appends to the vector. It must not touch what is there already.
+    /// Appends the bytes that `write` appends to the vector. It must not touch the bytes that are
+    /// there already.
     #[inline]
     pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
@@ -201,7 +203,7 @@ impl<P: AsRef<[u8]>> Outbox<P> {
         }
     }
 
-    /// What is to be sent, in order.
+    /// The bytes to be sent, in order.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         self.segs.iter().map(|seg| match seg {
             Seg::Bytes(range) => &self.bytes[range.clone()],

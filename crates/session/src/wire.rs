@@ -1,16 +1,16 @@
-//! Rio's extension of NVMe over Fabrics, version 1: what travels beside the standard.
+//! Rio's extension of NVMe over Fabrics, version 1: the commands and fields that it adds.
 //!
-//! A target that speaks it says so in the vendor area of Identify Controller
-//! ([`Extension`]); toward any other target none of these fields is ever set (T17).
+//! A target that has the extension reports it in the vendor area of Identify Controller
+//! ([`Extension`]); none of these fields is ever set toward any other target (T17).
 //!
 //! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
 //!   (vendor specific) whose attribute travels in command dwords that NVMe leaves free on
 //!   namespaces without metadata and protection information ([`put_attribute`]). The paper used
 //!   CDW12 19:16, which NVMe 2.x gave to CETYPE.
-//! * **Claim**, **status** and **release** are vendor specific admin commands: who owns a volume,
-//!   with which generation, and what its logs hold.
-//! * **Bind** and **mark** are vendor specific I/O commands: which stream a connection carries,
-//!   and how far the stream has been released when no other command is there to say it.
+//! * **Claim**, **status** and **release** are vendor specific admin commands about the owner of a
+//!   volume, its generation, and the content of its logs.
+//! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a connection.
+//!   Mark sends how far the stream has been released when no other command is due that carries it.
 //!
 //! docs/wire-format.md draws every byte.
 
@@ -54,8 +54,8 @@ pub const ADMIN_LIST: u8 = 0xc6;
 /// Admin: record how far recovery kept each stream (host → controller data, [`list::Settle`]).
 pub const ADMIN_SETTLE: u8 = 0xc9;
 /// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
-/// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = go on after a lost connection
-/// with what the log holds (P7). The completion's dword 0 has the log slots
+/// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = continue after a lost
+/// connection with the content of the log (P7). The completion's dword 0 has the log slots
 /// of the partition, dword 1 the target's incarnation.
 pub const IO_BIND: u8 = 0x84;
 /// I/O: a released mark alone (no data): CDW2–3 the mark (64 bits); CDW10 bit 0 = make it durable
@@ -63,7 +63,7 @@ pub const IO_BIND: u8 = 0x84;
 pub const IO_MARK: u8 = 0x88;
 /// I/O: like [`ADMIN_LIST`], for the stream that the queue is bound to; CDW11–15 are not used.
 pub const IO_LIST: u8 = 0x8a;
-/// CDW10 of [`IO_BIND`]: go on with what the log holds.
+/// CDW10 of [`IO_BIND`]: continue with the content of the log.
 const BIND_RESUME: u32 = 1 << 31;
 
 /// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
@@ -87,7 +87,7 @@ pub struct Extension {
     /// The log region's kind; `None` where the target has no ordering log: engine `rio` can't run
     /// there.
     pub log_kind: Option<LogKind>,
-    /// One life of the target between power cuts or process deaths.
+    /// The number of the target's incarnation.
     pub incarnation: u32,
     /// The log region's id.
     pub region: [u8; 16],
@@ -134,7 +134,7 @@ impl Extension {
     }
 }
 
-/// What is taken for the record of a target that has none: nothing (T17).
+/// The record of a target that reports none: `None`, since nothing may be assumed (T17).
 fn believed_unsaid() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
@@ -250,7 +250,7 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
     Ok((attribute, released))
 }
 
-/// Which field of an ordered request makes no sense.
+/// The field of an ordered request that is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadAttribute {
     /// Only Write, Write Zeroes and Flush may be ordered.
@@ -293,15 +293,15 @@ pub struct Claim {
     pub generation: u32,
     /// Make log partitions for a volume that the target doesn't know yet.
     pub create: bool,
-    /// What the log here knows of the volume is given up: that is noted, then partitions that
-    /// can't be read are begun anew; with `create`, all of them (T26).
+    /// The content of this log for the volume is given up: the log records that, then partitions
+    /// that can't be read are begun anew; with `create`, all of them (T26).
     pub give_up: bool,
     /// Fence a living owner (T8).
     pub take_over: bool,
     /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
     pub unlogged: bool,
-    /// The same owner comes back after its association or the target died: `generation` is the
-    /// one on record, and what the logs hold stays (P7).
+    /// The same owner comes back after its association or the target died: `generation` is the one
+    /// on record, and the content of the logs stays (P7).
     pub resume: bool,
     /// Streams of the volume, at most 1024.
     pub streams: u16,
@@ -408,7 +408,7 @@ impl Claim {
     }
 }
 
-/// What a target knows of a volume, as the status command returns it.
+/// A target's state of a volume, as the status command returns it.
 ///
 /// | byte | field |
 /// |---|---|
@@ -420,7 +420,7 @@ impl Claim {
 /// | 28–31 | log entries that wait for recovery |
 /// | 32–255 | host NQN of the owner, NUL padded |
 /// | 256–8447 | released mark of each stream, 8 bytes each |
-/// | 8448–8451 | ms for which the volume stays its owner's, whose connection is lost |
+/// | 8448–8451 | rest of the lease of an owner whose connection is lost, ms |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// The volume asked for.
@@ -429,10 +429,10 @@ pub struct VolumeStatus {
     pub generation: u32,
     /// Whether the target knows the volume at all.
     pub known: bool,
-    /// Whether it has an owner that is there, or whose lease runs.
+    /// Whether it has an owner that is connected, or whose lease runs.
     pub owned: bool,
-    /// For how long yet the volume stays its owner's although its connection is lost,
-    /// milliseconds; 0 if the owner is there (T25).
+    /// The rest of the lease of an owner whose connection is lost, milliseconds; 0 if the owner is
+    /// connected (T25).
     pub lease_left_ms: u32,
     /// Whether the owner is the association that asks.
     pub own: bool,
@@ -440,10 +440,10 @@ pub struct VolumeStatus {
     pub unrecovered: bool,
     /// Whether the log holds lists of in-place updates that are to be acknowledged (T9).
     pub kept: bool,
-    /// Whether the log is of another boot and cannot be trusted (T19).
+    /// Whether the log is of another boot and is not valid (T19).
     pub log_lost: bool,
-    /// Whether that is because partitions of it can't be read: whoever claims the volume can give
-    /// them up (T26).
+    /// Whether that is because partitions of it can't be read: the initiator that claims the volume
+    /// can give them up (T26).
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
@@ -461,7 +461,7 @@ pub struct VolumeStatus {
 
 /// Length of a [`VolumeStatus`] on the wire, bytes.
 pub const STATUS_LEN: usize = LEASE_AT + 16;
-/// Where the marks of a [`VolumeStatus`] end and what is left of the lease begins.
+/// Where the marks of a [`VolumeStatus`] end and the rest of the lease begins.
 const LEASE_AT: usize = 256 + 8 * STREAMS_MAX as usize;
 
 impl VolumeStatus {
@@ -501,7 +501,7 @@ impl VolumeStatus {
         if streams > STREAMS_MAX {
             return None;
         }
-        // Only an owner that is away, and so not the asker, has a lease that runs.
+        // Only an unreachable owner, and so not the asker, has a lease that runs.
         let lease_left_ms = u32_at(d, LEASE_AT);
         if lease_left_ms > 0 && (d[20] & 2 == 0 || d[20] & 32 != 0) {
             return None;
@@ -563,8 +563,8 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
     sqe
 }
 
-/// The bind command of an owner that comes back: the stream goes on with what the log holds, and
-/// the owner replays what is not durable (P7).
+/// The bind command of an owner that comes back: the stream continues with the content of the log,
+/// and the owner replays requests that are not durable (P7).
 #[must_use]
 pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
     let mut sqe = bind_command(volume, stream, generation, released);
@@ -572,7 +572,7 @@ pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, relea
     sqe
 }
 
-/// Whether a bind command goes on with what the log holds, and the stream it names.
+/// Whether a bind command continues with the content of the log, and the stream that it names.
 #[must_use]
 pub fn bind_of(sqe: &Sqe) -> (bool, StreamId) {
     (sqe.dword(10) & BIND_RESUME != 0, StreamId(sqe.dword(10) as u16))
@@ -597,8 +597,8 @@ pub fn own_list_command(from: Position, len: usize) -> Sqe {
     sqe
 }
 
-/// What a list command asks for: the stream (of the admin command), the first position, the
-/// length in bytes.
+/// The fields of a list command: the stream (of the admin command), the first position, the length
+/// in bytes.
 #[must_use]
 pub fn list_of(sqe: &Sqe) -> (StreamId, Position, usize) {
     (StreamId(sqe.dword(11) as u16), Position(mark_of(sqe).0), sqe.dword(10) as usize)

@@ -49,9 +49,9 @@ impl End {
         self.settled..self.number
     }
 
-    /// The blocks of the volume to be written again, in this order, as [`unsettled`](Self::unsettled)
-    /// says. The `anchor` is one of them as long as no block of the log shows that its creation was
-    /// durable: a crash may have cut it.
+    /// The blocks of the volume to be written again, in this order, which
+    /// [`unsettled`](Self::unsettled) explains. The `anchor` is one of them as long as no block of
+    /// the log shows that its creation was durable: a crash may have cut it.
     pub fn to_settle(&self, anchor: u64, ring: Ring) -> impl Iterator<Item = u64> + use<> {
         let anchor = (self.settled == 0).then_some(anchor);
         let all = anchor.into_iter().chain(self.unsettled().map(move |number| ring.lba(number)));

@@ -47,7 +47,7 @@ impl Ring {
         [(self.lba(number), before_end), (self.start, count - before_end)]
     }
 
-    /// Largest number of blocks that may be incomplete or not durable at a time. Opening looks no
+    /// Largest number of blocks that may be incomplete or not durable at a time. Opening reads no
     /// further than this beyond the end of the log, so it is part of the format.
     #[must_use]
     pub fn window(&self) -> u64 {

@@ -40,7 +40,7 @@ pub(crate) struct Committer {
     pub(crate) wanted: Lsn,
 }
 
-/// The way in which the committer ends.
+/// The reason for the end of the committer.
 enum End {
     Closed,
     Abandoned,
@@ -72,7 +72,8 @@ impl Committer {
     pub(crate) fn run(mut self) {
         let over = Over { queue: Arc::clone(&self.queue), marks: Arc::clone(&self.marks) };
         let end = self.serve();
-        // The stream is gone before any caller is told, so that the log can be opened again.
+        // The stream is closed before any caller gets the result, so that the log can be opened
+        // again.
         let why = match end {
             Ok(End::Closed) => self.close(),
             // The stream is dropped as it is: opening the log will find the durable records again.
@@ -132,7 +133,7 @@ impl Committer {
                 return Ok(End::Closed);
             }
             if submitted {
-                // The next look sends the submitted groups.
+                // The next round sends the submitted groups.
                 continue;
             }
             self.publish();

@@ -22,7 +22,7 @@
 //! }
 //!
 //! let lsn = wal.append(b"set a = 1")?; // returns at once
-//! wal.wait_durable(lsn, None)?; // it is safe, and so is all before it
+//! wal.wait_durable(lsn, None)?; // it is durable, as are all before it
 //!
 //! let applied = wal.stat().durable; // … once all below this is applied elsewhere:
 //! wal.checkpoint(applied, b"")?;

@@ -56,7 +56,8 @@ pub(crate) struct Queue {
     room: Condvar,
     waker: StreamWaker,
     bounds: Bounds,
-    /// Whether the committer needs to know what callers wait for: it then asks for a FLUSH.
+    /// Whether the committer needs to know which records callers wait for: it then asks for a
+    /// FLUSH.
     flushes: bool,
 }
 

@@ -55,7 +55,7 @@ impl Histogram {
         self.max.fetch_max(ns, Relaxed);
     }
 
-    /// What has been seen so far.
+    /// The distribution of all values so far.
     #[must_use]
     pub fn snapshot(&self) -> Distribution {
         Distribution {
@@ -137,7 +137,8 @@ impl Distribution {
         all.filter(|(_, count)| *count > 0)
     }
 
-    /// From what [`filled`](Self::filled), [`sum`](Self::sum) and [`max`](Self::max) have said.
+    /// The histogram with these results of [`filled`](Self::filled), [`sum`](Self::sum) and
+    /// [`max`](Self::max).
     #[must_use]
     pub fn from_filled(filled: &[(u64, u64)], sum: u64, max: u64) -> Self {
         let mut all = Self { sum, max, ..Self::default() };
@@ -148,7 +149,7 @@ impl Distribution {
         all
     }
 
-    /// Takes in what another one has seen.
+    /// Adds the values of another histogram.
     pub fn add(&mut self, other: &Self) {
         for (count, more) in self.buckets.iter_mut().zip(&other.buckets) {
             *count += more;
@@ -157,7 +158,7 @@ impl Distribution {
         self.max = self.max.max(other.max);
     }
 
-    /// What has been seen since it was as `before`. Of the longest only the bucket is known.
+    /// The values since the histogram was `before`. Of the longest one only the bucket is known.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let buckets = self.buckets.iter().zip(&before.buckets);
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(last, HIGHEST);
     }
 
-    /// What `Distribution` says, by sorting.
+    /// The results of `Distribution`, by sorting.
     fn naive(sorted: &[u64], in_a_million: u64) -> u64 {
         let rank = (sorted.len() as u64 * in_a_million).div_ceil(1_000_000).max(1);
         sorted[rank as usize - 1]

@@ -1,11 +1,11 @@
-//! Where the time of an ordered write goes: its stages, sampled.
+//! The stages of an ordered write, and the time in each, sampled.
 //!
 //! One write in about [`ONE_IN`] is traced, on each side by itself. A traced write is in exactly
 //! one stage at any moment, so its stages add up to the whole. All others pay a counter and a few
 //! branches that are never taken.
 //!
-//! There is no clock here. A target's session asks its host, and an initiator's session says that
-//! it wants to know the time; both only about a traced write.
+//! There is no clock here. A target's session asks its environment for the time, and an initiator's
+//! session reports that it needs the time; both only for a traced write.
 
 mod histogram;
 mod sampler;
@@ -13,15 +13,15 @@ mod sampler;
 pub use histogram::{Distribution, Histogram};
 pub(crate) use sampler::Sampler;
 
-/// One write in so many is traced, on average: at seven looks at the clock for each of these, some
-/// 3 ns a write.
+/// One write in so many is traced, on average: the clock is read seven times for each of these,
+/// which costs some 3 ns a write.
 pub const ONE_IN: u64 = 256;
 
-/// What an ordered write is waiting for, or having done to it, at a moment.
+/// The step that an ordered write waits for, or that is being done, at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Initiator: its group is checked, cut at stripes, numbered and merged with its neighbours.
+    /// Initiator: its group is checked, cut at stripes, numbered and merged with adjacent ones.
     Submit,
     /// Initiator: it waits in the ORDER queue until it is turned into a command.
     OrderQueue,
@@ -32,7 +32,7 @@ pub enum Stage {
     Gate,
     /// Target: its attribute is written into the ordering log and fenced, with those of its batch.
     LogAppend,
-    /// Target: it is at the drive, and so is a FLUSH that belongs to it.
+    /// Target: the drive carries it out, or a FLUSH that belongs to it.
     Device,
     /// Target: its persist word is set and fenced, with those of its batch.
     Persist,
@@ -99,7 +99,7 @@ impl Spent {
     }
 }
 
-/// A write on its way: in which stage it is, and since when.
+/// A traced write: the stage that it is in, and since when.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     stage: Stage,
@@ -132,12 +132,12 @@ impl Trace {
     }
 }
 
-/// Histograms of the stages, shared by all who trace and all who read: no lock, and nothing is
-/// allocated.
+/// Histograms of the stages, shared by all threads that trace and all that read: there is no lock,
+/// and nothing is allocated.
 #[derive(Debug)]
 pub struct Stages {
     of: [Histogram; Stage::COUNT],
-    /// Which of them are kept.
+    /// The stages that are kept.
     kept: &'static [Stage],
 }
 
@@ -161,7 +161,7 @@ impl Stages {
         }
     }
 
-    /// What has been recorded so far, by stage. Writes that are being recorded meanwhile may be in
+    /// The recorded values so far, by stage. Writes that are being recorded meanwhile may be in
     /// some stages and not yet in others.
     pub fn snapshot(&self) -> impl Iterator<Item = (Stage, Distribution)> + '_ {
         self.kept.iter().map(|&stage| (stage, self.of[stage as usize].snapshot()))

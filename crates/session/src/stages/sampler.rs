@@ -1,9 +1,9 @@
-//! Which writes are traced.
+//! The choice of the writes that are traced.
 
 use super::ONE_IN;
 
-/// Counts writes, and says when one is to be traced: after intervals drawn anew each time, so that
-/// a program with a rhythm of its own is not looked at always on the same beat.
+/// Counts writes, and reports when one must be traced: after intervals drawn anew each time, so
+/// that a program with a rhythm of its own is not sampled always on the same beat.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     seen: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// `seed` tells apart those that begin together.
+    /// `seed` makes the choices of samplers that begin together differ.
     pub(crate) fn new(seed: u64) -> Self {
         let mut sampler = Self { seen: 0, next: 0, state: seed.wrapping_mul(2).wrapping_add(1) };
         sampler.taken();
@@ -28,7 +28,7 @@ impl Sampler {
         self.seen >= self.next
     }
 
-    /// The write is traced: the next one is 1 to 2 × [`ONE_IN`] − 1 writes away.
+    /// The write is traced: the next one comes after 1 to 2 × [`ONE_IN`] − 1 writes.
     pub(crate) fn taken(&mut self) {
         // Marsaglia's xorshift; its upper half, scaled.
         self.state ^= self.state << 13;

@@ -1,4 +1,4 @@
-//! What recovery sends and gets: pages of a partition's live entries, and the settlement.
+//! The data of recovery on the wire: pages of a partition's live entries, and the settlement.
 
 use alloc::vec::Vec;
 
@@ -38,7 +38,7 @@ pub struct Page {
     pub more: bool,
     /// Whether an earlier recovery has settled the partition (T9).
     pub settled: bool,
-    /// Whether what the log knew of the stream was given up, and the stream has not been started
+    /// Whether the log's content for the stream was given up, and the stream has not been started
     /// since (T26).
     pub in_doubt: bool,
     /// Groups up to here are released.
@@ -206,7 +206,7 @@ pub struct Settle {
 pub struct SettleStream {
     /// The stream.
     pub stream: StreamId,
-    /// Whether what the log lists beyond k stays until it is acknowledged (T9).
+    /// Whether the entries that the log lists beyond k stay until they are acknowledged (T9).
     pub keep: bool,
     /// The prefix.
     pub k: Seq,

@@ -1,4 +1,5 @@
-//! Which refusals pass by themselves, so that the same command may be tried again a little later.
+//! The refusals that pass by themselves, so that the same command may be tried again a little
+//! later.
 
 use riopipe_nvme::command::Status;
 
@@ -17,8 +18,8 @@ pub(crate) fn is_passing(status: Status) -> bool {
 }
 
 /// Whether a Fabrics Connect that was refused with `status` may succeed later: the target has not
-/// seen the end of the queue's last connection yet, and says of the queue that it exists, or that
-/// it can't be made now.
+/// seen the end of the queue's last connection yet, and reports that the queue exists, or that it
+/// can't be made now.
 pub(crate) fn is_connect_passing(status: Status) -> bool {
     let passing = [
         Status::CONNECT_INVALID,
@@ -29,9 +30,9 @@ pub(crate) fn is_connect_passing(status: Status) -> bool {
     is_one_of(status, &passing)
 }
 
-/// Whether a claim that was refused with `status` may succeed later. A status of the extension says
-/// what is the matter with the volume, which does not change by itself, except for two: operations
-/// of the last connection are under way (T8), or the target's log store failed and may be mended.
+/// Whether a claim that was refused with `status` may succeed later. A status of the extension
+/// reports a state of the volume that does not change by itself, with two exceptions: operations of
+/// the last connection are in flight (T8), or the target's log store failed and may be repaired.
 #[must_use]
 pub fn is_claim_passing(status: Status) -> bool {
     is_one_of(status, &[STREAM_BUSY, LOG_FAILED]) || !status.dnr() && meaning(status).is_none()
@@ -57,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_still_exists_is_connected_again() {
-        // Also by a target that says not to: it knows nothing of the end to come.
+        // Also if the target forbids a retry: it does not know that the end is near.
         assert!(is_connect_passing(Status::CONNECT_INVALID.with_dnr()));
         assert!(!is_connect_passing(Status::CONNECT_INVALID_HOST));
     }

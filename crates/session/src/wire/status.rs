@@ -4,13 +4,13 @@ use alloc::string::{String, ToString};
 
 use super::Status;
 
-/// The volume has an owner that is there, or whose lease runs (T8, T25).
+/// The volume has an owner that is connected, or whose lease runs (T8, T25).
 pub const OWNED: Status = Status(0x701);
 /// A generation not higher than the one on record, or an owner that has been fenced (T8).
 pub const STALE_GENERATION: Status = Status(0x702);
 /// The command needs the claim of this volume, and this association does not hold it.
 pub const NOT_OWNER: Status = Status(0x703);
-/// The volume's log holds what has not been recovered (T19).
+/// The volume's log holds entries that have not been recovered (T19).
 pub const UNRECOVERED: Status = Status(0x704);
 /// The stream's log partition is full: the initiator overran its credits (T13).
 pub const LOG_FULL: Status = Status(0x705);
@@ -18,14 +18,14 @@ pub const LOG_FULL: Status = Status(0x705);
 pub const NO_LOG: Status = Status(0x706);
 /// The stream has failed earlier; nothing later is done (P6, T22).
 pub const POISONED: Status = Status(0x707);
-/// An ordered request whose attribute makes no sense (T18).
+/// An ordered request whose attribute is not valid (T18).
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
 /// The stream is bound to another connection.
 pub const STREAM_BUSY: Status = Status(0x709);
 /// A plain write to a member of a Rio volume that has an owner or an unrecovered log (T21).
 pub const GUARDED: Status = Status(0x70a);
-/// The log region has no room for the volume's partitions; the completion's dword 0 has the
-/// bytes needed, dword 1 the bytes free.
+/// The log region has not enough space for the volume's partitions; the completion's dword 0 has
+/// the bytes needed, dword 1 the bytes free.
 pub const LOG_TOO_SMALL: Status = Status(0x70b);
 /// The target does not know this volume.
 pub const UNKNOWN_VOLUME: Status = Status(0x70c);
@@ -35,7 +35,7 @@ pub const VOLUME_EXISTS: Status = Status(0x70d);
 pub const NO_SUCH_STREAM: Status = Status(0x70e);
 /// An ordered request on a queue that is bound to no stream.
 pub const NOT_BOUND: Status = Status(0x70f);
-/// The log belongs to another boot of the target and cannot be trusted (T19).
+/// The log belongs to another boot of the target and is not valid (T19).
 pub const LOG_LOST: Status = Status(0x710);
 /// The log store itself failed.
 pub const LOG_FAILED: Status = Status(0x711);
@@ -50,13 +50,13 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
 
-/// A status in words, also of Rio's own codes, for error messages.
+/// The text of a status, also of Rio's own codes, for error messages.
 #[must_use]
 pub fn text(status: Status) -> String {
     meaning(status).map_or_else(|| status.to_string(), String::from)
 }
 
-/// What a vendor status means, for error messages.
+/// The meaning of a vendor status, for error messages.
 #[must_use]
 pub fn meaning(status: Status) -> Option<&'static str> {
     Some(match Status(status.0 & 0x7ff) {
