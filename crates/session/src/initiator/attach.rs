@@ -20,7 +20,7 @@ use super::queue_pair::{QpConfig, QueuePair};
 use crate::outbox::Outbox;
 use crate::wire::Extension;
 
-/// Namespaces that one controller may have for us.
+/// Limit of the namespaces of one controller.
 pub const NAMESPACES_MAX: usize = 1024;
 
 /// A controller, and its properties that matter here.
@@ -56,7 +56,7 @@ pub struct Controller {
     pub write_zeroes: bool,
     /// Whether it has Dataset Management.
     pub deallocate: bool,
-    /// The Rio extension, if it speaks the version that we do (T17).
+    /// The Rio extension, if the target has the same version as this crate (T17).
     pub extension: Option<Extension>,
     /// Its active namespaces.
     pub namespaces: Vec<Namespace>,
@@ -71,7 +71,7 @@ pub struct Namespace {
     pub blocks: u64,
     /// Bytes of a block.
     pub block_size: u32,
-    /// Bytes of metadata with each block; what has any cannot be used here.
+    /// Bytes of metadata with each block; a namespace with metadata cannot be used here.
     pub metadata: u16,
     /// Whether it is write protected.
     pub read_only: bool,
@@ -128,7 +128,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         self.up.next_deadline()
     }
 
-    /// Time went by.
+    /// Time has passed.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
         self.up.tick(now, out);
     }
@@ -221,7 +221,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
                 }
             }
             Step::Descriptors(i) => {
-                // Not every controller has them; a namespace without UUID can be used.
+                // Not every controller has identifiers; a namespace without UUID can be used.
                 if cqe.status().is_ok() {
                     let names = identify::Descriptors::decode(&self.up.exchange.page)?;
                     let namespaces = self.controller.as_mut().map(|c| &mut c.namespaces);

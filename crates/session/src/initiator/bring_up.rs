@@ -35,10 +35,10 @@ pub enum AttachError {
         /// The time, in milliseconds.
         ms: u64,
     },
-    /// Something that a controller must have over TCP is missing or makes no sense.
+    /// A property that a controller must have over TCP is missing or not valid.
     #[error("the controller is not usable: {0}")]
     Unusable(&'static str),
-    /// A namespace that makes no sense.
+    /// A namespace with a property that is not valid.
     #[error("namespace {nsid} is not usable: {why}")]
     Namespace {
         /// The namespace.
@@ -49,7 +49,7 @@ pub enum AttachError {
     /// The discovery log kept changing while it was read.
     #[error("the discovery log changed {0} times while it was read; try again")]
     Unstable(u32),
-    /// A structure came short.
+    /// A structure was shorter than requested.
     #[error(transparent)]
     Short(#[from] ShortData),
 }

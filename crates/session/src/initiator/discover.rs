@@ -11,11 +11,11 @@ use super::bring_up::{BringUp, Reply};
 use super::queue_pair::QpConfig;
 use crate::outbox::Outbox;
 
-/// Records that a log may have for us.
+/// Limit of the records of a log.
 pub const RECORDS_MAX: u64 = 4096;
-/// Records read by one command: what fits into a memory page.
+/// Number of records read by one command: as many as fit into a memory page.
 const CHUNK: u64 = 4;
-/// How often the log is read again because it changed meanwhile.
+/// How often the log is read again because it changed while it was read.
 const RETRIES: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         self.up.next_deadline()
     }
 
-    /// Time went by.
+    /// Time has passed.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
         self.up.tick(now, out);
     }

@@ -18,15 +18,15 @@ pub enum ConnectionId {
 
 /// See the [module](self). All times are nanoseconds of one monotonic clock.
 pub trait Endpoint {
-    /// A payload: what is written over a queue.
+    /// A payload: data that is written over a queue.
     type Piece;
 
-    /// The connection that is to be made now.
+    /// The connection that must be made now.
     #[must_use]
     fn wants_connection(&self) -> Option<ConnectionId>;
 
-    /// A connection that was [wanted](Self::wants_connection) is there. `is_local`: it does not leave
-    /// this machine.
+    /// A connection that was [wanted](Self::wants_connection) has been made. `is_local`: it does
+    /// not leave this machine.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
 
     /// A connection that was [wanted](Self::wants_connection) cannot be made.
@@ -37,7 +37,7 @@ pub trait Endpoint {
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
-    /// Bytes that the next PDU in `buf`, what a queue has received and not taken, needs.
+    /// Bytes that the next PDU in `buf` needs. `buf` is what a queue has received and not taken.
     #[must_use]
     fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
 
@@ -48,15 +48,14 @@ pub trait Endpoint {
     /// how many bytes they were. The rest must be passed again with the bytes that follow it.
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
 
-    /// A queue's connection has ended, and it was not this side that closed it.
+    /// A queue's connection has ended, and this side has not closed it.
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
 
     /// Time has passed: sends Keep Alive, gives up answers that are owed for too long, and
     /// continues work that was put off.
     fn timeout(&mut self, now: u64);
 
-    /// When [`timeout`](Self::timeout) has something to do; `None`: not before something else
-    /// happens.
+    /// When [`timeout`](Self::timeout) has work to do, ns; `None`: not before another event.
     #[must_use]
     fn deadline(&self) -> Option<u64>;
 }

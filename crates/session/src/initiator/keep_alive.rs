@@ -12,20 +12,21 @@ pub struct KeepAlive {
     timeout_ns: u64,
     /// The interval of the commands, ns; `None`: none is sent.
     every_ns: Option<u64>,
-    /// Since when the association is there.
+    /// The start of the association, ns.
     since: u64,
     /// When the last command was sent, ns.
     told: u64,
-    /// The longest time between two such moments that the association may yet end for.
+    /// The longest time between two commands because of which the target may yet end the
+    /// association, ns.
     silence: u64,
-    /// When that was over.
+    /// The end of that time, ns.
     heard: u64,
 }
 
 /// An association that a target has dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// How long it was there, ns.
+    /// The lifetime of the association, ns.
     pub after: u64,
     /// The longest recent time for which no command was sent to the target, ns.
     pub silence: u64,
@@ -56,7 +57,7 @@ impl KeepAlive {
         self.every_ns.map(|every| self.told.saturating_add(every))
     }
 
-    /// Whether that is now.
+    /// Whether a command is due.
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         self.next().is_some_and(|next| now >= next)

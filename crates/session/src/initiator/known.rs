@@ -59,7 +59,7 @@ pub enum Changed {
          back. Let it serve the log that it had, and open the volume again"
     )]
     Region,
-    /// A drive is not there.
+    /// A drive is missing.
     #[error(
         "the target came back without namespace {0}, a drive of the volume: let it serve that \
          again, and open the volume again"
@@ -81,10 +81,10 @@ pub enum Changed {
         nsid: u32,
         /// Bytes of a block when the volume was opened.
         was: u32,
-        /// And now.
+        /// Bytes of a block now.
         now: u32,
     },
-    /// It has become too small.
+    /// The drive has become too small.
     #[error(
         "namespace {nsid} came back with {now} blocks, of which the volume needs {needed}: let \
          the target serve all of it, and open the volume again"
@@ -110,8 +110,8 @@ pub enum Changed {
          volume; what this owner still holds is not written any more"
     )]
     Overtaken(u32),
-    /// Its label has the generation of an earlier owner, though this one has written its own there
-    /// before it relied on anything (T27).
+    /// Its label has the generation of an earlier owner. This owner had written its own generation
+    /// there before it relied on anything (T27).
     #[error(
         "namespace {0} came back as it was before the volume was opened (its label says so): an \
          older copy of the drive is in its place. Let the target serve the right one there, and \

@@ -4,7 +4,7 @@
 //! ```text
 //! Standing → Away: rest → attach → open drives → read labels → claim → Standing
 //!                   ↑________________ a failure that may pass ____|
-//!                                  → Refused: what comes back is not what was, or has another owner
+//!                                  → Refused: its properties have changed, or the volume has another owner
 //! ```
 //!
 //! A target that comes back is checked again before any command is sent to its drives: identity,
@@ -47,8 +47,8 @@ pub struct ManagerConfig {
     /// How the same owner claims the volume again there; `None` where the target does not speak the
     /// extension.
     pub claim: Option<Claim>,
-    /// How long the streams wait for the target when it is lost, ns. It is tried again after that,
-    /// too. 0: it is not tried again at all.
+    /// How long the streams wait for the target when it is lost, ns. The manager tries to reach it
+    /// after that, too. 0: it does not try at all.
     pub loss_ns: u64,
     /// How long attempts, and requests of streams, wait.
     pub back_off: BackOff,
@@ -64,7 +64,7 @@ pub enum ManagerEvent {
     /// its controllers anew in each incarnation, so a late Connect may get into the next
     /// association before anything has been checked again there (T27).
     Lost {
-        /// Why.
+        /// The cause.
         why: AwayCause,
     },
     /// A new association stands, and the volume is claimed.
@@ -83,13 +83,13 @@ pub enum ManagerEvent {
     /// The target is lost to this owner, and the manager does not try it again: every stream must
     /// give it up.
     Refused {
-        /// Why.
+        /// The cause.
         why: AwayCause,
-        /// The same, for the streams.
+        /// The same, as a cause for the streams.
         cause: Cause,
     },
-    /// A stream's connection is there: it gets the connection that was reported last, and this
-    /// queue to open on it.
+    /// A stream's connection exists: the stream gets the connection that was reported last, and
+    /// this queue to open on it.
     StreamConnection {
         /// The stream.
         stream: StreamId,
@@ -105,7 +105,7 @@ pub struct Absence {
     pub since: u64,
     /// The cause of the last failure.
     pub why: AwayCause,
-    /// It is not tried again.
+    /// The manager does not try to reach it any more.
     pub for_good: bool,
 }
 
@@ -140,12 +140,12 @@ enum Step {
     Claim,
 }
 
-/// Why an attempt has failed.
+/// The cause of a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
-    /// It may work later.
+    /// A later attempt may succeed.
     Passing(AwayCause),
-    /// It will not.
+    /// A later attempt cannot succeed.
     Final(AwayCause, Cause),
 }
 
@@ -183,14 +183,14 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         manager
     }
 
-    /// Without replay there is nothing to gain by giving up a target that hangs.
+    /// Without replay, giving up a target that hangs has no advantage.
     fn set_patience(&mut self) {
         if self.config.loss_ns == 0 {
             self.association.be_patient();
         }
     }
 
-    /// A number, other than the last.
+    /// A pseudo-random number.
     fn chance(&mut self) -> u64 {
         // Numerical Recipes' linear congruential generator; its upper half is good enough here.
         self.chance = self
@@ -239,8 +239,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.pop_front()
     }
 
-    /// A stream wants a connection. It is made when the association stands, and after a wait if
-    /// others have been in vain. An earlier request of the stream is forgotten.
+    /// A stream wants a connection. It is made when the association stands, and after a pause if
+    /// earlier connections failed. An earlier request of the stream is forgotten.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
         if matches!(self.state, State::Refused(_) | State::Over) {
             return;
@@ -315,7 +315,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.set_step(Step::Rest(until));
     }
 
-    /// Until when an attempt rests.
+    /// The end of the pause before an attempt, ns.
     fn rest(&mut self, attempt: u32, now: u64) -> u64 {
         if probe::planted(Plant::P8NeverAgain) && attempt > 1 {
             return u64::MAX;

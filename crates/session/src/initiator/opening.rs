@@ -42,11 +42,12 @@ pub use outcome::{Counts, Outcome, StreamOutcome};
 use pages::Lists;
 use steps::Job;
 
-/// Commands of an admin queue that are out at a time at most.
+/// Limit of commands in flight on an admin queue.
 pub const ADMIN_COMMANDS_MAX: usize = 8;
-/// Commands of an I/O queue that are out at a time at most.
+/// Limit of commands in flight on an I/O queue.
 pub const IO_COMMANDS_MAX: usize = 64;
-/// Blocks of one Write Zeroes command at most: 8 MiB, so that none keeps a drive for long.
+/// Largest number of blocks of one Write Zeroes command: 8 MiB, so that none occupies a drive for
+/// long.
 pub const UNDO_BLOCKS_MAX: u32 = 2048;
 
 /// A drive of the volume.
@@ -65,13 +66,13 @@ pub struct OpeningMember {
 /// A target of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpeningServer {
-    /// Whether it is there at all (T20).
+    /// Whether it is reachable at all (T20).
     pub present: bool,
-    /// Whether it speaks Rio's extension; one that doesn't takes no part (T17).
+    /// Whether it has Rio's extension; a target without it takes no part (T17).
     pub speaks: bool,
     /// Whether a log is due there, by the labels.
     pub logged: bool,
-    /// Bytes of data that one of its commands may have at most (MDTS).
+    /// Most bytes of data of one of its commands (MDTS).
     pub transfer_bytes_max: usize,
     /// The volume's drives there.
     pub members: Vec<OpeningMember>,
@@ -89,9 +90,9 @@ pub struct OpeningConfig {
 /// The purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Take the volume, and recover every stream that needs it.
+    /// Claim the volume, and recover every stream that needs it.
     Open(Intent),
-    /// Report what opening would find, and change nothing, not even a generation.
+    /// Report the result that opening would have, and change nothing, not even a generation.
     DryRun(Intent),
     /// Recover some streams of a volume that is owned with this generation. Their connections
     /// are closed.
@@ -111,16 +112,16 @@ pub enum Mode {
     },
 }
 
-/// How far an opening is.
+/// The phase of an opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Asking every target for its state of the volume.
     Ask,
-    /// Taking the volume, target after target.
+    /// Claiming the volume, target after target.
     Claim,
     /// Asking again, now that no other initiator writes.
     AskAgain,
-    /// A pause: the volume is taken, and its labels can be read again.
+    /// A pause: the volume is claimed, and its labels can be read again.
     Claimed,
     /// Reading all logs.
     List,
@@ -174,7 +175,7 @@ impl Phase {
     }
 }
 
-/// How much of a phase is done.
+/// The progress of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The phase.
@@ -199,7 +200,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The ticket as one number, to go with the command over a connection.
+    /// The ticket as one number, for the caller to use as the name of the command on a connection.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         (self.attempt as u64) << 32 | self.number as u64
@@ -254,7 +255,7 @@ struct ServerQueue {
     put_off: Option<PutOff>,
 }
 
-/// Taking and recovering a volume; see the [module](self).
+/// Claiming and recovering a volume; see the [module](self).
 #[derive(Debug)]
 pub struct Opening {
     config: OpeningConfig,
@@ -264,7 +265,7 @@ pub struct Opening {
     generation: u32,
     attempt: u32,
     queues: Vec<ServerQueue>,
-    /// Commands that are out, by number.
+    /// Commands in flight, by number.
     out: BTreeMap<u32, (usize, Pending)>,
     next_number: u32,
     done: usize,
@@ -329,7 +330,7 @@ impl Opening {
         let queue = self.queues.get_mut(server)?;
         let most = match queue.waiting.front()?.job {
             Job::Undo(_) | Job::Flush(_) => IO_COMMANDS_MAX,
-            // A target remembers where it was in one long list, not in several.
+            // A target remembers its position in one long list, not in several.
             Job::List { from, .. } if from > Position(0) => 1,
             _ => ADMIN_COMMANDS_MAX,
         };
@@ -348,8 +349,8 @@ impl Opening {
     /// A command has ended; `answer` has the data that came back. The answer to a command of an
     /// earlier, abandoned attempt is dropped: its content may be out of date (T23).
     ///
-    /// Nothing follows on an error: no further command is given out. The targets are as they
-    /// were before [`Phase::Undo`], and from later on everything can be run again.
+    /// After an error no further command is returned. Before [`Phase::Undo`] the targets are as
+    /// they were; after it, everything can be run again.
     ///
     /// # Errors
     /// The reason why the volume or stream can't be claimed or recovered.
@@ -401,13 +402,13 @@ impl Opening {
         gone
     }
 
-    /// How far it is.
+    /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// How much of the phase is done.
+    /// The progress of the phase.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress { phase: self.phase, done: self.done, total: self.total }
@@ -419,7 +420,7 @@ impl Opening {
         self.queues.len()
     }
 
-    /// Commands that are out to a target.
+    /// Commands in flight to a target.
     #[must_use]
     pub fn out(&self, server: usize) -> usize {
         self.queues.get(server).map_or(0, |queue| queue.out)
@@ -432,7 +433,7 @@ impl Opening {
         self.queues.get(server).and_then(|queue| queue.put_off)
     }
 
-    /// The generation under which the volume is taken; 0 before it is known, and in a dry run.
+    /// The generation under which the volume is claimed; 0 before it is known, and in a dry run.
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.generation

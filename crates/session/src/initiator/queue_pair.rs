@@ -21,7 +21,7 @@ pub use self::config::{IoQueue, QpConfig};
 pub use self::error::{SessionError, SubmitError};
 use crate::outbox::Outbox;
 
-/// A command's name while it is in flight.
+/// The name of a command while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cid(pub u16);
 
@@ -35,7 +35,7 @@ pub enum Data<'a, P> {
     Write(&'a [P]),
     /// Host to controller: a few bytes, copied. They must fit into the capsule.
     Bytes(&'a [u8]),
-    /// Controller to host: so many bytes are expected.
+    /// Controller to host: so many bytes, which the command reads.
     Read(u32),
 }
 
@@ -94,7 +94,7 @@ struct Slot<P, T> {
     /// completion that comes twice is not taken for the next command's.
     cid: u16,
     busy: bool,
-    /// Some of its data did not match its digest.
+    /// Some of its data did not match the digest.
     spoiled: bool,
     direction: Direction,
     /// Bytes of data.
@@ -130,7 +130,7 @@ impl<P, T> Slot<P, T> {
     }
 }
 
-/// One connection to a target. See [the module](self). `T` is the caller's name of a command.
+/// One connection to a target; see [the module](self). `T` is the caller's name of a command.
 #[derive(Debug)]
 pub struct QueuePair<P, T = u64> {
     config: QpConfig,
@@ -243,8 +243,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.slots.iter().filter(|s| s.busy).filter_map(|s| s.user)
     }
 
-    /// The connection is gone. Commands in flight stay [outstanding](Self::outstanding); what
-    /// their R2Ts would have asked for is let go.
+    /// The connection is lost. Commands in flight stay [outstanding](Self::outstanding); the
+    /// references to the data that their R2Ts would have asked for are dropped.
     pub fn close(&mut self) {
         let connecting = self.state == State::Connecting;
         self.state = State::Dead;
@@ -266,8 +266,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         &self.config
     }
 
-    /// States how much data an I/O command capsule takes (IOCCSZ of Identify Controller). Before,
-    /// it is nothing on I/O queues and 8 KiB on the admin queue.
+    /// Sets how much data an I/O command capsule takes (IOCCSZ of Identify Controller). Until then
+    /// the limit is 0 on I/O queues and 8 KiB on the admin queue.
     pub fn set_in_capsule(&mut self, bytes: u32) {
         self.in_capsule = bytes;
     }
@@ -421,7 +421,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
     }
 
-    /// The connection ends with `error`, about the PDU at the start of `pdu`.
+    /// Ends the connection with `error`, about the PDU at the start of `pdu`.
     #[cold]
     fn end(&mut self, error: SessionError, pdu: &[u8], out: &mut Outbox<P>) -> SessionError {
         self.close();
@@ -481,7 +481,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             recfmt: 0,
             qid: self.config.qid,
             sqsize: self.slots.len() as u16,
-            // In flight is always less than the queue has entries: flow control costs nothing.
+            // Fewer commands are in flight than the queue has entries, so flow control needs no
+            // code.
             cattr: 0,
             kato_ms: self.config.kato_ms,
         });

@@ -1,4 +1,4 @@
-//! Requests of streams for connections to one server, and how long each waits before it is served.
+//! Requests of streams for connections to one server, and the pause of each before it is served.
 
 use alloc::vec::Vec;
 
@@ -9,14 +9,14 @@ use riopipe_order::attribute::StreamId;
 pub struct ConnectRequest {
     /// The stream.
     pub stream: StreamId,
-    /// The server, as the volume's topology counts.
+    /// The server, by its number in the volume's topology.
     pub server: u16,
     /// The queue to create.
     pub qid: u16,
     /// Commands for which the queue must have space.
     pub depth: usize,
-    /// Connections that the stream has had in vain since it was last bound there: each makes the
-    /// wait for the next one longer.
+    /// The number of failed connections since the stream was last bound there: each makes the pause
+    /// before the next one longer.
     pub attempts: u32,
 }
 
@@ -24,9 +24,9 @@ pub struct ConnectRequest {
 /// initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// After the first attempt, ns.
+    /// The pause after the first attempt, ns.
     pub first_ns: u64,
-    /// At most, ns.
+    /// The longest pause, ns.
     pub max_ns: u64,
 }
 
@@ -37,8 +37,8 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// How long to wait after so many attempts in vain, ns: doubled with each, and up to a quarter
-    /// less by `chance`, any number that differs from process to process.
+    /// The pause after so many failed attempts, ns: doubled with each, and up to a quarter less by
+    /// `chance`, any number that differs from process to process.
     #[must_use]
     pub fn after(&self, attempts: u32, chance: u64) -> u64 {
         let wait = self.first_ns.saturating_mul(1 << attempts.saturating_sub(1).min(20));
@@ -51,7 +51,7 @@ impl BackOff {
 #[derive(Debug)]
 pub struct ReconnectQueue {
     back_off: BackOff,
-    /// With the time before which it is not served; one for each stream.
+    /// Each with the time before which it is not served; one for each stream.
     waiting: Vec<(u64, ConnectRequest)>,
 }
 
@@ -62,14 +62,14 @@ impl ReconnectQueue {
         Self { back_off, waiting: Vec::new() }
     }
 
-    /// How long requests wait.
+    /// The pauses of requests.
     #[must_use]
     pub const fn back_off(&self) -> &BackOff {
         &self.back_off
     }
 
-    /// A stream wants a connection: at once, if it has had none in vain. An earlier request of a
-    /// stream of that id is forgotten. `chance` is as for [`BackOff::after`].
+    /// A stream wants a connection: at once, if none of its connections has failed. An earlier
+    /// request of a stream of that id is forgotten. `chance` is as for [`BackOff::after`].
     pub fn request(&mut self, request: ConnectRequest, chance: u64, now: u64) {
         let wait = match request.attempts {
             0 => 0,
@@ -79,19 +79,19 @@ impl ReconnectQueue {
         self.waiting.push((now.saturating_add(wait), request));
     }
 
-    /// The connection for a request could not be made: it is tried again later.
+    /// The connection for a request could not be made: the request is served again later.
     pub fn failed(&mut self, request: ConnectRequest, chance: u64, now: u64) {
         let attempts = request.attempts.saturating_add(1);
         self.request(ConnectRequest { attempts, ..request }, chance, now);
     }
 
-    /// A request that is to be served now; it is not in the queue any more.
+    /// A request that must be served now. It is no longer in the queue.
     pub fn next(&mut self, now: u64) -> Option<ConnectRequest> {
         let at = self.waiting.iter().position(|(due, _)| *due <= now)?;
         Some(self.waiting.remove(at).1)
     }
 
-    /// When the first request is to be served.
+    /// When the first request must be served, ns.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.waiting.iter().map(|(due, _)| *due).min()

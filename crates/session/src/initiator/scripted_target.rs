@@ -1,5 +1,6 @@
 //! A scripted target with a controller, two drives and a volume on them, and the shell around an
-//! association: for the tests of [`association`](super::association) and [`manager`](super::manager).
+//! association. The tests of [`association`](super::association) and [`manager`](super::manager)
+//! use it.
 
 use alloc::vec::Vec;
 use std::vec;
@@ -222,7 +223,7 @@ impl ScriptedTarget {
     }
 }
 
-/// Carries bytes and makes connections, without any time going by, until nothing more happens.
+/// Carries bytes and makes connections, without any time passing, until nothing more happens.
 pub(super) fn carry(
     driven: &mut impl Endpoint<Piece = Payload>,
     target: &mut ScriptedTarget,
@@ -260,7 +261,7 @@ pub(super) fn carry(
     panic!("it does not come to rest");
 }
 
-/// Lets time go by until `until`; every deadline is met.
+/// Lets time pass until `until`, with a call at every deadline.
 pub(super) fn pass(
     driven: &mut impl Endpoint<Piece = Payload>,
     target: &mut ScriptedTarget,

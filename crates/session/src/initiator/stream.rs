@@ -45,13 +45,13 @@ pub struct StreamConfig {
     pub generation: u32,
     /// The engine.
     pub engine: EngineKind,
-    /// The mark from which it goes on.
+    /// The released mark from which the stream continues.
     pub start: Seq,
     /// The namespace of each member on its server.
     pub nsids: Vec<u32>,
     /// Requests in flight per target at most.
     pub queue_depth: usize,
-    /// How long a target may make no progress while commands are out, ns.
+    /// How long a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
     /// The time for which a server may be unreachable before the stream gives it up, ns. The stream
     /// continues when the server comes back within that time (P7). 0: a lost connection poisons the
@@ -124,7 +124,7 @@ pub struct StreamSession<P> {
     unsettled: bool,
     /// The failure of the stream has been seen here.
     over: bool,
-    /// It only reads: it is bound nowhere, and a connection that is lost costs it nothing.
+    /// The stream only reads: it is bound nowhere, and the loss of a connection does not poison it.
     reads_only: bool,
     shared: Arc<FlushFailures>,
     seen: Seen,
@@ -290,8 +290,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.begin();
     }
 
-    /// Whether a read command is out that has not been answered: then no stream can replay on its
-    /// server (P9).
+    /// Whether a read command is in flight: then no stream can replay on its server (P9).
     #[must_use]
     pub fn owes_reads(&self) -> bool {
         self.links.iter().any(|link| link.reads_out > 0)
@@ -461,7 +460,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Whether all targets have confirmed their marks.
     ///
     /// # Errors
-    /// A target that could not take it.
+    /// A target could not record its mark.
     pub fn marks_confirmed(&self) -> Result<bool, BindRefused> {
         if let Some(refused) = self.mark_refused {
             return Err(refused);
@@ -491,7 +490,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if link.connected() { link.queue.in_flight() } else { 0 }
     }
 
-    /// Whether there is no connection to a server: nothing is to be received from it or sent to it.
+    /// Whether a server has no connection: then no bytes come from it, and none go to it.
     #[must_use]
     pub fn is_lost(&self, server: u16) -> bool {
         !self.links[usize::from(server)].connected()

@@ -24,10 +24,11 @@ enum Asker {
 
 #[derive(Debug)]
 struct Question {
-    /// Counts all commands of the association, so that no answer is taken for another's (T23).
+    /// The number of commands of the association so far, so that no answer is taken for another's
+    /// (T23).
     number: u64,
     asker: Asker,
-    /// The data that has come so far.
+    /// The data that has arrived so far.
     page: Vec<u8>,
 }
 

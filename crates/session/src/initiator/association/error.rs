@@ -1,4 +1,4 @@
-//! Why associations end and questions are not taken.
+//! Why associations end, and why commands are refused before they are sent.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -19,11 +19,12 @@ pub struct ConnectFailure(pub String);
 pub enum ConnectionEnd {
     /// The target closed it, and nothing broke.
     Closed,
-    /// It broke; the text is from the program that has the socket.
+    /// It broke. The text is from the program that has the socket.
     Broken(String),
 }
 
-/// Why there is no association, or none any more. For the queue to the drives: why it failed.
+/// Why an association could not be set up, or has ended. For the queue to the drives: why it
+/// failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssociationError {
     /// No connection could be made.
@@ -54,7 +55,7 @@ pub enum AssociationError {
     /// Discovery lists no subsystem or several, and none was named.
     #[error("the target offers {} subsystems{}: say which one", .0.len(), List(.0))]
     WhichSubsystem(Vec<String>),
-    /// This side hung up.
+    /// The initiator ended the association.
     #[error("the connection was closed by this side")]
     HungUp,
 }
@@ -86,7 +87,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// Why a command was not taken. Nothing of it was sent.
+/// Why a command could not be sent. No part of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
     /// The queue has no free command: the target owes an answer to each one.
@@ -97,8 +98,8 @@ pub enum AskError {
         /// Commands without an answer.
         owed: usize,
     },
-    /// The queue is not there: the association is being set up or has ended, or the queue to the
-    /// drives is not open.
+    /// The queue is not connected: the association is being set up or has ended, or the queue to
+    /// the drives is not open.
     #[error("the queue is not open")]
     NotReady,
     /// The command's data does not fit the queue: an error of the caller, or a target with limits

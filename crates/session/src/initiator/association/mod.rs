@@ -96,18 +96,18 @@ pub struct AssociationConfig {
     pub answer_ns: u64,
 }
 
-/// How far an association is.
+/// The state of an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AssociationState<'a> {
     /// Discovery or the bring-up is running, or waits for its connection.
     Attaching,
-    /// It stands: [`Association::controller`] is known, and questions may be asked.
+    /// The association stands: [`Association::controller`] is known, and questions may be asked.
     Attached,
-    /// There is none, or none any more. Nothing that was asked will be answered.
+    /// The association has ended, or could not be set up. No open question will be answered.
     Lost(&'a AssociationError),
 }
 
-/// How far the queue to the drives is.
+/// The state of the queue to the drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrivesState<'a> {
     /// It has not been asked for, or it has been closed.
@@ -116,7 +116,7 @@ pub enum DrivesState<'a> {
     Opening,
     /// Questions may be asked.
     Ready,
-    /// It could not be opened, or it has ended. Nothing that was asked there will be answered.
+    /// It could not be opened, or it has ended. No open question on it will be answered.
     /// [`Association::open_drives`] tries anew.
     Failed(&'a AssociationError),
 }
@@ -130,7 +130,7 @@ pub struct Answer {
     pub name: u64,
     /// Its completion, whatever its status.
     pub cqe: Cqe,
-    /// The data of a read, as long as was asked for; else empty.
+    /// The data of a read, as long as requested; else empty.
     pub page: Vec<u8>,
 }
 
@@ -138,11 +138,11 @@ pub struct Answer {
 enum State<P> {
     /// Discovery wants its connection.
     Undiscovered,
-    /// Over by this time, ns.
+    /// Discovery is running; its deadline, ns.
     Discovering(Box<Discover<P>>, u64),
     /// The admin queue wants its connection.
     Unattached,
-    /// Over by this time, ns.
+    /// The bring-up is running; its deadline, ns.
     Attaching(Box<Attach<P>>, u64),
     Attached(Box<Commands<P>>, KeepAlive),
     Lost(AssociationError),
@@ -174,7 +174,7 @@ pub struct Association<P> {
 pub const PATIENCE: u64 = 10;
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
-    /// An association that is to be; nothing is connected yet.
+    /// A new association; nothing is connected yet.
     #[must_use]
     pub fn new(config: AssociationConfig) -> Self {
         let state = if config.subnqn.is_some() { State::Unattached } else { State::Undiscovered };
@@ -202,9 +202,9 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Self { only_discovers: true, ..Self::new(config) }
     }
 
-    /// From now on an answer on the admin queue may be owed for [`PATIENCE`] times as long. For a
-    /// volume that cannot replay: losing the association fails its streams for good, and a target that
-    /// hangs may come to itself. Askers have limits of their own then.
+    /// From now on an answer on the admin queue may be owed for [`PATIENCE`] times as long. This is
+    /// for a volume that cannot replay: losing the association fails its streams for good, and a
+    /// target that hangs may recover. The callers then have limits of their own.
     pub fn be_patient(&mut self) {
         self.patience = PATIENCE;
     }
@@ -215,7 +215,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         &self.config
     }
 
-    /// How far it is.
+    /// The state of the association.
     #[must_use]
     pub const fn state(&self) -> AssociationState<'_> {
         match &self.state {
@@ -249,7 +249,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.discovered.as_deref()
     }
 
-    /// How far the queue to the drives is.
+    /// The state of the queue to the drives.
     #[must_use]
     pub const fn drives(&self) -> DrivesState<'_> {
         self.drives.state()
@@ -287,17 +287,18 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Closes the queue to the drives. Nothing that was asked there will be answered.
+    /// Closes the queue to the drives. No open question on it will be answered.
     pub fn close_drives(&mut self) {
         self.outboxes[ControlQueue::Drives as usize].clear();
         self.drives = Drives::Closed;
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
-    /// Asks a command on a queue, under a name of the caller's choice. Many may be out at a time.
+    /// Sends a command on a queue, under a name of the caller's choice. Many may be in flight at a
+    /// time.
     ///
     /// # Errors
-    /// [`AskError`]: nothing of it was sent.
+    /// [`AskError`]: no part of it was sent.
     pub fn ask(
         &mut self,
         queue: ControlQueue,
@@ -341,8 +342,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Some(IoQueue { config, in_capsule_bytes: controller.in_capsule_bytes })
     }
 
-    /// Ends the association: what the outboxes hold may still be sent, then all its connections are
-    /// closed, and the target learns of it.
+    /// Ends the association: the contents of the outboxes may still be sent, then all its
+    /// connections are closed, by which the target notices the end.
     pub fn hang_up(&mut self) {
         if !matches!(self.state, State::Lost(_)) {
             self.lose(AssociationError::HungUp);

@@ -14,11 +14,11 @@ use crate::initiator::opening::IO_COMMANDS_MAX;
 use crate::initiator::queue_pair::QueuePair;
 use crate::outbox::Outbox;
 
-/// The I/O queue that labels and recovery go over; streams have the others.
+/// The I/O queue of labels and recovery; streams have the others.
 pub const DRIVES_QUEUE: u16 = 1;
 /// Commands for which it has space: those of a recovery, and one more.
 pub const DRIVES_COMMANDS: usize = IO_COMMANDS_MAX + 1;
-/// How long to wait before a queue is asked for again that the target did not take, ns.
+/// The pause before a queue that the target refused is requested again, ns.
 const REST_NS: u64 = 2_000_000;
 
 /// The queue to the drives.
@@ -94,7 +94,7 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Time went by; whether an answer has been owed for too long.
+    /// Time has passed. Returns whether an answer has been owed for too long.
     pub(super) fn timeout(&mut self, answer_ns: u64, now: u64) -> bool {
         match self {
             Self::Resting { qid, at, by } if *at <= now => {
@@ -196,7 +196,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Ok(used)
     }
 
-    /// The queue to the drives has met an error: a refusal that passes is waited out.
+    /// The queue to the drives has met an error. If the refusal passes by itself, the queue is
+    /// requested again later.
     pub(super) fn drives_refused(&mut self, error: AssociationError, now: u64) {
         match self.drives {
             Drives::Starting { qid, by, .. } if error.is_passing() && now < by => {

@@ -111,7 +111,7 @@ fn t23_a_late_answer_is_that_of_its_own_question() {
     carry(&mut association, &mut target, 0);
     let answer = association.answer().expect("the third is answered");
     assert_eq!((answer.name, answer.cqe.result()), (8, 0xc3));
-    // Its completion names the command, whatever the caller calls it.
+    // The completion carries the command's identifier, independent of the caller's name for it.
     let late = target.late();
     association.received(Admin, &late, 0);
     let answer = association.answer().expect("the first is answered");
@@ -149,7 +149,7 @@ fn the_target_is_told_that_its_host_lives_and_the_answers_are_not_seen() {
 
 #[test]
 fn a_target_that_owes_an_answer_for_too_long_is_lost() {
-    // Keep Alive, or a question; the answers to one do not make up for the other's.
+    // Keep Alive, or a question: an answer to one does not count as an answer to the other.
     for keeps_alive in [false, true] {
         let mute = Some(keeps_alive);
         let mut target = ScriptedTarget { mute, ..ScriptedTarget::new() };
@@ -217,7 +217,7 @@ fn a_drop_says_whether_the_keep_alive_ran_out() {
     let mut association = attached(&mut target);
     association.closed(Admin, broken.clone(), 200 * MS);
     assert_eq!(lost(&association).to_string(), "reset");
-    // Nothing was sent for longer than the target waits: that is why, however it ended.
+    // No command was sent for longer than the target waits: that is the cause, however it ended.
     let mut association = attached(&mut target);
     association.closed(Admin, broken, 400 * MS);
     let AssociationError::Dropped(loss) = lost(&association) else { panic!() };
@@ -240,7 +240,7 @@ fn without_a_connection_or_a_bring_up_there_is_no_association() {
     association.timeout(1000 * MS + 5);
     assert_eq!(lost(&association), AssociationError::TimedOut(1000 * MS));
 
-    // Something takes it and hangs up.
+    // A program accepts the connection and closes it.
     let mut association = Association::<Payload>::new(config());
     association.connected(ConnectionId::Control(Admin), true, 5);
     association.closed(Admin, ConnectionEnd::Closed, 6);

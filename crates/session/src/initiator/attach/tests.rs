@@ -222,7 +222,7 @@ fn what_a_controller_can_do_is_told_bit_by_bit() {
     assert_eq!(can(with(|t| t.controller[520] = 0x04)), (false, true));
     assert_eq!(can(with(|t| t.controller[520] = 0x08)), (true, false));
     assert_eq!(can(with(|t| t.controller[520] = 0xf3)), (false, false));
-    // Queues are as long as CAP says, or as there are commands.
+    // The length of queues is limited by CAP and by the number of commands.
     assert_eq!(with(|t| t.cap = 0x0000_0020_0201_001f).sqsize_max, 32);
     assert_eq!(with(|t| t.controller[514] = 0).sqsize_max, 256, "MAXCMD is not told");
     // A capsule with space for an entry and nothing else.
@@ -320,7 +320,7 @@ fn commands_that_fail_are_named() {
     assert!(target.run().unwrap().is_attached());
 }
 
-/// T18: a list that goes in circles, and more namespaces than anyone has.
+/// T18: a list that goes in circles, and more namespaces than any controller has.
 #[test]
 fn t18_namespace_lists_end() {
     let list = |answer: fn(u64) -> Vec<u8>| {

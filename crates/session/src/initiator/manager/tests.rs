@@ -120,7 +120,7 @@ fn streams_wait_longer_after_each_connection_in_vain() {
         let at = manager.requests.deadline().expect("a request");
         assert!((least * MS..=1000 * MS).contains(&at), "{attempts}: {at}");
     }
-    // One that cannot be made counts, too.
+    // A failure to connect counts, too.
     manager.request(request(0), 0);
     manager.timeout(0);
     let connection = manager.wants_connection().expect("it is due");
@@ -233,7 +233,7 @@ fn what_may_pass_is_tried_again() {
     let mut now = 0;
     pass(&mut manager, &mut target, &mut now, S);
     assert!(manager.absence().is_some_and(|absence| !absence.for_good));
-    // Its last connection's end has not been seen.
+    // The target has not seen the end of its last connection.
     (target.label_status, target.refusals) = (0, vec![CONNECT_INVALID; 3]);
     pass(&mut manager, &mut target, &mut now, 3 * S);
     assert!(manager.is_standing());

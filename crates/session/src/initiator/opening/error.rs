@@ -9,10 +9,10 @@ use riopipe_order::recovery::{ADVICE, DecideError};
 use crate::claim::ClaimError;
 use crate::wire;
 
-/// Why a volume or stream can't be taken or recovered. `server` counts the volume's targets.
+/// Why a volume or stream can't be claimed or recovered. `server` counts the volume's targets.
 ///
-/// Whatever it is, the same opening can be begun again: before [`Phase::Undo`] no drive and no
-/// log has changed, and after it the same prefix is found.
+/// After any of these errors the same opening can be begun again: before [`Phase::Undo`] no drive
+/// and no log has changed, and after it the same prefix is found.
 ///
 /// [`Phase::Undo`]: super::Phase::Undo
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,17 +49,17 @@ pub enum OpeningError {
         server: usize,
         /// The action that was to be done.
         doing: &'static str,
-        /// The stream it was about, if it was about one.
+        /// The stream that the command was about, if it was about one.
         stream: Option<StreamId>,
         /// Its answer.
         status: Status,
     },
-    /// A target's answer can't be read (T18).
+    /// A target's answer is not valid (T18).
     #[error("{what}: it is damaged, or of another version; nothing was changed")]
     Nonsense {
         /// The target.
         server: usize,
-        /// The stream it is about, if it is about one.
+        /// The stream that the answer is about, if it is about one.
         stream: Option<StreamId>,
         /// The part that is wrong.
         what: &'static str,
@@ -88,7 +88,7 @@ pub enum OpeningError {
     /// The lists of all targets don't fit together.
     #[error("{0}; nothing was changed")]
     Decide(#[from] DecideError),
-    /// A drive could not be undone.
+    /// Blocks of a drive could not be undone.
     #[error(
         "zeroing blocks {lba} to {} of member {member} failed: {}; the logs are as they were: when \
          the drive works again, open the volume again",
@@ -126,7 +126,7 @@ pub enum OpeningError {
         /// The stream.
         stream: StreamId,
     },
-    /// A stream's recovery was interrupted; it comes before acknowledging.
+    /// A stream's recovery was interrupted: it must be recovered before it is acknowledged.
     #[error("stream {stream} has not been recovered on all targets: reopen it, or the volume")]
     NotRecovered {
         /// The stream.

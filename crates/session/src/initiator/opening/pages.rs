@@ -28,8 +28,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Takes a page of `stream` on `server` that was asked for from `from` on; returns where the
-    /// next one goes on, if there is more.
+    /// Takes a page of `stream` on `server` that was requested from `from` on. Returns where the
+    /// next page starts, if there is more.
     pub(super) fn take(
         &mut self,
         server: u16,
@@ -61,7 +61,7 @@ impl Lists {
             return Err("the log's list changed while it was read");
         }
         let read = list.entries.len() + page.entries.len();
-        // No log is as long as a hostile target may go on (T18).
+        // A log has a largest length, but a hostile target could send pages without end (T18).
         let all = live as usize;
         if live > SLOTS_MAX || read > all || page.more != (read < all) {
             return Err("a list of the log that is shorter or longer than it says, or can be");
@@ -70,8 +70,8 @@ impl Lists {
         Ok(page.more.then_some(page.next))
     }
 
-    /// Bytes of the page to ask for next: what is missing, as far as that is known, else what
-    /// `expected` entries would take.
+    /// Bytes of the page to ask for next: the missing entries, as far as their number is known,
+    /// else the bytes of `expected` entries.
     pub(super) fn page_bytes(
         &self,
         server: u16,
@@ -93,7 +93,7 @@ impl Lists {
         servers.iter().filter_map(of).collect()
     }
 
-    /// Whether a partition has anything that no recovery has settled.
+    /// Whether a partition has entries that no recovery has settled.
     pub(super) fn is_unsettled(&self, stream: StreamId, server: u16) -> bool {
         let partial = self.partials.get(&(stream, server));
         partial.is_some_and(|p| !p.list.settled && (!p.list.entries.is_empty() || p.torn > 0))

@@ -1,4 +1,5 @@
-//! The steps of an opening: what each sends, what it takes in, what comes after it.
+//! The steps of an opening: the commands of each, the handling of the answers, the step that
+//! follows.
 
 use alloc::vec::Vec;
 
@@ -17,12 +18,12 @@ use crate::claim::{ClaimError, Intent, Plan, is_behind, plan};
 use crate::wire::list::{Page, SETTLE_STREAMS_MAX, Settle, SettleStream};
 use crate::wire::{self, Claim, STATUS_LEN, VolumeStatus};
 
-/// One command to be.
+/// A command to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Ask for the status of the volume.
     Ask,
-    /// The volume is mine.
+    /// Claim the volume.
     Claim,
     /// List the entries in this stream's log from here on.
     List { stream: StreamId, from: Position },
@@ -42,7 +43,7 @@ impl Opening {
         }
     }
 
-    /// Goes on when nothing is left to do in this phase.
+    /// Continues with the next phase when nothing is left to do in this one.
     pub(super) fn advance(&mut self) -> Result<(), OpeningError> {
         let busy = self.queues.iter().any(|queue| queue.out > 0 || !queue.waiting.is_empty());
         if busy || self.phase.is_pause() || self.phase == Phase::Over {
@@ -110,7 +111,7 @@ impl Opening {
         self.queues[server].waiting.push_back(Pending { job, attempts: 0 });
     }
 
-    /// Ends a phase: what was learnt in it is judged, the next one begins.
+    /// Ends a phase: checks the answers that it has brought, and begins the next phase.
     pub(super) fn leave(&mut self) -> Result<(), OpeningError> {
         let next = match self.phase {
             Phase::Ask if matches!(self.mode, Mode::Reopen { .. }) => {
@@ -180,7 +181,7 @@ impl Opening {
         Ok(())
     }
 
-    /// Whether the logs can be given up that don't fit together, or can't be read (T26).
+    /// Whether logs that don't fit together, or can't be read, may be given up (T26).
     fn may_give_up(&self, error: &OpeningError) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
         let of_logs = match error {
@@ -225,13 +226,13 @@ impl Opening {
         }
     }
 
-    /// Targets that take part.
+    /// The targets that take part.
     fn speaking(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
         servers.filter(|(_, s)| s.present && s.speaks).map(|(i, _)| i).collect()
     }
 
-    /// Targets with a log of the volume.
+    /// The targets with a log of the volume.
     fn keepers(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
         servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
@@ -241,7 +242,7 @@ impl Opening {
     fn listed(&self) -> Vec<usize> {
         let mut servers = self.keepers();
         if matches!(self.mode, Mode::DryRun(_)) {
-            // A lost log that is given up stays blank until the volume is taken.
+            // A lost log that is given up stays blank until the volume is claimed.
             servers.retain(|server| {
                 self.status(*server)
                     .is_some_and(|status| status.known && !status.unlogged && !status.log_lost)
@@ -395,7 +396,7 @@ impl Opening {
                 let answer = answer.map_err(refused("reading a stream's log", Some(stream)));
                 let data = match answer {
                     Err(error) if self.may_give_up(&error) => {
-                        // Once nothing is out any more.
+                        // Once no command is in flight any more.
                         self.unreadable = Some(error);
                         self.done += 1;
                         return Ok(());
@@ -430,7 +431,7 @@ impl Opening {
         Ok(())
     }
 
-    /// Takes a page of a partition; returns whether it was the last.
+    /// Takes a page of a partition. Returns whether it was the last.
     fn take_page(
         &mut self,
         server: usize,
@@ -512,7 +513,8 @@ impl Opening {
         let servers: Vec<u16> = listed.iter().map(|server| *server as u16).collect();
         let (entries, torn) = self.lists.counts();
         (self.outcome.counts.entries, self.outcome.counts.torn) = (entries, torn);
-        // A target that holds something which its lists don't show is cleared as a whole.
+        // If a target is unrecovered, and its lists show nothing to settle, it is cleared as a
+        // whole.
         let unseen = listed.iter().any(|server| {
             self.status(*server).is_some_and(|status| status.unrecovered)
                 && !self.streams().iter().any(|s| self.lists.is_unsettled(*s, *server as u16))

@@ -32,8 +32,8 @@ pub struct QpConfig {
     pub maxr2t: u32,
     /// Most data that one read may ask for, in bytes: a bound on all that is ever buffered.
     pub data_max: u32,
-    /// The incarnation of the target that the queue belongs to, if it speaks the extension; of I/O
-    /// queues.
+    /// The incarnation of the target that the queue belongs to, if the target has the extension; of
+    /// I/O queues.
     pub incarnation: Option<u32>,
 }
 

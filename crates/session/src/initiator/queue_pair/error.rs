@@ -1,4 +1,4 @@
-//! Why commands are not taken and connections end.
+//! Why commands can't be submitted, and why connections end.
 
 use alloc::string::String;
 
@@ -7,13 +7,13 @@ use riopipe_nvme::pdu::{Fes, PduError};
 
 use crate::wire::retry;
 
-/// Why a command was not taken. Nothing of it was sent.
+/// Why a command could not be submitted. No part of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// All commands that the queue may have in flight are.
+    /// As many commands are in flight as the queue may have.
     #[error("the queue is full")]
     Full,
-    /// The connection is not set up yet, or gone.
+    /// The connection is not set up yet, or has ended.
     #[error("the connection is not ready")]
     NotReady,
     /// A length that is not a multiple of 4, which data outside the capsule must have (TCP
@@ -29,7 +29,7 @@ pub enum SubmitError {
     TooLong {
         /// Bytes of data.
         len: u64,
-        /// Most there may be.
+        /// The limit, bytes.
         max: u32,
     },
 }
@@ -56,7 +56,7 @@ pub enum SessionError {
         qid: u16,
         /// The subsystem.
         subnqn: String,
-        /// Why.
+        /// The status of the refusal.
         status: Status,
         /// The completion's result; names the field after *invalid parameters*.
         result: u64,
@@ -67,7 +67,7 @@ pub enum SessionError {
         /// The subsystem.
         subnqn: String,
     },
-    /// Digests were asked for and not granted.
+    /// Digests were requested and not granted.
     #[error("the target does not do the {0} digests that were asked for")]
     NoDigests(&'static str),
     /// The target has given up the queue, and reports that for a command on it (Base, figure
@@ -75,7 +75,7 @@ pub enum SessionError {
     /// be asked again on another connection.
     #[error("the target has given up the queue: its association has ended")]
     QueueDeleted,
-    /// The connection ended before.
+    /// The connection has ended before.
     #[error("the connection has ended")]
     Closed,
 }

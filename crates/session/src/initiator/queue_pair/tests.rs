@@ -131,13 +131,13 @@ impl Rig {
         core::mem::take(&mut self.seen)
     }
 
-    /// Everything is sent; then this comes.
+    /// Sends everything, then receives these bytes.
     fn get(&mut self, bytes: &[u8]) -> Result<usize, SessionError> {
         self.send();
         self.get_early(bytes)
     }
 
-    /// This comes although not everything is sent.
+    /// Receives these bytes although not everything is sent.
     fn get_early(&mut self, bytes: &[u8]) -> Result<usize, SessionError> {
         let seen = &mut self.seen;
         self.qp.receive(bytes, &mut self.out, |event| {
@@ -160,7 +160,7 @@ impl Rig {
         assert!(matches!(e, SessionError::Protocol(_)), "{e}");
         let plen = |b: &[u8]| u32::from_le_bytes(b[4..8].try_into().unwrap()) as usize;
         let mut sent = self.sent();
-        // Data that was asked for rightly may come before.
+        // Data that was requested before the error may come first.
         while sent[0] == 6 {
             sent.drain(..plen(&sent));
         }
@@ -431,8 +431,8 @@ fn p7_a_queue_that_the_target_gives_up_keeps_its_commands_for_the_next() {
     assert_eq!(outstanding, [1, 2]);
 }
 
-/// T18: a target that lies about commands. In flight: read 4 of 16 bytes, transfer-write 1 of
-/// 8192, in-capsule write 2; 0 was Connect.
+/// T18: a target that sends wrong replies to commands. In flight: read 4 of 16 bytes,
+/// transfer-write 1 of 8192, in-capsule write 2; 0 was Connect.
 #[test]
 fn t18_hostile_targets_get_a_termination_request() {
     const HEADER: u16 = 1;

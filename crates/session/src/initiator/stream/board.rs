@@ -23,7 +23,7 @@ pub(super) struct Seen {
 }
 
 impl FlushFailures {
-    /// None so far, for a volume of `members` drives.
+    /// No failure so far, for a volume of `members` drives.
     #[must_use]
     pub fn new(members: usize) -> Arc<Self> {
         let members = (0..members).map(|_| AtomicU64::new(0)).collect();
@@ -68,7 +68,6 @@ impl FlushFailures {
 /// every stream that writes there is *up to date*: bound in the newest incarnation of the target
 /// that any stream knows of, with nothing left to replay. A replay starts only when no stream has a
 /// read in flight there.
-/// anybody's is under way there.
 #[derive(Debug)]
 pub struct ReplayBoard {
     servers: Vec<ServerBoard>,
@@ -82,7 +81,7 @@ struct ServerBoard {
     reads: AtomicU32,
 }
 
-/// The state of a server: changed as a whole.
+/// The state of a server, which changes as a whole.
 #[derive(Clone, Copy)]
 struct Word {
     /// The newest incarnation that a stream knows of.
@@ -227,7 +226,7 @@ impl Seat {
         self.board.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 
-    /// The stream writes there no more.
+    /// The stream does not write there any more.
     pub(super) fn leave(&mut self) {
         self.behind();
         if self.incarnation.take().is_some() {

@@ -13,17 +13,17 @@ use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
 
-/// A bind that found the target busy is sent again after this long at first, ns; each time twice
-/// as long.
+/// The first pause before a bind that found the target busy is sent again, ns; each later pause is
+/// twice as long.
 pub(super) const PATIENCE_MIN_NS: u64 = 2_000_000;
 
-/// How a stream stands with one of its servers.
+/// The state of a stream at one of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// A connection is being set up: handshake, bind, and, if there was one before, the list of the
     /// entries in the target's log.
     Joining,
-    /// Requests flow.
+    /// Requests are sent.
     Up,
     /// Requests are sent, and some of them replay requests that the last connection may not have
     /// carried out.
@@ -34,7 +34,7 @@ pub enum LinkState {
     Dead,
 }
 
-/// Where a connection is that is being set up.
+/// The step of setting up a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// ICReq and Connect.
@@ -43,12 +43,12 @@ pub(super) enum Step {
     Bind,
     /// The target still has operations of the old connection in flight (T8): bind again then.
     Busy {
-        /// When.
+        /// The time, ns.
         at: u64,
     },
     /// A page of the target's list has been asked for.
     List,
-    /// All is known; reads by other streams must end before anything is replayed (P9).
+    /// The list is complete; reads by other streams must end before anything is replayed (P9).
     Reads,
 }
 
@@ -66,7 +66,7 @@ pub(super) enum State {
 pub(super) struct Listing {
     /// The page in flight.
     pub(super) page: Vec<u8>,
-    /// Where it starts.
+    /// The position at which it starts.
     pub(super) from: Position,
     /// By (seq, index) once complete.
     pub(super) entries: Vec<ListedEntry>,
@@ -75,7 +75,8 @@ pub(super) struct Listing {
 /// A connection that was lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
-    /// When the first of those was lost that nothing has come after.
+    /// When the connection was lost, ns; of several losses without any answer between them, the
+    /// first.
     pub(super) since: u64,
     /// The cause of the last failure.
     pub(super) cause: Cause,
@@ -121,13 +122,13 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         }
     }
 
-    /// Whether requests flow.
+    /// Whether requests are sent.
     #[inline]
     pub(super) const fn carries(&self) -> bool {
         matches!(self.state, State::Up | State::Replaying)
     }
 
-    /// Whether there is a connection that bytes may come from.
+    /// Whether there is a connection from which bytes may come.
     pub(super) const fn connected(&self) -> bool {
         !matches!(self.state, State::Down | State::Dead)
     }
@@ -143,7 +144,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         sent
     }
 
-    /// Whether something was asked that has not been answered.
+    /// Whether a command is in flight.
     pub(super) fn waits(&self) -> bool {
         match self.state {
             State::Joining(Step::Connect | Step::Bind | Step::List) => true,

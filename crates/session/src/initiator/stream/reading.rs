@@ -52,7 +52,7 @@ impl Reading {
         self.outstanding = 0;
     }
 
-    /// Has another part to be read.
+    /// Adds a part to the read.
     pub(super) fn add(&mut self, part: ReadPart) {
         self.parts.push(part);
         self.unsent += 1;
@@ -82,7 +82,7 @@ impl Reading {
         }
     }
 
-    /// The connection to `server` is lost: what was asked there is asked again on the next one.
+    /// The connection to `server` is lost: its reads are sent again on the next one.
     pub(super) fn ask_again(&mut self, server: u16) {
         for part in &mut self.parts {
             if part.server == server && !part.ended && core::mem::take(&mut part.sent) {

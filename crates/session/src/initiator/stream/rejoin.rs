@@ -25,7 +25,7 @@ use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
 
-/// The longest that a bind waits which found the target busy, ns.
+/// The longest pause before a bind that found the target busy is sent again, ns.
 const PATIENCE_MAX_NS: u64 = 100_000_000;
 /// The time between two checks whether other streams let this one continue, ns.
 const LOOK_NS: u64 = 2_000_000;
@@ -144,8 +144,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// When the session wants to be called next, though nothing may have come: then
-    /// [`pump`](Self::pump) it, after asking whether a server has [`stalled`](Self::stalled).
+    /// The next time at which the session must be called even if nothing has arrived, ns. The
+    /// caller then [`pump`](Self::pump)s it, after a check whether a server has
+    /// [`stalled`](Self::stalled).
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         if self.engine.failure().is_some() {
@@ -175,7 +176,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         first
     }
 
-    /// How the stream stands with a server.
+    /// The state of the stream at a server.
     #[must_use]
     pub fn link(&self, server: u16) -> LinkState {
         match self.links[usize::from(server)].state {
@@ -203,8 +204,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 }
                 _ => {}
             }
-            // Also where a replay has just begun: with nothing to replay no answer will come, and no
-            // deadline would bring the session back here (P8).
+            // Also where a replay has just begun: if there is nothing to replay, no answer will
+            // come, and no deadline would call the session again for this server (P8).
             let link = &mut self.links[server];
             if link.state == State::Replaying && !self.engine.replaying(server as u16) {
                 link.state = State::Up;
@@ -216,7 +217,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             self.links.iter().any(|link| !matches!(link.state, State::Up | State::Dead));
     }
 
-    /// Something has come of setting up the connection to `server`.
+    /// An event of setting up the connection to `server`.
     #[cold]
     pub(super) fn news(&mut self, server: u16, news: News, now: u64) {
         match news {
@@ -278,15 +279,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         } else if !link.bound {
             self.bind_refused = Some(BindRefused { server, status: said });
         } else if said.is(status::NOT_OWNER) {
-            // The association that the connection belongs to is not the owner's any more, but the
-            // generation is: the same owner comes back with another, or will.
+            // The association of the connection is not the owner's any more, but the generation is:
+            // the same owner has set up another association, or will do so.
             self.lost(server, Cause::Status(said.code()), now);
         } else {
             self.refused(server, said);
         }
     }
 
-    /// The target will not have the stream back.
+    /// The target refuses to bind the stream again.
     fn refused(&mut self, server: u16, said: Status) {
         if said.is(status::STALE_GENERATION) {
             probe::hit(Rare::FencedOwner);

@@ -6,7 +6,7 @@ use riopipe_order::engine::{Payload, RequestId};
 use super::StreamSession;
 use crate::stages::{Sampler, Spent, Stage, Trace};
 
-/// No group has this number, and no request this id.
+/// The number of no group, and the id of no request.
 const NO_GROUP: u64 = u64::MAX;
 const NO_REQUEST: u32 = u32::MAX;
 
@@ -20,7 +20,7 @@ pub(super) struct Tracer {
     sampler: Sampler,
     /// The traced group.
     seq: u64,
-    /// Its request that is out.
+    /// Its request that is in flight.
     request: u32,
     /// The stage that it has just entered; the caller adds the time.
     entered: Option<Stage>,
@@ -57,9 +57,9 @@ impl Tracer {
     }
 }
 
-/// Where the time goes. All times are the caller's, ns, from any origin.
+/// The time of a traced group, by stage. All times are the caller's, ns, from any origin.
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// Whether the group that is submitted next is to be traced. Asked once for each.
+    /// Whether the group that is submitted next must be traced. Called once for each group.
     #[inline]
     pub fn traces_next(&mut self) -> bool {
         self.tracer.sampler.is_due() && self.tracer.seq == NO_GROUP
@@ -75,7 +75,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         tracer.trace.turn(Stage::OrderQueue, now);
     }
 
-    /// Whether the session wants to know the [`instant`](Self::instant): to be asked after
+    /// Whether the session needs to know the [`instant`](Self::instant): to be called after
     /// [`pump`](Self::pump) and after [`receive`](Self::receive).
     #[inline]
     #[must_use]
@@ -98,7 +98,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks.complete.0 >= self.tracer.seq
     }
 
-    /// Where the time of the traced group went, which is complete.
+    /// The time of the traced group in each stage; the group is complete.
     #[cold]
     pub fn traced(&mut self, now: u64) -> Spent {
         self.instant(now);

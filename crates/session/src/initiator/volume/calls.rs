@@ -1,4 +1,4 @@
-//! Questions to a volume's targets, and to which of them an answer belongs.
+//! Questions to a volume's targets, and the matching of the answers to them.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use crate::initiator::association::{
 use crate::initiator::attach::Controller;
 use crate::initiator::queue_pair::Data;
 
-/// The associations with a volume's targets, wherever the program keeps them.
+/// Access to the associations with a volume's targets, which the program owns.
 pub trait Associations {
     /// A piece of a write's data.
     type Piece: AsRef<[u8]> + Clone + From<Vec<u8>>;
@@ -36,11 +36,11 @@ pub(super) struct Targets<Q> {
     len: usize,
     /// Questions without an answer, by name.
     questions: BTreeMap<u64, (usize, Q)>,
-    /// The next question's name; none is given twice, so no answer is taken for another's (T23).
+    /// The next question's name. None is used twice, so no answer is taken for another's (T23).
     next_name: u64,
 }
 
-/// A target that fails: which, and why.
+/// A target that has failed, and the cause.
 pub(super) type Failed = (usize, AssociationError);
 
 impl<Q> Targets<Q> {
@@ -136,7 +136,7 @@ impl<Q> Targets<Q> {
         Ok(())
     }
 
-    /// The next answer that has come: of which target, what the question was for, its completion and
+    /// The next answer that has come: its target, the purpose of the question, its completion and
     /// its data.
     pub(super) fn answer(&mut self, a: &mut impl Associations) -> Option<(usize, Q, Cqe, Vec<u8>)> {
         for target in 0..self.len {
@@ -149,7 +149,7 @@ impl<Q> Targets<Q> {
         None
     }
 
-    /// Whether something has been asked and is not answered yet.
+    /// Whether any question has no answer yet.
     pub(super) fn is_owed(&self) -> bool {
         !self.questions.is_empty()
     }
@@ -159,7 +159,7 @@ impl<Q> Targets<Q> {
         self.questions.clear();
     }
 
-    /// Questions without an answer will never get one at a target that is lost.
+    /// Drops the questions to a lost target, which will never be answered.
     pub(super) fn forget_lost(&mut self, a: &mut impl Associations) {
         let attached = |target| a.with(target, |association| association.is_attached());
         let attached: Vec<bool> = (0..self.len).map(attached).collect();

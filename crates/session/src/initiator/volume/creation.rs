@@ -44,14 +44,14 @@ const MEMBERS_ON_TARGET_MAX: usize = 16;
 /// Blocks of a stripe unit at most.
 const UNIT_BLOCKS_MAX: u32 = 1 << 20;
 
-/// How a volume is to be made.
+/// The options for a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeCreationConfig {
     /// Its name.
     pub name: String,
     /// Its id: random, so that no two volumes have the same.
     pub volume: VolumeId,
-    /// Where its members are, in its order.
+    /// The places of its members, in its order.
     pub places: Vec<MemberPlace>,
     /// How many targets it has.
     pub targets: usize,
@@ -61,7 +61,7 @@ pub struct VolumeCreationConfig {
     pub streams: u16,
     /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
     pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: what fits.
+    /// Log slots per stream and target; 0: as many as fit.
     pub slots: u32,
     /// Whether drives forget the volume that they belong to, with all its data.
     pub force: bool,
@@ -84,7 +84,7 @@ enum Question {
     Status,
     /// A step of writing a label.
     Write,
-    /// To take the volume back.
+    /// To release the volume.
     Release,
 }
 
@@ -246,7 +246,7 @@ impl VolumeCreation {
     /// Begins.
     ///
     /// # Errors
-    /// The options make no volume; nothing is asked of any target.
+    /// The options make no volume. No target has been asked.
     pub fn new(config: VolumeCreationConfig) -> Result<Self, VolumeCreateError> {
         config.check()?;
         Ok(Self {
@@ -271,7 +271,7 @@ impl VolumeCreation {
         self.fallback.take()
     }
 
-    /// How it has ended, once: with the label of member 0.
+    /// The result, once: the label of member 0.
     pub fn take_result(&mut self) -> Option<Result<Label, VolumeCreateError>> {
         self.result.take()
     }
@@ -453,7 +453,7 @@ impl VolumeCreation {
         Ok(true)
     }
 
-    /// Reads the labels of all members; whether all have been read.
+    /// Reads the labels of all members. Returns whether all have been read.
     fn read_labels(
         &mut self,
         now: u64,
@@ -479,8 +479,8 @@ impl VolumeCreation {
         Ok(drives.labels.iter().all(Option::is_some))
     }
 
-    /// Refuses drives that belong to a volume; or, if that is to be given up, asks whether it has an
-    /// owner.
+    /// Refuses drives that belong to a volume. If that volume is to be given up, asks whether it
+    /// has an owner.
     fn ask_for_owners(
         &mut self,
         now: u64,
@@ -565,7 +565,7 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// Writes both copies of every label, one step after the other; whether that is done.
+    /// Writes both copies of every label, one step after the other. Returns whether that is done.
     fn write_labels(
         &mut self,
         now: u64,
@@ -588,12 +588,12 @@ impl VolumeCreation {
     fn forget(&mut self, volume: VolumeId, now: u64, a: &mut impl Associations) {
         for target in self.speaking().collect::<Vec<_>>() {
             let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
-            // One that can't be asked is lost, which the next question notices.
+            // A target that can't be asked is lost, and the next question reports that.
             let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
         }
     }
 
-    /// It has failed: what was made is to be forgotten.
+    /// Creation has failed: the targets must forget the volume.
     fn fail(&mut self, error: VolumeCreateError, now: u64, a: &mut impl Associations) {
         self.targets.forget();
         let labelled = matches!(self.step, Step::Releasing);
@@ -622,7 +622,7 @@ impl VolumeCreation {
         call(target, doing, source)
     }
 
-    /// Targets that speak the extension.
+    /// The targets that have the extension.
     fn speaking(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.targets.len()).filter(|target| self.speaks(*target))
     }

@@ -1,5 +1,5 @@
 //! Why a volume can't be opened or made. `server` and `target` count the volume's targets, `member`
-//! its members; the program that knows their addresses puts those in.
+//! its members; the program knows their addresses and adds them.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -22,7 +22,7 @@ pub enum Nonsense {
     /// The status of a volume.
     #[error("a volume status that can't be read")]
     VolumeStatus,
-    /// A PDU that announces more bytes than were asked for.
+    /// A PDU that announces more bytes than were requested.
     #[error("a PDU larger than anything that was asked for")]
     LargePdu,
 }
@@ -31,21 +31,21 @@ pub enum Nonsense {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeOptionsError {
-    /// How many members.
+    /// The number of members.
     #[error("a volume has 1 to 120 members")]
     Members,
-    /// How many members on one target.
+    /// The number of members on one target.
     #[error("a volume has at most 16 members on one target")]
     MembersOnTarget,
-    /// How many streams.
+    /// The number of streams.
     #[error("a volume has 1 to 1024 streams")]
     Streams,
-    /// How many blocks a stripe unit has.
+    /// The number of blocks of a stripe unit.
     #[error("a stripe unit has 1 to 1048576 blocks")]
     UnitBlocks,
 }
 
-/// Why a command got no good answer.
+/// Why a command did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailure {
     /// The association is lost, or its queue to the drives has failed.
@@ -60,10 +60,10 @@ pub enum CallFailure {
     /// The queue has no free command: the target owes an answer to each one.
     #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
     Behind(usize),
-    /// The command was not taken.
+    /// The command could not be sent.
     #[error(transparent)]
     Ask(AskError),
-    /// The target's answer makes no sense (T18).
+    /// The target's answer is not valid (T18).
     #[error("the target's answer makes no sense: {0}")]
     Nonsense(Nonsense),
 }
@@ -107,7 +107,7 @@ pub enum VolumeOpenError {
     Engine {
         /// The engine.
         engine: EngineKind,
-        /// Why not.
+        /// The reason.
         hindrance: Hindrance,
     },
     /// The labels describe no volume.
@@ -188,7 +188,7 @@ pub enum VolumeCreateError {
         /// Its block size, bytes.
         size: u32,
     },
-    /// Too small.
+    /// The drive is too small.
     #[error("member {member} has {blocks} blocks and needs at least {needed}")]
     TooSmall {
         /// The member.
@@ -198,7 +198,7 @@ pub enum VolumeCreateError {
         /// Blocks it needs.
         needed: u64,
     },
-    /// It belongs to a volume already.
+    /// The drive belongs to a volume already.
     #[error("member {member} belongs to volume \"{volume}\" already")]
     InUse {
         /// The member.
@@ -206,7 +206,7 @@ pub enum VolumeCreateError {
         /// The volume's name.
         volume: String,
     },
-    /// The volume that it belongs to has an owner that is there.
+    /// The volume that it belongs to has an owner that is connected.
     #[error("volume \"{volume}\", which member {member} belongs to, is owned by {owner}")]
     Owned {
         /// The member.
@@ -236,12 +236,12 @@ pub enum VolumeCreateError {
         /// Bytes free.
         free: u32,
     },
-    /// Too few slots to make progress.
+    /// The log has too few slots to make progress.
     #[error("{have} log slots per stream on target {target} are too few: at least {need}")]
     TooFewSlots {
         /// The target.
         target: usize,
-        /// Slots there would be.
+        /// Slots that the log would have.
         have: u32,
         /// Slots needed.
         need: u32,

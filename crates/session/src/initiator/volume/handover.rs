@@ -1,4 +1,5 @@
-//! Whether the caller keeps its duties of T11 and T15, checked over all streams of a volume.
+//! The ownership checker: whether the caller keeps its duties of T11 and T15, over all streams of a
+//! volume.
 
 use alloc::collections::BTreeMap;
 
@@ -13,8 +14,8 @@ pub struct HandoverLedger {
 }
 
 impl HandoverLedger {
-    /// Checks a group before it is submitted: of each write the first volume block, the blocks, and
-    /// whether the caller calls them fresh.
+    /// Checks a group before it is submitted. Of each write it needs the first volume block, the
+    /// blocks, and whether the caller declares them fresh.
     ///
     /// # Errors
     /// The first [`Violation`] found.
@@ -29,22 +30,22 @@ impl HandoverLedger {
         Ok(())
     }
 
-    /// Notes a group that was submitted as `seq`.
+    /// Records a group that was submitted as `seq`.
     pub fn note(&mut self, stream: StreamId, writes: impl Iterator<Item = (u64, u32)>, seq: Seq) {
         for (lba, blocks) in writes {
             self.ledger.note(stream, lba, blocks, seq);
         }
     }
 
-    /// A stream is released up to there.
+    /// A stream is released up to and including `seq`.
     pub fn released(&mut self, stream: StreamId, released: Seq) {
         if self.released.insert(stream, released) != Some(released) {
             self.ledger.prune(stream, released);
         }
     }
 
-    /// A stream has been recovered: what it wrote beyond `last` is gone, and will be neither undone
-    /// nor sent again.
+    /// A stream has been recovered, and the recovery has dealt with its writes beyond `last`: they
+    /// will be neither undone nor sent again.
     pub fn restarted(&mut self, stream: StreamId, last: Seq) {
         self.released.insert(stream, last);
         self.ledger.prune(stream, Seq(u64::MAX));

@@ -23,7 +23,7 @@ use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
 pub struct Layout {
     /// First block of the data area on every drive.
     pub start: u64,
-    /// Blocks of one request at most, whatever the target would take.
+    /// Largest number of blocks of one request, even if the target would take more.
     pub request_blocks_max: u32,
 }
 
@@ -35,7 +35,7 @@ impl Default for Layout {
     }
 }
 
-/// Where a member of a volume is.
+/// The place of a member of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberPlace {
     /// Its target, counted from 0 as the volume's targets are.
@@ -57,8 +57,8 @@ pub struct LeaseTimes {
 
 impl LeaseTimes {
     /// The lease that an owner with this engine asks for, ms. After a target has noticed a loss,
-    /// the owner has noticed it at the latest when its next Keep Alive, which goes out each third of
-    /// the timeout, is not answered in time.
+    /// the owner notices it at the latest when its next Keep Alive is not answered in time. Keep
+    /// Alive goes out each third of the timeout.
     #[must_use]
     pub fn lease_ms(&self, engine: EngineKind) -> u32 {
         let noticed = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
@@ -78,9 +78,9 @@ pub enum MembersError {
     Shrunk {
         /// The member.
         member: usize,
-        /// Blocks that there are.
+        /// Blocks of the drive.
         blocks: u64,
-        /// Blocks that there were.
+        /// Blocks that the label requires.
         needed: u64,
     },
 }
@@ -90,7 +90,7 @@ pub enum MembersError {
 pub struct Members {
     /// The targets' controllers, as they were when the volume was opened.
     pub controllers: Vec<Controller>,
-    /// Where each member is.
+    /// The place of each member.
     pub places: Vec<MemberPlace>,
     /// The members' namespaces.
     pub namespaces: Vec<Namespace>,
@@ -98,7 +98,7 @@ pub struct Members {
     pub labels: Vec<Label>,
     /// The fields that are the same in all labels.
     pub head: Label,
-    /// How the blocks are laid out.
+    /// The layout of the blocks.
     pub layout: Layout,
 }
 
@@ -204,8 +204,8 @@ impl Members {
         Topology::new(members.collect(), servers.collect(), self.head.unit_blocks)
     }
 
-    /// How an owner that has the volume takes it again from a target that it has lost (P7); `None`
-    /// where the target does not speak the extension.
+    /// The claim with which an owner of the volume claims it again on a target that it has lost
+    /// (P7); `None` where the target does not have the extension.
     #[must_use]
     pub fn resume_claim(&self, target: usize, generation: u32, lease_ms: u32) -> Option<Claim> {
         self.controllers[target].extension.map(|_| Claim {

@@ -1,11 +1,12 @@
-//! A volume as its owner has it: opened, recovered, used by streams, made.
+//! A volume from the owner's side: opened, recovered, used by streams, made.
 //!
 //! - [`opening`]: from the addresses of its members to an open volume; [`creation`] makes one;
 //! - [`recovery`]: the times of one attempt to recover something; [`streams`]: such an attempt over
-//!   the targets of an open volume, and giving the volume back;
+//!   the targets of an open volume, and the release of the volume;
 //! - [`state`]: which streams are open, over which queues, and from where each goes on;
-//! - [`handover`]: whether the caller keeps its duties between streams (T11, T15);
-//! - [`members`], [`ranges`]: what follows from the drives and their labels.
+//! - [`handover`]: the ownership checker: whether the caller keeps its duties between streams (T11,
+//!   T15);
+//! - [`members`], [`ranges`]: the layout that follows from the drives and their labels.
 
 mod calls;
 pub mod creation;

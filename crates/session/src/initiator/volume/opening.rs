@@ -50,24 +50,24 @@ pub enum Purpose {
     Look,
     /// To report what recovery would do: nothing is changed.
     DryRun,
-    /// To take it, and to recover every stream that needs it.
+    /// To claim it, and to recover every stream that needs it.
     Take,
 }
 
-/// How a volume is to be opened.
+/// The options for opening a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeOpeningConfig {
     /// Its name; `None`: any.
     pub name: Option<String>,
-    /// Where its members are, in its order.
+    /// The places of its members, in its order.
     pub places: Vec<MemberPlace>,
     /// How many targets it has.
     pub targets: usize,
     /// The purpose.
     pub purpose: Purpose,
-    /// The engine that the caller insists on; `None`: what the volume was made for.
+    /// The engine that the caller insists on; `None`: the one that the volume was made for.
     pub engine: Option<EngineKind>,
-    /// Whether an owner that is there, or may still come back, is fenced (T8, T25).
+    /// Whether an owner that is connected, or may still come back, is fenced (T8, T25).
     pub take_over: bool,
     /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
     pub accept_lost_log: bool,
@@ -81,18 +81,18 @@ pub struct VolumeOpeningConfig {
     pub timeout_ns: u64,
     /// The number of the attempt (T23).
     pub attempt: u32,
-    /// How the volume's blocks are laid out on its drives.
+    /// The layout of the volume's blocks on its drives.
     pub layout: Layout,
     /// CRC32C, for the labels.
     pub crc32c: Crc32c,
 }
 
-/// How long to wait for a volume that is owned.
+/// The times of waiting for a volume that is owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// In all, ns; 0: it is refused at once.
+    /// The whole time, ns; 0: the volume is refused at once.
     pub for_ns: u64,
-    /// How often it is asked for again, ns.
+    /// The pause before it is asked for again, ns.
     pub ask_ns: u64,
     /// The time between two reports to the caller that it waits, ns.
     pub tell_ns: u64,
@@ -109,7 +109,7 @@ impl Patience {
 /// An event of an opening that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpeningEvent {
-    /// How far recovery is.
+    /// The progress of recovery.
     Progress(Progress),
     /// A command of recovery goes to a target.
     Sent {
@@ -128,7 +128,7 @@ pub enum OpeningEvent {
         /// The generation.
         generation: u32,
     },
-    /// The volume is owned, and is asked for again.
+    /// The volume is owned, and the program will ask for it again.
     Owned {
         /// The target that reports this.
         server: usize,
@@ -136,7 +136,7 @@ pub enum OpeningEvent {
         owner: String,
         /// The rest of its lease, ms; 0 if the owner is active.
         lease_left_ms: u32,
-        /// How long the volume is still waited for, ns.
+        /// The rest of the wait, ns.
         give_up_ns: u64,
     },
 }
@@ -148,17 +148,17 @@ pub struct OpenedVolume {
     pub members: Members,
     /// The engine that runs.
     pub engine: EngineKind,
-    /// Why it is not the one that the volume was made for, if so (T17).
+    /// Why that is not the engine for which the volume was made, if so (T17).
     pub fallback: Option<Hindrance>,
     /// The owner's generation; 0 if the volume was only inspected.
     pub generation: u32,
     /// The volume's status on the targets that have the extension, by target.
     pub statuses: Vec<(usize, VolumeStatus)>,
-    /// How the members lie on the targets.
+    /// The layout of the members on the targets.
     pub topology: Topology,
     /// The findings and actions of recovery.
     pub outcome: Outcome,
-    /// How long that took.
+    /// The time of each step.
     pub steps: StepTimes,
     /// The lease that the owner has asked for, ms.
     pub lease_ms: u32,
@@ -171,7 +171,7 @@ impl OpenedVolume {
         self.members.opening_config()
     }
 
-    /// How the owner takes the volume again from a target that it has lost (P7).
+    /// The claim with which the owner claims the volume again on a target that it has lost (P7).
     #[must_use]
     pub fn resume_claim(&self, target: usize) -> Option<Claim> {
         self.members.resume_claim(target, self.generation, self.lease_ms)
@@ -195,9 +195,9 @@ enum Question {
     Recovery(Ticket),
     /// A step of rewriting the labels.
     Relabel,
-    /// Blocks that are to be kept, from this byte of the whole on.
+    /// Blocks that will be saved, from this byte of the whole on.
     Saved(usize),
-    /// To take the volume back.
+    /// To release the volume.
     Release,
 }
 
@@ -223,7 +223,7 @@ enum Step {
     },
     /// The volume is being released.
     Releasing(VolumeOpenError),
-    /// It is asked for again at this time, ns.
+    /// The program will ask for the volume again at this time, ns.
     Waiting {
         until: u64,
     },
@@ -236,9 +236,9 @@ enum SaveState {
     Next,
     /// Blocks are being read.
     Reading,
-    /// The program has to do this.
+    /// The program has to do this step.
     Due(SaveStep),
-    /// It does it.
+    /// The program does the step.
     Doing,
 }
 
@@ -264,16 +264,16 @@ pub struct VolumeOpening {
     /// Where the volume's blocks lie.
     map: Option<Topology>,
     driver: Option<RecoveryDriver>,
-    /// How long the driver does not know of: connecting, and keeping in a dry run, ns.
+    /// The times that the driver does not measure: connecting, and saving in a dry run, ns.
     steps: StepTimes,
-    /// When it began, and when this attempt did, ns.
+    /// When the opening began, and when this attempt began, ns.
     began: u64,
     attempt_began: u64,
     /// The time of the last report to the caller that it waits, ns.
     told: Option<u64>,
     /// The last progress of recovery that was reported.
     progress: Option<Progress>,
-    /// It is to go on at once, by a clock that is read anew.
+    /// The opening must continue at once, with a clock that is read anew.
     at_once: bool,
     /// The clock has been read since the prefixes were decided.
     decided: bool,

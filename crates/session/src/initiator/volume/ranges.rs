@@ -13,16 +13,17 @@ use crate::initiator::opening::StreamOutcome;
 pub struct BlockRange {
     /// The first one.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
-/// A write that may or may not be there: an in-place update, or one in doubt.
+/// A write whose blocks may hold the old content or the new: an in-place update, or a write in
+/// doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InPlaceRange {
-    /// Its group; of merged groups the first.
+    /// Its group; of merged groups, the first one.
     pub seq: Seq,
-    /// Where.
+    /// The blocks.
     pub range: BlockRange,
 }
 

@@ -1,5 +1,5 @@
-//! One attempt to recover a volume or some of its streams: which command goes to which target when,
-//! and when the attempt is given up.
+//! One attempt to recover a volume or some of its streams: the choice and the times of the commands
+//! to each target, and the end of the attempt.
 //!
 //! [`Opening`] knows which commands are due. [`RecoveryDriver`] adds the times: a command that a
 //! target has put off is sent again after a rest; a target that puts commands off for too long, or
@@ -15,11 +15,11 @@ use crate::initiator::association::ControlQueue;
 use crate::initiator::opening::{Call, Opening, OpeningError, Phase, Progress, Ticket};
 use crate::initiator::queue_pair::Data;
 
-/// How long a target rests at first after it has put a command off, ns.
+/// The first pause after a target has put a command off, ns.
 const REST_NS: u64 = 500_000;
-/// The longest such rest, ns.
+/// The longest pause, ns.
 const REST_NS_MAX: u64 = 20_000_000;
-/// A rest is doubled at most so often.
+/// How often a pause is doubled at most.
 const REST_DOUBLED_MAX: u32 = 6;
 
 /// Why an attempt has ended. `server` counts the volume's targets.
@@ -102,7 +102,7 @@ pub struct RecoveryDriver {
     timeout_ns: u64,
     targets: Vec<TargetState>,
     steps: StepTimes,
-    /// Since when the time is spent on the present step, ns.
+    /// The start of the present step, ns.
     since: u64,
     /// The prefixes have been decided; how long that took is not counted yet.
     deciding: bool,
@@ -172,7 +172,7 @@ impl RecoveryDriver {
         Ok(())
     }
 
-    /// Time goes by.
+    /// Time has passed.
     ///
     /// # Errors
     /// A target owes an answer for too long: the attempt has ended.
@@ -187,8 +187,8 @@ impl RecoveryDriver {
         Ok(())
     }
 
-    /// When something is due at the latest: a command that was put off is sent again
-    /// ([`next`](Self::next)), or an answer is owed for too long ([`timeout`](Self::timeout)), ns.
+    /// The next time at which a call is due, ns: a command that was put off is sent again
+    /// ([`next`](Self::next)), or an answer is owed for too long ([`timeout`](Self::timeout)).
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let of = |(server, state): (usize, &TargetState)| {
@@ -200,7 +200,7 @@ impl RecoveryDriver {
         self.targets.iter().enumerate().filter_map(of).min()
     }
 
-    /// Goes on after a pause; what was done in it has taken its own time.
+    /// Continues after a pause. The work of the pause has a time of its own.
     ///
     /// # Errors
     /// [`RecoveryError`]: the attempt has ended.
@@ -218,13 +218,13 @@ impl RecoveryDriver {
         matches!(self.opening.phase(), Phase::Undo | Phase::Flush)
     }
 
-    /// How far it is.
+    /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.opening.phase()
     }
 
-    /// How much of the phase is done.
+    /// The progress of the phase.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.opening.progress()
@@ -242,7 +242,7 @@ impl RecoveryDriver {
         self.steps
     }
 
-    /// It is over: what was learnt, and how long it took.
+    /// The result and the times, once the attempt is over.
     #[must_use]
     pub fn finish(self) -> (Opening, StepTimes) {
         (self.opening, self.steps)
@@ -264,7 +264,7 @@ impl RecoveryDriver {
     }
 }
 
-/// A command as it is asked over an association.
+/// The form of a command for an association.
 #[must_use]
 pub fn question<P>(call: &Call) -> (ControlQueue, Sqe, Data<'_, P>) {
     match call {

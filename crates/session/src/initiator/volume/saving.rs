@@ -9,7 +9,7 @@ use super::ranges::{BlockRange, volume_ranges};
 use crate::initiator::opening::Outcome;
 use crate::wire::BLOCK_BYTES;
 
-/// Blocks that are read and kept at a time.
+/// Number of blocks that are read and saved at a time.
 const SAVE_BLOCKS: u64 = 32;
 
 /// Blocks that recovery is about to zero.
@@ -17,7 +17,7 @@ const SAVE_BLOCKS: u64 = 32;
 pub struct UndoneExtent {
     /// The stream of the groups that wrote them.
     pub stream: StreamId,
-    /// Where they are.
+    /// The blocks.
     pub range: BlockRange,
 }
 
@@ -25,16 +25,16 @@ pub struct UndoneExtent {
 /// nothing is zeroed before the last one is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaveStep {
-    /// Begin to keep these blocks, in this order.
+    /// Begin to save these blocks, in this order.
     Begin {
         /// The volume that they belong to.
         volume: VolumeId,
         /// The blocks.
         extents: Vec<UndoneExtent>,
     },
-    /// Keep these bytes: whole blocks, the next ones.
+    /// Save these bytes: whole blocks, the next ones.
     Blocks(Vec<u8>),
-    /// All have been given out: make them durable.
+    /// All bytes have been passed: make them durable.
     Finish,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Next {
     Read(Vec<ReadPart>),
     /// The program has to do this.
     Step(SaveStep),
-    /// Everything is kept.
+    /// Everything is saved.
     Over,
 }
 
@@ -68,7 +68,7 @@ enum State {
     Finishing,
 }
 
-/// The blocks that are to be kept, and how far that is.
+/// The blocks to be saved, and the progress of saving them.
 #[derive(Debug)]
 pub(super) struct Saving {
     volume: VolumeId,
@@ -96,7 +96,7 @@ impl Saving {
         })
     }
 
-    /// Goes on, when the last step is done and nothing is being read.
+    /// Continues when the last step is done and no read is in flight.
     pub(super) fn next(&mut self, topology: &Topology) -> Next {
         match self.state {
             State::Fresh => {
@@ -133,7 +133,7 @@ impl Saving {
         }
     }
 
-    /// A part has been read. Once all are there, the program keeps them.
+    /// A part has been read. Once all parts have arrived, the program saves them.
     pub(super) fn read(&mut self, at: usize, page: &[u8]) -> Option<SaveStep> {
         if let Some(part) = self.bytes.get_mut(at..at + page.len()) {
             part.copy_from_slice(page);

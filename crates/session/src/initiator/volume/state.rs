@@ -18,16 +18,16 @@ pub enum ReserveError {
         /// Streams of the volume.
         streams: u16,
     },
-    /// It is open already.
+    /// The stream is open already.
     #[error("the stream is open already")]
     Open,
     /// In-place updates beyond its prefix have not been acknowledged (T9).
     #[error("{updates} in-place updates of the stream have not been acknowledged")]
     Pending {
-        /// How many.
+        /// The number of those updates.
         updates: usize,
     },
-    /// A target grants no queue more.
+    /// A target grants no more queues.
     #[error("a target grants no more than {queues} I/O queues")]
     NoQueue {
         /// The target, as the volume counts them.
@@ -40,7 +40,7 @@ pub enum ReserveError {
 /// The id of the first reader: beyond those of all streams that a volume may have.
 const READER_FIRST: u16 = 1 << 15;
 
-/// A stream that is taken.
+/// A stream that is reserved for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// Its queue on every target.
@@ -54,14 +54,14 @@ pub struct Reserved {
 /// The streams of an open volume; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeState {
-    /// Whether the streams leave something in ordering logs, so that one that ends without a close
-    /// has to be recovered.
+    /// Whether the streams write to ordering logs, so that one that ends without a close has to be
+    /// recovered.
     logged: bool,
     /// The group after which each stream goes on.
     marks: Vec<Seq>,
     /// Queues that each target grants.
     granted: Vec<u16>,
-    /// Of these, those that no stream uses.
+    /// The queues of these that no stream uses.
     free: Vec<BTreeSet<u16>>,
     /// Open streams, with their queue on each target.
     open: BTreeMap<StreamId, Vec<u16>>,
@@ -81,8 +81,8 @@ pub struct VolumeState {
 
 impl VolumeState {
     /// A volume that has been opened by the attempt with this number: it has `streams` streams, the
-    /// targets grant so many I/O queues each, and no stream is open. `logged`: its engine leaves
-    /// something in ordering logs.
+    /// targets grant so many I/O queues each, and no stream is open. `logged`: its engine writes to
+    /// ordering logs.
     #[must_use]
     pub fn new(streams: u16, granted: Vec<u16>, logged: bool, attempt: u32) -> Self {
         let queues = |granted: &u16| (DRIVES_QUEUE + 1..=*granted).collect();
@@ -100,10 +100,10 @@ impl VolumeState {
         }
     }
 
-    /// Takes a stream, and a queue on each target for it.
+    /// Reserves a stream, and a queue on each target for it.
     ///
     /// # Errors
-    /// [`ReserveError`]: nothing was taken.
+    /// [`ReserveError`]: nothing was reserved.
     pub fn reserve(&mut self, stream: StreamId) -> Result<Reserved, ReserveError> {
         let Some(start) = self.marks.get(usize::from(stream.0)).copied() else {
             return Err(ReserveError::NoSuchStream { streams: self.marks.len() as u16 });
@@ -127,7 +127,8 @@ impl VolumeState {
         let Some(server) = self.free.iter().position(BTreeSet::is_empty) else {
             return Ok(self.free.iter_mut().filter_map(BTreeSet::pop_first).collect());
         };
-        // Another stream's last queues will do: they are granted once that one's writes are over.
+        // The last queues of another stream will do: they are granted once the writes of that
+        // stream have ended.
         match self.ended.pop_first() {
             Some((_, qids)) => Ok(qids),
             None => Err(ReserveError::NoQueue { server, queues: self.granted[server] }),
@@ -135,7 +136,7 @@ impl VolumeState {
     }
 
     /// A stream has been closed cleanly: all its groups up to `released` are durable everywhere,
-    /// and its logs know that.
+    /// and its logs have that mark.
     pub fn closed(&mut self, stream: StreamId, released: Seq) {
         self.set_mark(stream, released);
         self.unrecovered.remove(&stream);
@@ -187,11 +188,11 @@ impl VolumeState {
         self.marks.get(usize::from(stream.0)).copied().unwrap_or(Seq::ZERO)
     }
 
-    /// Takes a queue on each target to read the volume with, beside its streams. They go by an id
-    /// that no stream has.
+    /// Reserves a queue on each target, to read the volume beside its streams. The queues belong to
+    /// an id that no stream has.
     ///
     /// # Errors
-    /// [`ReserveError::NoQueue`]: nothing was taken.
+    /// [`ReserveError::NoQueue`]: nothing was reserved.
     pub fn reserve_reader(&mut self) -> Result<(StreamId, Vec<u16>), ReserveError> {
         let taken = self.readers.keys().zip(READER_FIRST..).take_while(|(id, at)| id.0 == *at);
         let id = StreamId(READER_FIRST + taken.count() as u16);
@@ -200,7 +201,7 @@ impl VolumeState {
         Ok((id, qids))
     }
 
-    /// A reader's connections are closed.
+    /// The connections of a reader are closed.
     pub fn reader_closed(&mut self, reader: StreamId) {
         if let Some(qids) = self.readers.remove(&reader) {
             for (free, qid) in self.free.iter_mut().zip(qids) {
@@ -215,7 +216,7 @@ impl VolumeState {
         self.open.len()
     }
 
-    /// Whether the streams leave something in ordering logs.
+    /// Whether the streams write to ordering logs.
     #[must_use]
     pub const fn is_logged(&self) -> bool {
         self.logged

@@ -56,7 +56,7 @@ impl From<RecoveryError> for StreamsRecoveryError {
     }
 }
 
-/// An association as it was when something was begun over it.
+/// An association, as it was when commands were sent over it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Begun {
     /// Its [number](AssociationManager::number); `None` before the manager has been seen.
@@ -82,7 +82,7 @@ impl Begun {
 pub struct StreamsRecovery {
     driver: RecoveryDriver,
     begun: Vec<Begun>,
-    /// Commands that went to targets, for the program that wants to know.
+    /// Commands that went to targets, for programs that report them.
     sent: Vec<(usize, Call)>,
 }
 
@@ -174,13 +174,13 @@ impl StreamsRecovery {
         if self.driver.phase().is_pause() { Some(now) } else { self.driver.deadline(now) }
     }
 
-    /// Whether it is done.
+    /// Whether the attempt is done.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.driver.phase() == Phase::Over
     }
 
-    /// How far it is.
+    /// The phase.
     #[must_use]
     pub fn driver(&self) -> &RecoveryDriver {
         &self.driver
@@ -191,14 +191,14 @@ impl StreamsRecovery {
         core::mem::take(&mut self.sent)
     }
 
-    /// It is over or has been given up: a target's queue to the drives is free again.
+    /// The attempt is over or has been given up: a target's queue to the drives is free again.
     pub fn leave<P: AsRef<[u8]> + Clone>(manager: &mut AssociationManager<P>) {
         if let Some(association) = manager.association() {
             association.close_drives();
         }
     }
 
-    /// It is over: what was found and done, and how long that took.
+    /// The findings, the actions and their times, once the attempt is over.
     #[must_use]
     pub fn finish(self) -> (Outcome, StepTimes) {
         let (opening, steps) = self.driver.finish();
@@ -206,11 +206,11 @@ impl StreamsRecovery {
     }
 }
 
-/// The name of the question that gives a volume back: no ticket of an attempt is the same.
+/// The name of the question that releases a volume: no ticket of an attempt is the same.
 const RELEASE: u64 = u64::MAX;
 const RELEASING: &str = "giving the volume back";
 
-/// Giving an open volume back to its targets; see the [module](self).
+/// The release of an open volume on its targets; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeRelease {
     volume: VolumeId,
@@ -220,7 +220,7 @@ pub struct VolumeRelease {
     /// Of each target, whether it still has to answer.
     owed: Vec<bool>,
     refused: Option<(usize, Status)>,
-    /// Targets that have the volume back, for the program that wants to know.
+    /// Targets that have released the volume, for programs that report them.
     given: Vec<usize>,
 }
 
@@ -261,13 +261,13 @@ impl VolumeRelease {
         }
     }
 
-    /// A target that has not answered.
+    /// The first target that has not answered.
     #[must_use]
     pub fn owed(&self) -> Option<usize> {
         self.owed.iter().position(|owed| *owed)
     }
 
-    /// The targets that have the volume back since the last call.
+    /// The targets that have released the volume since the last call.
     pub fn take_given(&mut self) -> Vec<usize> {
         core::mem::take(&mut self.given)
     }

@@ -1,4 +1,5 @@
-//! The steps of an opening: what each asks, what it takes in, what comes after it.
+//! The steps of an opening: the questions of each, the handling of the answers, the step that
+//! follows.
 
 use alloc::vec::Vec;
 
@@ -269,7 +270,8 @@ impl VolumeOpening {
         Ok(self.driver.as_ref().is_some_and(|driver| driver.phase() != phase))
     }
 
-    /// The volume is this owner's: its labels are marked so before anything relies on that (T24).
+    /// The volume is this owner's. Its labels are marked with the new generation before anything
+    /// relies on the claim (T24).
     fn claimed(&mut self) {
         let (Some(driver), Some(members)) = (&self.driver, &self.members) else { return };
         let generation = driver.opening().generation();
@@ -469,7 +471,7 @@ impl VolumeOpening {
         }
     }
 
-    /// When a volume that is owned is asked for again (T25); `None` if it is not.
+    /// The time at which a volume that is owned is asked for again (T25); `None` if it is not.
     fn wait_for(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
         let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned {
             target,
