@@ -1,4 +1,4 @@
-//! The targets of a volume, and how they are attached to.
+//! The targets of a volume, and attaching to them.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ const IO_QUEUES: u16 = 128;
 /// Bytes of data that one read may ask for.
 const DATA_MAX: u32 = 4 << 20;
 
-/// The targets of a member list, each of which is attached to once, and where each member is. They
-/// end when this is dropped, unless the volume has been opened.
+/// The targets of a member list, to each of which one association is set up, and the place of each
+/// member. The associations end when this is dropped, unless the volume has been opened.
 #[derive(Debug)]
 pub(crate) struct Targets {
     list: Vec<Ending>,

@@ -16,7 +16,7 @@ use crate::identity::{ConnectOptions, random_id};
 use crate::info::VolumeInfo;
 use crate::open::inspect;
 
-/// How a volume is to be made.
+/// The options for a new volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateOptions {
     /// Blocks of a stripe unit.
@@ -25,11 +25,11 @@ pub struct CreateOptions {
     pub streams: u16,
     /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
     pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: what fits.
+    /// Log slots per stream and target; 0: as many as fit.
     pub slots: u32,
     /// Make drives forget the volume that they belong to, and all its data.
     pub force: bool,
-    /// How to connect.
+    /// The options of the connections.
     pub connect: ConnectOptions,
 }
 

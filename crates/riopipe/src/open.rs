@@ -39,7 +39,7 @@ use crate::stream::nanos;
 use crate::target::Owner;
 use crate::undone::{SaveError, Saving};
 
-/// The attempt that takes a volume: the first over its connections. Later ones are counted (T23).
+/// The attempt that claims a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
 /// The longest sleep between two polls.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
@@ -58,7 +58,7 @@ pub(crate) struct Way<'a> {
     pub(crate) progress: &'a mut dyn FnMut(Progress),
 }
 
-/// Takes the volume, and recovers every stream that needs it; waits for a while if it is owned.
+/// Claims the volume, and recovers every stream that needs it; waits for a while if it is owned.
 pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
@@ -193,7 +193,7 @@ struct Keeping<'a> {
 }
 
 impl Keeping<'_> {
-    /// Does a step; whether that went well.
+    /// Does a step. Returns whether it succeeded.
     fn step(&mut self, step: SaveStep) -> bool {
         let done = match (step, self.file.take(), self.path) {
             (SaveStep::Begin { volume, extents }, None, Some(path)) => {

@@ -60,12 +60,13 @@ impl Buf {
         assert!(self.is_unique(), "the pieces of a buffer descend from one");
         self.shared().pieces.store(1, Ordering::Relaxed);
         let bytes: &[u8] = self;
-        // The pointer of a slice, so it may go to all of it; only read through.
+        // The pointer comes from a slice of all bytes, so it is valid for all of them; it is only
+        // read through.
         let first = NonNull::from(bytes).cast();
         Piece { of: Some(Of { shared: self.0, first }), blocks: self.blocks() }
     }
 
-    /// Whether no piece of it is left anywhere: it may be written to, and handed out again.
+    /// Whether no piece of it is left: it may then be written to, and reused.
     pub(crate) fn is_unique(&self) -> bool {
         // All accesses of other threads through their pieces happen before.
         self.shared().pieces.load(Ordering::Acquire) == 0
@@ -139,8 +140,8 @@ impl Piece {
         let of = self.of.map(|Of { shared, first }| {
             // SAFETY: the buffer outlives its pieces, of which this is one.
             let pieces = unsafe { &shared.as_ref().pieces };
-            // One thread has all the pieces. They can't be so many that this wraps: each has more
-            // bytes than the count has steps for it.
+            // One thread has all the pieces. The count can't wrap, because each piece takes more
+            // than one byte of memory.
             pieces.store(pieces.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             // SAFETY: within the piece, as was checked above.
             Of { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
@@ -158,7 +159,7 @@ impl Clone for Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         if let Some(Of { shared, .. }) = self.of {
-            // SAFETY: as in `count`. After the store it may be gone.
+            // SAFETY: as in `count`. After the store the buffer may have been freed.
             let pieces = unsafe { &shared.as_ref().pieces };
             pieces.store(pieces.load(Ordering::Relaxed) - 1, Ordering::Release);
         }
@@ -209,7 +210,7 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// Buffers ready to be handed out again, by length.
+/// Buffers ready for reuse, by length.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     classes: Vec<(usize, Vec<Buf>)>,
@@ -248,10 +249,11 @@ impl Pool {
     }
 }
 
-/// Buffers whose bytes may have to be sent again, or are being sent. They go after the pieces.
+/// Buffers whose bytes may have to be sent again, or are being sent. They are dropped after the
+/// pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// With the group that each was written in, oldest first.
+    /// The buffers, each with the group that it was written in, oldest first.
     bufs: VecDeque<(Seq, Buf)>,
     /// Buffers that are no longer needed, but are still being sent: to a target that has answered
     /// before it got everything (T18).

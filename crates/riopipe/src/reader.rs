@@ -15,7 +15,7 @@ use crate::start::start_reading;
 use crate::stream::nanos;
 use crate::stream_shell::{StreamHandle, StreamShell};
 
-/// How a reader is to work.
+/// The options of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReaderOptions {
     /// How many calls may read at the same time, 1 to 64; others wait for their turn. Each has a
@@ -64,7 +64,7 @@ struct Pool {
 #[derive(Debug)]
 struct State {
     idle: Vec<Session>,
-    /// Sessions that there are, or that are being made.
+    /// Number of sessions that exist or are being made.
     made: usize,
     max: usize,
 }
@@ -94,7 +94,7 @@ impl Session {
             ReserveError::NoQueue { server, queues } => {
                 StartError::NoQueue(volume.server_name(server), queues)
             }
-            // Nothing else keeps a reader from starting.
+            // No other error prevents a reader from starting.
             _ => StartError::Other(Exhausted::Descriptors.into()),
         })?;
         let started = StreamHandle::new(Seq::ZERO).map_err(|_| Exhausted::Descriptors.into());
@@ -118,7 +118,7 @@ impl Session {
     }
 }
 
-/// Why there is no session.
+/// Why a session could not be made.
 enum StartError {
     NoQueue(crate::TargetAddr, u16),
     Other(StreamError),
@@ -150,7 +150,7 @@ impl Reader {
     /// Reads several extents, all at once: in one round trip, as far as the queue depth allows.
     ///
     /// # Errors
-    /// [`ReadError`]; what is in the buffers is not defined then.
+    /// [`ReadError`]; the content of the buffers is not defined then.
     pub fn read_many(
         &self,
         extents: &mut [ReadExtent<'_>],
@@ -210,7 +210,7 @@ impl Pool {
                 }
                 state = self.state();
                 match error {
-                    // Fewer at a time will have to do.
+                    // The caller must do with fewer sessions.
                     StartError::NoQueue(..) if state.made > 0 => state.max = state.made,
                     StartError::NoQueue(target, queues) => {
                         return Err(StreamError::NoQueue { target, queues }.into());
@@ -233,7 +233,7 @@ impl Pool {
         }
     }
 
-    /// A session is free, or there is one less.
+    /// A session is free, or one fewer exists.
     fn give_back(&self, session: Option<Session>) {
         let mut state = self.state();
         match session {

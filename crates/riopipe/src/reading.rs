@@ -16,7 +16,7 @@ use crate::stream_shell::StreamShell;
 pub struct ReadExtent<'a> {
     /// The first volume block.
     pub lba: u64,
-    /// Where they go: whole blocks.
+    /// The buffer for them: whole blocks.
     pub into: &'a mut [u8],
 }
 
@@ -82,7 +82,7 @@ impl<'a> Reads<'a> {
         }
     }
 
-    /// Has all extents read, at once, by a stream that this thread has; gives up after `timeout`.
+    /// Reads all extents at once, through a stream that this thread owns; gives up after `timeout`.
     pub(crate) fn run(
         &mut self,
         shell: &mut StreamShell,
@@ -96,7 +96,7 @@ impl<'a> Reads<'a> {
         let deadline = timeout.map(|timeout| now_ns().saturating_add(nanos(timeout)));
         shell.driver.begin_read(&self.extents, deadline);
         let result = loop {
-            // The time of the round before will do, unless there was none.
+            // The time of the round before is good enough, unless there was no round.
             let now = if deadline.is_some() { now_ns() } else { shell.now };
             if let Some(result) = shell.driver.read_step(now) {
                 break result.map_err(|failure| self.error(failure, timeout));
@@ -109,7 +109,7 @@ impl<'a> Reads<'a> {
                 shell.rest(waiter, worked, None);
             }
         };
-        // Of a read that has not ended nothing may come into the caller's buffers any more.
+        // After this, no byte of a read that has not ended may get into the caller's buffers.
         shell.driver.give_up_read();
         result
     }
@@ -127,7 +127,7 @@ mod tests {
         let mut reads = Reads::new(extents, 100).unwrap();
         reads.put(BLOCK_BYTES, &[1; BLOCK_BYTES]);
         reads.put(2 * BLOCK_BYTES + 8, &[2; 8]);
-        // More than was asked for goes nowhere.
+        // Bytes beyond the requested ones are dropped.
         reads.put(2 * BLOCK_BYTES + 8, &[3; BLOCK_BYTES]);
         let at = |offset| {
             let failure = ReadFailure::Status { offset, status: Status::INTERNAL };

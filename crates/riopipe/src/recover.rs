@@ -38,7 +38,7 @@ impl Inner {
     pub(crate) fn recover_stream(&self, stream: StreamId) -> Result<StreamRecovery, RecoverError> {
         let mode = Mode::Reopen { generation: self.generation, streams: vec![stream] };
         let (mut found, steps) = self.recover(mode)?;
-        // One was asked for.
+        // Recovery of one stream was requested.
         let found = found.pop().unwrap_or_else(|| StreamRecovery::none(stream, Default::default()));
         tracing::info!(volume = %self.name, recovery = %found, %steps, "an ordered stream was recovered");
         Ok(found)
@@ -52,7 +52,7 @@ impl Inner {
         let mode = Mode::Acknowledge { generation: self.generation, streams: vec![stream] };
         match self.recover(mode) {
             Ok(_) => {}
-            // It has been acknowledged, and the answer was lost.
+            // The list has been acknowledged, and the answer was lost.
             Err(RecoverError::Opening { error: OpeningError::NotPending { .. }, .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -116,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Gives the volume back to all its targets.
+    /// Releases the volume on all its targets.
     pub(crate) fn release(&self, timeout: Duration) -> Result<(), CloseError> {
         let speaks = self.servers.iter().map(|server| server.is_claimed).collect();
         let mut release = VolumeRelease::new(self.id, speaks);

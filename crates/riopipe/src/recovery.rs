@@ -15,7 +15,7 @@ use crate::error::EngineHindrance;
 
 /// The findings and actions of opening, recovering or reopening.
 ///
-/// It prints as a report for people.
+/// Its `Display` is a report for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The volume.
@@ -30,7 +30,7 @@ pub struct Recovery {
     pub torn: u64,
     /// The file with the zeroed data, if the caller asked for it and there was any.
     pub saved: Option<PathBuf>,
-    /// Why another engine runs than the volume was made for, if so (T17).
+    /// Why another engine runs than the one for which the volume was made, if so (T17).
     pub fallback: Option<EngineHindrance>,
 }
 
@@ -47,16 +47,16 @@ pub struct StreamRecovery {
     pub tag: u64,
     /// Log entries found, on all targets.
     pub found: u32,
-    /// Groups that were not released before the crash and are kept.
+    /// Number of groups that were not released before the crash and are kept.
     pub kept: u64,
-    /// Groups beyond `last` of which something was found.
+    /// Number of groups beyond `last` of which an entry was found.
     pub dropped: u64,
-    /// Requests that this process has sent again to targets that had been lost (P7): a reopened
-    /// stream's. A new owner has nothing to send again.
+    /// Requests that this process has sent again to targets that had been lost (P7). Only a
+    /// reopened stream has them: a new owner has no request to send again.
     pub replayed: u64,
     /// The zeroed blocks: fresh blocks of groups beyond `last`, in volume blocks.
     pub undone: Vec<BlockRange>,
-    /// In-place updates beyond `last`: these blocks were left alone and may hold the old content,
+    /// In-place updates beyond `last`. These blocks were left alone. They may hold the old content,
     /// the new, or, where a fresh write beyond `last` touched them too, zeroes (T11).
     pub in_place: Vec<InPlaceRange>,
     /// Whether a target's ordering log was given up: then nothing was undone, on any target, and
@@ -94,7 +94,8 @@ pub struct Steps {
 }
 
 impl Recovery {
-    /// Whether there was nothing to recover: all logs were at rest.
+    /// Whether there was nothing to recover: no log had live entries, torn slots, or a list to
+    /// acknowledge.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.torn == 0 && self.streams.iter().all(StreamRecovery::is_nothing)
@@ -108,7 +109,7 @@ impl Recovery {
 }
 
 impl StreamRecovery {
-    /// Whether the stream was at rest on all targets.
+    /// Whether no log had live entries of the stream, or a list of it to acknowledge.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.found == 0 && !self.acknowledge
@@ -126,7 +127,7 @@ impl StreamRecovery {
         self.undone.iter().map(|range| range.blocks).sum()
     }
 
-    /// Of a stream without logs: it goes on after `last`.
+    /// The result for a stream without logs: it continues after `last`.
     pub(crate) fn none(stream: StreamId, last: Seq) -> Self {
         Self {
             stream,
@@ -162,7 +163,7 @@ impl StreamRecovery {
 }
 
 impl Steps {
-    /// All of them together.
+    /// The sum of all times.
     #[must_use]
     pub fn total(&self) -> Duration {
         let recovered = self.list + self.decide + self.save + self.undo + self.flush + self.settle;

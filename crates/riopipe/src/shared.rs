@@ -39,10 +39,10 @@ pub(crate) struct Inner {
     pub(crate) state: Mutex<VolumeState>,
     pub(crate) flush_failures: Arc<FlushFailures>,
     pub(crate) replay_board: Arc<ReplayBoard>,
-    /// Whether the callers keep T11 and T15, if that is checked.
+    /// The ownership checker (T11, T15), if the caller has asked for it.
     pub(crate) ledger: Option<Mutex<HandoverLedger>>,
     pub(crate) background: Arc<Background>,
-    /// Where the time of the streams' groups goes.
+    /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
     pub(crate) opened: Start,
     /// One recovery at a time: they share the queue to the drives.
@@ -56,7 +56,8 @@ pub(crate) struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         for server in &self.servers {
-            // It learns at once that the owner is gone, and for good: it needs no lease (T25).
+            // The target learns at once that the owner has ended for good, so that it needs no
+            // lease (T25).
             server.target.stop();
         }
     }
@@ -67,13 +68,13 @@ impl Drop for Inner {
 pub(crate) struct Server {
     pub(crate) name: TargetAddr,
     pub(crate) addr: MemberAddr,
-    /// Whether it speaks the extension, so that the volume is claimed there.
+    /// Whether it has the extension, so that the volume is claimed there.
     pub(crate) is_claimed: bool,
     pub(crate) target: Arc<Target>,
 }
 
 impl Inner {
-    /// Takes the stream and a queue on each server for it.
+    /// Reserves the stream and a queue on each server for it.
     pub(crate) fn reserve(&self, stream: StreamId) -> Result<Reserved, StreamError> {
         lock(&self.state).reserve(stream).map_err(|error| match error {
             ReserveError::NoSuchStream { streams } => {
@@ -87,7 +88,7 @@ impl Inner {
         })
     }
 
-    /// The group after which a stream goes on.
+    /// The group after which a stream continues.
     pub(crate) fn mark(&self, stream: StreamId) -> Seq {
         lock(&self.state).mark(stream)
     }
@@ -107,7 +108,7 @@ impl Inner {
         self.servers.iter().for_each(|server| server.target.forget(stream, handle));
     }
 
-    /// The stream has been recovered: from here it goes on.
+    /// The stream has been recovered, and continues after the prefix.
     pub(crate) fn stream_recovered(&self, found: &StreamRecovery) {
         lock(&self.state).recovered(found.stream, found.last, found.pending());
         if let Some(ledger) = &self.ledger {
@@ -130,13 +131,13 @@ impl Inner {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether the volume's streams leave something in ordering logs.
+    /// Whether the volume's streams write to ordering logs.
     pub(crate) fn is_logged(&self) -> bool {
         lock(&self.state).is_logged()
     }
 }
 
-/// Locks; a panic of another thread while it held the lock leaves nothing half-done here.
+/// Locks. A panic of another thread while it held the lock leaves no change unfinished here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -163,7 +163,8 @@ fn spec(volume: &Inner, stream: StreamId, qids: &[u16], options: &StreamOptions)
     }
 }
 
-/// A target that is lost for good is not waited for: that would only hide why (T8, T27).
+/// The caller does not wait for a target that is lost for good: a wait would only hide the reason
+/// (T8, T27).
 fn not_for_good(server: &Server) -> Result<(), StreamError> {
     match server.target.absence().filter(|absence| absence.for_good) {
         Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
@@ -171,7 +172,7 @@ fn not_for_good(server: &Server) -> Result<(), StreamError> {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection could not be made.
 enum Unconnected {
     /// The target is unreachable, or may become so.
     Away(CallError),

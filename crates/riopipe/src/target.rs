@@ -36,7 +36,7 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Changes with everything that happens.
+    /// The number of events so far.
     pub(crate) fn count(&self) -> u64 {
         *lock(&self.count)
     }
@@ -47,7 +47,7 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    /// Waits until something has happened since the count was `seen`, or for so long.
+    /// Waits until an event has happened after the count was `seen`, or for so long.
     pub(crate) fn wait(&self, seen: u64, most: Duration) {
         let deadline = now_ns().saturating_add(nanos(most));
         let mut count = lock(&self.count);
@@ -99,7 +99,7 @@ struct Control {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// As `host:port`.
+    /// The address, as `host:port`.
     pub(crate) name: TargetAddr,
     timeout: Duration,
     poller: Poller,
@@ -189,7 +189,7 @@ impl Target {
         }
     }
 
-    /// Why there is no association.
+    /// Why the association does not stand.
     pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
         let mut control = lock(&self.control);
         let nqn = match &control.link {
@@ -245,7 +245,7 @@ impl Target {
         Ok(queue)
     }
 
-    /// A stream is gone. Another one may have its number by now.
+    /// A stream has ended. Another one may have its number by now.
     pub(crate) fn forget(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
         if let Link::Managed(managed) = &mut lock(&self.control).link
             && managed.handles.get(&stream).is_some_and(|there| Arc::ptr_eq(there, handle))
@@ -254,7 +254,7 @@ impl Target {
         }
     }
 
-    /// The volume is open: from now on the association is kept.
+    /// The volume is open: from now on the association is set up again when it is lost.
     pub(crate) fn manage(&self, config: ManagerConfig, owner: Owner) {
         let loss_timeout = Duration::from_nanos(config.loss_ns);
         let mut control = lock(&self.control);
@@ -286,7 +286,7 @@ impl Target {
         }
     }
 
-    /// Ends it, unless the volume has been opened.
+    /// Ends the association, unless the volume has been opened.
     pub(crate) fn stop_unless_open(&self) {
         let is_open = matches!(lock(&self.control).link, Link::Managed(_));
         if !is_open {
@@ -294,7 +294,7 @@ impl Target {
         }
     }
 
-    /// Ends it: the target learns at once that the owner is gone, and for good.
+    /// Ends the association: the target learns at once that the owner has ended for good.
     pub(crate) fn stop(&self) {
         self.change(|control, now| {
             control.over = true;
@@ -402,7 +402,7 @@ impl Control {
         }
     }
 
-    /// The association, if it stands; else why not.
+    /// The association, if it stands; else the reason why not.
     fn association(&mut self) -> Result<&mut Association<Page>, CallError> {
         match &mut self.link {
             Link::Single(association) => match association.state() {

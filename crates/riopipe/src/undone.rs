@@ -45,7 +45,7 @@ const RECORD: usize = 32;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// Something is there already.
+    /// A file of this name exists already.
     #[error("{} exists already, and may be the only copy of something: give another name", .0.display())]
     Exists(PathBuf),
     /// The file can't be written.
@@ -81,7 +81,7 @@ pub enum ReadSavedError {
         /// The error of the system.
         source: io::Error,
     },
-    /// No such file, or one that was not finished.
+    /// There is no such file, or it was not finished.
     #[error("{} is no file of undone blocks, or was not finished: then nothing was undone", .0.display())]
     NotOne(PathBuf),
     /// Made by a later version.
@@ -102,7 +102,7 @@ pub enum ReadSavedError {
 pub struct Saved {
     /// The volume that they belonged to.
     pub volume: VolumeId,
-    /// Where they were, in the order of the file.
+    /// The place of the blocks, in the order of the file.
     pub extents: Vec<SavedExtent>,
     file: File,
     path: PathBuf,
@@ -202,7 +202,7 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Makes the file; one that is there already stays as it is.
+    /// Creates the file; a file that exists already is not changed.
     pub(crate) fn begin(
         path: &Path,
         volume: VolumeId,
@@ -247,7 +247,7 @@ impl Saving {
         }
     }
 
-    /// All blocks are there: makes the file whole and durable.
+    /// All blocks have been written: makes the file whole and durable.
     pub(crate) fn finish(mut self) -> Result<PathBuf, SaveError> {
         match self.seal() {
             Ok(()) => Ok(self.path),
@@ -265,7 +265,7 @@ impl Saving {
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&self.header)?;
         file.sync_all()?;
-        // The file's name, too.
+        // The name of the file must be durable, too.
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }

@@ -11,22 +11,23 @@ use riopipe_order::probe::{self, Plant, Rare};
 use crate::target::limits::LEASE_MS_MAX;
 use crate::wire::{self, VolumeStatus};
 
-/// How a volume is to be taken.
+/// The options for claiming a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     /// The engine that will run.
     pub engine: EngineKind,
-    /// Whether an owner that is there, or may still come back, is to be fenced (T8, T25).
+    /// Whether an owner that is connected, or may still come back, is fenced (T8, T25).
     pub take_over: bool,
-    /// Whether a log that is not there any more, is damaged, or is older than the labels is given up
-    /// (T19, T24, T26).
+    /// Whether a log that is missing, damaged, or older than the labels is given up (T19, T24,
+    /// T26).
     pub accept_lost_log: bool,
-    /// The largest generation on any of the volume's labels, read over associations that were
-    /// there before: a log that is older was in its target's place already when it was read.
+    /// The largest generation on any of the volume's labels. The labels were read over associations
+    /// that had been set up before and still stand. So a log that is older was in its place already
+    /// when they were read.
     pub label_generation: u32,
     /// Streams of the volume.
     pub streams: u16,
-    /// How long the volume is to stay its owner's when a target loses it, milliseconds: see
+    /// How long the volume stays its owner's when a target loses the owner, milliseconds: see
     /// [`lease_ms`] (T25).
     pub lease_ms: u32,
 }
@@ -59,7 +60,7 @@ pub struct Plan {
     pub unrecovered: Option<(usize, u32)>,
 }
 
-/// Why a volume can't be taken. `target` counts the volume's targets.
+/// Why a volume can't be claimed. `target` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
@@ -74,7 +75,7 @@ pub enum ClaimError {
         /// is connected.
         lease_left_ms: u32,
     },
-    /// The log is of another boot and lost with it (T19).
+    /// The log is of another boot, and was lost with it (T19).
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
          power loss), so what was in flight is unknown; to accept that, start the target and open \
@@ -189,7 +190,7 @@ pub fn is_behind(status: &VolumeStatus, label: u32) -> bool {
 /// the extension; `logged` returns for each whether a log is due there.
 ///
 /// # Errors
-/// The first reason against it.
+/// The first error found.
 pub fn plan(
     intent: &Intent,
     statuses: &[(usize, VolumeStatus)],
@@ -229,7 +230,7 @@ pub fn plan(
             let (have, label) = (status.generation, intent.label_generation);
             return Err(ClaimError::LogBehind { target, have, label });
         }
-        // The log of an owner that is there is not at rest; whether it holds anything is known once
+        // The log of a connected owner is in use. Whether it holds entries to recover is known once
         // that owner is fenced.
         let at_rest = !status.owned || status.own || status.lease_left_ms > 0;
         if status.unrecovered && at_rest {

@@ -12,9 +12,9 @@ use crate::wire::Extension;
 /// A property that a target lacks and engine `rio` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// It does not speak Rio's extension.
+    /// The target does not have Rio's extension.
     Extension,
-    /// It speaks the extension, and has no ordering log.
+    /// The target has the extension, but no ordering log.
     Log,
 }
 
@@ -30,13 +30,13 @@ pub struct Lacking {
 /// Why engine `rio` can't run on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
-    /// A target can't.
+    /// Engine `rio` can't run on a target.
     Target(Lacking),
     /// The volume was made for this engine, so it has no partitions in the ordering logs.
     MadeFor(EngineKind),
 }
 
-/// The engine that is to run.
+/// The engine that will run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice<W> {
     /// The engine.
@@ -80,7 +80,7 @@ fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<La
     })
 }
 
-/// The engine that is wanted or was meant, unless that is `rio` and something hinders it.
+/// The engine that is wanted, or for which the volume was made, unless that is `rio` and can't run.
 fn fit<W>(
     made_for: EngineKind,
     wanted: Option<EngineKind>,

@@ -28,7 +28,7 @@ const MAGIC: [u8; 8] = *b"RIOLABEL";
 const MEMBERS_AT: usize = 256;
 const MEMBER_LEN: usize = 32;
 
-/// How a label knows a member again.
+/// The identity of a member, as a label records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberId {
     /// The namespace's NGUID.
@@ -80,10 +80,10 @@ pub enum LabelError {
 }
 
 impl Label {
-    /// The label as it lies in a block.
+    /// The bytes of the label, as they lie in a block.
     ///
-    /// A name longer than [`NAME_MAX`] bytes or more than [`MEMBERS_MAX`] members are the caller's
-    /// to refuse.
+    /// The caller must refuse a name longer than [`NAME_MAX`] bytes, and more than [`MEMBERS_MAX`]
+    /// members.
     #[must_use]
     pub fn encode(&self, crc32c: Crc32c) -> Vec<u8> {
         debug_assert!(self.name.len() <= NAME_MAX && self.members.len() <= MEMBERS_MAX);
@@ -115,7 +115,7 @@ impl Label {
     /// Reads one copy.
     ///
     /// # Errors
-    /// [`LabelError`]; a copy that is no label at all is [`LabelError::Blank`].
+    /// [`LabelError`]; a copy without a label's magic number is [`LabelError::Blank`].
     pub fn decode(b: &[u8], crc32c: Crc32c) -> Result<Self, LabelError> {
         if b.len() < LABEL_LEN || b[0..8] != MAGIC {
             return Err(LabelError::Blank);
@@ -169,10 +169,10 @@ impl Label {
         })
     }
 
-    /// The label of a drive from its first two blocks: the newer good copy.
+    /// The label of a drive from its first two blocks: the newer valid copy.
     ///
     /// # Errors
-    /// When neither copy is good; a newer version in either copy is refused as such.
+    /// Neither copy is valid, or one of them has a newer version.
     pub fn newest(copies: [&[u8]; 2], crc32c: Crc32c) -> Result<Self, LabelError> {
         match copies.map(|copy| Self::decode(copy, crc32c)) {
             [Ok(a), Ok(b)] => Ok(if b.sequence > a.sequence { b } else { a }),
@@ -305,7 +305,7 @@ pub enum AssembleError {
     LogDue {
         /// The number of the member, as given.
         given: usize,
-        /// Whether it has none at all.
+        /// Whether the target has no ordering log at all.
         blank: bool,
     },
 }

@@ -19,7 +19,7 @@ use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
 pub enum LabelIo {
     /// Read both copies, blocks 0 and 1.
     Read {
-        /// Of which member.
+        /// The member.
         member: usize,
     },
     /// Flush the drive.
@@ -29,7 +29,7 @@ pub enum LabelIo {
     },
     /// Write this block.
     Write {
-        /// Of which member.
+        /// The member.
         member: usize,
         /// The block of the copy.
         lba: u64,
@@ -133,7 +133,7 @@ impl Relabel {
         self.copies[member].chunks(LABEL_LEN).nth(lba as usize).unwrap_or_default().to_vec()
     }
 
-    /// It has been done; `read` has the bytes that it read.
+    /// The step has been done; `read` has the bytes that it read.
     ///
     /// # Errors
     /// The labels are not those of the volume that was claimed.
@@ -165,7 +165,7 @@ impl Relabel {
         Ok(())
     }
 
-    /// The labels as they are now, in the members' order; none before they were read.
+    /// The labels as they are now, in the members' order; empty before they were read.
     #[must_use]
     pub fn into_labels(self) -> Vec<Label> {
         self.labels

@@ -37,7 +37,7 @@ pub struct Outbox<P> {
     bytes: Vec<u8>,
     segs: VecDeque<Seg<P>>,
     len: usize,
-    /// Bytes ever taken off.
+    /// Number of bytes ever taken off.
     sent: u64,
 }
 
@@ -66,7 +66,7 @@ impl<P> Outbox<P> {
         self.len
     }
 
-    /// Where the next byte goes, counted from the first one ever.
+    /// The position of the next byte, counted from the first one ever.
     #[must_use]
     pub(crate) const fn end(&self) -> u64 {
         self.sent + self.len as u64
@@ -159,8 +159,9 @@ impl<P> Outbox<P> {
         }
     }
 
-    /// Under steady load the outbox may never be quite empty: the header buffer must not grow for
-    /// ever. Moving at least as many bytes as were freed keeps the cost per byte constant.
+    /// Under steady load the outbox may never be quite empty, and the header buffer must not grow
+    /// without limit. Each move moves at most as many bytes as were freed, so the cost per byte is
+    /// constant.
     fn compact(&mut self) {
         let sent = self
             .segs

@@ -28,30 +28,30 @@ pub mod list;
 pub mod retry;
 pub mod status;
 
-/// The highest seq that is taken from a peer: what is reached by counting from 1 stays far below,
-/// and arithmetic on it never wraps (T18).
+/// The highest seq that is accepted from a peer. Counting from 1 never comes near it, and
+/// arithmetic on it never wraps (T18).
 pub const SEQ_MAX: Seq = Seq(1 << 62);
-/// The version of the extension that this code speaks.
+/// The version of the extension that this crate implements.
 pub const EXTENSION_VERSION: u16 = 1;
 /// Where the extension's record starts in Identify Controller (its vendor area, bytes 3072–4095).
 pub const EXTENSION_OFFSET: usize = 3072;
 /// The record's magic number.
 pub const EXTENSION_MAGIC: [u8; 8] = *b"RIOPIPE\x01";
 
-/// Admin: take a volume (host → controller data, [`Claim`]). Bits 1:0 of an opcode are the
+/// Admin: claim a volume (host → controller data, [`Claim`]). Bits 1:0 of an opcode are the
 /// direction of data (NVMe base, figure "Opcode").
 pub const ADMIN_CLAIM: u8 = 0xc1;
-/// Admin: what the target knows of a volume (controller → host data, [`VolumeStatus`]); the
+/// Admin: the target's state of a volume (controller → host data, [`VolumeStatus`]); the
 /// volume's id in CDW12–15, the length in CDW10 (bytes).
 pub const ADMIN_STATUS: u8 = 0xc2;
-/// Admin: give a volume back (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
+/// Admin: release a volume (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
 /// free its log partitions.
 pub const ADMIN_RELEASE: u8 = 0xc4;
 /// Admin: one page of a partition's live entries (controller → host data, [`list::Page`]): the
 /// volume's id in CDW12–15, CDW10 the length (bytes), CDW11 the stream, CDW2–3 the position from
 /// which to list (64 bits).
 pub const ADMIN_LIST: u8 = 0xc6;
-/// Admin: record how far recovery kept each stream (host → controller data, [`list::Settle`]).
+/// Admin: record the recovered seq of each stream (host → controller data, [`list::Settle`]).
 pub const ADMIN_SETTLE: u8 = 0xc9;
 /// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
 /// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = continue after a lost
@@ -108,8 +108,8 @@ impl Extension {
         r[32..48].copy_from_slice(&self.boot);
     }
 
-    /// Finds the record; `None` toward a target that doesn't speak the extension, or speaks
-    /// another version of it, or states a log kind this version doesn't know (T17).
+    /// Finds the record; `None` if the target doesn't have the extension, has another version of
+    /// it, or reports a log kind that this version doesn't know (T17).
     #[must_use]
     pub fn find(identify: &[u8]) -> Option<Self> {
         let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
@@ -165,8 +165,8 @@ fn believed_unsaid() -> Option<Extension> {
 /// LBA, length and kind are the command's own.
 #[inline]
 pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
-    // Two dwords at a time: what is stored in small pieces and copied at once right after makes the
-    // processor wait.
+    // Two dwords at a time: data that is stored in small pieces and copied as a whole right after
+    // makes the processor wait.
     let counts = u32::from(attribute.num) | u32::from(attribute.index) << 16;
     let extra = u32::from(attribute.member.0) << 8
         | u32::from(attribute.flags.0) << 16
@@ -177,8 +177,8 @@ pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
     sqe.set_dwords(14, attribute.tag as u32, (attribute.tag >> 32) as u32);
 }
 
-/// Whether a command carries an attribute. Other commands have a directive type elsewhere or not
-/// at all: bind, for one, has a volume's id in these bits.
+/// Whether a command carries an attribute. Other commands have a directive type elsewhere or not at
+/// all: bind, for example, has a volume's id in these bits.
 #[must_use]
 #[inline]
 pub fn is_ordered(sqe: &Sqe) -> bool {
@@ -199,7 +199,7 @@ pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
 /// `near`, the highest seq seen on the stream (T5).
 ///
 /// # Errors
-/// [`BadAttribute`] names the field that makes no sense (T18).
+/// [`BadAttribute`] names the field that is not valid (T18).
 #[inline]
 pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
     use riopipe_nvme::command::opcode;
@@ -243,7 +243,7 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
         return Err(BadAttribute::Flags);
     }
     let released = Seq::widen(sqe.dword(4), attribute.seq);
-    // Nothing is released that is not submitted yet.
+    // A group that is not submitted yet can't be released.
     if released >= attribute.seq {
         return Err(BadAttribute::Released);
     }
@@ -296,7 +296,7 @@ pub struct Claim {
     /// The content of this log for the volume is given up: the log records that, then partitions
     /// that can't be read are begun anew; with `create`, all of them (T26).
     pub give_up: bool,
-    /// Fence a living owner (T8).
+    /// Fence an owner that is connected (T8).
     pub take_over: bool,
     /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
     pub unlogged: bool,
@@ -321,7 +321,7 @@ pub const CLAIM_NAMESPACES_MAX: usize = 255;
 /// Streams of a volume at most.
 pub const STREAMS_MAX: u16 = 1024;
 
-/// Namespaces that are members 0, 1, … in this order.
+/// The namespaces, as members 0, 1, … in this order.
 #[must_use]
 pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
     let numbered = nsids.into_iter().enumerate();
@@ -329,8 +329,8 @@ pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
 }
 
 impl Claim {
-    /// A claim of a volume that is known already and has no owner: nothing is given up or taken over,
-    /// and there is no lease.
+    /// A claim of a volume that the target knows and that has no owner: it gives up no log, takes
+    /// over from no owner, and asks for no lease.
     #[must_use]
     pub const fn plain(
         volume: VolumeId,
@@ -353,7 +353,7 @@ impl Claim {
         }
     }
 
-    /// The claim as it travels.
+    /// The bytes of the claim on the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         debug_assert!(self.members.len() <= CLAIM_NAMESPACES_MAX);
@@ -377,7 +377,7 @@ impl Claim {
         d
     }
 
-    /// Reads a claim; `None` if it is short or makes no sense (T18).
+    /// Reads a claim; `None` if it is short or not valid (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
         if d.len() < CLAIM_LEN || d[20] & !0b1_1111 != 0 {
@@ -438,7 +438,7 @@ pub struct VolumeStatus {
     pub own: bool,
     /// Whether the log holds entries beyond the released marks that no recovery has settled.
     pub unrecovered: bool,
-    /// Whether the log holds lists of in-place updates that are to be acknowledged (T9).
+    /// Whether the log holds lists of in-place updates that wait to be acknowledged (T9).
     pub kept: bool,
     /// Whether the log is of another boot and is not valid (T19).
     pub log_lost: bool,
@@ -465,7 +465,7 @@ pub const STATUS_LEN: usize = LEASE_AT + 16;
 const LEASE_AT: usize = 256 + 8 * STREAMS_MAX as usize;
 
 impl VolumeStatus {
-    /// The status as it travels.
+    /// The bytes of the status on the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut d = alloc::vec![0; STATUS_LEN];
@@ -491,7 +491,7 @@ impl VolumeStatus {
         d
     }
 
-    /// Reads a status; `None` if it is short or makes no sense (T18).
+    /// Reads a status; `None` if it is short or not valid (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
         if d.len() < STATUS_LEN {
@@ -545,7 +545,7 @@ pub fn claim_command() -> Sqe {
     sqe
 }
 
-/// The release command: gives the volume back, or forgets it altogether.
+/// The release command: releases the volume, or makes the target forget it.
 #[must_use]
 pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
     let mut sqe = volume_command(ADMIN_RELEASE, volume);

@@ -4,10 +4,10 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Steps of a power of two: a value is known to one part in so many.
+/// Buckets for each power of two: the error of a value is at most one part in so many.
 const STEPS: usize = 32;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// From here on, about 137 s, all values are one.
+/// Values from here on, about 137 s, share one bucket.
 const HIGHEST: u64 = (1 << 37) - 1;
 const BUCKETS: usize = bucket(HIGHEST) + 1;
 
@@ -29,7 +29,7 @@ const fn highest(bucket: usize) -> u64 {
     (((STEPS + bucket % STEPS) as u64 + 1) << shift) - 1
 }
 
-/// How often which times were seen, to 3 %: 8 KiB, never more. Recording is three atomic
+/// The number of times in each bucket, to 3 %: 8 KiB, never more. Recording is three atomic
 /// additions, so it is for samples, not for every write.
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -38,7 +38,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Nothing seen yet.
+    /// An empty histogram.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Histogram {
         }
     }
 
-    /// One time, ns.
+    /// Records one time, ns.
     pub fn record(&self, ns: u64) {
         self.buckets[bucket(ns.min(HIGHEST))].fetch_add(1, Relaxed);
         self.sum.fetch_add(ns, Relaxed);
@@ -78,7 +78,7 @@ impl fmt::Debug for Histogram {
     }
 }
 
-/// How often which times were seen, at some moment.
+/// The distribution of times at some moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distribution {
     buckets: Vec<u64>,
@@ -93,25 +93,25 @@ impl Default for Distribution {
 }
 
 impl Distribution {
-    /// How many times.
+    /// The number of times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// All of them together, ns.
+    /// The sum of all times, ns.
     #[must_use]
     pub const fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// The longest, ns.
+    /// The longest time, ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// The time, ns, that so many in a million do not exceed; 0 if there are none.
+    /// The time, ns, that so many in a million do not exceed; 0 if the histogram is empty.
     #[must_use]
     pub fn quantile(&self, in_a_million: u64) -> u64 {
         let rank = (u128::from(self.count()) * u128::from(in_a_million)).div_ceil(1_000_000) as u64;
@@ -125,13 +125,13 @@ impl Distribution {
         0
     }
 
-    /// How many were shorter than `ns`; exact where `ns` is a power of two.
+    /// The number of times shorter than `ns`; exact where `ns` is a power of two.
     #[must_use]
     pub fn below(&self, ns: u64) -> u64 {
         self.buckets[..bucket(ns.min(HIGHEST))].iter().sum()
     }
 
-    /// The buckets with anything in them: the highest value of each, ns, and how many.
+    /// The buckets that are not empty: the highest value of each, ns, and the number of its values.
     pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let all = self.buckets.iter().enumerate().map(|(at, count)| (highest(at), *count));
         all.filter(|(_, count)| *count > 0)

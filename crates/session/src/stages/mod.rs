@@ -23,12 +23,12 @@ pub const ONE_IN: u64 = 256;
 pub enum Stage {
     /// Initiator: its group is checked, cut at stripes, numbered and merged with adjacent ones.
     Submit,
-    /// Initiator: it waits in the ORDER queue until it is turned into a command.
+    /// Initiator: it waits in the ORDER queue until it becomes a command.
     OrderQueue,
-    /// Initiator: from then until its answer is here. The target's stages are in it.
+    /// Initiator: from then until its answer has arrived. This includes the target's stages.
     Wire,
     /// Target: the gate holds it back, because of a gap before it, blocks that overlap, a FLUSH, or
-    /// because its data is not here yet.
+    /// because its data has not arrived yet.
     Gate,
     /// Target: its attribute is written into the ordering log and fenced, with those of its batch.
     LogAppend,
@@ -36,14 +36,14 @@ pub enum Stage {
     Device,
     /// Target: its persist word is set and fenced, with those of its batch.
     Persist,
-    /// Target: its answer is made and handed to the socket.
+    /// Target: its answer is made and passed to the socket.
     Completion,
-    /// Initiator: it is done, and waits until all before it, and all of its group, are.
+    /// Initiator: it is done, and waits for all writes before it, and all of its group.
     InOrderWait,
 }
 
 impl Stage {
-    /// How many there are.
+    /// The number of stages.
     pub const COUNT: usize = 9;
     /// All, in the order in which a write goes through them.
     pub const ALL: [Self; Self::COUNT] = [
@@ -57,14 +57,14 @@ impl Stage {
         Self::Completion,
         Self::InOrderWait,
     ];
-    /// Those that an initiator sees.
+    /// The stages of an initiator.
     pub const INITIATOR: [Self; 4] =
         [Self::Submit, Self::OrderQueue, Self::Wire, Self::InOrderWait];
-    /// Those that a target sees.
+    /// The stages of a target.
     pub const TARGET: [Self; 5] =
         [Self::Gate, Self::LogAppend, Self::Device, Self::Persist, Self::Completion];
 
-    /// Its name, as metrics and JSON have it.
+    /// The name of the stage in metrics and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Stage {
     }
 }
 
-/// How long one traced write was in each stage, ns.
+/// The time of one traced write in each stage, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent([u64; Stage::COUNT]);
 
@@ -103,7 +103,7 @@ impl Spent {
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     stage: Stage,
-    /// ns.
+    /// The time at which it entered the stage, ns.
     since: u64,
     spent: Spent,
 }
@@ -118,14 +118,14 @@ impl Trace {
         self.stage
     }
 
-    /// It leaves its stage for the `next` one, which it may have been in before.
+    /// The write leaves its stage for the `next` one, in which it may have been before.
     pub(crate) fn turn(&mut self, next: Stage, now: u64) {
         self.spent.0[self.stage as usize] += now.saturating_sub(self.since);
         self.stage = next;
         self.since = now;
     }
 
-    /// It is over.
+    /// The write is done.
     pub(crate) fn end(&mut self, now: u64) -> Spent {
         self.turn(self.stage, now);
         self.spent
@@ -154,7 +154,7 @@ impl Stages {
         Self { of: [const { Histogram::new() }; Stage::COUNT], kept: &Stage::INITIATOR }
     }
 
-    /// Takes in one traced write: one value for each stage, 0 for those that it skipped.
+    /// Records one traced write: one value for each stage, 0 for those that it skipped.
     pub fn record(&self, spent: &Spent) {
         for &stage in self.kept {
             self.of[stage as usize].record(spent.of(stage));

@@ -20,8 +20,8 @@ impl Sampler {
         sampler
     }
 
-    /// One more write: whether it is to be traced. So are all that follow until one was
-    /// [`taken`](Self::taken).
+    /// Counts one more write. Returns whether it must be traced; the same holds for all that follow
+    /// until one was [`taken`](Self::taken).
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
         self.seen += 1;

@@ -43,9 +43,9 @@ pub struct Page {
     pub in_doubt: bool,
     /// Groups up to here are released.
     pub released: Seq,
-    /// The newest group up to `released` of which the partition knows, and its tag.
+    /// The newest group up to `released` that the partition records, and its tag.
     pub tag: (Seq, u64),
-    /// Where the next page goes on.
+    /// The position at which the next page starts.
     pub next: Position,
     /// Slots with bytes that are no whole entry.
     pub torn: u32,
@@ -56,8 +56,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// The page as it travels: `len` bytes, of which the entries take what they need. The caller
-    /// has made sure that they fit ([`room`]).
+    /// The bytes of the page on the wire: `len` bytes, of which the entries take as many as they
+    /// need. The caller has made sure that they fit ([`room`]).
     #[must_use]
     pub fn encode(&self, len: usize) -> Vec<u8> {
         debug_assert!(self.entries.len() <= room(len));
@@ -80,7 +80,7 @@ impl Page {
         d
     }
 
-    /// Reads a page; `None` if it is short or makes no sense (T18).
+    /// Reads a page; `None` if it is short or not valid (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
         if d.len() < RECORD_BYTES || d[18] & !0b111 != 0 {
@@ -183,7 +183,7 @@ pub const SETTLE_STREAMS_MAX: usize = 160;
 const SETTLE_HEADER: usize = 32;
 const SETTLE_RECORD: usize = 24;
 
-/// How far recovery kept some streams of a volume.
+/// The recovered seqs of some streams of a volume.
 ///
 /// | byte | field |
 /// |---|---|
@@ -201,21 +201,21 @@ pub struct Settle {
     pub streams: Vec<SettleStream>,
 }
 
-/// How far recovery kept one stream.
+/// The recovered seq of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettleStream {
     /// The stream.
     pub stream: StreamId,
     /// Whether the entries that the log lists beyond k stay until they are acknowledged (T9).
     pub keep: bool,
-    /// The prefix.
+    /// The seq of the last group of the prefix, k.
     pub k: Seq,
     /// The caller's tag of group k.
     pub tag: u64,
 }
 
 impl Settle {
-    /// The settlement as it travels.
+    /// The bytes of the settlement on the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         debug_assert!(self.streams.len() <= SETTLE_STREAMS_MAX);
@@ -233,7 +233,7 @@ impl Settle {
         d
     }
 
-    /// Reads a settlement; `None` if it is short or makes no sense (T18).
+    /// Reads a settlement; `None` if it is short or not valid (T18).
     #[must_use]
     pub fn decode(d: &[u8]) -> Option<Self> {
         if d.len() < SETTLE_LEN {

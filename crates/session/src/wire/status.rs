@@ -16,7 +16,7 @@ pub const UNRECOVERED: Status = Status(0x704);
 pub const LOG_FULL: Status = Status(0x705);
 /// The target has no ordering log, or none for this volume.
 pub const NO_LOG: Status = Status(0x706);
-/// The stream has failed earlier; nothing later is done (P6, T22).
+/// The stream has failed earlier; no later request of it is carried out (P6, T22).
 pub const POISONED: Status = Status(0x707);
 /// An ordered request whose attribute is not valid (T18).
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
@@ -43,8 +43,7 @@ pub const LOG_FAILED: Status = Status(0x711);
 pub const IN_PLACE_PENDING: Status = Status(0x712);
 /// The partition was settled at another group.
 pub const SETTLED: Status = Status(0x713);
-/// An owner that comes back when its lease has run out and the volume was free for others
-/// (T25).
+/// An owner has come back after its lease had run out and the volume was free for others (T25).
 pub const LEASE_OVER: Status = Status(0x714);
 /// A claim asks for a longer lease than the target grants; the completion's dword 0 has the longest,
 /// milliseconds (T28).
