@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How to connect to targets.
+/// The options of connections to targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// This host's NQN.
@@ -13,7 +13,7 @@ pub struct ConnectOptions {
     pub header_digest: bool,
     /// CRC32C over every PDU's data; `None`: on, except over loopback.
     pub data_digest: Option<bool>,
-    /// How long a connection or an answer may take before it is given up.
+    /// The time limit of a connection or an answer.
     pub timeout: Duration,
     /// The time after which a target gives up a host that sends nothing (KATO). Commands go out
     /// three times as often. At least 300 ms; targets round it up to their own unit.
@@ -30,8 +30,8 @@ pub struct ConnectOptions {
 
 impl Default for ConnectOptions {
     /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
-    /// machine's id; header digests off, data digests on beyond loopback; 10 s for an answer, 15 s
-    /// for a sign of life, 30 s for a lost target; 200 µs.
+    /// machine's id; header digests off, data digests on beyond loopback; `timeout` 10 s,
+    /// `keep_alive` 15 s, `loss_timeout` 30 s, `spin` 200 µs.
     fn default() -> Self {
         let (host_nqn, host_id) = identity();
         Self {

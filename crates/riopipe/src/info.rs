@@ -32,7 +32,7 @@ pub struct VolumeInfo {
 /// A member of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemberInfo {
-    /// Where it is.
+    /// The address of the member.
     #[serde(serialize_with = "as_text")]
     pub addr: crate::MemberAddr,
     /// Its subsystem.
@@ -44,7 +44,7 @@ pub struct MemberInfo {
     /// Whether it has a volatile write cache.
     pub volatile: bool,
     /// The ordering log of its target: `none`, `file`, `dax`, `block`, `pci`; `foreign` if the
-    /// target doesn't speak Rio's extension.
+    /// target doesn't have Rio's extension.
     pub log: String,
     /// Log slots per stream there.
     pub slots: u32,
