@@ -95,7 +95,7 @@ pub enum ClaimError {
         /// The target that reports this.
         target: usize,
     },
-    /// The label says that the volume's partitions are due, and the target does not know the
+    /// By its labels the volume has partitions on the target, and the target does not know the
     /// volume.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \

@@ -296,7 +296,7 @@ pub enum AssembleError {
         /// The number of the member, as given.
         given: usize,
     },
-    /// The target serves the drive with another log than the one that the label says is due (T19).
+    /// The target serves the drive with another log than the one that is due by the label (T19).
     #[error(
         "member {given}: its target has {} where the label says another one is due; start the \
          target with the volume's log, or open with the loss accepted (accept_lost_log)",
@@ -363,7 +363,7 @@ pub fn log_due(label: &Label) -> Option<[u8; 16]> {
     Some(member.region).filter(|region| *region != [0; 16])
 }
 
-/// Checks that each drive is served with the log that its label says is due (T19).
+/// Checks that each drive is served with the log that is due by its label (T19).
 ///
 /// # Errors
 /// The first drive without its log.

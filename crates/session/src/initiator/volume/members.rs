@@ -73,7 +73,7 @@ pub enum MembersError {
     /// The labels don't make the volume.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
-    /// A drive has fewer blocks than its label says.
+    /// A drive has fewer blocks than its label requires.
     #[error("member {member} has {blocks} blocks, fewer than the {needed} its label tells of")]
     Shrunk {
         /// The member.
