@@ -196,8 +196,8 @@ impl fmt::Debug for Piece {
 }
 
 /// A value that is only reached through `&mut`: it may be shared, since a shared reference shows
-/// nothing of it. Data that a stream stages is such a value. A stream must be `Sync`, because a
-/// future that refers to it must be.
+/// nothing of it. Data that a stream stages is such a value. With it a stream is `Sync`, so that a
+/// future with a reference to the stream may move to another thread.
 #[derive(Default)]
 pub(crate) struct Exclusive<T>(T);
 

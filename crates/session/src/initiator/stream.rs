@@ -536,7 +536,7 @@ fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq
     (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
 }
 
-/// Whether a FLUSH ended with this status because the drive failed. The data that the FLUSH was for
+/// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache
 /// may then be lost. A refusal does not show that the drive failed.
 fn is_drive_failure(status: Status) -> bool {
     status.sct() == Status::SCT_MEDIA

@@ -373,8 +373,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 }
 
 /// Whether a status means that the connection is of no use any more, and does not concern the
-/// stream: another owner has the volume, or this owner has bound the stream to another connection,
-/// which the next bind reports; or data was corrupted in transit.
+/// stream: another owner has the volume, or this owner has it over another association, and the
+/// next bind reports which; or data was corrupted in transit.
 pub(super) fn breaks(said: Status) -> bool {
     said.is(status::STALE_GENERATION)
         || said.is(status::NOT_BOUND)
