@@ -178,8 +178,10 @@ impl Thread<'_> {
         let awaited = |id| handle(id).is_some_and(|handle| handle.watched.is_awaited());
         for (id, turn) in self.driver.due(now, happened, awaited) {
             let Some((OpenStream { shell, handle }, _)) = self.streams.get(&id) else { continue };
-            match shell.take_or_ask() {
-                None => self.driver.in_call(id),
+            // Without a waiter the owner is not to wake this thread at the end of each of its calls.
+            let awaited = handle.watched.is_awaited();
+            match if awaited { shell.take_or_ask() } else { shell.try_take() } {
+                None => self.driver.in_call(id, awaited, now),
                 Some(mut shell) => {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();

@@ -105,12 +105,12 @@ impl Client {
         let awaited = |id| of(id).is_some_and(|stream| !stream.watchers.is_empty());
         for (id, turn) in self.background.due(core.now, is, awaited) {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
+            let awaited = !stream.watchers.is_empty();
             if stream.is_in_call() {
-                self.background.in_call(id);
-                stream.wakes_background = true;
+                self.background.in_call(id, awaited, core.now);
+                stream.wakes_background |= awaited;
                 continue;
             }
-            let awaited = !stream.watchers.is_empty();
             let Some(attention) = stream.attention() else {
                 self.background.remove(id);
                 continue;

@@ -60,7 +60,8 @@ struct Stream {
     due: Option<u64>,
     /// Whether the stream has been taken over.
     minded: bool,
-    /// Its owner was in a call at the last look: the end of that call wakes the driver.
+    /// Its owner was in a call at the last look, and the stream was awaited: the end of that call
+    /// wakes the driver.
     in_call: bool,
 }
 
@@ -130,13 +131,16 @@ impl BackgroundDriver {
         looks
     }
 
-    /// A stream could not be taken: its owner is in a call. The shell has left word, so that the end
-    /// of the call makes it the stream's [turn](Self::due).
-    pub fn in_call(&mut self, stream: StreamId) {
+    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left a
+    /// request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise the
+    /// stream is checked again later: an owner that makes one call after the other does not wake
+    /// the driver at the end of each.
+    pub fn in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
+        let due = now.saturating_add(self.config.away_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.due = None;
+            stream.due = (!awaited).then_some(due);
             stream.minded = false;
-            stream.in_call = true;
+            stream.in_call = awaited;
         }
     }
 
@@ -249,7 +253,11 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
-        background.in_call(ID);
+        background.in_call(ID, false, 1);
+        assert!(!background.minds(ID));
+        assert_eq!(background.deadline(), Some(1 + AWAY), "the ends of its calls wake nobody");
+        assert_eq!(background.due(9, nothing, nothing), []);
+        background.in_call(ID, true, 2);
         assert!(!background.minds(ID));
         assert_eq!(background.deadline(), None, "the end of the call wakes the driver");
         assert_eq!(background.due(9, nothing, nothing), [(ID, true)]);
