@@ -231,6 +231,8 @@ named! {
         T25LeaseWithConnection = "T25-lease-with-connection",
         /// The guard against plain hosts ends with the owner's connection.
         T25GuardWithConnection = "T25-guard-with-connection",
+        /// An owner that closes its volume claims it again on a target that has released it.
+        T25ClaimedAgain = "T25-claimed-again",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.

@@ -79,7 +79,7 @@ impl CallError {
             | Self::TimedOut(_)
             | Self::Behind(_)
             | Self::Exhausted(_) => true,
-            Self::Away(why) => !matches!(why, AwayCause::Changed(_)),
+            Self::Away(why) => !matches!(why, AwayCause::Changed(_) | AwayCause::Released),
             Self::Session(error) => {
                 error.is_passing()
                     || matches!(error, SessionError::QueueDeleted | SessionError::Closed)

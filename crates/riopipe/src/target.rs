@@ -431,7 +431,9 @@ impl Managed {
                 for handle in self.handles.values() {
                     handle.post(Mail::AssociationEnded { server });
                 }
-                if self.loss_timeout.is_zero() {
+                if self.manager.is_released() {
+                    tracing::info!(%volume, %target, "the target, which has released the volume, is lost");
+                } else if self.loss_timeout.is_zero() {
                     tracing::warn!(
                         %volume, %target, error = %why,
                         "lost the target; no time is given for it to come back"
@@ -452,7 +454,7 @@ impl Managed {
                 "given up: the streams fail; when the target comes back they can be reopened"
             ),
             ManagerEvent::Refused { why, cause } => {
-                if !self.loss_timeout.is_zero() {
+                if !self.loss_timeout.is_zero() && !self.manager.is_released() {
                     tracing::error!(
                         %volume, %target, %why, "the target will not have this owner back"
                     );

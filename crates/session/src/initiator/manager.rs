@@ -162,6 +162,8 @@ pub struct AssociationManager<P> {
     serving: Option<ConnectRequest>,
     events: VecDeque<ManagerEvent>,
     chance: u64,
+    /// The target has released the volume: it is not claimed again there.
+    released: bool,
 }
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
@@ -176,6 +178,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             serving: None,
             events: VecDeque::new(),
             chance: config.seed,
+            released: false,
             config,
         };
         manager.association.close_drives();
@@ -250,11 +253,24 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.requests.request(request, chance, now);
     }
 
+    /// The target has answered that it has released the volume. When this association is lost, none
+    /// follows it: it would claim the volume, and nothing would release it any more (T25).
+    pub fn set_released(&mut self) {
+        self.released = true;
+    }
+
+    /// Whether the target has [released](Self::set_released) the volume.
+    #[must_use]
+    pub const fn is_released(&self) -> bool {
+        self.released
+    }
+
     /// The volume is closed. The target learns at once that the owner has ended for good, so that
     /// it needs no lease (T25). The contents of the admin queue's outbox must be sent before the
     /// connection is closed.
     pub fn stop(&mut self, now: u64) {
-        if let Some(claim) = self.config.claim.as_ref().filter(|_| self.is_standing()) {
+        let owns = self.is_standing() && !self.released;
+        if let Some(claim) = self.config.claim.as_ref().filter(|_| owns) {
             let release = wire::release_command(claim.volume, false);
             // If the release cannot be sent, the end of the connection has nearly the same effect.
             let _ = self.association.ask(ControlQueue::Admin, 0, release, Data::None, now);
@@ -299,7 +315,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         let absence = Absence { since: now, why: why.clone(), for_good: false };
         let step = Step::Rest(self.rest(1, now));
         self.state = State::Away(absence, Return { attempt: 1, step, given_up: false });
-        if self.config.loss_ns == 0 {
+        if self.released && !probe::planted(Plant::T25ClaimedAgain) {
+            self.refuse(AwayCause::Released, Cause::Disconnected);
+        } else if self.config.loss_ns == 0 {
             self.refuse(why, Cause::Disconnected);
         }
     }

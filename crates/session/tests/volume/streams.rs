@@ -187,32 +187,67 @@ fn a_volume_is_released_on_all_targets() {
     assert!(!owner.cluster.worlds.iter().any(owned));
 }
 
-/// Releases the volume while all associations end after the command and before the answer.
-fn release_across_a_loss(loss_ns: u64) -> (Owner, Result<(), StreamsRecoveryError>) {
-    let mut owner = Owner::new(2, loss_ns);
-    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
-    let mut is_cut = false;
-    let released = loop {
+/// The connections of all associations break.
+fn cut(owner: &mut Owner) {
+    let mut wires = std::mem::take(&mut owner.wires);
+    owner.cluster.cut(&mut wires);
+    let now = owner.cluster.now;
+    for manager in &mut owner.managers {
+        manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
+    }
+}
+
+/// Continues a release until it ends, or until `until` holds.
+fn release_until(
+    owner: &mut Owner,
+    release: &mut VolumeRelease,
+    until: impl Fn(&VolumeRelease) -> bool,
+) -> Result<bool, StreamsRecoveryError> {
+    loop {
         let (now, managers) = (owner.cluster.now, &mut owner.managers);
-        match release.advance(now, |server, work| work(&mut managers[server])) {
-            Ok(false) => {}
-            Ok(true) => break Ok(()),
-            Err(error) => break Err(error),
+        if release.advance(now, |server, work| work(&mut managers[server]))? {
+            return Ok(true);
         }
-        if !std::mem::replace(&mut is_cut, true) {
-            let mut wires = std::mem::take(&mut owner.wires);
-            owner.cluster.cut(&mut wires);
-            for manager in &mut owner.managers {
-                manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
-            }
-        } else if !owner.carry() {
+        if until(release) {
+            return Ok(false);
+        }
+        if !owner.carry() {
             let due = owner.managers.iter().filter_map(Manager::deadline).min();
             owner.cluster.go_to(due.expect("the targets are tried again"));
             let now = owner.cluster.now;
             owner.managers.iter_mut().for_each(|manager| manager.timeout(now));
         }
-    };
+    }
+}
+
+/// Releases the volume while all associations end after the command and before the answer.
+fn release_across_a_loss(loss_ns: u64) -> (Owner, Result<(), StreamsRecoveryError>) {
+    let mut owner = Owner::new(2, loss_ns);
+    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
+    let (now, managers) = (owner.cluster.now, &mut owner.managers);
+    let over = release.advance(now, |server, work| work(&mut managers[server]));
+    assert_eq!(over, Ok(false));
+    cut(&mut owner);
+    let released = release_until(&mut owner, &mut release, |_| false).map(|_| ());
     (owner, released)
+}
+
+#[test]
+fn t25_a_target_that_has_released_the_volume_is_not_claimed_again() {
+    let mut owner = Owner::new(2, 60 * S);
+    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
+    owner.cluster.down[1] = true;
+    cut(&mut owner);
+    let first_has_released = |release: &VolumeRelease| release.owed() == Some(1);
+    assert_eq!(release_until(&mut owner, &mut release, first_has_released), Ok(false));
+    cut(&mut owner);
+    let absence = owner.managers[0].absence().expect("its association is lost");
+    assert!(absence.for_good, "{absence:?}");
+    owner.cluster.down[1] = false;
+    let mut again = VolumeRelease::new(VOLUME, vec![true, true]);
+    assert_eq!(release_until(&mut owner, &mut again, |_| false), Ok(true));
+    let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
+    assert!(!owner.cluster.worlds.iter().any(owned));
 }
 
 #[test]

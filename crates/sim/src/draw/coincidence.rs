@@ -46,6 +46,7 @@ const ALL: &[(u64, Draw)] = &[
     (2, spoilt_logs),
     (1, owners::strangers_who_give_orders),
     (2, owners::strangers_while_the_owner_is_away),
+    (4, owners::closed_while_one_is_down),
     (3, left_alone),
     (2, away_for_about_the_loss_time),
     (2, writes_of_the_dead),

@@ -25,4 +25,7 @@ pub enum AwayCause {
     /// It came back, and could not be asked.
     #[error(transparent)]
     Ask(#[from] AskError),
+    /// It released the volume, and was lost after that.
+    #[error("the volume was released there")]
+    Released,
 }

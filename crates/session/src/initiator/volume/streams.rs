@@ -278,6 +278,9 @@ impl VolumeRelease {
         manager: &mut AssociationManager<P>,
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
+        if manager.is_released() {
+            self.owed[server] = false;
+        }
         if !self.owed[server] {
             return Ok(());
         }
@@ -296,16 +299,21 @@ impl VolumeRelease {
                 },
             )?;
         }
+        let mut released = false;
         while let Some(Answer { name, cqe, .. }) = association.answer() {
             if name == RELEASE {
                 self.owed[server] = false;
                 let status = cqe.status();
                 if status.is_ok() {
+                    released = true;
                     self.given.push(server);
                 } else if self.refused.is_none() {
                     self.refused = Some((server, status));
                 }
             }
+        }
+        if released {
+            manager.set_released();
         }
         Ok(())
     }

@@ -20,9 +20,9 @@ pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
     let (machine, effects, fences, down_us) = (0, 0, false, 10);
     scenario.net = NetSpec { delay_min: 10_000, delay_max: 20_000, split: 0 };
     scenario.faults.push(at(rng.range(100, 300), What::Kill { machine, effects, fences, down_us }));
-    let when = When::Replay(0, rng.below(7) as u32);
+    let when = When::Replay(0, rng.below(5) as u32);
     scenario.faults.push(Fault { when, what: What::TakeOver { for_us: 40_000 } });
-    let when = When::Recovery(1, rng.range(60, 90) as u32);
+    let when = When::Recovery(1, rng.range(66, 88) as u32);
     let kill = What::Kill { machine, effects, fences, down_us };
     scenario.faults.push(Fault { when, what: kill });
     scenario
@@ -91,6 +91,36 @@ pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
         event += rng.range(40, 200);
         let for_us = *rng.pick(&[5_000, 20_000]);
         scenario.faults.push(at(event, What::GiveBack { for_us }));
+    }
+    scenario
+}
+
+/// A target stops while the volume is being closed. Another target has released it, and is started
+/// again before the first one is back. Just then another host writes there (T25).
+pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(24, rng);
+    let second = scenario.machines[0].clone();
+    scenario.machines.push(second);
+    scenario.volume.members = vec![(0, 0), (1, 0)];
+    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::None]);
+    scenario.client.retry_us = *rng.pick(&[0, 200]);
+    for _ in 0..rng.range(4, 10) {
+        let block = rng.below(24) as u32;
+        scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(60)));
+    }
+    scenario.steps.push(Step { stream: 0, op: Op::WaitDurable });
+    let mut event = rng.range(150, 300);
+    scenario.faults.push(at(event, What::GiveBack { for_us: 5_000 }));
+    let stop = What::Stop { machine: 0, off: true, cut: 0, down_us: 20_000 };
+    scenario.faults.push(at(event + rng.range(3, 13), stop));
+    event += rng.range(12, 24);
+    let kill = What::Kill { machine: 1, effects: 0, fences: false, down_us: 10 };
+    scenario.faults.push(at(event, kill));
+    for _ in 0..4 {
+        event += rng.range(10, 50);
+        let lba = FIRST + rng.below(24) as u32;
+        let what = What::Intruder { machine: 1, drive: 0, lba, more: 0, forgets: false };
+        scenario.faults.push(at(event, what));
     }
     scenario
 }
