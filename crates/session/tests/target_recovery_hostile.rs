@@ -132,6 +132,29 @@ fn t19_what_is_lost_is_neither_listed_nor_settled() {
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x710);
 }
 
+/// A target crashes while a claim begins partitions anew whose content its owner has given up.
+#[test]
+fn t26_a_partition_that_was_given_up_may_be_blank_after_a_crash() {
+    let w = World::abandoned();
+    let (at, len) = w.partition(1);
+    let header = w.host.parts.part(0..HEADER_BYTES);
+    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    let generation = region.volume(VOLUME).unwrap().generation;
+    for later in [0, 1] {
+        let parts = w.host.parts.crash(1);
+        let mut part = parts.part(at..at + len);
+        part.write(0, &vec![0; len]);
+        part.fence().unwrap();
+        let header = parts.part(0..HEADER_BYTES);
+        let mut region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+        region.give_up(VOLUME, generation + later).unwrap();
+        let split = Box::new(move |range: std::ops::Range<usize>| Ok(parts.part(range)));
+        let (_, problems) = Volumes::with_log(region, split, crc);
+        // A claim that was granted has begun its partitions anew: then a blank one is a loss.
+        assert_eq!(problems.len(), 1 - later as usize, "{problems:?}");
+    }
+}
+
 fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
     from[random.index(from.len())]
 }

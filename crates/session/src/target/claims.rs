@@ -107,18 +107,17 @@ impl<R: Region> Volumes<R> {
                     .filter_map(|stream| Some((stream, record.partition(stream)?)))
                     .map(|(stream, range)| {
                         let id = PartitionId { volume: record.id, stream };
-                        let opened = split(range)
-                            .map_err(|error| error.to_string())
-                            .and_then(|r| StreamLog::open(r, id, crc).map_err(|e| e.to_string()));
-                        match opened {
-                            Ok((log, scan)) => Partition::read(log, &scan),
-                            Err(problem) => {
+                        // The owner of a later claim has given up what the log knew. A crash came
+                        // before its claim was granted.
+                        let is_given_up = record.given_up > record.generation;
+                        open_partition(&mut split, range, id, is_given_up, crc).unwrap_or_else(
+                            |problem| {
                                 probe::hit(Rare::LogRefused);
                                 problems.push(problem);
                                 lost = true;
                                 Partition::Damaged
-                            }
-                        }
+                            },
+                        )
                     })
                     .collect();
                 Volume { partitions, ..Volume::known(&record, lost) }
@@ -498,5 +497,27 @@ impl<R: Region> Volumes<R> {
 
     pub(super) fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
         self.list.iter().find(|v| v.id == id)
+    }
+}
+
+/// Opens a partition. One that is not valid is begun anew if it was given up (T26): its new owner
+/// was going to do that.
+fn open_partition<R: Region>(
+    split: &mut Split<R>,
+    range: Range<usize>,
+    id: PartitionId,
+    is_given_up: bool,
+    crc: Crc32c,
+) -> Result<Partition<R>, String> {
+    let part = split(range.clone()).map_err(|error| error.to_string())?;
+    match StreamLog::open(part, id, crc) {
+        Ok((log, scan)) => Ok(Partition::read(log, &scan)),
+        Err(LogError::Region(error)) => Err(error.to_string()),
+        Err(_) if is_given_up => {
+            let part = split(range).map_err(|error| error.to_string())?;
+            let log = StreamLog::format(part, id, 0, crc).map_err(|error| error.to_string())?;
+            Ok(Partition::Home { log, entries: 0 })
+        }
+        Err(error) => Err(error.to_string()),
     }
 }
