@@ -217,9 +217,9 @@ impl Writer {
             }
             let full = !self.fill()?;
             let until = match self.enough() {
-                _ if full => Until::Room,
+                _ if full => Until::Space,
                 Some(seq) => Until::Complete(seq),
-                None => Until::Room,
+                None => Until::Space,
             };
             let marks = self.stream.wait(until, None).map_err(|error| storage(&error))?;
             let now = Instant::now();

@@ -138,7 +138,7 @@ fn write_tail(
             Ok(_) => return Ok(()),
             // The log or the memory for replay is full: nothing was taken, try again.
             Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
-                stream.wait(Until::Room, None)?;
+                stream.wait(Until::Space, None)?;
             }
             Err(error) => return Err(error.into()),
         }

@@ -128,7 +128,7 @@ fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig
         host_id: options.host_id,
         subnqn,
         keep_alive_ms: options.keep_alive_ms(),
-        tell_ns: None,
+        report_ns: None,
         header_digest: options.header_digest,
         data_digest: options.data_digest,
         crc: crate::crc32c,

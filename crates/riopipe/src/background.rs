@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
 use riopipe_order::attribute::StreamId;
-use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Look};
+use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Finding};
 
 use crate::failure::StreamFailure;
 use crate::shared::lock;
@@ -185,7 +185,7 @@ impl Thread<'_> {
                 Some(mut shell) => {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
-                    if self.driver.look(id, turn, awaited, attention, now) == Look::Drive {
+                    if self.driver.look(id, turn, awaited, attention, now) == Finding::Drive {
                         let next = shell.tend(self.driver.config().flush_ns);
                         self.driver.tended(id, next);
                     }

@@ -7,7 +7,7 @@ use riopipe_nvme::command::Status;
 use riopipe_session::initiator::association::{AssociationError, ConnectFailure};
 use riopipe_session::initiator::attach::AttachError as BringUpError;
 use riopipe_session::initiator::keep_alive::Loss;
-use riopipe_session::initiator::manager::AwayCause;
+use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::volume::error::{CallFailure, Nonsense};
@@ -41,7 +41,7 @@ pub enum CallError {
     Lost(Loss),
     /// The target is away.
     #[error(transparent)]
-    Away(AwayCause),
+    Unreachable(UnreachableCause),
     /// Discovery lists no subsystem, or several, and none was named.
     #[error(transparent)]
     WhichSubsystem(AssociationError),
@@ -79,7 +79,9 @@ impl CallError {
             | Self::TimedOut(_)
             | Self::Behind(_)
             | Self::Exhausted(_) => true,
-            Self::Away(why) => !matches!(why, AwayCause::Changed(_) | AwayCause::Released),
+            Self::Unreachable(why) => {
+                !matches!(why, UnreachableCause::Changed(_) | UnreachableCause::Released)
+            }
             Self::Session(error) => {
                 error.is_passing()
                     || matches!(error, SessionError::QueueDeleted | SessionError::Closed)

@@ -11,7 +11,7 @@ use riopipe_order::ownership::Violation;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
 use riopipe_session::engine_choice::Lack;
-use riopipe_session::initiator::manager::AwayCause;
+use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::stream_driver::NotSubmitted;
 use riopipe_session::label::AssembleError;
@@ -149,11 +149,11 @@ pub enum RecoverError {
         "target {target} is away ({why}), and recovery needs all targets of the volume: try again \
          when it is back"
     )]
-    Away {
+    Unreachable {
         /// The target.
         target: TargetAddr,
         /// What keeps it away.
-        why: AwayReason,
+        why: UnreachableReason,
     },
     /// A target of the open volume is lost to it for good.
     #[error(
@@ -164,7 +164,7 @@ pub enum RecoverError {
         /// The target.
         target: TargetAddr,
         /// Why.
-        why: AwayCause,
+        why: UnreachableCause,
     },
     /// A target refused or failed.
     #[error("target {target}: {doing} failed: {source}")]
@@ -199,7 +199,7 @@ impl RecoverError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Attach(error) => error.is_retryable(),
-            Self::Away { .. } => true,
+            Self::Unreachable { .. } => true,
             Self::Lost { .. } | Self::Save(_) => false,
             Self::Call { source, .. } => source.is_retryable(),
             Self::Opening { error, .. } => opening_may_pass(error),
@@ -210,10 +210,10 @@ impl RecoverError {
 /// Why a target that is expected to come back is away.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AwayReason {
+pub enum UnreachableReason {
     /// It is away still.
     #[error(transparent)]
-    Cause(#[from] AwayCause),
+    Cause(#[from] UnreachableCause),
     /// It is back already.
     #[error("it was away for a moment")]
     Passed,
@@ -436,7 +436,7 @@ impl SubmitError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitErrorKind {
-    /// No room right now: wait for [`Until::Room`](crate::Until::Room) and submit again.
+    /// No room right now: wait for [`Until::Space`](crate::Until::Space) and submit again.
     #[error("no room for the group now ({0}): wait for room and submit it again")]
     Full(Bound),
     /// It can never fit.
@@ -468,7 +468,7 @@ pub enum SubmitErrorKind {
 
 impl SubmitErrorKind {
     /// Whether the same group may be taken later, with nothing changed but time: wait for
-    /// [`Until::Room`](crate::Until::Room) and submit it again. False: it will be refused again. A
+    /// [`Until::Space`](crate::Until::Space) and submit it again. False: it will be refused again. A
     /// stream that has failed ([`Poisoned`](Self::Poisoned)) can be
     /// [reopened](crate::Stream::reopen) if [`StreamFailure::is_retryable`] says so.
     #[must_use]

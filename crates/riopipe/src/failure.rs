@@ -6,7 +6,7 @@ use std::time::Duration;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Cause;
-use riopipe_session::initiator::manager::AwayCause;
+use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::wire::status;
 
 use crate::addr::MemberAddr;
@@ -86,7 +86,7 @@ pub enum FailureCause {
     /// The target's log is not what this stream has sent to it (T18, T19).
     LogMismatch,
     /// The target came back, and its log or a drive is not what it was (T27).
-    Changed(Option<Box<AwayCause>>),
+    Changed(Option<Box<UnreachableCause>>),
     /// The target could not be told that its log may forget the stream.
     Forget(Status),
 }
@@ -95,7 +95,7 @@ pub enum FailureCause {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     /// What was met last.
-    pub why: AwayCause,
+    pub why: UnreachableCause,
     /// For how long it has been away.
     pub since: Duration,
     /// It is not tried again: the volume has to be opened anew.
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     fn away(for_good: bool) -> Option<Absence> {
-        let why = AwayCause::Claim(status::LEASE_OVER);
+        let why = UnreachableCause::Claim(status::LEASE_OVER);
         Some(Absence { why, since: Duration::from_millis(1500), for_good })
     }
 

@@ -153,9 +153,10 @@ pub use addr::{MemberAddr, ParseMemberError, TargetAddr};
 pub use association::discover;
 pub use create::CreateOptions;
 pub use error::{
-    AcknowledgeError, AttachError, AwayReason, Bound, BufError, CallError, CloseError, CreateError,
+    AcknowledgeError, AttachError, Bound, BufError, CallError, CloseError, CreateError,
     EngineHindrance, NotClosed, OpenError, ReadError, RecoverError, ReopenError, StreamError,
-    StreamNotClosed, StreamOptionsError, SubmitError, SubmitErrorKind, WaitError,
+    StreamNotClosed, StreamOptionsError, SubmitError, SubmitErrorKind, UnreachableReason,
+    WaitError,
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
@@ -174,7 +175,7 @@ pub use riopipe_platform::crc32c;
 pub use riopipe_session::claim::ClaimError;
 pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
-pub use stat::{StreamStat, TargetLink, VolumeStat};
+pub use stat::{StreamStat, TargetStat, VolumeStat};
 pub use stream::{Stream, StreamOptions};
 pub use volume::{OpenOptions, RecoverOptions, RecoverProgress, Volume};
 pub use waking::{StreamFd, StreamWaker};
@@ -192,7 +193,7 @@ pub mod cause {
     pub use riopipe_session::initiator::attach::AttachError as BringUpError;
     pub use riopipe_session::initiator::keep_alive::Loss;
     pub use riopipe_session::initiator::known::Changed;
-    pub use riopipe_session::initiator::manager::AwayCause;
+    pub use riopipe_session::initiator::manager::UnreachableCause;
     pub use riopipe_session::initiator::opening::OpeningError;
     pub use riopipe_session::initiator::queue_pair::SessionError;
     pub use riopipe_session::initiator::volume::error::{Nonsense, VolumeOptionsError};

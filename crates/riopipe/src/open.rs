@@ -14,12 +14,12 @@ use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{OpeningError, Progress};
 use riopipe_session::initiator::reconnect::BackOff;
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
-use riopipe_session::initiator::volume::handover::HandoverLedger;
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, Patience, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::saving::SaveStep;
 use riopipe_session::initiator::volume::state::VolumeState;
@@ -45,13 +45,13 @@ const FIRST_ATTEMPT: u32 = 0;
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// The options for claiming a volume, or for inspecting it.
-pub(crate) struct Way<'a> {
+pub(crate) struct OpenRequest<'a> {
     pub(crate) engine: Option<EngineKind>,
     pub(crate) take_over: bool,
     /// How long to wait for an owner that may still come back.
     pub(crate) wait_for_lease: Duration,
     pub(crate) accept_lost_log: bool,
-    pub(crate) check_handover: bool,
+    pub(crate) check_ownership: bool,
     pub(crate) connect: &'a ConnectOptions,
     /// The file in which data that is about to be zeroed is saved.
     pub(crate) save_undone: Option<&'a Path>,
@@ -62,24 +62,24 @@ pub(crate) struct Way<'a> {
 pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
-    way: &mut Way<'_>,
+    request: &mut OpenRequest<'_>,
 ) -> Result<(Arc<Inner>, Recovery), OpenError> {
     let background = Background::new(name).map_err(|_| Exhausted::Descriptors)?;
-    let (targets, opened, saved) = run(Some(name), members, Purpose::Take, way)?;
+    let (targets, opened, saved) = run(Some(name), members, Purpose::Take, request)?;
     let recovery = recovery(&opened, &targets, saved);
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
     }
-    Ok((inner(&targets, members, opened, background, way), recovery))
+    Ok((inner(&targets, members, opened, background, request), recovery))
 }
 
 /// Reports what opening would find, after a wait if the volume is owned. Nothing is changed.
 pub(crate) fn dry_run(
     name: &str,
     members: &[MemberAddr],
-    way: &mut Way<'_>,
+    request: &mut OpenRequest<'_>,
 ) -> Result<Recovery, OpenError> {
-    let (targets, opened, saved) = run(Some(name), members, Purpose::DryRun, way)?;
+    let (targets, opened, saved) = run(Some(name), members, Purpose::DryRun, request)?;
     Ok(Recovery { dry_run: true, ..recovery(&opened, &targets, saved) })
 }
 
@@ -88,17 +88,17 @@ pub(crate) fn inspect(
     members: &[MemberAddr],
     connect: &ConnectOptions,
 ) -> Result<VolumeInfo, OpenError> {
-    let mut way = Way {
+    let mut request = OpenRequest {
         engine: None,
         take_over: false,
         wait_for_lease: Duration::ZERO,
         accept_lost_log: true,
-        check_handover: false,
+        check_ownership: false,
         connect,
         save_undone: None,
         progress: &mut |_| (),
     };
-    let (_, opened, _) = run(None, members, Purpose::Look, &mut way)?;
+    let (_, opened, _) = run(None, members, Purpose::Inspect, &mut request)?;
     Ok(info(&opened, members))
 }
 
@@ -106,25 +106,25 @@ fn config(
     name: Option<&str>,
     targets: &Targets,
     purpose: Purpose,
-    way: &Way<'_>,
+    request: &OpenRequest<'_>,
 ) -> VolumeOpeningConfig {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let connect = way.connect;
+    let connect = request.connect;
     VolumeOpeningConfig {
         name: name.map(Into::into),
         places: targets.places.clone(),
         targets: targets.len(),
         purpose,
-        engine: way.engine,
-        take_over: way.take_over,
-        accept_lost_log: way.accept_lost_log,
-        wait: Patience::of(nanos(way.wait_for_lease)),
+        engine: request.engine,
+        take_over: request.take_over,
+        accept_lost_log: request.accept_lost_log,
+        wait: OwnerWait::of(nanos(request.wait_for_lease)),
         lease: LeaseTimes {
             loss_ms: millis(connect.loss_timeout),
             keep_alive_ms: connect.keep_alive_ms(),
             timeout_ms: millis(connect.timeout),
         },
-        save_undone: way.save_undone.is_some(),
+        save_undone: request.save_undone.is_some(),
         timeout_ns: nanos(connect.timeout),
         attempt: FIRST_ATTEMPT,
         layout: Layout::default(),
@@ -138,17 +138,17 @@ fn run(
     name: Option<&str>,
     members: &[MemberAddr],
     purpose: Purpose,
-    way: &mut Way<'_>,
+    request: &mut OpenRequest<'_>,
 ) -> Result<(Targets, OpenedVolume, Option<PathBuf>), OpenError> {
-    let targets = Targets::start(members, way.connect)?;
-    let mut opening = VolumeOpening::new(config(name, &targets, purpose, way), now_ns());
-    let mut keeping = Keeping { path: way.save_undone, file: None, saved: None, failed: None };
+    let targets = Targets::start(members, request.connect)?;
+    let mut opening = VolumeOpening::new(config(name, &targets, purpose, request), now_ns());
+    let mut keeping = Keeping { path: request.save_undone, file: None, saved: None, failed: None };
     let result = loop {
         let seen = targets.signal.count();
         opening.advance(now_ns(), &mut &targets);
         while let Some(event) = opening.event() {
             match event {
-                OpeningEvent::Progress(progress) => (way.progress)(progress),
+                OpeningEvent::Progress(progress) => (request.progress)(progress),
                 OpeningEvent::Owned { server, owner, lease_left_ms, give_up_ns } => {
                     let (target, lease_left_s) =
                         (targets.name(server), lease_left_ms.div_ceil(1000));
@@ -160,7 +160,7 @@ fn run(
                 }
                 OpeningEvent::Sent { .. }
                 | OpeningEvent::Claimed { .. }
-                | OpeningEvent::GivesBack { .. } => {}
+                | OpeningEvent::Releases { .. } => {}
             }
         }
         if let Some(result) = opening.take_result() {
@@ -179,7 +179,7 @@ fn run(
         Ok(opened) => Ok((targets, opened, keeping.saved)),
         Err(error) => {
             let failed = keeping.discard();
-            Err(open_error(name.unwrap_or_default(), members, &targets, way, error, failed))
+            Err(open_error(name.unwrap_or_default(), members, &targets, request, error, failed))
         }
     }
 }
@@ -222,11 +222,11 @@ fn open_error(
     volume: &str,
     members: &[MemberAddr],
     targets: &Targets,
-    way: &Way<'_>,
+    request: &OpenRequest<'_>,
     error: VolumeOpenError,
     keeping: Option<SaveError>,
 ) -> OpenError {
-    let timeout = way.connect.timeout;
+    let timeout = request.connect.timeout;
     match error {
         VolumeOpenError::Attach(failed) => targets.attach_error(failed).into(),
         VolumeOpenError::NoNamespace { member } => {
@@ -337,19 +337,19 @@ fn inner(
     addrs: &[MemberAddr],
     opened: OpenedVolume,
     background: Arc<Background>,
-    way: &Way<'_>,
+    request: &OpenRequest<'_>,
 ) -> Arc<Inner> {
     let info = info(&opened, addrs);
     let members = &opened.members;
     let granted = members.controllers.iter().map(|controller| controller.queues).collect();
     let logged = opened.engine.capabilities().keeps_log;
     let mut state = VolumeState::new(members.head.streams, granted, logged, FIRST_ATTEMPT);
-    let mut ledger = HandoverLedger::default();
+    let mut ledger = BlockOwnershipChecker::default();
     for found in streams_of(&opened.outcome, &opened.topology) {
         state.recovered(found.stream, found.last, found.pending());
         ledger.restarted(found.stream, found.last);
     }
-    let checks = (way.check_handover || cfg!(debug_assertions)) && logged;
+    let checks = (request.check_ownership || cfg!(debug_assertions)) && logged;
     let servers = (0..targets.len()).map(|index| {
         let controller = &members.controllers[index];
         let claim = opened.resume_claim(index);
@@ -365,7 +365,7 @@ fn inner(
         let config = ManagerConfig {
             known: opened.known_target(index),
             claim,
-            loss_ns: nanos(way.connect.loss_timeout),
+            loss_ns: nanos(request.connect.loss_timeout),
             back_off: BackOff::default(),
             // The low bits of the clock differ from process to process.
             seed: now_ns(),
@@ -381,12 +381,12 @@ fn inner(
         engine: opened.engine,
         generation: opened.generation,
         flush_failures: FlushFailures::new(opened.topology.members().len()),
-        replay_board: ReplayBoard::new(opened.topology.servers().len()),
+        read_barrier: ReadBarrier::new(opened.topology.servers().len()),
         opening: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
         topology: opened.topology,
         servers,
-        connect: way.connect.clone(),
+        connect: request.connect.clone(),
         state: Mutex::new(state),
         ledger: checks.then(|| Mutex::new(ledger)),
         background,

@@ -13,7 +13,7 @@ use riopipe_session::initiator::volume::streams::{
 };
 
 use crate::addr::TargetAddr;
-use crate::error::{AcknowledgeError, AwayReason, CallError, CloseError, RecoverError};
+use crate::error::{AcknowledgeError, CallError, CloseError, RecoverError, UnreachableReason};
 use crate::recovery::{Steps, StreamRecovery, streams_of};
 use crate::shared::{Inner, lock};
 use crate::stream::nanos;
@@ -28,7 +28,7 @@ impl RecoverError {
         if absence.for_good {
             Self::Lost { target, why }
         } else {
-            Self::Away { target, why: why.into() }
+            Self::Unreachable { target, why: why.into() }
         }
     }
 }
@@ -94,13 +94,14 @@ impl Inner {
 
     fn recover_error(&self, error: StreamsRecoveryError) -> RecoverError {
         match error {
-            StreamsRecoveryError::Away { server } => {
+            StreamsRecoveryError::Unreachable { server } => {
                 let server = &self.servers[server];
                 match server.target.absence() {
                     Some(absence) => RecoverError::absent(&server.name, absence),
-                    None => {
-                        RecoverError::Away { target: server.name.clone(), why: AwayReason::Passed }
-                    }
+                    None => RecoverError::Unreachable {
+                        target: server.name.clone(),
+                        why: UnreachableReason::Passed,
+                    },
                 }
             }
             StreamsRecoveryError::Call { server, doing, source } => RecoverError::Call {
@@ -139,7 +140,8 @@ impl Inner {
                 let server = release.owed().unwrap_or(0);
                 let absence = self.servers[server].target.absence();
                 let timed_out = CallError::TimedOut(timeout);
-                let source = absence.map_or(timed_out, |absence| CallError::Away(absence.why));
+                let source =
+                    absence.map_or(timed_out, |absence| CallError::Unreachable(absence.why));
                 return Err(CloseError::Call { target: self.server_name(server), source });
             }
             self.signal.wait(seen, left);
@@ -148,9 +150,9 @@ impl Inner {
 
     fn close_error(&self, error: StreamsRecoveryError) -> CloseError {
         let (server, source) = match error {
-            StreamsRecoveryError::Away { server } => {
+            StreamsRecoveryError::Unreachable { server } => {
                 let absence = self.servers[server].target.absence();
-                let source = absence.map_or(CallError::Closed, |a| CallError::Away(a.why));
+                let source = absence.map_or(CallError::Closed, |a| CallError::Unreachable(a.why));
                 (server, source)
             }
             StreamsRecoveryError::Call { server, source, .. } => {

@@ -8,8 +8,8 @@ use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
-use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::state::{ReserveError, Reserved, VolumeState};
 use riopipe_session::stages::Stages;
 
@@ -38,9 +38,9 @@ pub(crate) struct Inner {
     pub(crate) connect: ConnectOptions,
     pub(crate) state: Mutex<VolumeState>,
     pub(crate) flush_failures: Arc<FlushFailures>,
-    pub(crate) replay_board: Arc<ReplayBoard>,
+    pub(crate) read_barrier: Arc<ReadBarrier>,
     /// The ownership checker (T11, T15), if the caller has asked for it.
-    pub(crate) ledger: Option<Mutex<HandoverLedger>>,
+    pub(crate) ledger: Option<Mutex<BlockOwnershipChecker>>,
     pub(crate) background: Arc<Background>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,

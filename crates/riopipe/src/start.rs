@@ -20,7 +20,7 @@ use crate::piece::Piece;
 use crate::reader::ReaderOptions;
 use crate::shared::{Inner, Server};
 use crate::stream::{StreamOptions, nanos};
-use crate::stream_shell::{Connections, Mail, StreamHandle, StreamShell, poll_error};
+use crate::stream_shell::{Connections, StreamHandle, StreamMessage, StreamShell, poll_error};
 
 /// Connects a stream to all targets and binds it there.
 pub(crate) fn start(
@@ -63,7 +63,7 @@ fn start_with(
     let stream = spec.config.stream;
     let shared = StreamShared {
         flush_failures: Arc::clone(&volume.flush_failures),
-        replay_board: Arc::clone(&volume.replay_board),
+        read_barrier: Arc::clone(&volume.read_barrier),
     };
     let mut start = StreamStart::new(spec, shared, nanos(timeout), now_ns());
     let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
@@ -80,12 +80,12 @@ fn start_with(
     loop {
         for mail in handle.take_mail() {
             match mail {
-                Mail::AssociationEnded { server } => {
+                StreamMessage::AssociationEnded { server } => {
                     start.association_ended(server as u16, now_ns());
                 }
-                Mail::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
+                StreamMessage::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
                 // Requested by an earlier run of the stream.
-                Mail::Connected { .. } => {}
+                StreamMessage::Connected { .. } => {}
             }
         }
         match start.step(now_ns()) {
@@ -93,7 +93,7 @@ fn start_with(
                 let at = request.server;
                 match connect(volume, &mut start, &mut connections, handle, &request) {
                     Ok(()) => {}
-                    Err(Unconnected::Away(why)) => {
+                    Err(Unconnected::Unreachable(why)) => {
                         met = Some(why);
                         start.put_off(at, now_ns());
                     }
@@ -175,7 +175,7 @@ fn not_for_good(server: &Server) -> Result<(), StreamError> {
 /// Why a connection could not be made.
 enum Unconnected {
     /// The target is unreachable, or may become so.
-    Away(CallError),
+    Unreachable(CallError),
     Failed(StreamError),
 }
 
@@ -191,9 +191,10 @@ fn connect(
     not_for_good(server).map_err(Unconnected::Failed)?;
     // Before the connection is begun: the stream gets a message when the association ends
     // meanwhile.
-    let queue = server.target.io_queue(request, handle).map_err(Unconnected::Away)?;
+    let queue = server.target.io_queue(request, handle).map_err(Unconnected::Unreachable)?;
     let socket = open_socket(&server.addr, &volume.connect);
-    let away = |error: ConnectError| Unconnected::Away(ConnectFailure(error.to_string()).into());
+    let away =
+        |error: ConnectError| Unconnected::Unreachable(ConnectFailure(error.to_string()).into());
     let socket = socket.map_err(away)?;
     connections.open(at, socket).map_err(|error| {
         let (stream, target) = (request.stream, server.name.clone());

@@ -31,7 +31,7 @@ pub struct VolumeStat {
     /// How long it has been open, seconds.
     pub uptime_s: f64,
     /// Its targets, in the order of its members.
-    pub targets: Vec<TargetLink>,
+    pub targets: Vec<TargetStat>,
     /// The streams that are open, by their ids.
     pub streams: Vec<StreamStat>,
     /// One group in so many is traced, on average.
@@ -43,7 +43,7 @@ pub struct VolumeStat {
 
 /// A target of an open volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TargetLink {
+pub struct TargetStat {
     /// Where it is, as `host:port`.
     pub address: String,
     /// Its subsystem.
@@ -76,7 +76,7 @@ impl VolumeStat {
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
-        if self.is_same_life(before) {
+        if self.is_same_opening(before) {
             since.uptime_s -= before.uptime_s;
             since.stages = riopipe_metrics::since(&self.stages, &before.stages);
         }
@@ -85,7 +85,7 @@ impl VolumeStat {
 
     /// Whether both were told between one opening of one volume and its end.
     #[must_use]
-    pub fn is_same_life(&self, other: &Self) -> bool {
+    pub fn is_same_opening(&self, other: &Self) -> bool {
         let life = |stat: &Self| (stat.volume.clone(), stat.generation, stat.opened_unix_ms);
         life(self) == life(other)
     }
@@ -94,7 +94,7 @@ impl VolumeStat {
 impl Inner {
     /// The figures now. Takes what the streams have published, and waits for none of them.
     pub(crate) fn stat(&self) -> VolumeStat {
-        let target = |server: &Arc<Server>| TargetLink {
+        let target = |server: &Arc<Server>| TargetStat {
             address: server.name.to_string(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
             connected: server.target.absence().is_none(),
@@ -191,7 +191,7 @@ mod tests {
     fn stat(uptime_s: f64, complete: u64, wire: &[(u64, u64)]) -> VolumeStat {
         let sum = wire.iter().map(|(ns, count)| ns * count).sum();
         let wire = Distribution::from_filled(wire, sum, wire.last().map_or(0, |(ns, _)| *ns));
-        let target = |port: u16, connected| TargetLink {
+        let target = |port: u16, connected| TargetStat {
             address: format!("127.0.0.1:{port}"),
             subnqn: "nqn.2026-11.com.example:d".into(),
             connected,

@@ -270,7 +270,7 @@ impl Stream {
                 // Its owner may sleep here for good: then this call does what the background thread
                 // does elsewhere (T1).
                 let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
-                shell.driver.look_after(worked, flush_ns, now);
+                shell.driver.take_care(worked, flush_ns, now);
             }
             shell.rest(waiter, worked, deadline);
         };
@@ -525,7 +525,7 @@ impl Stream {
                 Err(kind @ SubmitErrorKind::Full(_))
                     if deadline.is_none_or(|deadline| now_ns() < deadline) =>
                 {
-                    match self.wait_for_room(deadline) {
+                    match self.wait_for_space(deadline) {
                         Ok(true) => continue,
                         Ok(false) => kind,
                         Err(failure) => SubmitErrorKind::Poisoned(failure),
@@ -538,13 +538,13 @@ impl Stream {
     }
 
     /// Waits for room; false if there was none before the deadline.
-    fn wait_for_room(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
+    fn wait_for_space(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
         let Self { shell, handle, volume, waiter, pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, &volume.background);
         let end = loop {
             let worked = shell.work(&mut |_, _| ());
             shell.marks()?;
-            if let Some(end) = shell.driver.wait_step_unwoken(Until::Room, deadline, now_ns) {
+            if let Some(end) = shell.driver.wait_step_unwoken(Until::Space, deadline, now_ns) {
                 break end;
             }
             shell.rest(waiter, worked, deadline);

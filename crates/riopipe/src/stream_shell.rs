@@ -26,7 +26,7 @@ use crate::watched::{Over, Watched};
 pub(crate) struct StreamHandle {
     poller: Poller,
     waker: riopipe_net::Waker,
-    mail: Mutex<Vec<Mail>>,
+    mail: Mutex<Vec<StreamMessage>>,
     /// Another thread has called the owner.
     called: AtomicBool,
     /// What an event loop waits for, if there is one: what the stream's own poller waits for, that the
@@ -38,7 +38,7 @@ pub(crate) struct StreamHandle {
 
 /// What the targets' threads tell a stream.
 #[derive(Debug)]
-pub(crate) enum Mail {
+pub(crate) enum StreamMessage {
     /// A connection to a server, and the queue to open on it.
     Connected { server: usize, socket: Socket, queue: Box<IoQueue> },
     /// The association that a server's connections belong to is over.
@@ -105,13 +105,13 @@ impl StreamHandle {
     }
 
     /// Leaves something for the thread that drives the stream, and wakes it.
-    pub(crate) fn post(&self, mail: Mail) {
+    pub(crate) fn post(&self, mail: StreamMessage) {
         lock(&self.mail).push(mail);
         self.waker.wake();
     }
 
     /// Takes what the targets' threads have left.
-    pub(crate) fn take_mail(&self) -> Vec<Mail> {
+    pub(crate) fn take_mail(&self) -> Vec<StreamMessage> {
         std::mem::take(&mut *lock(&self.mail))
     }
 
@@ -415,10 +415,10 @@ impl StreamShell {
                     target.request(request);
                 }
             }
-            StreamEvent::Back { server, away_ns, replayed } => tracing::info!(
+            StreamEvent::Back { server, unreachable_ns, replayed } => tracing::info!(
                 volume = %self.volume.name, stream = %self.id(),
                 target = %self.volume.server_name(usize::from(server)),
-                after_ms = away_ns / 1_000_000, replayed,
+                after_ms = unreachable_ns / 1_000_000, replayed,
                 "an ordered stream is back on its target"
             ),
         }
@@ -460,11 +460,13 @@ impl StreamShell {
         let now = now_ns();
         for mail in self.handle().take_mail() {
             match mail {
-                Mail::GiveUp { server, cause } => self.driver.give_up(server as u16, cause),
-                Mail::AssociationEnded { server } => {
+                StreamMessage::GiveUp { server, cause } => {
+                    self.driver.give_up(server as u16, cause)
+                }
+                StreamMessage::AssociationEnded { server } => {
                     self.driver.association_ended(server as u16, now);
                 }
-                Mail::Connected { server, socket, queue } => {
+                StreamMessage::Connected { server, socket, queue } => {
                     if self.driver.connected(server as u16, QueuePair::open(*queue), now)
                         && let Err(error) = self.connections.open(server, socket)
                     {
@@ -554,7 +556,7 @@ impl StreamShell {
             self.handle().tell_news();
         }
         looked.ok()?;
-        self.driver.look_after(worked, flush_ns, now_ns())
+        self.driver.take_care(worked, flush_ns, now_ns())
     }
 
     /// The stream has failed: the same error from now on, however often it is asked for (P6).

@@ -26,7 +26,7 @@ use crate::failure::Exhausted;
 use crate::shared::lock;
 use crate::sockets::ControlSockets;
 use crate::stream::nanos;
-use crate::stream_shell::{Mail, StreamHandle};
+use crate::stream_shell::{StreamHandle, StreamMessage};
 
 /// Wakes the threads that wait for answers of some targets: something has happened at one of them.
 #[derive(Debug, Default)]
@@ -413,7 +413,7 @@ impl Control {
                 let why = managed.manager.absence().map(|absence| absence.why.clone());
                 match (managed.manager.association(), why) {
                     (Some(association), _) => Ok(association),
-                    (None, Some(why)) => Err(CallError::Away(why)),
+                    (None, Some(why)) => Err(CallError::Unreachable(why)),
                     (None, None) => Err(CallError::Closed),
                 }
             }
@@ -429,7 +429,7 @@ impl Managed {
         match event {
             ManagerEvent::Lost { why } => {
                 for handle in self.handles.values() {
-                    handle.post(Mail::AssociationEnded { server });
+                    handle.post(StreamMessage::AssociationEnded { server });
                 }
                 if self.manager.is_released() {
                     tracing::info!(%volume, %target, "the target, which has released the volume, is lost");
@@ -445,12 +445,12 @@ impl Managed {
                     );
                 }
             }
-            ManagerEvent::Back { away_ns, attempts } => tracing::info!(
-                %volume, %target, after_ms = away_ns / 1_000_000, attempts,
+            ManagerEvent::Back { unreachable_ns, attempts } => tracing::info!(
+                %volume, %target, after_ms = unreachable_ns / 1_000_000, attempts,
                 "the target is back"
             ),
-            ManagerEvent::GivenUp { away_ns } => tracing::error!(
-                %volume, %target, away_ms = away_ns / 1_000_000,
+            ManagerEvent::GivenUp { unreachable_ns } => tracing::error!(
+                %volume, %target, unreachable_ms = unreachable_ns / 1_000_000,
                 "given up: the streams fail; when the target comes back they can be reopened"
             ),
             ManagerEvent::Refused { why, cause } => {
@@ -460,13 +460,13 @@ impl Managed {
                     );
                 }
                 for handle in self.handles.values() {
-                    handle.post(Mail::GiveUp { server, cause });
+                    handle.post(StreamMessage::GiveUp { server, cause });
                 }
             }
             ManagerEvent::StreamConnection { stream, queue } => {
                 if let (Some(socket), Some(handle)) = (made.take(), self.handles.get(&stream)) {
                     let queue = Box::new(queue);
-                    handle.post(Mail::Connected { server, socket, queue });
+                    handle.post(StreamMessage::Connected { server, socket, queue });
                 }
             }
         }

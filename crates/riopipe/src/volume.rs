@@ -18,7 +18,7 @@ use crate::error::{
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
-use crate::open::{self, Way};
+use crate::open::{self, OpenRequest};
 use crate::reader::{Reader, ReaderOptions};
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::{Inner, lock};
@@ -43,7 +43,7 @@ pub struct OpenOptions {
     /// (T19). Nothing is undone then, on any target, and what is in doubt is listed (T26).
     pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
-    pub check_handover: bool,
+    pub check_ownership: bool,
     /// How to connect.
     pub connect: ConnectOptions,
 }
@@ -153,17 +153,17 @@ impl Volume {
         members: &[MemberAddr],
         options: &OpenOptions,
     ) -> Result<(Self, Recovery), OpenError> {
-        let mut way = Way {
+        let mut request = OpenRequest {
             engine: options.engine,
             take_over: options.take_over,
             wait_for_lease: options.wait_for_lease,
             accept_lost_log: options.accept_lost_log,
-            check_handover: options.check_handover,
+            check_ownership: options.check_ownership,
             connect: &options.connect,
             save_undone: None,
             progress: &mut |_| (),
         };
-        let (inner, recovery) = open::open(name, members, &mut way)?;
+        let (inner, recovery) = open::open(name, members, &mut request)?;
         Ok((Self { inner }, recovery))
     }
 
@@ -178,12 +178,12 @@ impl Volume {
         options: &RecoverOptions,
         progress: &mut dyn FnMut(RecoverProgress),
     ) -> Result<Recovery, OpenError> {
-        let mut way = Way {
+        let mut request = OpenRequest {
             engine: None,
             take_over: options.take_over,
             wait_for_lease: options.wait_for_lease,
             accept_lost_log: options.accept_lost_log,
-            check_handover: false,
+            check_ownership: false,
             connect: &options.connect,
             save_undone: options.save_undone.as_deref(),
             progress: &mut |at| {
@@ -192,9 +192,9 @@ impl Volume {
             },
         };
         if options.dry_run {
-            return open::dry_run(name, members, &mut way);
+            return open::dry_run(name, members, &mut request);
         }
-        let (inner, mut recovery) = open::open(name, members, &mut way)?;
+        let (inner, mut recovery) = open::open(name, members, &mut request)?;
         let volume = Self { inner };
         for found in recovery.streams.iter_mut().filter(|found| found.acknowledge) {
             if options.acknowledge {

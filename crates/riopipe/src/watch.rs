@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
-use riopipe_session::initiator::stream_driver::{Life, Mark, Place};
+use riopipe_session::initiator::stream_driver::{Mark, Place, StreamIncarnation};
 
 use crate::background::Background;
 use crate::error::WaitError;
@@ -127,14 +127,20 @@ pub struct MarkWait {
     watch: Watch,
     mark: Mark,
     seq: Seq,
-    life: Life,
+    incarnation: StreamIncarnation,
     /// Its place in the list of waiters, once it has been polled.
     place: Option<Place>,
 }
 
 impl MarkWait {
     fn new(watch: &Watch, mark: Mark, seq: Seq) -> Self {
-        Self { watch: watch.clone(), mark, seq, life: watch.watched.life(), place: None }
+        Self {
+            watch: watch.clone(),
+            mark,
+            seq,
+            incarnation: watch.watched.incarnation(),
+            place: None,
+        }
     }
 
     /// Blocks the thread until it has ended, at most for `timeout`: see [`Watch::wait_durable`].
@@ -142,7 +148,7 @@ impl MarkWait {
     /// # Errors
     /// As [`Watch::wait_durable`].
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        if let Some(marks) = self.watch.watched.reached(self.mark, self.seq, self.life) {
+        if let Some(marks) = self.watch.watched.reached(self.mark, self.seq, self.incarnation) {
             return Ok(marks);
         }
         let since = Instant::now();
@@ -164,11 +170,11 @@ impl MarkWait {
         let Watch { watched, driver, background } = &self.watch;
         let seq = self.seq;
         if self.place.is_none()
-            && let Some(marks) = watched.reached(self.mark, seq, self.life)
+            && let Some(marks) = watched.reached(self.mark, seq, self.incarnation)
         {
             return Poll::Ready(Ok(marks));
         }
-        match watched.wait(self.mark, seq, self.life, self.place, waker) {
+        match watched.wait(self.mark, seq, self.incarnation, self.place, waker) {
             Wait::Reached(marks) => {
                 self.place = None;
                 Poll::Ready(Ok(marks))

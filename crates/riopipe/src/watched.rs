@@ -4,7 +4,9 @@ use std::task::Waker;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
-use riopipe_session::initiator::stream_driver::{Entry, Life, Mark, Place, Standing, Waitlist};
+use riopipe_session::initiator::stream_driver::{
+    Entry, Mark, Place, Standing, StreamIncarnation, Waitlist,
+};
 
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
@@ -16,8 +18,8 @@ pub(crate) struct Watched<F> {
     durable: AtomicU64,
     released: AtomicU64,
     failed: AtomicBool,
-    /// The life that the marks are of.
-    life: AtomicU64,
+    /// The incarnation that the marks are of.
+    incarnation: AtomicU64,
     /// Groups up to this become durable without anybody asking for it.
     asked: AtomicU64,
     /// The last group that somebody waits for to be durable.
@@ -33,7 +35,7 @@ pub(crate) struct Watched<F> {
 struct Waiters<F> {
     list: Waitlist<Waker>,
     over: Option<Over<F>>,
-    /// Why the life before this one ended.
+    /// Why the incarnation before this one ended.
     lost: Option<Over<F>>,
 }
 
@@ -66,7 +68,7 @@ impl<F: Clone> Watched<F> {
             durable: AtomicU64::new(start.0),
             released: AtomicU64::new(start.0),
             failed: AtomicBool::new(false),
-            life: AtomicU64::new(0),
+            incarnation: AtomicU64::new(0),
             asked: AtomicU64::new(start.0),
             wanted: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
@@ -141,8 +143,8 @@ impl<F: Clone> Watched<F> {
     pub(crate) fn restart(&self, start: Seq) {
         let mut waiters = lock(&self.waiters);
         waiters.list.restart(start);
-        // Before what is published next: who sees a later mark sees that it is of another life.
-        self.life.store(waiters.list.life().0, Ordering::Release);
+        // Before what is published next: who sees a later mark sees that it is of another incarnation.
+        self.incarnation.store(waiters.list.incarnation().0, Ordering::Release);
         // The durable mark first, here alone: it goes down.
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
@@ -152,15 +154,20 @@ impl<F: Clone> Watched<F> {
         waiters.lost = waiters.over.take();
     }
 
-    /// The life that the stream is in: waits that are begun now are of this one.
-    pub(crate) fn life(&self) -> Life {
-        Life(self.life.load(Ordering::Acquire))
+    /// The incarnation that the stream is in: waits that are begun now are of this one.
+    pub(crate) fn incarnation(&self) -> StreamIncarnation {
+        StreamIncarnation(self.incarnation.load(Ordering::Acquire))
     }
 
-    /// The marks, if `mark` is at group `seq` and they are of this life.
-    pub(crate) fn reached(&self, mark: Mark, seq: Seq, life: Life) -> Option<Marks> {
+    /// The marks, if `mark` is at group `seq` and they are of this incarnation.
+    pub(crate) fn reached(
+        &self,
+        mark: Mark,
+        seq: Seq,
+        incarnation: StreamIncarnation,
+    ) -> Option<Marks> {
         let marks = self.marks();
-        (mark.of(marks) >= seq && self.life() == life).then_some(marks)
+        (mark.of(marks) >= seq && self.incarnation() == incarnation).then_some(marks)
     }
 
     pub(crate) fn marks(&self) -> Marks {
@@ -195,13 +202,13 @@ impl<F: Clone> Watched<F> {
         self.waiting.load(Ordering::Acquire) || self.looked.load(Ordering::Acquire)
     }
 
-    /// A waiter of this life goes on waiting until `mark` is at group `seq`; `place` is its place in
+    /// A waiter of this incarnation goes on waiting until `mark` is at group `seq`; `place` is its place in
     /// the list, if it has one.
     pub(crate) fn wait(
         &self,
         mark: Mark,
         seq: Seq,
-        life: Life,
+        incarnation: StreamIncarnation,
         place: Option<Place>,
         waker: &Waker,
     ) -> Wait<F> {
@@ -226,7 +233,7 @@ impl<F: Clone> Watched<F> {
             fence(Ordering::SeqCst);
             Standing { marks: self.marks(), over }
         };
-        let wait = match waiters.list.enter(mark, seq, life, waker, look) {
+        let wait = match waiters.list.enter(mark, seq, incarnation, waker, look) {
             Entry::Reached => Wait::Reached(self.marks()),
             Entry::Over => match waiters.over.clone() {
                 Some(over) => Wait::Over(over),

@@ -49,7 +49,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 use owned::Owned;
 use riopipe::{Marks, Seq};
-use riopipe_session::initiator::stream_driver::{Attention, Life, Mark};
+use riopipe_session::initiator::stream_driver::{Attention, Mark, StreamIncarnation};
 use std::task::{Wake, Waker};
 use watched::{Over, Wait};
 
@@ -70,9 +70,9 @@ impl Wake for Bell {
 fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>> {
     let bell = std::sync::Arc::new(Bell::default());
     let waker = Waker::from(std::sync::Arc::clone(&bell));
-    let (mut at, life) = (None, watched.life());
+    let (mut at, incarnation) = (None, watched.incarnation());
     loop {
-        match watched.wait(Mark::Durable, Seq(seq), life, at, &waker) {
+        match watched.wait(Mark::Durable, Seq(seq), incarnation, at, &waker) {
             Wait::Reached(marks) => return Ok(marks),
             Wait::Over(over) => return Err(over),
             Wait::Waits { place, background, driver } => {
@@ -152,13 +152,16 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
         let watcher = {
             let watched = Arc::clone(&watched);
             thread::spawn(move || {
-                let life = watched.life();
+                let incarnation = watched.incarnation();
                 let seen = watched.marks();
                 assert!(seen.durable <= seen.complete);
                 let _ = watched.has_failed();
-                // Of the second life, which goes on after group 5, these are others (P2).
-                if let Some(marks) = watched.reached(Mark::Durable, Seq(6), life) {
-                    assert!(marks.durable >= Seq(if life == Life(0) { 8 } else { 6 }));
+                // Of the second incarnation, which goes on after group 5, these are others (P2).
+                if let Some(marks) = watched.reached(Mark::Durable, Seq(6), incarnation) {
+                    assert!(
+                        marks.durable
+                            >= Seq(if incarnation == StreamIncarnation(0) { 8 } else { 6 })
+                    );
                 }
             })
         };

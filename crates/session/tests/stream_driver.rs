@@ -9,7 +9,7 @@ use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::reconnect::ConnectRequest;
-use riopipe_session::initiator::stream::{LinkState, ReadExtent};
+use riopipe_session::initiator::stream::{ConnectionState, ReadExtent};
 use riopipe_session::initiator::stream_driver::{
     Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
     StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
@@ -24,7 +24,7 @@ const FLUSH: u8 = 0x00;
 const READ: u8 = 0x02;
 
 fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
-    let (flush_failures, replay_board) = shared(shape);
+    let (flush_failures, read_barrier) = shared(shape);
     let spec = StreamSpec {
         config: shape.config(3, 1),
         topology: shape.topology(),
@@ -33,7 +33,7 @@ fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
         qids: (0..shape.servers()).map(|server| 5 + server).collect(),
         reads_only: false,
     };
-    StreamStart::new(spec, StreamShared { flush_failures, replay_board }, START_NS, now)
+    StreamStart::new(spec, StreamShared { flush_failures, read_barrier }, START_NS, now)
 }
 
 /// Connects the start to every server.
@@ -148,7 +148,7 @@ impl Rig {
     fn background_due(&mut self) -> Option<u64> {
         self.carry();
         self.driver.marks().unwrap();
-        self.driver.look_after(false, FLUSH_NS, self.now)
+        self.driver.take_care(false, FLUSH_NS, self.now)
     }
 }
 
@@ -360,8 +360,8 @@ fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     rig.scripts[0].answer_data(&list, page.encode());
     rig.carry();
     rig.carry();
-    assert_eq!(rig.driver.link(0), LinkState::Up);
-    let back = StreamEvent::Back { server: 0, away_ns: 3 * MS, replayed: 0 };
+    assert_eq!(rig.driver.connection(0), ConnectionState::Up);
+    let back = StreamEvent::Back { server: 0, unreachable_ns: 3 * MS, replayed: 0 };
     assert_eq!(rig.events(), [back]);
     // From now on it counts anew.
     rig.driver.association_ended(0, rig.now);
@@ -384,7 +384,7 @@ fn p6_a_server_that_is_given_up_fails_the_stream_and_the_failure_stays_the_same(
     assert_eq!(rig.events(), [StreamEvent::Over { server: 0 }]);
     assert_eq!(rig.driver.marks(), Err(failure));
     assert_eq!(rig.driver.delivered().complete, Seq(1));
-    assert_eq!(rig.driver.look_after(true, FLUSH_NS, rig.now), None);
+    assert_eq!(rig.driver.take_care(true, FLUSH_NS, rig.now), None);
     assert_eq!(rig.driver.deadline(rig.now), None);
 }
 
@@ -418,12 +418,12 @@ fn a_wait_is_for_what_was_submitted_and_asks_for_what_it_needs() {
     assert!(rig.driver.wants_pump());
     assert_eq!(rig.driver.sleeps_until(rig.now), rig.now, "a round is due at once");
     let flush = rig.take_one(0, FLUSH);
-    assert!(!rig.driver.reached(Until::Idle) && !rig.driver.reached(Until::Room));
+    assert!(!rig.driver.reached(Until::Idle) && !rig.driver.reached(Until::Space));
     rig.answer(0, &flush);
     rig.driver.marks().unwrap();
-    assert!(rig.driver.reached(Until::Durable(Seq(1))) && rig.driver.reached(Until::Room));
+    assert!(rig.driver.reached(Until::Durable(Seq(1))) && rig.driver.reached(Until::Space));
     rig.driver.reclaim();
-    assert!(rig.driver.reached(Until::Room), "nothing is in flight");
+    assert!(rig.driver.reached(Until::Space), "nothing is in flight");
 }
 
 #[test]
@@ -481,7 +481,7 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
 fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
     let shape = Shape::of(1, false);
     let mut now = 1 << 40;
-    let (flush_failures, replay_board) = shared(&shape);
+    let (flush_failures, read_barrier) = shared(&shape);
     let mut config = shape.config(1 << 15, 1);
     (config.engine, config.start) = (EngineKind::None, Seq::ZERO);
     let spec = StreamSpec {
@@ -492,7 +492,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         qids: vec![5],
         reads_only: true,
     };
-    let shared = StreamShared { flush_failures, replay_board };
+    let shared = StreamShared { flush_failures, read_barrier };
     let mut start = StreamStart::new(spec, shared, START_NS, now);
     connect(&mut start, &shape, now);
     let (mut scripts, mut read) = (vec![Script::default()], vec![]);
@@ -606,7 +606,7 @@ fn t1_a_flush_that_the_engine_puts_in_is_sent_at_once() {
     assert!(!rig.driver.wants_pump());
     rig.driver.marks().unwrap();
     assert!(rig.driver.wants_pump());
-    assert_eq!(rig.driver.look_after(false, FLUSH_NS, rig.now), Some(rig.now));
+    assert_eq!(rig.driver.take_care(false, FLUSH_NS, rig.now), Some(rig.now));
     let second = rig.take_one(0, FLUSH);
     rig.answer(0, &second);
     assert!(rig.driver.marks().unwrap().durable >= last);
@@ -634,7 +634,7 @@ fn a_stream_without_a_log_or_with_nothing_undurable_is_not_flushed() {
     scripts[0].answer(&sent, 0, 0);
     carry(&mut driver, &mut scripts, &mut vec![], 0);
     assert_eq!(driver.marks().unwrap().complete, Seq(1));
-    assert_eq!(driver.look_after(false, FLUSH_NS, 0), None);
+    assert_eq!(driver.take_care(false, FLUSH_NS, 0), None);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod stream_rig;
 use peer::target::{Command, Page, listed};
 use riopipe_order::attribute::{Member, Seq};
 use riopipe_order::engine::{Cause, EngineKind, Failure};
-use riopipe_session::initiator::stream::{LinkState, ReadExtent};
+use riopipe_session::initiator::stream::{ConnectionState, ReadExtent};
 use riopipe_testkit::peer;
 use stream_rig::{LIST, LOSS, MARK, MS, Rig, Shape, TIMEOUT, block, log, shared, status, write};
 
@@ -38,7 +38,7 @@ fn p7_what_the_target_lacks_is_sent_again_in_order_and_nothing_else() {
     rig.answer(0, &sent[1], 0);
     assert_eq!(rig.marks(), (0, 0), "2 waits for 1");
     rig.cut(0);
-    assert_eq!(rig.session.link(0), LinkState::Down);
+    assert_eq!(rig.session.connection(0), ConnectionState::Down);
     assert!(rig.session.is_lost(0));
     // Groups are taken while the server is unreachable.
     rig.submit(&[write(9, 600)]);
@@ -63,12 +63,12 @@ fn p7_what_the_target_lacks_is_sent_again_in_order_and_nothing_else() {
     assert_eq!(names(&again), [(3, 0), (4, 0), (6, 0)], "then what is new");
     assert_eq!(ordinals(&again), [1, 2, 3], "counted anew in each binding");
     assert_eq!(shapes(&again)[..2], [sent[2].shape(), sent[3].shape()]);
-    assert_eq!(rig.session.link(0), LinkState::Replaying);
+    assert_eq!(rig.session.connection(0), ConnectionState::Replaying);
     assert_eq!(rig.marks(), (2, 2), "the list makes up for a lost completion");
     for command in &again {
         rig.answer(0, command, 0);
     }
-    assert_eq!(rig.session.link(0), LinkState::Up);
+    assert_eq!(rig.session.connection(0), ConnectionState::Up);
     assert_eq!(rig.marks(), (6, 6));
 }
 
@@ -182,7 +182,7 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
             let cause = Cause::Status(answered);
             let expected = Failure { seq: Seq(2), member: Member(1), flush: false, cause };
             assert_eq!(failure(&mut rig), expected);
-            assert_eq!(rig.session.link(1), LinkState::Dead);
+            assert_eq!(rig.session.connection(1), ConnectionState::Dead);
             assert_eq!(rig.session.wants_rejoin().count(), 0);
             assert_eq!(rig.session.deadline(rig.now), None);
             assert!(rig.session.admit(&mut [write(5, 5)], 0, false).is_err());
@@ -268,7 +268,7 @@ fn without_time_to_come_back_a_lost_connection_is_the_end() {
             Cause::Disconnected,
             "{engine}: nothing to replay from"
         );
-        assert_eq!(rig.session.link(0), LinkState::Dead);
+        assert_eq!(rig.session.connection(0), ConnectionState::Dead);
     }
 }
 
@@ -310,7 +310,7 @@ fn p7_a_replay_that_is_cut_short_is_done_again() {
     rig.answer(0, &again[1], 0);
     assert_eq!(rig.marks(), (2, 0));
     rig.cut(0);
-    assert_eq!(rig.session.link(0), LinkState::Down);
+    assert_eq!(rig.session.connection(0), ConnectionState::Down);
     let all: Vec<_> = sent.iter().map(|command| (command.clone(), false)).collect();
     rig.back(0, 3, log(&all));
     let again = rig.take(0);
@@ -452,7 +452,7 @@ fn p6_a_fenced_owner_learns_it_from_the_next_bind() {
         rig.answer(0, &sent[0], 0);
         rig.answer(0, &sent[1], answered);
         assert_eq!(rig.marks(), (1, 1));
-        assert_eq!(rig.session.link(0), LinkState::Down);
+        assert_eq!(rig.session.connection(0), ConnectionState::Down);
         rig.back(0, 1, log(&[(sent[0].clone(), true)]));
         assert_eq!(names(&rig.take(0)), [(2, 0)]);
         rig.cut(0);
@@ -482,7 +482,7 @@ fn data_damaged_in_transit_is_sent_again() {
     rig.scripts[0].answer(&sent[2], status::POISONED, 0);
     rig.carry();
     assert_eq!(rig.marks(), (1, 1));
-    assert_eq!(rig.session.link(0), LinkState::Down);
+    assert_eq!(rig.session.connection(0), ConnectionState::Down);
     rig.back(0, 1, log(&[(sent[0].clone(), true)]));
     assert_eq!(shapes(&rig.take(0)), shapes(&sent[1..]));
 }
@@ -496,7 +496,11 @@ fn an_association_that_owns_nothing_any_more_wants_another_connection() {
     let lost = rig.now;
     let bind = rig.rejoin(0);
     rig.answer(0, &bind, status::NOT_OWNER);
-    assert_eq!(rig.session.link(0), LinkState::Down, "the owner comes back by another association");
+    assert_eq!(
+        rig.session.connection(0),
+        ConnectionState::Down,
+        "the owner comes back by another association"
+    );
     rig.back(0, 1, vec![]);
     assert_eq!(shapes(&rig.take(0)), shapes(&sent));
     rig.cut(0);
@@ -532,7 +536,7 @@ fn p6_other_servers_go_on_and_failures_while_one_is_unreachable_are_reported() {
         0,
         "a failed stream has nothing to come back for"
     );
-    assert_eq!(rig.session.link(1), LinkState::Dead);
+    assert_eq!(rig.session.connection(1), ConnectionState::Dead);
     drop(second);
 }
 
@@ -695,7 +699,7 @@ fn p9_other_streams_reads_wait_until_a_stream_has_replayed() {
     b.cut(0);
     assert!(!reads(&mut a));
     b.back(0, 2, vec![]);
-    assert_eq!(b.session.link(0), LinkState::Up);
+    assert_eq!(b.session.connection(0), ConnectionState::Up);
     assert!(!reads(&mut b), "what a has delivered may be gone");
     a.cut(0);
     assert!(!reads(&mut b));
@@ -786,12 +790,12 @@ fn p8_a_stream_with_nothing_to_replay_is_up_as_soon_as_no_stream_reads() {
     let read = b.take_one(0, 2);
     a.cut(0);
     a.back(0, 1, vec![]);
-    assert_eq!(a.session.link(0), LinkState::Joining);
+    assert_eq!(a.session.connection(0), ConnectionState::Joining);
     b.scripts[0].answer_data(&read, block(7));
     b.carry();
     a.now = a.session.deadline(a.now).expect("it checks again by and by");
     a.session.pump(a.now);
-    assert_eq!(a.session.link(0), LinkState::Up);
+    assert_eq!(a.session.connection(0), ConnectionState::Up);
     assert!(barrier.readable(0));
 }
 
@@ -916,7 +920,7 @@ fn a_close_that_loses_a_connection_sends_the_mark_on_the_next() {
     rig.marks();
     let mark = rig.take_one(0, MARK);
     rig.answer(0, &mark, status::STALE_GENERATION);
-    assert_eq!(rig.session.link(0), LinkState::Down);
+    assert_eq!(rig.session.connection(0), ConnectionState::Down);
 }
 
 #[test]

@@ -9,11 +9,11 @@ use riopipe_order::attribute::VolumeId;
 
 use crate::block::Book;
 use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
-use crate::network::{Chunk, ClientEnd, Network, Way};
+use crate::network::{Chunk, ClientEnd, Direction, Network};
 use crate::oracle::{LogHistory, Oracle, Where};
 use crate::rng::Rng;
 use crate::scenario::{LogSpec, Scenario};
-use crate::world::neighbour::Side;
+use crate::world::second_volume::Side;
 
 /// Nanoseconds of a microsecond.
 pub const US: u64 = 1_000;
@@ -45,7 +45,7 @@ pub enum Ev {
         core: usize,
     },
     /// A socket of a target has space again.
-    Room {
+    Space {
         /// The machine.
         machine: usize,
         /// The connection.
@@ -90,7 +90,7 @@ pub enum Ev {
     /// A machine that was cut off is reachable again.
     Heal,
     /// A plain host does its next step.
-    Intrude(usize),
+    WakePlainHost(usize),
 }
 
 /// The trace is bounded, so that a run that loops for ever does not fill the memory.
@@ -252,11 +252,11 @@ impl Core {
     }
 
     /// Sends bytes over a connection.
-    pub fn send(&mut self, conn: usize, way: Way, bytes: Vec<u8>) {
+    pub fn send(&mut self, conn: usize, way: Direction, bytes: Vec<u8>) {
         let mut at = core::mem::take(&mut self.spare);
         self.net.send(conn, way, bytes, self.now, &mut at);
         for time in at.drain(..) {
-            self.at(time, Ev::Arrive { conn, up: way == Way::Up });
+            self.at(time, Ev::Arrive { conn, up: way == Direction::Up });
         }
         self.spare = at;
     }
@@ -269,15 +269,15 @@ impl Core {
     /// Opens a connection to a machine. Whether the machine answers is known later.
     pub fn connect(&mut self, end: ClientEnd, machine: usize) -> usize {
         let conn = self.net.open(end, machine);
-        let time = self.net.put(conn, Way::Up, Chunk::Open, self.now);
+        let time = self.net.put(conn, Direction::Up, Chunk::Open, self.now);
         self.at(time, Ev::Arrive { conn, up: true });
         conn
     }
 
     /// Ends one direction of a connection.
-    pub fn end(&mut self, conn: usize, way: Way) {
+    pub fn end(&mut self, conn: usize, way: Direction) {
         if let Some(time) = self.net.end(conn, way, self.now) {
-            self.at(time, Ev::Arrive { conn, up: way == Way::Up });
+            self.at(time, Ev::Arrive { conn, up: way == Direction::Up });
         }
     }
 

@@ -6,18 +6,18 @@
 use crate::drive::{DriveFault, DriveSpec, ModelKind};
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
-use crate::oracle::PATIENT_MS;
+use crate::oracle::NO_LOSS_MS;
 use crate::rng::Rng;
 use crate::scenario::{
-    ClientSpec, Ends, Engine, Fault, MachineSpec, NeighbourSpec, Op, Place, Scenario, Step,
+    ClientSpec, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, SecondVolumeSpec, Step,
     VolumeSpec, What, When, WriteOp,
 };
 
 mod coincidence;
 mod engines;
 mod extensions;
+mod foreign;
 mod records;
-mod strangers;
 
 /// The theme of a run about logs that go back in time.
 const BACK_IN_TIME: u64 = 7;
@@ -44,7 +44,7 @@ const UNPROTECTED: u64 = 15;
 /// FLUSHes fail while other FLUSHes succeed.
 const FLUSHES: u64 = 16;
 /// The owner is unreachable for a moment.
-const AWAY: u64 = 17;
+const UNREACHABLE: u64 = 17;
 
 /// Separates the random numbers for the engine from those of the seed.
 const ENGINES: u64 = 0x656e_6769_6e65_7300;
@@ -52,7 +52,7 @@ const ENGINES: u64 = 0x656e_6769_6e65_7300;
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
-    let special = strangers::draw(seed)
+    let special = foreign::draw(seed)
         .or_else(|| extensions::draw(seed))
         .or_else(|| records::draw(seed))
         .or_else(|| coincidence::draw(seed));
@@ -75,7 +75,7 @@ pub fn draw(seed: u64) -> Scenario {
     let net = net(&mut rng);
     let mut steps = steps(&machines, &volume, theme, &mut rng);
     if theme == LATE_ANSWERS {
-        client.patience_us = 5_000;
+        client.wait_limit_us = 5_000;
         let often = *rng.pick(&[5, 10, 20]);
         for step in &mut steps {
             if rng.percent(often) {
@@ -84,7 +84,7 @@ pub fn draw(seed: u64) -> Scenario {
         }
     }
     let faults = faults(theme, &mut machines, &volume, steps.len(), &mut rng);
-    let (seed_of_run, logs, neighbour) = (rng.u64() >> 1, Vec::new(), None);
+    let (seed_of_run, logs, second_volume) = (rng.u64() >> 1, Vec::new(), None);
     let mut scenario = Scenario {
         seed: seed_of_run,
         machines,
@@ -94,14 +94,15 @@ pub fn draw(seed: u64) -> Scenario {
         steps,
         faults,
         logs,
-        neighbour,
+        second_volume,
     };
     // The engine has random numbers of its own, so the other drawings of a seed do not depend on
     // it.
     engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
     if scenario.volume.engine.is_logged() {
         let Scenario { machines, volume, .. } = &mut scenario;
-        scenario.neighbour = second_volume(machines, volume, &mut Rng::new(seed ^ NEIGHBOURS));
+        scenario.second_volume =
+            draw_second_volume(machines, volume, &mut Rng::new(seed ^ SECOND_VOLUMES));
     }
     choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
@@ -142,7 +143,7 @@ fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
 
 /// Separates the random numbers for the second volume. So the older drawings of a seed stay the
 /// same.
-const NEIGHBOURS: u64 = 0x6e65_6967_6862_6f75;
+const SECOND_VOLUMES: u64 = 0x6e65_6967_6862_6f75;
 /// The same for large clusters.
 const CLUSTERS: u64 = 0x636c_7573_7465_7273;
 /// The same for modelled SSDs.
@@ -151,11 +152,11 @@ const MODELS: u64 = 0x6d6f_6465_6c73_0000;
 const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 
 /// Adds a second volume with a drive on each machine, in one of six runs.
-fn second_volume(
+fn draw_second_volume(
     machines: &mut [MachineSpec],
     first: &VolumeSpec,
     rng: &mut Rng,
-) -> Option<NeighbourSpec> {
+) -> Option<SecondVolumeSpec> {
     if !rng.one_in(6) {
         return None;
     }
@@ -174,7 +175,7 @@ fn second_volume(
     };
     let mut steps = steps(machines, &volume, OTHER, rng);
     steps.truncate(rng.range(10, 40) as usize);
-    Some(NeighbourSpec { volume, steps, lives: rng.below(6) as u32 })
+    Some(SecondVolumeSpec { volume, steps, lives: rng.below(6) as u32 })
 }
 
 /// Adapts the machines to a theme.
@@ -271,13 +272,13 @@ fn client(rng: &mut Rng) -> ClientSpec {
         depth: *rng.pick(&[1, 2, 4, 8, 16, 32]),
         kept_blocks: *rng.pick(&[8, 16, 64, 1024]),
         merge: rng.percent(75),
-        loss_ms: if rng.percent(75) { PATIENT_MS } else { *rng.pick(&[0, 5, 20, 60]) },
+        loss_ms: if rng.percent(75) { NO_LOSS_MS } else { *rng.pick(&[0, 5, 20, 60]) },
         keep_alive_ms: *rng.pick(&[0, 0, 100, 300]),
         digests: rng.percent(8),
         retry_us: *rng.pick(&[0, 100, 3_000]),
         think_ns: *rng.pick(&[0, 5_000, 40_000, 200_000]),
-        patience_us: 0,
-        away_us: *rng.pick(&[200, 2_000, 10_000, 50_000]),
+        wait_limit_us: 0,
+        not_calling_us: *rng.pick(&[200, 2_000, 10_000, 50_000]),
         flush_us: *rng.pick(&[1_000, 20_000, 100_000, 1_000_000]),
     }
 }
@@ -403,7 +404,7 @@ fn faults(
             faults.push(Fault { when, what });
         }
     }
-    if theme == AWAY {
+    if theme == UNREACHABLE {
         // The owner is unreachable for a moment, at work or when it is idle. A second initiator
         // stands by, and a plain host writes beside the owner.
         let at = if rng.one_in(2) { u32::MAX } else { rng.range(60, last) as u32 };
@@ -413,8 +414,8 @@ fn faults(
         let drive = rng.index(machines[machine].drives.len());
         let data = u64::from(machines[machine].blocks - volume.first);
         let lba = volume.first + rng.below(data) as u32;
-        let intruder = What::Intruder { machine, drive, lba, more: 0, forgets: false };
-        let whats = standby.into_iter().chain([What::Away { for_us }, intruder]);
+        let plain_host = What::PlainHost { machine, drive, lba, more: 0, forgets: false };
+        let whats = standby.into_iter().chain([What::Unreachable { for_us }, plain_host]);
         faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
     }
     if theme == PLAIN_HOSTS {
@@ -424,12 +425,12 @@ fn faults(
             let drive = rng.index(machines[machine].drives.len());
             let lba = rng.below(u64::from(machines[machine].blocks)) as u32;
             let (more, forgets) = (rng.range(2, 12) as u32, false);
-            let what = What::Intruder { machine, drive, lba, more, forgets };
+            let what = What::PlainHost { machine, drive, lba, more, forgets };
             faults.push(Fault { when: When::Event(rng.range(60, last) as u32), what });
         }
         let for_us = *rng.pick(&[0, 1_000, 5_000, 20_000]);
         let when = When::Event(rng.range(60, last) as u32);
-        faults.push(Fault { when, what: What::GiveBack { for_us } });
+        faults.push(Fault { when, what: What::Release { for_us } });
     }
     if theme == UNPROTECTED {
         // A drive has no power-loss protection from the start, or loses it.
@@ -633,7 +634,7 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
             let drive = rng.index(machines[machine].drives.len());
             let data = u64::from(machines[machine].blocks - volume.first);
             let lba = volume.first + rng.below(data) as u32;
-            What::Intruder { machine, drive, lba, more: *rng.pick(&[0, 0, 4]), forgets: false }
+            What::PlainHost { machine, drive, lba, more: *rng.pick(&[0, 0, 4]), forgets: false }
         }
         2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
         // Longer than the loss timeout of an initiator: a member is missing (T20).

@@ -19,8 +19,8 @@ use riopipe_order::block_device::{
 use serde::{Deserialize, Serialize};
 
 use crate::block::{self, BLOCK, Content, GARBAGE, SECTOR, ZERO};
-use crate::env::Said;
-use crate::fuse::Fuse;
+use crate::crash_injector::CrashInjector;
+use crate::env::TraceLines;
 use crate::rng::Rng;
 use modelled::{Finished, Modelled};
 use riopipe_platform::crc32c;
@@ -105,7 +105,7 @@ pub enum DriveFault {
 
 /// An event on a drive that the oracle gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum DriveEvent {
     /// The contents of these blocks have completed.
     Completed(Vec<Content>),
     /// A write or discard failed: its blocks, and for a write their contents.
@@ -175,7 +175,7 @@ pub struct Drive {
     /// Blocks that have versions.
     dirty: Vec<u32>,
     faults: Vec<DriveFault>,
-    told: Vec<Told>,
+    told: Vec<DriveEvent>,
     /// Writes that landed after the process that issued them had died.
     late: u64,
     /// The bytes of labels, by the names that they were given here.
@@ -189,8 +189,8 @@ pub struct Drive {
     due: BinaryHeap<Reverse<(u64, u64)>>,
     rng: Rng,
     /// Stops the process in the middle of an effect.
-    fuse: Fuse,
-    said: Said,
+    crash_injector: CrashInjector,
+    said: TraceLines,
     modelled: Option<Modelled>,
 }
 
@@ -206,8 +206,8 @@ impl Drive {
         (spec, blocks): (DriveSpec, u32),
         name: &str,
         mut rng: Rng,
-        fuse: Fuse,
-        said: Said,
+        crash_injector: CrashInjector,
+        said: TraceLines,
     ) -> Self {
         Self {
             limits: Limits::new(blocks.into(), &Arc::from(name)),
@@ -215,7 +215,7 @@ impl Drive {
             gathered: Vec::new(),
             due: BinaryHeap::new(),
             rng,
-            fuse,
+            crash_injector,
             said,
             spec,
             blocks: vec![Block::default(); blocks as usize],
@@ -346,7 +346,7 @@ impl Drive {
         {
             return Submitted::Done(Err(refused));
         }
-        if !self.fuse.burn() {
+        if !self.crash_injector.burn() {
             // The process has stopped before. It will not receive the result.
             return Submitted::Pending;
         }
@@ -423,7 +423,7 @@ impl Drive {
             Ask::Write(lba, contents) => {
                 let (lba, blocks) = (*lba, contents.len() as u32);
                 self.completed(flight.number, lba, blocks);
-                self.told.push(Told::Completed(contents.clone()));
+                self.told.push(DriveEvent::Completed(contents.clone()));
             }
             Ask::Zero(lba, blocks, _) => self.completed(flight.number, *lba, *blocks),
         }
@@ -503,7 +503,7 @@ impl Drive {
                         }
                     }
                 }
-                self.told.push(Told::WriteFailed(blocks().collect()));
+                self.told.push(DriveEvent::WriteFailed(blocks().collect()));
             }
             Ask::Zero(lba, blocks, deallocate) => {
                 for lba in *lba..lba + blocks {
@@ -511,8 +511,9 @@ impl Drive {
                         self.put(lba, self.zeroed(*deallocate), flight.number);
                     }
                 }
-                self.told
-                    .push(Told::WriteFailed((*lba..lba + blocks).map(|b| (b, ZERO)).collect()));
+                self.told.push(DriveEvent::WriteFailed(
+                    (*lba..lba + blocks).map(|b| (b, ZERO)).collect(),
+                ));
             }
             Ask::Flush(clock) => self.fail_flush(*clock),
             Ask::Read(..) => {}
@@ -546,7 +547,7 @@ impl Drive {
         }
         let blocks = &self.blocks;
         self.dirty.retain(|lba| !blocks[*lba as usize].versions.is_empty());
-        self.told.push(Told::FlushFailed(harmed));
+        self.told.push(DriveEvent::FlushFailed(harmed));
     }
 
     /// Continues the operations in flight after the process that issued them has died.
@@ -604,7 +605,7 @@ impl Drive {
     }
 
     /// The events for the oracle since the last call.
-    pub fn take_told(&mut self) -> Vec<Told> {
+    pub fn take_reported(&mut self) -> Vec<DriveEvent> {
         core::mem::take(&mut self.told)
     }
 
@@ -656,7 +657,7 @@ impl BlockDevice for Drive {
             for Finished { op, writes, contents, result } in modelled.poll(now) {
                 self.said.say(|| format!("ends {op:?}: {result:?}"));
                 if result.is_ok() && !contents.is_empty() {
-                    self.told.push(Told::Completed(contents));
+                    self.told.push(DriveEvent::Completed(contents));
                 }
                 self.late += u64::from(writes && op.is_none());
                 let result = result.map(|read| read.map(|contents| self.bytes(&contents)));

@@ -4,20 +4,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_session::target::{ConnId, Event, Message, Shared, TargetEnv};
 
+use crate::crash_injector::CrashInjector;
 use crate::drive_queue::DriveQueue;
-use crate::fuse::Fuse;
 use crate::log_store::LogPart;
 use crate::machine::Tcp;
 
 /// The reports of the parts of a machine, line by line, if they are wanted.
 #[derive(Clone, Debug, Default)]
-pub struct Said {
+pub struct TraceLines {
     lines: Option<Arc<Mutex<Vec<String>>>>,
     /// The name of the part.
     part: String,
 }
 
-impl Said {
+impl TraceLines {
     /// An empty report. Reports are dropped, unless `traced`.
     #[must_use]
     pub fn new(traced: bool) -> Self {
@@ -68,17 +68,17 @@ pub struct SimEnv {
     /// Controllers whose associations the target has ended since the last check.
     pub ended: Vec<u16>,
     /// The reports of sessions and drives.
-    pub said: Said,
+    pub said: TraceLines,
     /// Stops the process in the middle of an effect.
-    pub fuse: Fuse,
+    pub crash_injector: CrashInjector,
 }
 
 impl SimEnv {
     /// The environment of a machine with these drives.
     #[must_use]
-    pub fn new(drives: Vec<DriveQueue>, fuse: Fuse, said: Said) -> Self {
+    pub fn new(drives: Vec<DriveQueue>, crash_injector: CrashInjector, said: TraceLines) -> Self {
         let (mail, ended) = (Vec::new(), Vec::new());
-        Self { now: 0, shared: None, drives, mail, core: 0, ended, said, fuse }
+        Self { now: 0, shared: None, drives, mail, core: 0, ended, said, crash_injector }
     }
 }
 

@@ -25,9 +25,9 @@ use riopipe_order::region::{Region, RegionError};
 use serde::{Deserialize, Serialize};
 
 use crate::block::BLOCK;
-use crate::fuse::Fuse;
+use crate::crash_injector::CrashInjector;
 use crate::rng::Rng;
-use crate::scenario::Spoil;
+use crate::scenario::Corruption;
 
 /// Words of a cache line.
 const LINE: u32 = 8;
@@ -81,7 +81,7 @@ struct Flight {
 
 /// The outcome for the words of a cache line that no fence has covered.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum LineOutcome {
     Any,
     Kept,
     Lost,
@@ -89,7 +89,7 @@ enum Fate {
     KeptBut(u32),
 }
 
-impl Fate {
+impl LineOutcome {
     fn draw(rng: &mut Rng) -> Self {
         match rng.below(6) {
             0 => Self::Any,
@@ -153,17 +153,17 @@ impl Part {
             values.entry(word).or_default().push(old);
         }
         // The words of a cache line often have the same outcome.
-        let (mut line, mut fate) = (u32::MAX, Fate::Any);
+        let (mut line, mut fate) = (u32::MAX, LineOutcome::Any);
         for (word, older) in values {
             if word / LINE != line {
-                (line, fate) = (word / LINE, Fate::draw(rng));
+                (line, fate) = (word / LINE, LineOutcome::draw(rng));
             }
             let lost = match fate {
-                Fate::Any => rng.one_in(2),
-                Fate::Kept => false,
-                Fate::Lost => true,
-                Fate::LostBut(one) => word % LINE != one,
-                Fate::KeptBut(one) => word % LINE == one,
+                LineOutcome::Any => rng.one_in(2),
+                LineOutcome::Kept => false,
+                LineOutcome::Lost => true,
+                LineOutcome::LostBut(one) => word % LINE != one,
+                LineOutcome::KeptBut(one) => word % LINE == one,
             };
             if lost {
                 self.put(word, *rng.pick(&older));
@@ -246,7 +246,7 @@ impl Part {
 #[derive(Debug)]
 struct State {
     parts: BTreeMap<usize, Part>,
-    fuse: Fuse,
+    crash_injector: CrashInjector,
     /// The fence failure of this process.
     failure: FlushFailure,
     rng: Rng,
@@ -262,9 +262,9 @@ pub struct LogStore {
 impl LogStore {
     /// A blank store.
     #[must_use]
-    pub fn new(kind: LogStoreKind, fuse: Fuse, rng: Rng) -> Self {
+    pub fn new(kind: LogStoreKind, crash_injector: CrashInjector, rng: Rng) -> Self {
         let (parts, failure) = (BTreeMap::new(), FlushFailure::default());
-        Self { kind, state: Arc::new(Mutex::new(State { parts, fuse, failure, rng })) }
+        Self { kind, state: Arc::new(Mutex::new(State { parts, crash_injector, failure, rng })) }
     }
 
     /// The kind of the store.
@@ -342,7 +342,7 @@ impl LogStore {
     /// The disk has failed.
     pub fn sync(&self) -> Result<(), RegionError> {
         let mut all = self.lock();
-        if !all.fuse.burn_fence() {
+        if !all.crash_injector.burn_fence() {
             return Ok(());
         }
         if all.parts.values().any(|part| part.fences_left == 1) {
@@ -399,7 +399,7 @@ impl LogStore {
 
     /// Corrupts the store: flips one bit in both copies of the data that `how` names. `bit` selects
     /// the bit among those that have a meaning.
-    pub fn spoil(&self, how: Spoil, bit: u32) {
+    pub fn corrupt(&self, how: Corruption, bit: u32) {
         let mut all = self.lock();
         let parts = &mut all.parts;
         let flip = |part: &mut Part, from: usize, bytes: usize, copies: [usize; 2]| {
@@ -409,21 +409,21 @@ impl LogStore {
             }
         };
         match how {
-            Spoil::Header => {
+            Corruption::Header => {
                 // The generation, state, counts, lease, place and owner of the first volume, and
                 // the record of a log that was given up.
                 if let Some(header) = parts.values_mut().next() {
                     flip(header, 128 + 16, 44, [0, BLOCK]);
                 }
             }
-            Spoil::Marks => {
+            Corruption::Marks => {
                 // All but the checksum, and the bits that mark it as a mark.
                 let streams = parts.len().saturating_sub(1).max(1);
                 if let Some(part) = parts.values_mut().nth(1 + bit as usize % streams) {
                     flip(part, 8, 48, [0, 128]);
                 }
             }
-            Spoil::Swapped => {
+            Corruption::Swapped => {
                 let mut streams = parts.values_mut().skip(1);
                 if let (Some(a), Some(b)) = (streams.next(), streams.next()) {
                     core::mem::swap(a, b);
@@ -490,10 +490,10 @@ pub struct SimMemory {
 }
 
 impl SimMemory {
-    fn with<T>(&self, f: impl FnOnce(&mut Part, &Fuse) -> T) -> T {
-        let State { parts, fuse, .. } = &mut *self.store.lock();
+    fn with<T>(&self, f: impl FnOnce(&mut Part, &CrashInjector) -> T) -> T {
+        let State { parts, crash_injector, .. } = &mut *self.store.lock();
         let blank = || Part { bytes: vec![0; self.len], ..Part::default() };
-        f(parts.entry(self.at).or_insert_with(blank), fuse)
+        f(parts.entry(self.at).or_insert_with(blank), crash_injector)
     }
 }
 
@@ -519,8 +519,8 @@ impl Memory for SimMemory {
         let goes_on = offset == self.next && !word.is_multiple_of(LINE);
         self.next = offset + 8;
         let loses_words = self.store.kind == LogStoreKind::Dax;
-        self.with(|part, fuse| {
-            if fuse.is_blown() || !goes_on && !fuse.burn() {
+        self.with(|part, crash_injector| {
+            if crash_injector.is_blown() || !goes_on && !crash_injector.burn() {
                 return;
             }
             if loses_words {
@@ -533,8 +533,8 @@ impl Memory for SimMemory {
     fn write_back_lines(&mut self, bytes: Range<usize>) {
         let line = |byte: usize| byte as u32 / 8 / LINE;
         let lines = line(bytes.start)..=line(bytes.end - 1);
-        self.with(|part, fuse| {
-            if !fuse.is_blown() {
+        self.with(|part, crash_injector| {
+            if !crash_injector.is_blown() {
                 let its = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
                 its.for_each(|undo| undo.begun = true);
             }
@@ -542,8 +542,8 @@ impl Memory for SimMemory {
     }
 
     fn drain(&mut self) {
-        self.with(|part, fuse| {
-            if fuse.burn_fence() {
+        self.with(|part, crash_injector| {
+            if crash_injector.burn_fence() {
                 part.undo.retain(|undo| !undo.begun);
             }
         });
@@ -551,13 +551,13 @@ impl Memory for SimMemory {
 
     fn order_stores(&mut self) {
         // These stores are in order, but the process may be stopped here.
-        let _ = self.with(|_, fuse| fuse.burn_fence());
+        let _ = self.with(|_, crash_injector| crash_injector.burn_fence());
     }
 
     /// Syncs this part alone. The product does not rely on syncing the other parts.
     fn sync(&mut self) -> Result<(), RegionError> {
-        self.with(|part, fuse| {
-            if !fuse.is_blown() {
+        self.with(|part, crash_injector| {
+            if !crash_injector.is_blown() {
                 part.write_back(|_| true);
             }
         });
@@ -591,11 +591,11 @@ impl Blocks for SimBlocks {
     }
 
     fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
-        let State { parts, fuse, .. } = &mut *self.store.lock();
-        if fuse.is_blown() {
+        let State { parts, crash_injector, .. } = &mut *self.store.lock();
+        if crash_injector.is_blown() {
             return Ok(());
         }
-        let cut = !fuse.burn_fence();
+        let cut = !crash_injector.burn_fence();
         if let Some(part) = parts.get_mut(&self.at) {
             let at = at - self.at;
             part.in_flight.push(Flight { at, bytes: bytes.to_vec(), durable, cut });
@@ -604,8 +604,8 @@ impl Blocks for SimBlocks {
     }
 
     fn complete(&self) -> Result<(), RegionError> {
-        let State { parts, fuse, rng, .. } = &mut *self.store.lock();
-        let Some(part) = parts.get_mut(&self.at).filter(|_| !fuse.is_blown()) else {
+        let State { parts, crash_injector, rng, .. } = &mut *self.store.lock();
+        let Some(part) = parts.get_mut(&self.at).filter(|_| !crash_injector.is_blown()) else {
             return Ok(());
         };
         let fails = part.fails_fence();
@@ -614,8 +614,8 @@ impl Blocks for SimBlocks {
     }
 
     fn flush(&self) -> Result<(), RegionError> {
-        let State { parts, fuse, .. } = &mut *self.store.lock();
-        if fuse.burn_fence() {
+        let State { parts, crash_injector, .. } = &mut *self.store.lock();
+        if crash_injector.burn_fence() {
             parts.values_mut().for_each(|part| part.cached.clear());
         }
         Ok(())
@@ -647,9 +647,9 @@ impl LogPart {
     /// Whether the next fence of mapped memory fails, as planned: its file is gone.
     fn is_gone(&self) -> bool {
         match self {
-            Self::Mapped(part) => {
-                part.memory().with(|part, fuse| !fuse.is_blown() && part.fails_fence())
-            }
+            Self::Mapped(part) => part
+                .memory()
+                .with(|part, crash_injector| !crash_injector.is_blown() && part.fails_fence()),
             Self::Blocks(_) => false,
         }
     }
@@ -696,7 +696,7 @@ mod tests {
     use super::*;
 
     fn written(kind: LogStoreKind) -> (LogStore, LogPart) {
-        let store = LogStore::new(kind, Fuse::default(), Rng::new(1));
+        let store = LogStore::new(kind, CrashInjector::default(), Rng::new(1));
         let mut part = store.part(0..2 * BLOCK);
         part.write(0, &[1; 16]);
         part.fence().unwrap();
@@ -785,7 +785,7 @@ mod tests {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Block);
-            store.lock().fuse.light(0, true);
+            store.lock().crash_injector.light(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
             let part = store.part(0..2 * BLOCK);
@@ -801,10 +801,10 @@ mod tests {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Cached);
-            store.lock().fuse.light(0, true);
+            store.lock().crash_injector.light(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
-            store.lock().fuse.renew();
+            store.lock().crash_injector.renew();
             let part = store.part(0..2 * BLOCK);
             let read = (word(&part, 16), word(&part, BLOCK));
             if seed % 2 == 0 {
@@ -827,7 +827,7 @@ mod tests {
     fn writes_of_a_drive_that_are_in_flight_together_land_in_any_order() {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
-            let store = LogStore::new(LogStoreKind::Block, Fuse::default(), Rng::new(1));
+            let store = LogStore::new(LogStoreKind::Block, CrashInjector::default(), Rng::new(1));
             let part = store.part(0..BLOCK);
             let blocks = SimBlocks { store: store.clone(), at: 0 };
             for content in 1..=3 {

@@ -14,10 +14,10 @@ use riopipe_session::label::{LABEL_LEN, LABEL_VERSION, Label, MemberId};
 use riopipe_session::target::{Identity, NamespaceConfig, Namespaces, Shared, Split, Volumes};
 
 use crate::block::{BLOCK, GARBAGE};
+use crate::crash_injector::CrashInjector;
 use crate::drive::{Drive, DriveSpec, LABEL_BLOCKS};
 use crate::drive_queue::DriveQueue;
-use crate::env::{Said, SimEnv};
-use crate::fuse::Fuse;
+use crate::env::{SimEnv, TraceLines};
 use crate::log_store::{LogPart, LogStore, SetAside};
 use crate::rng::Rng;
 use crate::scenario::{MachineSpec, VolumeSpec, Whose};
@@ -60,7 +60,7 @@ pub struct Machine {
     /// The number of the target's process.
     pub life: u32,
     boot: u64,
-    fuse: Fuse,
+    crash_injector: CrashInjector,
     /// For each drive, the time at which it is polled next, ns, if that is planned.
     polls: Vec<Option<u64>>,
     /// The right log, while an empty or an older one is in its place.
@@ -84,13 +84,13 @@ impl Machine {
         mut rng: Rng,
         traced: bool,
     ) -> Self {
-        let fuse = Fuse::default();
-        let store = LogStore::new(spec.log, fuse.clone(), rng.fork(0));
-        let said = Said::new(traced);
+        let crash_injector = CrashInjector::default();
+        let store = LogStore::new(spec.log, crash_injector.clone(), rng.fork(0));
+        let said = TraceLines::new(traced);
         let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
-            new_drive((at, *drive, spec.blocks), rng.fork(1 + at as u64), &fuse, &said)
+            new_drive((at, *drive, spec.blocks), rng.fork(1 + at as u64), &crash_injector, &said)
         });
-        let env = SimEnv::new(drives.collect(), fuse.clone(), said);
+        let env = SimEnv::new(drives.collect(), crash_injector.clone(), said);
         let mut machine = Self {
             env,
             store,
@@ -103,7 +103,7 @@ impl Machine {
             powered: true,
             life: 0,
             boot: 1,
-            fuse,
+            crash_injector,
             polls: vec![None; spec.drives.len()],
             set_aside: None,
             wrong: None,
@@ -188,7 +188,7 @@ impl Machine {
     /// The log store failed.
     pub fn start(&mut self, volumes: &[NewVolume], given_up: bool) -> Result<Vec<String>, String> {
         debug_assert!(!self.up);
-        self.fuse.renew();
+        self.crash_injector.renew();
         self.life += 1;
         self.rested = false;
         self.powered = true;
@@ -291,7 +291,7 @@ impl Machine {
             drive.orphan();
         }
         self.store.process_died(&mut self.rng);
-        self.fuse.renew();
+        self.crash_injector.renew();
     }
 
     /// Cuts the power of the machine.
@@ -326,7 +326,7 @@ impl Machine {
         }
         let (spec, rng) = (*there.spec(), self.rng.fork(drive as u64));
         let of = (drive, spec, self.spec.blocks);
-        let mut other = new_drive(of, rng, &self.fuse, &self.env.said);
+        let mut other = new_drive(of, rng, &self.crash_injector, &self.env.said);
         (LABEL_BLOCKS..self.spec.blocks).for_each(|lba| other.preset(lba, GARBAGE));
         let name = other.name_label(&block);
         (0..LABEL_BLOCKS).for_each(|lba| other.preset(lba, name));
@@ -367,13 +367,13 @@ impl Machine {
     /// Stops the process after this number of further effects on drives, log and network. With
     /// `fences`, stops it in the fence after this number of further fences.
     pub fn stop_after(&self, effects: u32, fences: bool) {
-        self.fuse.light(effects, fences);
+        self.crash_injector.light(effects, fences);
     }
 
     /// Whether the process has stopped in the middle of an effect.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
-        self.fuse.is_blown()
+        self.crash_injector.is_blown()
     }
 }
 
@@ -381,12 +381,15 @@ impl Machine {
 fn new_drive(
     (at, spec, blocks): (usize, DriveSpec, u32),
     mut rng: Rng,
-    fuse: &Fuse,
-    said: &Said,
+    crash_injector: &CrashInjector,
+    said: &TraceLines,
 ) -> DriveQueue {
     let name = format!("drive {at}");
     let depth = *rng.pick(&[2, 8, DEPTH, DEPTH]);
-    DriveQueue::new(Drive::new((spec, blocks), &name, rng, fuse.clone(), said.of(&name)), depth)
+    DriveQueue::new(
+        Drive::new((spec, blocks), &name, rng, crash_injector.clone(), said.of(&name)),
+        depth,
+    )
 }
 
 /// Bytes of a log region for one volume, or for several volumes and the same space again. When the

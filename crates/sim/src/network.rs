@@ -37,7 +37,7 @@ pub enum Role {
 
 /// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// To the target.
     Up,
     /// To the initiator.
@@ -170,8 +170,8 @@ impl Network {
             if there.client.is_some_and(|end| end.client == client)
                 && machine.is_none_or(|machine| machine == there.machine)
             {
-                self.stall(conn, Way::Up, until);
-                self.stall(conn, Way::Down, until);
+                self.stall(conn, Direction::Up, until);
+                self.stall(conn, Direction::Down, until);
             }
         }
     }
@@ -196,7 +196,14 @@ impl Network {
     }
 
     /// Sends bytes. Adds the arrival time of each part to `at`.
-    pub fn send(&mut self, conn: usize, way: Way, mut bytes: Vec<u8>, now: u64, at: &mut Vec<u64>) {
+    pub fn send(
+        &mut self,
+        conn: usize,
+        way: Direction,
+        mut bytes: Vec<u8>,
+        now: u64,
+        at: &mut Vec<u64>,
+    ) {
         if bytes.is_empty() || self.pipe(conn, way).cut {
             return;
         }
@@ -211,7 +218,7 @@ impl Network {
 
     /// Ends one direction. Bytes that were sent before arrive first. Returns the time at which the
     /// other end learns of it; `None` if it never does.
-    pub fn end(&mut self, conn: usize, way: Way, now: u64) -> Option<u64> {
+    pub fn end(&mut self, conn: usize, way: Direction, now: u64) -> Option<u64> {
         if self.pipe(conn, way).cut {
             return None;
         }
@@ -221,7 +228,7 @@ impl Network {
     }
 
     /// Sends one unit. Returns the time at which it arrives.
-    pub fn put(&mut self, conn: usize, way: Way, chunk: Chunk, now: u64) -> u64 {
+    pub fn put(&mut self, conn: usize, way: Direction, chunk: Chunk, now: u64) -> u64 {
         let delay = self.delay();
         let pipe = self.pipe(conn, way);
         let (until, by) = pipe.lag;
@@ -234,16 +241,16 @@ impl Network {
 
     /// Refuses a connection. Returns the time at which the initiator learns of it.
     pub fn refuse(&mut self, conn: usize, now: u64) -> u64 {
-        let at = self.put(conn, Way::Down, Chunk::End, now);
-        self.pipe(conn, Way::Down).cut = true;
+        let at = self.put(conn, Direction::Down, Chunk::End, now);
+        self.pipe(conn, Direction::Down).cut = true;
         at
     }
 
-    fn pipe(&mut self, conn: usize, way: Way) -> &mut Pipe {
+    fn pipe(&mut self, conn: usize, way: Direction) -> &mut Pipe {
         let conn = &mut self.conns[conn];
         match way {
-            Way::Up => &mut conn.up,
-            Way::Down => &mut conn.down,
+            Direction::Up => &mut conn.up,
+            Direction::Down => &mut conn.down,
         }
     }
 
@@ -251,7 +258,7 @@ impl Network {
     ///
     /// # Errors
     /// The time at which to ask again.
-    pub fn arrive(&mut self, conn: usize, way: Way, now: u64) -> Result<Option<Chunk>, u64> {
+    pub fn arrive(&mut self, conn: usize, way: Direction, now: u64) -> Result<Option<Chunk>, u64> {
         let pipe = self.pipe(conn, way);
         if now < pipe.stalled_until {
             return Err(pipe.stalled_until);
@@ -260,13 +267,13 @@ impl Network {
     }
 
     /// Stalls a direction until `until`.
-    pub fn stall(&mut self, conn: usize, way: Way, until: u64) {
+    pub fn stall(&mut self, conn: usize, way: Direction, until: u64) {
         let pipe = self.pipe(conn, way);
         pipe.stalled_until = pipe.stalled_until.max(until);
     }
 
     /// Makes the units that are sent in a direction before `until` arrive later by `by`, ns.
-    pub fn lag(&mut self, conn: usize, way: Way, until: u64, by: u64) {
+    pub fn lag(&mut self, conn: usize, way: Direction, until: u64, by: u64) {
         self.pipe(conn, way).lag = (until, by);
     }
 
@@ -287,7 +294,7 @@ impl Network {
     }
 
     /// Stops a direction. Of the units in flight, only the first ones arrive.
-    pub fn cut(&mut self, conn: usize, way: Way) {
+    pub fn cut(&mut self, conn: usize, way: Direction) {
         let keep = {
             let len = self.pipe(conn, way).queue.len();
             if self.rng.one_in(2) { len } else { self.rng.index(len + 1) }
@@ -299,7 +306,7 @@ impl Network {
 
     /// Does the same as [`cut`](Self::cut), but the other end learns of it. Returns the time of
     /// that.
-    pub fn reset(&mut self, conn: usize, way: Way, now: u64) -> Option<u64> {
+    pub fn reset(&mut self, conn: usize, way: Direction, now: u64) -> Option<u64> {
         if self.pipe(conn, way).cut {
             return None;
         }

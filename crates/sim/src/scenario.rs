@@ -120,16 +120,16 @@ pub struct ClientSpec {
     /// The time for which a target may owe an answer before the recovery of a stream is begun again
     /// over the same connections, µs. 0: without a limit, as long as the connections last.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub patience_us: u32,
+    pub wait_limit_us: u32,
     /// The time without a call of the owner after which the background driver runs the stream, µs.
-    #[serde(default = "away_us")]
-    pub away_us: u32,
+    #[serde(default = "not_calling_us")]
+    pub not_calling_us: u32,
     /// The time after which the background driver makes an idle stream durable, µs.
     #[serde(default = "flush_us")]
     pub flush_us: u32,
 }
 
-const fn away_us() -> u32 {
+const fn not_calling_us() -> u32 {
     50_000
 }
 
@@ -188,7 +188,7 @@ pub enum Op {
     /// instead, beside the streams.
     Read(u32, u32),
     /// Reads blocks in another thread of the process: the first, and their number.
-    Look(u32, u32),
+    ReadApart(u32, u32),
     /// Pauses for this time, µs.
     Pause(u32),
     /// Leaves the stream as it is, and opens it again.
@@ -338,7 +338,7 @@ pub enum What {
     /// take it over.
     Standby,
     /// All connections of the owner break, and it reaches no machine for a while.
-    Away {
+    Unreachable {
         /// The duration, µs.
         for_us: u32,
     },
@@ -373,11 +373,11 @@ pub enum What {
     },
     /// The target's process is killed and comes back with a corrupt log. The right log is put back
     /// after the corrupt one has been refused.
-    SpoilLog {
+    CorruptLog {
         /// The machine.
         machine: usize,
         /// The kind of the corruption.
-        how: Spoil,
+        how: Corruption,
         /// The bit that is flipped in the data that `how` names.
         bit: u32,
     },
@@ -412,12 +412,12 @@ pub enum What {
     },
     /// The initiator closes the volume and stops cleanly. An initiator opens the volume again after
     /// a while.
-    GiveBack {
+    Release {
         /// The time for which the volume is free, µs.
         for_us: u32,
     },
     /// A plain host writes a block of a drive, and then reads and writes others.
-    Intruder {
+    PlainHost {
         /// The machine.
         machine: usize,
         /// The drive of the machine.
@@ -447,11 +447,11 @@ impl What {
             | Self::Drive { machine, .. }
             | Self::Log { machine, .. }
             | Self::BlankLog { machine }
-            | Self::SpoilLog { machine, .. }
+            | Self::CorruptLog { machine, .. }
             | Self::WrongDrive { machine, .. }
             | Self::Claimant { machine, .. }
             | Self::Unprotect { machine, .. }
-            | Self::Intruder { machine, .. } => Some(machine),
+            | Self::PlainHost { machine, .. } => Some(machine),
             Self::BlackOut { .. }
             | Self::KillAll { .. }
             | Self::KillClient { .. }
@@ -461,8 +461,8 @@ impl What {
             | Self::LateStreams { .. }
             | Self::TakeOver { .. }
             | Self::Standby
-            | Self::Away { .. }
-            | Self::GiveBack { .. } => None,
+            | Self::Unreachable { .. }
+            | Self::Release { .. } => None,
         }
     }
 }
@@ -470,7 +470,7 @@ impl What {
 /// The kind of corruption of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Spoil {
+pub enum Corruption {
     /// A bit of both copies of the region's header is flipped.
     Header,
     /// A bit of both copies of a stream's mark is flipped.
@@ -533,7 +533,7 @@ pub struct Scenario {
     pub logs: Vec<LogSpec>,
     /// A second volume in the same logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub neighbour: Option<NeighbourSpec>,
+    pub second_volume: Option<SecondVolumeSpec>,
 }
 
 /// A log of records. Its blocks are its own.
@@ -556,7 +556,7 @@ pub struct LogSpec {
 /// A second volume. The machines keep its log beside the log of the first. The scenario's faults
 /// are those of the first volume; faults of machines and logs hit both volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NeighbourSpec {
+pub struct SecondVolumeSpec {
     /// The volume, on drives that are not those of the first.
     pub volume: VolumeSpec,
     /// The operations of its streams.

@@ -121,7 +121,7 @@ impl Shrinker<'_> {
             self.take(simpler);
         }
         let mut alone = self.best.clone();
-        alone.neighbour = None;
+        alone.second_volume = None;
         self.take(alone);
         let mut plain = self.best.clone();
         plain.client.digests = false;
@@ -151,7 +151,7 @@ fn without_machine(scenario: &Scenario, at: usize) -> Option<Scenario> {
         members.iter_mut().for_each(|(machine, _)| *machine -= usize::from(*machine > at));
         !members.is_empty()
     };
-    fewer.neighbour = fewer.neighbour.and_then(|mut second| {
+    fewer.second_volume = fewer.second_volume.and_then(|mut second| {
         let is_there = leave_out(&mut second.volume.members);
         is_there.then_some(second)
     });

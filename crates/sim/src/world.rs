@@ -12,23 +12,23 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
 use crate::client::claimant::{self, Claimant};
-use crate::client::intruder::{self, Intruder, Told};
-use crate::client::{Client, NEIGHBOUR};
+use crate::client::plain_host::{self, HostAnswer, PlainHost};
+use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
 use crate::log_store::{LogStoreKind, SetAside};
 use crate::machine::{self, Machine, Out, new_volume};
-use crate::network::{Chunk, Way};
+use crate::network::{Chunk, Direction};
 use crate::oracle::{Drives, Promise, Violation, Where};
 use crate::rng::Rng;
 use crate::scenario::{Fault, Scenario};
 
 mod engines;
 mod faults;
-pub(crate) mod neighbour;
 mod operator;
+pub(crate) mod second_volume;
 
-use neighbour::{Neighbour, Side};
+use second_volume::{SecondVolume, Side};
 
 /// The first phase ends at the latest after this number of events.
 const SAFETY_EVENTS: u64 = 12_000;
@@ -39,7 +39,7 @@ const LIVENESS_NS: u64 = 30_000 * MS;
 
 /// The planned crash of a machine's process, which takes place when the crash injector stops it.
 #[derive(Clone, Copy, Debug)]
-struct Doom {
+struct PlannedCrash {
     power: bool,
     down_us: u32,
 }
@@ -72,8 +72,8 @@ pub struct World {
     /// On each machine, the places of the volumes in its log.
     volumes: Vec<Vec<NewVolume>>,
     clients: Vec<Client>,
-    neighbour: Option<Neighbour>,
-    intruders: Vec<Intruder>,
+    second_volume: Option<SecondVolume>,
+    plain_hosts: Vec<PlainHost>,
     claimants: Vec<Claimant>,
     /// The faults that have not struck yet.
     faults: Vec<Fault>,
@@ -81,8 +81,8 @@ pub struct World {
     standby: Option<usize>,
     /// The initiator that releases the volume, and the time after which the volume is opened again,
     /// µs.
-    giving_back: Option<(usize, u32)>,
-    dooms: Vec<Option<Doom>>,
+    releasing: Option<(usize, u32)>,
+    dooms: Vec<Option<PlannedCrash>>,
     stops: Vec<Stop>,
     /// Copies of logs, each with the generations of the volumes in it.
     copies: Vec<Option<(Vec<u32>, SetAside)>>,
@@ -135,8 +135,8 @@ impl World {
         let traced = trace.is_some();
         let mut core = Core::new(scenario.clone(), map(scenario)?, trace);
         let mut rng = Rng::new(scenario.seed ^ 0x5eed);
-        let mut neighbour = Neighbour::of(scenario)?;
-        let second = neighbour.as_ref().map(|second| (second.side.id, &second.side.volume));
+        let mut second_volume = SecondVolume::of(scenario)?;
+        let second = second_volume.as_ref().map(|second| (second.side.id, &second.side.volume));
         let all: Vec<_> = [(core.id, &scenario.volume)].into_iter().chain(second).collect();
         let of = |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
         let volumes: Vec<Vec<NewVolume>> =
@@ -148,14 +148,14 @@ impl World {
             Machine::new(index, spec, &volumes, rng.fork(index as u64), traced)
         });
         let mut machines: Vec<Machine> = machines.collect();
-        let has = |at, drive| neighbour.as_ref().is_some_and(|second| second.has(at, drive));
+        let has = |at, drive| second_volume.as_ref().is_some_and(|second| second.has(at, drive));
         mark_outside(&mut machines, &mut core, |at, drive| !has(at, drive));
         machine::label(&mut machines, (core.id, core.name), &scenario.volume);
         for log in &scenario.logs {
             let blocks = core.map.iter().skip(log.first as usize).take(log.blocks as usize);
             blocks.for_each(|at| machines[at.machine].env.drives[at.drive].may_tear(at.lba));
         }
-        if let Some(Neighbour { side, .. }) = &mut neighbour {
+        if let Some(SecondVolume { side, .. }) = &mut second_volume {
             let its = side.volume.members.clone();
             core.swap(side);
             mark_outside(&mut machines, &mut core, |at, drive| its.contains(&(at, drive)));
@@ -164,7 +164,7 @@ impl World {
         }
         Ok(Self {
             standby: None,
-            giving_back: None,
+            releasing: None,
             dooms: vec![None; machines.len()],
             stops: vec![Stop::default(); machines.len()],
             copies: machines.iter().map(|_| None).collect(),
@@ -174,8 +174,8 @@ impl World {
             machines,
             volumes,
             clients: (0..2).map(Client::new).collect(),
-            neighbour,
-            intruders: Vec::new(),
+            second_volume,
+            plain_hosts: Vec::new(),
             claimants: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
@@ -189,8 +189,8 @@ impl World {
             self.core.after(0, Ev::StartMachine(machine));
         }
         self.core.after(US, Ev::StartClient(0));
-        if self.neighbour.is_some() {
-            self.core.after(US, Ev::StartClient(NEIGHBOUR));
+        if self.second_volume.is_some() {
+            self.core.after(US, Ev::StartClient(SECOND_VOLUME));
         }
         while !self.over && self.core.oracle.violation().is_none() {
             self.strike_due();
@@ -200,7 +200,7 @@ impl World {
             if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
                 self.supervise();
             }
-            self.look_at_neighbour();
+            self.check_second_volume();
         }
         Outcome {
             violation: self.core.oracle.violation().cloned(),
@@ -224,24 +224,24 @@ impl World {
                 self.machines[machine].wake(core);
                 self.settle(machine);
             }
-            Ev::Room { machine, conn } => {
+            Ev::Space { machine, conn } => {
                 self.machines[machine].env.now = self.core.now;
-                self.machines[machine].has_room(conn);
+                self.machines[machine].has_space(conn);
                 self.settle(machine);
             }
             Ev::StartMachine(machine) => self.start_machine(machine),
-            Ev::StartClient(NEIGHBOUR)
-            | Ev::TickClient { client: NEIGHBOUR, .. }
-            | Ev::WakeClient { client: NEIGHBOUR, .. }
-            | Ev::WakeStreams { client: NEIGHBOUR, .. }
-            | Ev::Act { client: NEIGHBOUR, .. } => {
-                self.with_neighbour(|client, drives, core| happen_to(client, ev, drives, core));
+            Ev::StartClient(SECOND_VOLUME)
+            | Ev::TickClient { client: SECOND_VOLUME, .. }
+            | Ev::WakeClient { client: SECOND_VOLUME, .. }
+            | Ev::WakeStreams { client: SECOND_VOLUME, .. }
+            | Ev::Act { client: SECOND_VOLUME, .. } => {
+                self.with_second_volume(|client, drives, core| happen_to(client, ev, drives, core));
             }
             Ev::WakeClient { client, .. } if client >= claimant::FIRST => {
                 self.claimants[client - claimant::FIRST].wake(&mut self.core);
             }
-            Ev::WakeClient { client, .. } if client >= intruder::FIRST => {
-                self.intruders[client - intruder::FIRST].wake(&mut self.core);
+            Ev::WakeClient { client, .. } if client >= plain_host::FIRST => {
+                self.plain_hosts[client - plain_host::FIRST].wake(&mut self.core);
             }
             Ev::StartClient(client)
             | Ev::TickClient { client, .. }
@@ -252,12 +252,12 @@ impl World {
                 happen_to(&mut clients[client], ev, &Drives(machines), core);
             }
             Ev::Heal => {}
-            Ev::Intrude(intruder) => self.intruders[intruder].go_on(&mut self.core),
+            Ev::WakePlainHost(plain_host) => self.plain_hosts[plain_host].go_on(&mut self.core),
         }
     }
 
     fn arrive_up(&mut self, conn: usize) {
-        let chunk = match self.core.net.arrive(conn, Way::Up, self.core.now) {
+        let chunk = match self.core.net.arrive(conn, Direction::Up, self.core.now) {
             Err(later) => return self.core.at(later, Ev::Arrive { conn, up: true }),
             Ok(None) => return,
             Ok(Some(chunk)) => chunk,
@@ -272,24 +272,24 @@ impl World {
             }
             (Chunk::Bytes(bytes), Some(_)) => {
                 let client = self.core.net.conn(conn).from;
-                if client == NEIGHBOUR
-                    && let Some(Neighbour { side: Side { oracle, .. }, client: it, .. }) =
-                        &mut self.neighbour
+                if client == SECOND_VOLUME
+                    && let Some(SecondVolume { side: Side { oracle, .. }, client: it, .. }) =
+                        &mut self.second_volume
                     && it.era() == Some(oracle.current())
                     && it.holds(at).is_some()
                 {
                     oracle.heard(client, at, self.core.now);
                 }
                 let Core { oracle, now, .. } = &mut self.core;
-                if client < NEIGHBOUR {
+                if client < SECOND_VOLUME {
                     // The next process of the initiator has no lease before it owns the volume. A
                     // process that was lost does not extend a lease before it has resumed.
                     let owner = &self.clients[client];
                     if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
                         oracle.heard(client, at, *now);
                     }
-                } else if (intruder::FIRST..claimant::FIRST).contains(&client) {
-                    self.intruders[client - intruder::FIRST].comes(oracle, *now);
+                } else if (plain_host::FIRST..claimant::FIRST).contains(&client) {
+                    self.plain_hosts[client - plain_host::FIRST].comes(oracle, *now);
                 }
                 machine.receive(conn, bytes);
             }
@@ -307,7 +307,7 @@ impl World {
     }
 
     fn arrive_down(&mut self, conn: usize) {
-        let chunk = match self.core.net.arrive(conn, Way::Down, self.core.now) {
+        let chunk = match self.core.net.arrive(conn, Direction::Down, self.core.now) {
             Err(later) => return self.core.at(later, Ev::Arrive { conn, up: false }),
             Ok(None) => return,
             Ok(Some(chunk)) => chunk,
@@ -320,23 +320,23 @@ impl World {
                 _ => claimant.close(&mut self.core),
             };
         }
-        if end.client >= intruder::FIRST {
-            let intruder = &mut self.intruders[end.client - intruder::FIRST];
+        if end.client >= plain_host::FIRST {
+            let plain_host = &mut self.plain_hosts[end.client - plain_host::FIRST];
             match chunk {
                 Chunk::Bytes(bytes) => {
-                    let told = intruder.receive(end.role, conn, &bytes, &mut self.core);
-                    let (at, content, free) = (intruder.at, intruder.content, intruder.free);
-                    let welcome = intruder.welcome;
+                    let told = plain_host.receive(end.role, conn, &bytes, &mut self.core);
+                    let (at, content, free) = (plain_host.at, plain_host.content, plain_host.free);
+                    let must_accept = plain_host.must_accept;
                     let oracle = &mut self.core.oracle;
                     match told {
                         None => {}
-                        Some(Told::Written) => oracle.intruded(at, content, free),
-                        Some(Told::Flushed) => oracle.intruded_durably(at, content),
-                        Some(Told::Read(found)) => oracle.looked_at(at, found, free),
-                        Some(Told::TurnedAway) => oracle.turned_away(at, welcome),
+                        Some(HostAnswer::Written) => oracle.written_plainly(at, content, free),
+                        Some(HostAnswer::Flushed) => oracle.flushed_plainly(at, content),
+                        Some(HostAnswer::Read(found)) => oracle.looked_at(at, found, free),
+                        Some(HostAnswer::Refused) => oracle.refused_plainly(at, must_accept),
                     }
                 }
-                _ => intruder.close(&mut self.core),
+                _ => plain_host.close(&mut self.core),
             }
             return;
         }
@@ -350,8 +350,8 @@ impl World {
                 Chunk::Open => {}
             }
         };
-        if end.client == NEIGHBOUR {
-            self.with_neighbour(arrives);
+        if end.client == SECOND_VOLUME {
+            self.with_second_volume(arrives);
         } else {
             let Self { clients, core, machines, .. } = self;
             arrives(&mut clients[end.client], &Drives(machines), core);
@@ -360,11 +360,11 @@ impl World {
 
     /// Carries out the effects that a machine's sessions have left.
     fn settle(&mut self, at: usize) {
-        let Self { core, machines, neighbour, volumes, intruders, .. } = self;
+        let Self { core, machines, second_volume, volumes, plain_hosts, .. } = self;
         let machine = &mut machines[at];
         machine.env.now = core.now;
-        for intruder in intruders.iter_mut().filter(|intruder| intruder.at.machine == at) {
-            intruder.waits(&mut core.oracle, core.now);
+        for plain_host in plain_hosts.iter_mut().filter(|plain_host| plain_host.at.machine == at) {
+            plain_host.waits(&mut core.oracle, core.now);
         }
         machine.work();
         if let Some(by) = machine.misled.take() {
@@ -376,11 +376,11 @@ impl World {
         }
         for out in machine.out.drain(..) {
             match out {
-                Out::Send(conn, bytes) => core.send(conn, Way::Down, bytes),
-                Out::End(conn) => core.end(conn, Way::Down),
+                Out::Send(conn, bytes) => core.send(conn, Direction::Down, bytes),
+                Out::End(conn) => core.end(conn, Direction::Down),
                 Out::Close(conn) => {
                     core.net.conn_mut(conn).server = None;
-                    core.end(conn, Way::Down);
+                    core.end(conn, Direction::Down);
                 }
                 Out::Refuse(conn) => {
                     core.net.conn_mut(conn).server = None;
@@ -388,12 +388,12 @@ impl World {
                 }
                 Out::Wake(time, index) => core.at(time, Ev::WakeCore { machine: at, core: index }),
                 Out::Poll(time, drive) => core.at(time, Ev::Drive { machine: at, drive }),
-                Out::Room(time, conn) => core.at(time, Ev::Room { machine: at, conn }),
+                Out::Space(time, conn) => core.at(time, Ev::Space { machine: at, conn }),
             }
         }
         for (number, drive) in machine.env.drives.iter_mut().enumerate() {
-            for told in drive.take_told() {
-                let oracle = match neighbour {
+            for told in drive.take_reported() {
+                let oracle = match second_volume {
                     Some(second) if second.has(at, number) => &mut second.side.oracle,
                     _ => &mut core.oracle,
                 };
@@ -407,8 +407,9 @@ impl World {
             core.trace(|| format!("target {at}: {line}"));
         }
         if machine.has_stopped() {
-            let doom = self.dooms[at].take().unwrap_or(Doom { power: false, down_us: 1000 });
-            self.crash_machine(at, doom);
+            let planned =
+                self.dooms[at].take().unwrap_or(PlannedCrash { power: false, down_us: 1000 });
+            self.crash_machine(at, planned);
         } else if machine.is_at_rest() {
             self.end_machine(at);
         }
@@ -424,7 +425,7 @@ impl World {
         let ended = machine.end_service();
         let power = off || machine.has_stopped();
         self.core.trace(|| format!("target {at} has come to rest: {ended:?}"));
-        self.crash_machine(at, Doom { power, down_us });
+        self.crash_machine(at, PlannedCrash { power, down_us });
     }
 
     fn start_machine(&mut self, at: usize) {
@@ -468,8 +469,8 @@ impl World {
         self.settle(at);
     }
 
-    fn crash_machine(&mut self, at: usize, doom: Doom) {
-        let kind = if doom.power { "loses its power" } else { "is killed" };
+    fn crash_machine(&mut self, at: usize, planned: PlannedCrash) {
+        let kind = if planned.power { "loses its power" } else { "is killed" };
         self.core.trace(|| format!("target {at} {kind}"));
         self.note_crash();
         for conn in 0..self.core.net.len() {
@@ -477,16 +478,16 @@ impl World {
                 continue;
             }
             self.core.net.conn_mut(conn).server = None;
-            if doom.power {
+            if planned.power {
                 // An initiator that sends to the machine after it is back learns that the
                 // connection is unknown.
-                self.core.net.cut(conn, Way::Down);
-            } else if let Some(time) = self.core.net.reset(conn, Way::Down, self.core.now) {
+                self.core.net.cut(conn, Direction::Down);
+            } else if let Some(time) = self.core.net.reset(conn, Direction::Down, self.core.now) {
                 self.core.at(time, Ev::Arrive { conn, up: false });
             }
         }
         let machine = &mut self.machines[at];
-        if doom.power {
+        if planned.power {
             if machine.store.kind() == LogStoreKind::File
                 && !machine.has_rested()
                 && self.core.is_logged()
@@ -499,7 +500,7 @@ impl World {
             machine.kill();
         }
         self.dooms[at] = None;
-        self.core.after(u64::from(doom.down_us) * US, Ev::StartMachine(at));
+        self.core.after(u64::from(planned.down_us) * US, Ev::StartMachine(at));
     }
 
     fn crash_client(&mut self, at: usize, told: bool) {
@@ -519,8 +520,8 @@ impl World {
             }
             self.core.net.conn_mut(conn).client = None;
             if !told {
-                self.core.net.cut(conn, Way::Up);
-            } else if let Some(time) = self.core.net.reset(conn, Way::Up, self.core.now) {
+                self.core.net.cut(conn, Direction::Up);
+            } else if let Some(time) = self.core.net.reset(conn, Direction::Up, self.core.now) {
                 self.core.at(time, Ev::Arrive { conn, up: true });
             }
         }

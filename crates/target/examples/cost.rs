@@ -18,7 +18,7 @@ use riopipe_platform::crc32c as crc;
 use riopipe_session::initiator::attach::Attach;
 use riopipe_session::initiator::queue_pair::{Data as CommandData, QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    FlushFailures, ReplayBoard, StreamConfig, StreamQueue, StreamSession,
+    FlushFailures, ReadBarrier, StreamConfig, StreamQueue, StreamSession,
 };
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
@@ -170,8 +170,8 @@ fn main() {
     let limits = Limits { merge: false, ..Limits::default() };
     let engine = engine(kind, topology.clone(), limits);
     let failures = FlushFailures::new(1);
-    let board = ReplayBoard::new(1);
-    let mut session = StreamSession::new(stream, engine, topology, vec![io], failures, &board);
+    let barrier = ReadBarrier::new(1);
+    let mut session = StreamSession::new(stream, engine, topology, vec![io], failures, &barrier);
     let mut conn = Target::new(2);
     session.start(1);
     while !session.is_ready().expect("not refused") {

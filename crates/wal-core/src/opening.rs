@@ -126,7 +126,7 @@ pub fn find_end<E>(
         return Err(FindError::Damaged { number: end.number });
     }
     if tag != Some(end.number) {
-        find.look_behind(end.number)?;
+        find.check_behind(end.number)?;
     }
     Ok(end)
 }
@@ -204,7 +204,7 @@ impl<E> Find<'_, '_, E> {
 
     /// Checks whether a block behind the end shows that block `end` was durable: it is then
     /// damaged, and the log does not end there.
-    fn look_behind(&mut self, end: u64) -> Result<(), FindError<E>> {
+    fn check_behind(&mut self, end: u64) -> Result<(), FindError<E>> {
         let mut is_damaged = false;
         self.scan(end + 1, self.ring.window(), &mut |number, header| {
             is_damaged = header.is_some_and(|h| h.number == number && h.settled > end);

@@ -65,7 +65,7 @@ pub struct Group {
 
 /// A submitted group that is not yet durable.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
+struct InFlight {
     seq: u64,
     /// Records that begin below this Lsn end in it or before it.
     whole: Lsn,
@@ -126,7 +126,7 @@ pub struct Writer {
     /// Groups that are not complete.
     incomplete: VecDeque<u64>,
     /// Groups that are not durable.
-    undurable: VecDeque<UnderWay>,
+    undurable: VecDeque<InFlight>,
     /// Groups that are not released, each with its value of `oldest`.
     unreleased: VecDeque<(u64, u64)>,
     /// The last group without records, which carries only a trim.
@@ -200,7 +200,7 @@ impl Writer {
     /// Whether space will become free without another trim: a group with one is in flight, or is
     /// due.
     #[must_use]
-    pub fn awaits_room(&self) -> bool {
+    pub fn awaits_space(&self) -> bool {
         self.oldest > self.free_from
     }
 
@@ -336,7 +336,7 @@ impl Writer {
     pub fn submitted(&mut self, group: &Group, seq: u64) {
         let (whole, head) = (self.whole(), self.head);
         self.incomplete.push_back(seq);
-        self.undurable.push_back(UnderWay { seq, whole, head, flush: group.flush });
+        self.undurable.push_back(InFlight { seq, whole, head, flush: group.flush });
         self.unreleased.push_back((seq, self.carried));
         if group.bytes == 0 && group.blocks > 0 {
             self.trim_alone = Some(seq);

@@ -147,7 +147,7 @@ impl Committer {
     /// Sleeps until the stream's marks move, or there is something new in the queue; with a group
     /// that was refused, until there may be space for it.
     fn sleep(&mut self) -> Result<(), WalFailure> {
-        let until = if self.refused.is_some() { Until::Room } else { Until::Moved };
+        let until = if self.refused.is_some() { Until::Space } else { Until::Moved };
         match self.stream.wait(until, None) {
             Ok(_) | Err(WaitError::Woken) => Ok(()),
             Err(WaitError::Failed(failure)) => Err(failure.into()),

@@ -41,7 +41,7 @@ impl Progress {
             trimmed: writer.trimmed(),
             blocks: (blocks.start, blocks.end),
             free,
-            is_full: free == 0 && !writer.awaits_room(),
+            is_full: free == 0 && !writer.awaits_space(),
             waiting,
         }
     }

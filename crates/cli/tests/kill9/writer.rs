@@ -143,7 +143,7 @@ fn write(mut stream: Stream, last: u64, groups: u64, notes: &Notes) {
                     break;
                 }
                 Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
-                    stream.wait(Until::Room, None).unwrap();
+                    stream.wait(Until::Space, None).unwrap();
                 }
                 Err(error) => panic!("{error}"),
             }

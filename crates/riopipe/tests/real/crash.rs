@@ -170,7 +170,7 @@ pub(crate) fn put(
         match if durable { group.submit_durable() } else { group.submit() } {
             Ok(seq) => return seq,
             Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
-                stream.wait(Until::Room, Some(SOON)).unwrap();
+                stream.wait(Until::Space, Some(SOON)).unwrap();
             }
             Err(error) => panic!("{error}"),
         }

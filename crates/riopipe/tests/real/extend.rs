@@ -129,7 +129,7 @@ fn t11_a_reopened_stream_keeps_what_was_extended() {
 fn t11_the_caller_s_duty_is_checked_for_extensions_too() {
     let nodes = [Node::new()];
     let members = volume_on(&nodes);
-    let options = OpenOptions { check_handover: true, ..open_options() };
+    let options = OpenOptions { check_ownership: true, ..open_options() };
     let (volume, _) = open_soon(&members, &options);
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let mut other = volume.stream(1, &StreamOptions::default()).unwrap();

@@ -28,7 +28,7 @@ fn is_refused(members: &[MemberAddr], away: bool) {
 }
 
 /// Whether the target knows that its owner is away.
-fn is_away(members: &[MemberAddr]) -> bool {
+fn is_unreachable(members: &[MemberAddr]) -> bool {
     let opened = Volume::open("v", members, &impatient()).map(|_| ());
     matches!(
         opened,
@@ -94,7 +94,7 @@ fn t25_an_owner_that_is_gone_is_waited_for_or_taken_over_from() {
     let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     proxy.shut();
-    soon("the target notices", || is_away(&direct));
+    soon("the target notices", || is_unreachable(&direct));
     is_refused(&direct, true);
     let wait = OpenOptions { wait_for_lease: Duration::from_millis(50), ..open_options() };
     assert!(Volume::open("v", &direct, &wait).is_err(), "the lease is longer than that");

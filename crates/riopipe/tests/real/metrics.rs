@@ -38,7 +38,7 @@ fn figures_tell_of_an_open_volume_and_of_its_end() {
     );
     assert!(!stat.streams[0].failed);
     assert!(stat.stages.iter().any(|stage| stage.count > 0), "{stat:?}");
-    assert!(stat.uptime_s > idle.uptime_s && stat.is_same_life(&idle));
+    assert!(stat.uptime_s > idle.uptime_s && stat.is_same_opening(&idle));
 
     let json = figures.json().unwrap();
     assert!(json.contains(&format!("\"schema\":\"{}\"", VolumeStat::SCHEMA)), "{json}");
@@ -67,7 +67,7 @@ fn figures_tell_of_an_open_volume_and_of_its_end() {
     // Given back: the next owner needs no permission of the figures' holder.
     let (volume, recovery) = Volume::open("v", &members, &open_options()).unwrap();
     assert!(recovery.is_nothing(), "{recovery}");
-    assert!(!volume.stat().is_same_life(&stat));
+    assert!(!volume.stat().is_same_opening(&stat));
     volume.close().unwrap();
     target.stop().unwrap();
 }

@@ -72,7 +72,7 @@ pub(crate) fn write(
         match result {
             Ok(seq) => return seq,
             Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
-                stream.wait(Until::Room, Some(Duration::from_secs(20))).unwrap();
+                stream.wait(Until::Space, Some(Duration::from_secs(20))).unwrap();
             }
             Err(error) => panic!("{error}"),
         }

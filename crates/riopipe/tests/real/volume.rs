@@ -156,7 +156,7 @@ fn t14_the_bound_on_kept_memory_pushes_back() {
             Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
                 full += 1;
                 assert_eq!(bufs.len(), 1);
-                stream.wait(Until::Room, Some(Duration::from_secs(20))).unwrap();
+                stream.wait(Until::Space, Some(Duration::from_secs(20))).unwrap();
             }
             Err(error) => panic!("{error}"),
         }

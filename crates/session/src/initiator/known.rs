@@ -109,7 +109,7 @@ pub enum Changed {
         "a newer owner has taken the volume over: the label of namespace {0} says so. Close the \
          volume; what this owner still holds is not written any more"
     )]
-    Overtaken(u32),
+    TakenOver(u32),
     /// Its label has the generation of an earlier owner. This owner had written its own generation
     /// there before it relied on anything (T27).
     #[error(
@@ -199,7 +199,7 @@ impl KnownTarget {
     /// again: then only the labels record the last owner (T8).
     ///
     /// # Errors
-    /// [`Changed::Label`], [`Changed::Older`], [`Changed::Overtaken`].
+    /// [`Changed::Label`], [`Changed::Older`], [`Changed::TakenOver`].
     pub fn check_label(&self, nsid: u32, found: &Result<Label, LabelError>) -> Result<(), Changed> {
         let ours = |label: &Label, drive: &KnownDrive| {
             label.volume == self.volume && label.index == drive.index
@@ -210,7 +210,7 @@ impl KnownTarget {
                 match label.generation.cmp(&self.generation) {
                     Ordering::Less => Err(Changed::Older(nsid)),
                     Ordering::Equal => Ok(()),
-                    Ordering::Greater => Err(Changed::Overtaken(nsid)),
+                    Ordering::Greater => Err(Changed::TakenOver(nsid)),
                 }
             }
             _ => Err(Changed::Label(nsid)),

@@ -2,7 +2,7 @@
 //! (P7).
 //!
 //! ```text
-//! Standing → Away: rest → attach → open drives → read labels → claim → Standing
+//! Standing → Unreachable: rest → attach → open drives → read labels → claim → Standing
 //!                   ↑________________ a failure that may pass ____|
 //!                                  → Refused: its properties have changed, or the volume has another owner
 //! ```
@@ -27,7 +27,7 @@ use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::Cause;
 use riopipe_order::probe::{self, Plant};
 
-pub use self::cause::AwayCause;
+pub use self::cause::UnreachableCause;
 use super::association::{
     Association, AssociationState, ConnectFailure, ConnectionEnd, ControlQueue,
 };
@@ -65,12 +65,12 @@ pub enum ManagerEvent {
     /// association before anything has been checked again there (T27).
     Lost {
         /// The cause.
-        why: AwayCause,
+        why: UnreachableCause,
     },
     /// A new association stands, and the volume is claimed.
     Back {
         /// How long the target was unreachable, ns.
-        away_ns: u64,
+        unreachable_ns: u64,
         /// How many attempts it took.
         attempts: u32,
     },
@@ -78,13 +78,13 @@ pub enum ManagerEvent {
     /// still tries to reach it, and the streams can be reopened when it is back.
     GivenUp {
         /// How long it has been unreachable, ns.
-        away_ns: u64,
+        unreachable_ns: u64,
     },
     /// The target is lost to this owner, and the manager does not try it again: every stream must
     /// give it up.
     Refused {
         /// The cause.
-        why: AwayCause,
+        why: UnreachableCause,
         /// The same, as a cause for the streams.
         cause: Cause,
     },
@@ -104,7 +104,7 @@ pub struct Absence {
     /// Since when, ns.
     pub since: u64,
     /// The cause of the last failure.
-    pub why: AwayCause,
+    pub why: UnreachableCause,
     /// The manager does not try to reach it any more.
     pub for_good: bool,
 }
@@ -113,7 +113,7 @@ pub struct Absence {
 enum State {
     /// The association stands, and the volume is claimed.
     Standing,
-    Away(Absence, Return),
+    Unreachable(Absence, Return),
     Refused(Absence),
     /// The volume is closed.
     Over,
@@ -144,9 +144,9 @@ enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
     /// A later attempt may succeed.
-    Passing(AwayCause),
+    Passing(UnreachableCause),
     /// A later attempt cannot succeed.
-    Final(AwayCause, Cause),
+    Final(UnreachableCause, Cause),
 }
 
 /// See the [module](self).
@@ -182,14 +182,14 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             config,
         };
         manager.association.close_drives();
-        manager.set_patience();
+        manager.set_answer_limit();
         manager
     }
 
     /// Without replay, giving up a target that hangs has no advantage.
-    fn set_patience(&mut self) {
+    fn set_answer_limit(&mut self) {
         if self.config.loss_ns == 0 {
-            self.association.be_patient();
+            self.association.set_patient();
         }
     }
 
@@ -232,7 +232,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     #[must_use]
     pub const fn absence(&self) -> Option<&Absence> {
         match &self.state {
-            State::Away(absence, _) | State::Refused(absence) => Some(absence),
+            State::Unreachable(absence, _) | State::Refused(absence) => Some(absence),
             State::Standing | State::Over => None,
         }
     }
@@ -290,10 +290,10 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
                 }
                 return;
             }
-            State::Away(_, Return { step: Step::Rest(_), .. })
+            State::Unreachable(_, Return { step: Step::Rest(_), .. })
             | State::Refused(_)
             | State::Over => return,
-            State::Away(_, back) => back.step,
+            State::Unreachable(_, back) => back.step,
         };
         match self.next_step(step, now) {
             Ok(Some(next)) => self.set_step(next),
@@ -304,28 +304,28 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     fn set_step(&mut self, next: Step) {
-        if let State::Away(_, back) = &mut self.state {
+        if let State::Unreachable(_, back) = &mut self.state {
             back.step = next;
         }
     }
 
     /// The association is lost.
-    fn lost(&mut self, why: AwayCause, now: u64) {
+    fn lost(&mut self, why: UnreachableCause, now: u64) {
         self.events.push_back(ManagerEvent::Lost { why: why.clone() });
         let absence = Absence { since: now, why: why.clone(), for_good: false };
         let step = Step::Rest(self.rest(1, now));
-        self.state = State::Away(absence, Return { attempt: 1, step, given_up: false });
+        self.state = State::Unreachable(absence, Return { attempt: 1, step, given_up: false });
         if self.released && !probe::planted(Plant::T25ClaimedAgain) {
-            self.refuse(AwayCause::Released, Cause::Disconnected);
+            self.refuse(UnreachableCause::Released, Cause::Disconnected);
         } else if self.config.loss_ns == 0 {
             self.refuse(why, Cause::Disconnected);
         }
     }
 
     /// An attempt has failed, and there will be another.
-    fn failed(&mut self, why: AwayCause, now: u64) {
+    fn failed(&mut self, why: UnreachableCause, now: u64) {
         self.association.hang_up();
-        let State::Away(absence, back) = &mut self.state else { return };
+        let State::Unreachable(absence, back) = &mut self.state else { return };
         absence.why = why;
         back.attempt = back.attempt.saturating_add(1);
         let attempt = back.attempt;
@@ -343,9 +343,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// The target is lost to this owner.
-    fn refuse(&mut self, why: AwayCause, cause: Cause) {
+    fn refuse(&mut self, why: UnreachableCause, cause: Cause) {
         self.association.hang_up();
-        let State::Away(absence, _) = &self.state else { return };
+        let State::Unreachable(absence, _) = &self.state else { return };
         let absence = Absence { why: why.clone(), for_good: true, ..absence.clone() };
         self.state = State::Refused(absence);
         self.requests = ReconnectQueue::new(self.config.back_off);
@@ -356,10 +356,10 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// The new association stands.
     fn back(&mut self, now: u64) {
         self.association.close_drives();
-        self.set_patience();
-        let State::Away(absence, back) = &self.state else { return };
-        let away_ns = now.saturating_sub(absence.since);
-        self.events.push_back(ManagerEvent::Back { away_ns, attempts: back.attempt });
+        self.set_answer_limit();
+        let State::Unreachable(absence, back) = &self.state else { return };
+        let unreachable_ns = now.saturating_sub(absence.since);
+        self.events.push_back(ManagerEvent::Back { unreachable_ns, attempts: back.attempt });
         self.number = self.number.wrapping_add(1);
         self.state = State::Standing;
     }
@@ -440,10 +440,10 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         if self.is_standing() && self.serving.is_none() {
             self.serving = self.requests.next(now);
         }
-        let State::Away(absence, back) = &mut self.state else { return };
-        let away_ns = now.saturating_sub(absence.since);
-        if away_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
-            self.events.push_back(ManagerEvent::GivenUp { away_ns });
+        let State::Unreachable(absence, back) = &mut self.state else { return };
+        let unreachable_ns = now.saturating_sub(absence.since);
+        if unreachable_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
+            self.events.push_back(ManagerEvent::GivenUp { unreachable_ns });
         }
         if matches!(back.step, Step::Rest(until) if until <= now) {
             back.step = Step::Attach;
@@ -454,7 +454,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
     fn deadline(&self) -> Option<u64> {
         let own = match &self.state {
             State::Standing if self.serving.is_none() => self.requests.deadline(),
-            State::Away(absence, back) => {
+            State::Unreachable(absence, back) => {
                 let given_up = absence.since.saturating_add(self.config.loss_ns);
                 let rest = match back.step {
                     Step::Rest(until) => Some(until),

@@ -31,7 +31,7 @@ pub(super) fn config() -> AssociationConfig {
         host_id: [7; 16],
         subnqn: Some(NQN.into()),
         keep_alive_ms: 300,
-        tell_ns: None,
+        report_ns: None,
         header_digest: false,
         data_digest: None,
         crc: soft,

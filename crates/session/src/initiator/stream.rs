@@ -4,8 +4,8 @@
 //! into commands, sends the contents of the outboxes, passes arriving bytes to
 //! [`receive`](StreamSession::receive), and reads the marks. No reply is ever waited for here.
 
-mod board;
-mod link;
+mod barrier;
+mod connection;
 mod reading;
 mod rejoin;
 mod sync;
@@ -26,12 +26,12 @@ use riopipe_order::topology::Topology;
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
-use board::Seen;
-pub use board::{FlushFailures, ReplayBoard};
-pub use link::LinkState;
-use link::{Link, State};
+use barrier::Seen;
+pub use barrier::{FlushFailures, ReadBarrier};
+pub use connection::ConnectionState;
+use connection::{Connection, State};
 use reading::{ReadPart, Reading};
-use rejoin::{News, breaks};
+use rejoin::{SetUpEvent, breaks};
 use tracer::Tracer;
 
 /// The configuration of a stream.
@@ -113,7 +113,7 @@ pub struct StreamSession<P> {
     config: StreamConfig,
     engine: Box<dyn Engine<P>>,
     topology: Topology,
-    links: Vec<Link<P>>,
+    connections: Vec<Connection<P>>,
     reading: Reading,
     marks: Marks,
     /// The stream is being closed: every target must get the last mark.
@@ -133,7 +133,7 @@ pub struct StreamSession<P> {
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// A stream over `queues`, one for each server of the topology, none of them started. All
-    /// streams of a volume in this process share `shared` and `board`.
+    /// streams of a volume in this process share `shared` and `barrier`.
     #[must_use]
     pub fn new(
         config: StreamConfig,
@@ -141,14 +141,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         topology: Topology,
         queues: Vec<StreamQueue<P>>,
         shared: Arc<FlushFailures>,
-        board: &Arc<ReplayBoard>,
+        barrier: &Arc<ReadBarrier>,
     ) -> Self {
         debug_assert_eq!(queues.len(), topology.servers().len());
         debug_assert_eq!(config.nsids.len(), topology.members().len());
-        let links = queues
+        let connections = queues
             .into_iter()
             .zip(0..)
-            .map(|(queue, server)| Link::new(queue, board.seat(server), config.start))
+            .map(|(queue, server)| {
+                Connection::new(queue, barrier.participant(server), config.start)
+            })
             .collect();
         let seen = shared.seen();
         Self {
@@ -157,7 +159,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             config,
             engine,
             topology,
-            links,
+            connections,
             reading: Reading::default(),
             closing: false,
             mark_refused: None,
@@ -179,9 +181,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// Opens the handshake on every connection.
     pub fn start(&mut self, now: u64) {
-        for link in &mut self.links {
-            link.progress = now;
-            link.queue.start(&mut link.out);
+        for connection in &mut self.connections {
+            connection.progress = now;
+            connection.queue.start(&mut connection.out);
         }
     }
 
@@ -192,7 +194,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn is_ready(&self) -> Result<bool, BindRefused> {
         match self.bind_refused {
             Some(refused) => Err(refused),
-            None => Ok(self.links.iter().all(Link::carries)),
+            None => Ok(self.connections.iter().all(Connection::carries)),
         }
     }
 
@@ -215,15 +217,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.unsettled {
             self.tend(now);
         }
-        let Self { links, engine, config, reading, closing, tracer, .. } = self;
-        for (server, link) in links.iter_mut().enumerate() {
-            if !link.carries() {
+        let Self { connections, engine, config, reading, closing, tracer, .. } = self;
+        for (server, connection) in connections.iter_mut().enumerate() {
+            if !connection.carries() {
                 continue;
             }
-            if link.queue.in_flight() == 0 {
-                link.progress = now;
+            if connection.queue.in_flight() == 0 {
+                connection.progress = now;
             }
-            while link.queue.in_flight() < config.queue_depth {
+            while connection.queue.in_flight() < config.queue_depth {
                 let Some(dispatch) = engine.next(server as u16) else { break };
                 let request = engine.request(dispatch.id);
                 tracer.sent(dispatch.id, request.seq, request.span);
@@ -240,17 +242,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     Kind::Write => Data::Write(&request.pieces),
                     Kind::Discard | Kind::Flush => Data::None,
                 };
-                let sent = link.queue.submit(sqe, Tag::Request(dispatch.id), data, &mut link.out);
+                let sent = connection.queue.submit(
+                    sqe,
+                    Tag::Request(dispatch.id),
+                    data,
+                    &mut connection.out,
+                );
                 debug_assert!(sent.is_ok(), "the queue has room for its depth");
             }
             if reading.unsent > 0 {
-                reading.send(server as u16, link);
+                reading.send(server as u16, connection);
             }
             // Alone when idle (T1): so that a crash of an idle initiator leaves a log at rest.
             if let Some(released) = idle_mark(&**engine, config.engine)
-                && released > link.told.0
-                && (*closing || now.saturating_sub(link.told.1) >= IDLE_MARK_NS)
-                && link.tell_mark(released, now)
+                && released > connection.reported.0
+                && (*closing || now.saturating_sub(connection.reported.1) >= IDLE_MARK_NS)
+                && connection.tell_mark(released, now)
             {
                 probe::hit(Rare::IdleMark);
             }
@@ -278,8 +285,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             });
             before += *blocks as usize * wire::BLOCK_BYTES;
         }
-        for (link, server) in self.links.iter().zip(0..) {
-            if link.state == State::Dead {
+        for (connection, server) in self.connections.iter().zip(0..) {
+            if connection.state == State::Dead {
                 self.reading.give_up(server);
             }
         }
@@ -293,7 +300,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Whether a read command is in flight: then no stream can replay on its server (P9).
     #[must_use]
     pub fn owes_reads(&self) -> bool {
-        self.links.iter().any(|link| link.reads_out > 0)
+        self.connections.iter().any(|connection| connection.reads_out > 0)
     }
 
     /// Whether an own write to these blocks is not complete: a read must wait for it (P9).
@@ -329,20 +336,20 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self { links, engine, config, reading, mark_refused, shared, tracer, .. } = self;
-        let link = &mut links[usize::from(server)];
+        let Self { connections, engine, config, reading, mark_refused, shared, tracer, .. } = self;
+        let connection = &mut connections[usize::from(server)];
         let mut news = None;
         let mut events = 0u32;
-        let used = link.queue.receive(buf, &mut link.out, |event| {
+        let used = connection.queue.receive(buf, &mut connection.out, |event| {
             events += 1;
             match event {
-                Event::Ready { .. } => news = Some(News::Connected),
+                Event::Ready { .. } => news = Some(SetUpEvent::Connected),
                 Event::Data { user, offset, bytes } => {
                     let at = offset as usize;
                     match user {
                         // The queue pair lets no byte through beyond the requested ones.
                         Tag::List => {
-                            link.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
+                            connection.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
                         }
                         Tag::Read { number, part } => {
                             if let Some(index) = reading.part(number, part, server) {
@@ -360,12 +367,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             if status.is_ok() {
                                 engine.done(id, Ok(()));
                             } else if config.loss_ns > 0
-                                && (breaks(status) || matches!(news, Some(News::Broken(_))))
+                                && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))
                             {
                                 // The engine learns no more of the request, nor of the requests
                                 // that the target refuses because of it: it will be asked to
                                 // replay.
-                                news.get_or_insert(News::Broken(status));
+                                news.get_or_insert(SetUpEvent::Broken(status));
                             } else {
                                 let request = engine.request(id);
                                 // The target judges ordered FLUSHes: it knows whether the drive
@@ -380,20 +387,20 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             }
                         }
                         Tag::Read { number, part } => {
-                            link.reads_out -= 1;
-                            if link.reads_out == 0 {
-                                link.seat.end_read();
+                            connection.reads_out -= 1;
+                            if connection.reads_out == 0 {
+                                connection.participant.end_read();
                             }
                             if let Some(index) = reading.part(number, part, server) {
                                 reading.end(index, status);
                             }
                         }
-                        Tag::Bind => news = Some(News::Bound(cqe)),
-                        Tag::List => news = Some(News::Listed(cqe)),
+                        Tag::Bind => news = Some(SetUpEvent::Bound(cqe)),
+                        Tag::List => news = Some(SetUpEvent::Listed(cqe)),
                         Tag::Mark => {
-                            link.marks_out -= 1;
+                            connection.marks_out -= 1;
                             if breaks(status) && config.loss_ns > 0 {
-                                news.get_or_insert(News::Broken(status));
+                                news.get_or_insert(SetUpEvent::Broken(status));
                             } else if !status.is_ok() {
                                 *mark_refused = Some(BindRefused { server, status });
                             }
@@ -403,7 +410,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
         })?;
         if events > 0 {
-            link.progress = now;
+            connection.progress = now;
         }
         if let Some(news) = news {
             self.news(server, news, now);
@@ -438,10 +445,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// caller closes the connection and calls [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
-        self.links
+        self.connections
             .iter()
-            .position(|link| {
-                link.waits() && now.saturating_sub(link.progress) >= self.config.timeout_ns
+            .position(|connection| {
+                connection.waits()
+                    && now.saturating_sub(connection.progress) >= self.config.timeout_ns
             })
             .map(|server| server as u16)
     }
@@ -468,32 +476,38 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let released = self.engine.released();
         let logged = self.config.engine.capabilities().keeps_log
             && !probe::planted(Plant::T1CloseWithoutMark);
-        let told = |link: &Link<P>| link.marks_out == 0 && link.told.0 >= released;
-        Ok(!logged || self.links.iter().all(|link| link.carries() && told(link)))
+        let reported = |connection: &Connection<P>| {
+            connection.marks_out == 0 && connection.reported.0 >= released
+        };
+        Ok(!logged
+            || self
+                .connections
+                .iter()
+                .all(|connection| connection.carries() && reported(connection)))
     }
 
     /// Bytes that the next PDU at the start of `buf` needs in all.
     #[must_use]
     pub fn need(&self, server: u16, buf: &[u8]) -> usize {
-        self.links[usize::from(server)].queue.need(buf)
+        self.connections[usize::from(server)].queue.need(buf)
     }
 
     /// The bytes to be sent to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
-        &mut self.links[usize::from(server)].out
+        &mut self.connections[usize::from(server)].out
     }
 
     /// Commands in flight to a server.
     #[must_use]
     pub fn in_flight(&self, server: u16) -> usize {
-        let link = &self.links[usize::from(server)];
-        if link.connected() { link.queue.in_flight() } else { 0 }
+        let connection = &self.connections[usize::from(server)];
+        if connection.connected() { connection.queue.in_flight() } else { 0 }
     }
 
     /// Whether a server has no connection: then no bytes come from it, and none go to it.
     #[must_use]
     pub fn is_lost(&self, server: u16) -> bool {
-        !self.links[usize::from(server)].connected()
+        !self.connections[usize::from(server)].connected()
     }
 
     /// Whether some connection is neither simply up nor given up, as of the last check.

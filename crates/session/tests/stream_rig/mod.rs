@@ -11,7 +11,7 @@ use riopipe_order::engine::{EngineKind, Limits, Op, Payload, Place, Write, engin
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    FlushFailures, ReplayBoard, StreamConfig, StreamQueue, StreamSession,
+    FlushFailures, ReadBarrier, StreamConfig, StreamQueue, StreamSession,
 };
 use riopipe_session::outbox::Outbox;
 
@@ -169,7 +169,7 @@ impl Shape {
         generation: u32,
         queues: Vec<StreamQueue<Piece>>,
         failures: &Arc<FlushFailures>,
-        barrier: &Arc<ReplayBoard>,
+        barrier: &Arc<ReadBarrier>,
     ) -> StreamSession<Piece> {
         let (config, start) = (self.config(stream, generation), Seq(self.start));
         let limits = Limits { merge: self.merge, start, ..Limits::default() };
@@ -179,8 +179,8 @@ impl Shape {
 }
 
 /// The shared state of the streams of a volume.
-pub(crate) fn shared(shape: &Shape) -> (Arc<FlushFailures>, Arc<ReplayBoard>) {
-    (FlushFailures::new(shape.members.len()), ReplayBoard::new(usize::from(shape.servers())))
+pub(crate) fn shared(shape: &Shape) -> (Arc<FlushFailures>, Arc<ReadBarrier>) {
+    (FlushFailures::new(shape.members.len()), ReadBarrier::new(usize::from(shape.servers())))
 }
 
 /// A stream, its scripts, and a clock.
@@ -205,7 +205,7 @@ impl Rig {
         shape: Shape,
         stream: u16,
         failures: &Arc<FlushFailures>,
-        barrier: &Arc<ReplayBoard>,
+        barrier: &Arc<ReadBarrier>,
     ) -> Self {
         let servers = usize::from(shape.servers());
         let queues = (0..servers).map(|_| new_queue(&shape)).collect();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use riopipe_order::engine::{Cause, Failure, Op, Place, Refusal, Write};
-use riopipe_session::initiator::stream::{LinkState, ReadExtent, ReplayBoard, StreamSession};
+use riopipe_session::initiator::stream::{ConnectionState, ReadBarrier, ReadExtent, StreamSession};
 
 use riopipe_testkit::Random;
 
@@ -62,7 +62,7 @@ pub(crate) struct World {
     pub(crate) late: Vec<(usize, Pipe)>,
     pub(crate) random: Random,
     pub(crate) now: u64,
-    pub(crate) barrier: Arc<ReplayBoard>,
+    pub(crate) barrier: Arc<ReadBarrier>,
     history: History,
     contents: u64,
 }
@@ -406,7 +406,7 @@ impl World {
             assert_eq!(one.marks, (last, last), "stream {client}");
             assert_eq!(one.session.engine().released().0, last);
             for server in 0..self.targets.len() {
-                assert_eq!(one.session.link(server as u16), LinkState::Up);
+                assert_eq!(one.session.connection(server as u16), ConnectionState::Up);
             }
         }
         for server in 0..self.targets.len() {

@@ -12,7 +12,7 @@ use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreatio
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, Patience, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::saving::SaveStep;
 use riopipe_session::label::Label;
@@ -140,7 +140,7 @@ fn associations(host: &str, id: [u8; 16], targets: usize) -> Vec<Association<Vec
         host_id: id,
         subnqn: Some(SUBNQN.into()),
         keep_alive_ms: 15_000,
-        tell_ns: None,
+        report_ns: None,
         header_digest: false,
         data_digest: Some(false),
         crc,
@@ -181,7 +181,7 @@ pub(crate) fn opening(targets: usize) -> VolumeOpeningConfig {
         engine: None,
         take_over: false,
         accept_lost_log: false,
-        wait: Patience::of(0),
+        wait: OwnerWait::of(0),
         lease: LeaseTimes { loss_ms: 0, keep_alive_ms: 15_000, timeout_ms: 10_000 },
         save_undone: false,
         timeout_ns: TIMEOUT,

@@ -11,7 +11,7 @@ use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpeningEvent, Patience, Purpose, VolumeOpeningConfig,
+    OpeningEvent, OwnerWait, Purpose, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::ranges::BlockRange;
 use riopipe_session::initiator::volume::saving::{SaveStep, UndoneExtent};
@@ -77,7 +77,7 @@ fn a_volume_is_taken_on_all_targets_and_its_labels_show_it() {
 fn inspecting_a_volume_changes_nothing_and_needs_no_name() {
     let mut cluster = Cluster::with_volume(2);
     let _owner = cluster.open(opening(2)).opened();
-    let inspect = VolumeOpeningConfig { purpose: Purpose::Look, name: None, ..opening(2) };
+    let inspect = VolumeOpeningConfig { purpose: Purpose::Inspect, name: None, ..opening(2) };
     let Opened { volume: seen, associations, .. } = cluster.open(rival(inspect)).opened();
     assert_eq!((seen.generation, seen.members.label_generation()), (0, 2));
     assert!(seen.statuses.iter().all(|(_, status)| status.owned && !status.own));
@@ -157,7 +157,7 @@ fn t8_a_volume_with_a_living_owner_is_refused_at_once() {
 fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
     let mut cluster = Cluster::with_volume(2);
     let mut owner = cluster.open(opening(2)).opened();
-    let patient = rival(VolumeOpeningConfig { wait: Patience::of(60 * S), ..opening(2) });
+    let patient = rival(VolumeOpeningConfig { wait: OwnerWait::of(60 * S), ..opening(2) });
     let began = cluster.now;
     let mut reported = 0;
     let run = cluster.open_with(patient, &mut |cluster, _, event| {
@@ -181,7 +181,7 @@ fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
 fn t25_the_wait_for_an_owner_ends() {
     let mut cluster = Cluster::with_volume(2);
     let Opened { mut associations, mut wires, .. } = cluster.open(opening(2)).opened();
-    let patient = rival(VolumeOpeningConfig { wait: Patience::of(2 * S), ..opening(2) });
+    let patient = rival(VolumeOpeningConfig { wait: OwnerWait::of(2 * S), ..opening(2) });
     let began = cluster.now;
     // The owner runs meanwhile.
     let run = cluster.open_with(patient, &mut |cluster, _, _| {
@@ -217,7 +217,7 @@ fn a_target_that_stops_answering_ends_the_attempt_and_the_others_have_the_volume
         }
         true
     });
-    assert!(run.events.contains(&OpeningEvent::GivesBack { generation: 2 }));
+    assert!(run.events.contains(&OpeningEvent::Releases { generation: 2 }));
     let error = run.error();
     let VolumeOpenError::Call { server: 1, .. } = error else { panic!("{error}") };
     assert!(cluster.now - began <= 2 * TIMEOUT, "{}", cluster.now - began);

@@ -157,7 +157,7 @@ fn a_target_that_is_lost_ends_the_attempt() {
         manager.closed(ControlQueue::Admin, ConnectionEnd::Closed, now);
     }
     let error = owner.run(recovery).unwrap_err();
-    assert_eq!(error, StreamsRecoveryError::Away { server: 0 });
+    assert_eq!(error, StreamsRecoveryError::Unreachable { server: 0 });
 }
 
 #[test]
@@ -261,5 +261,5 @@ fn a_volume_is_released_on_targets_that_were_unreachable_meanwhile() {
 #[test]
 fn a_volume_is_not_released_on_a_target_that_will_not_come_back() {
     let (_, released) = release_across_a_loss(0);
-    assert_eq!(released, Err(StreamsRecoveryError::Away { server: 0 }));
+    assert_eq!(released, Err(StreamsRecoveryError::Unreachable { server: 0 }));
 }

@@ -8,7 +8,7 @@ use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_session::initiator::stream::ReadExtent;
 use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
-use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 
 use super::committer::Committer;
 use super::ledger::stage;
@@ -76,7 +76,7 @@ enum Done {
 pub(super) struct Process<'a, 'd> {
     /// The initiator's process.
     pub(super) end: ClientEnd,
-    pub(super) ledger: &'a mut HandoverLedger,
+    pub(super) ledger: &'a mut BlockOwnershipChecker,
     pub(super) drives: &'a Drives<'d>,
 }
 
@@ -161,14 +161,14 @@ impl Stream {
         }
         let wakes = driver.owner_calls();
         self.wakes_background |= wakes;
-        let is_read = matches!(op, Op::Read(..) | Op::Look(..));
+        let is_read = matches!(op, Op::Read(..) | Op::ReadApart(..));
         self.watchers.may_come(!is_read, core.now);
         let done = match op {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),
             Op::WaitDurable => self.wait(Until::Durable(last), core),
             Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
-            Op::Read(block, blocks) | Op::Look(block, blocks) => {
+            Op::Read(block, blocks) | Op::ReadApart(block, blocks) => {
                 self.looks = Some((block, blocks));
                 Done::Yes
             }
@@ -199,12 +199,12 @@ impl Stream {
     pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         while self.is_in_call() {
             let worked = self.round(core);
-            if !self.look_at_marks(process.ledger, process.drives, core) {
+            if !self.check_marks(process.ledger, process.drives, core) {
                 return;
             }
             let served = self.call == Call::Serve && self.serve(process, core);
             if self.call != Call::Serve && self.is_answered(core) {
-                let pause = if self.call_was_for_room() { AGAIN_NS } else { 0 };
+                let pause = if self.call_was_for_space() { AGAIN_NS } else { 0 };
                 self.call = Call::None;
                 self.falls_asleep(core.now);
                 if !self.closed {
@@ -220,8 +220,8 @@ impl Stream {
         }
     }
 
-    fn call_was_for_room(&self) -> bool {
-        matches!(self.call, Call::Wait { until: Until::Room, .. })
+    fn call_was_for_space(&self) -> bool {
+        matches!(self.call, Call::Wait { until: Until::Space, .. })
     }
 
     /// Whether the call that its owner is in returns, after reading the marks.
@@ -330,7 +330,7 @@ impl Stream {
                 self.was_submitted(seq, &submitted, durable, core);
                 if full || core.rng.percent(POLLED) {
                     self.round(core);
-                    self.look_at_marks(process.ledger, process.drives, core);
+                    self.check_marks(process.ledger, process.drives, core);
                     if let Some(driver) = self.driver() {
                         driver.reclaim();
                     }
@@ -341,7 +341,9 @@ impl Stream {
                 }
                 Done::Yes
             }
-            Err(Refusal::Full(_)) => Done::Again(Call::Wait { until: Until::Room, deadline: None }),
+            Err(Refusal::Full(_)) => {
+                Done::Again(Call::Wait { until: Until::Space, deadline: None })
+            }
             Err(Refusal::Poisoned(failure)) => {
                 self.has_failed_with(failure, core);
                 Done::Again(Call::None)
@@ -435,7 +437,7 @@ impl Stream {
     pub(super) fn tend(
         &mut self,
         flush_ns: u64,
-        ledger: &mut HandoverLedger,
+        ledger: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> Option<u64> {
@@ -443,11 +445,11 @@ impl Stream {
         for _ in 0..riopipe_session::initiator::stream_driver::ROUNDS_MAX {
             worked = worked && self.round(core);
         }
-        if !self.look_at_marks(ledger, drives, core) {
+        if !self.check_marks(ledger, drives, core) {
             return None;
         }
         let now = core.now;
         self.driver()
-            .and_then(|driver: &mut StreamDriver<Payload>| driver.look_after(worked, flush_ns, now))
+            .and_then(|driver: &mut StreamDriver<Payload>| driver.take_care(worked, flush_ns, now))
     }
 }

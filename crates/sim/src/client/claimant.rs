@@ -7,7 +7,7 @@ use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::target::limits::LEASE_MS_MAX;
 use riopipe_session::wire::{self as rio, Claim};
 
-use super::server::{News, Server, association};
+use super::server::{Server, TargetEvent, association};
 use crate::core::Core;
 use crate::machine::subnqn;
 use crate::network::{ClientEnd, Role};
@@ -56,7 +56,7 @@ impl Claimant {
     pub fn new(index: usize, machine: usize, drive: usize, volumes: u32) -> Self {
         let hostnqn = format!("nqn.2026-01.io.example:claimant{index}");
         let config = association(hostnqn, [0xdd; 16], subnqn(machine));
-        let config = AssociationConfig { tell_ns: None, ..config };
+        let config = AssociationConfig { report_ns: None, ..config };
         Self {
             index: FIRST + index,
             machine,
@@ -90,10 +90,10 @@ impl Claimant {
         }
     }
 
-    /// Takes in the news of its target. The claimant ends when the target is lost.
+    /// Takes in the event of its target. The claimant ends when the target is lost.
     fn hear(&mut self, core: &mut Core) {
-        while let Some(news) = self.server.news(core) {
-            if matches!(news, News::Lost) {
+        while let Some(event) = self.server.event(core) {
+            if matches!(event, TargetEvent::Lost) {
                 return self.close(core);
             }
         }

@@ -2,7 +2,7 @@
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::probe::{self, Plant};
-use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 
 use crate::scenario::{Place, WriteOp};
 
@@ -10,7 +10,7 @@ use crate::scenario::{Place, WriteOp};
 /// streams hold are left out. Own blocks that are not released, or that are already in the group,
 /// are written in place or extended, not discarded. The volume has `blocks` blocks.
 pub(super) fn stage(
-    ledger: &HandoverLedger,
+    ledger: &BlockOwnershipChecker,
     blocks: usize,
     stream: u16,
     wish: &WriteOp,

@@ -6,9 +6,9 @@
 mod application;
 pub mod claimant;
 mod committer;
-pub mod intruder;
 mod ledger;
 mod opening;
+pub mod plain_host;
 mod recovery;
 mod reports;
 mod running;
@@ -29,20 +29,20 @@ use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, StreamShared};
-use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::opening::VolumeOpening;
 use riopipe_session::initiator::volume::state::VolumeState;
 use riopipe_session::initiator::volume::streams::{StreamsRecovery, VolumeRelease};
 use riopipe_session::wire as rio;
 
-use self::server::{News, Server};
-use self::stream::{Mail, Stream};
+use self::server::{Server, TargetEvent};
+use self::stream::{Stream, StreamMessage};
 use crate::core::{Core, Ev, MS, US};
 use crate::network::{ClientEnd, Role};
 use crate::oracle::{Drives, Era};
 
 /// The owner of a second volume, where initiators of the first are counted from 0.
-pub const NEIGHBOUR: usize = 2;
+pub const SECOND_VOLUME: usize = 2;
 /// The interval at which an initiator's clocks are checked, ns.
 const TICK_NS: u64 = MS;
 
@@ -76,7 +76,7 @@ struct Volume {
     /// The description of the volume for the recovery of its streams.
     config: OpeningConfig,
     state: VolumeState,
-    ledger: HandoverLedger,
+    ledger: BlockOwnershipChecker,
 }
 
 /// The purpose of a recovery of streams.
@@ -119,7 +119,7 @@ pub struct Client {
     state: State,
     opening: Option<Box<VolumeOpening>>,
     /// The time at which the opening in progress began to read the drives, ns.
-    began_looking: u64,
+    began_polling: u64,
     recovery: Option<Recovery>,
     /// A dry run of the opening has been made.
     looked: bool,
@@ -161,7 +161,7 @@ impl Client {
             servers: Vec::new(),
             state: State::Over,
             opening: None,
-            began_looking: 0,
+            began_polling: 0,
             recovery: None,
             looked: false,
             opening_wakes_at: 0,
@@ -321,8 +321,9 @@ impl Client {
         // The last one is the reader of the volume.
         self.streams = (0..=core.scenario.volume.streams).map(|_| None).collect();
         let spec = core.scenario.client;
-        let (away_ns, flush_ns) = (u64::from(spec.away_us) * US, u64::from(spec.flush_us) * US);
-        self.background = BackgroundDriver::new(BackgroundConfig { away_ns, flush_ns });
+        let (unreachable_ns, flush_ns) =
+            (u64::from(spec.not_calling_us) * US, u64::from(spec.flush_us) * US);
+        self.background = BackgroundDriver::new(BackgroundConfig { unreachable_ns, flush_ns });
         self.wakes_at = 0;
         self.leaves = core.rng.one_in(2);
         self.anew.clear();
@@ -396,20 +397,20 @@ impl Client {
         if matches!(self.state, State::Opening) {
             return;
         }
-        while let Some(news) = self.servers[at].news(core) {
-            match news {
+        while let Some(event) = self.servers[at].event(core) {
+            match event {
                 // A recovery that has asked this target for something notices the loss by itself.
-                News::Lost => {
+                TargetEvent::Lost => {
                     let server = at as u16;
-                    self.post(|| Mail::AssociationEnded { server });
+                    self.post(|| StreamMessage::AssociationEnded { server });
                 }
-                News::Back => self.has_back(at, core),
-                News::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
-                News::Connection(stream, wire, queue) => {
+                TargetEvent::Back => self.has_back(at, core),
+                TargetEvent::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
+                TargetEvent::Connection(stream, wire, queue) => {
                     match self.streams.get_mut(usize::from(stream.0)) {
                         Some(Some(stream)) => {
                             let server = at as u16;
-                            stream.post(Mail::Connected { server, wire, queue });
+                            stream.post(StreamMessage::Connected { server, wire, queue });
                         }
                         _ => wire.close(core),
                     }
@@ -470,7 +471,7 @@ impl Client {
         // The process opens the volume again, as a program with this error does.
         self.broken |= !self.fenced;
         let server = server as u16;
-        self.post(|| Mail::GiveUp { server, cause });
+        self.post(|| StreamMessage::GiveUp { server, cause });
     }
 
     /// Continues all work that can continue.

@@ -8,13 +8,13 @@ use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{Call, OpeningError, Outcome, Phase};
 use riopipe_session::initiator::reconnect::BackOff;
-use riopipe_session::initiator::stream::{FlushFailures, ReplayBoard};
+use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
 use riopipe_session::initiator::stream_driver::StreamShared;
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
-use riopipe_session::initiator::volume::handover::HandoverLedger;
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, Patience, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::ranges::to_acknowledge;
 use riopipe_session::initiator::volume::state::VolumeState;
@@ -80,7 +80,7 @@ impl Client {
             engine: None,
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
-            wait: Patience { for_ns, ask_ns: RETRY_NS, tell_ns: RETRY_NS },
+            wait: OwnerWait { for_ns, ask_ns: RETRY_NS, report_ns: RETRY_NS },
             lease: LeaseTimes {
                 loss_ms: spec.loss_ms.into(),
                 keep_alive_ms: spec.keep_alive_ms,
@@ -96,7 +96,7 @@ impl Client {
             crc32c,
         };
         self.opening = Some(Box::new(VolumeOpening::new(config, core.now)));
-        self.began_looking = core.now;
+        self.began_polling = core.now;
         let (end, targets) = (self.end(), self.targets(core));
         for (server, target) in self.servers.iter_mut().zip(targets) {
             server.attach(target, end, core);
@@ -147,7 +147,7 @@ impl Client {
     }
 
     fn see_to_events(&mut self, core: &mut Core) {
-        let (index, take_over, accept_lost) = (self.index, self.take_over, self.accept_lost);
+        let (index, take_over) = (self.index, self.take_over);
         let Some(opening) = &mut self.opening else { return };
         while let Some(event) = opening.event() {
             match event {
@@ -169,17 +169,17 @@ impl Client {
                         let gone = |(on, status): &(usize, rio::VolumeStatus)| {
                             *on == server && (!status.known || status.unlogged || status.damaged)
                         };
-                        if accept_lost && statuses.iter().any(gone) {
+                        if claim.give_up && statuses.iter().any(gone) {
                             core.oracle.log_given_up(server);
                         }
                     }
                 }
                 // The opening asks for the volume again, and then reads the drives again.
-                OpeningEvent::Owned { .. } => self.began_looking = core.now,
-                OpeningEvent::GivesBack { generation } if take_over => {
-                    core.oracle.gives_back_claim(generation);
+                OpeningEvent::Owned { .. } => self.began_polling = core.now,
+                OpeningEvent::Releases { generation } if take_over => {
+                    core.oracle.releases_claim(generation);
                 }
-                OpeningEvent::GivesBack { .. } | OpeningEvent::Claimed { .. } => {}
+                OpeningEvent::Releases { .. } | OpeningEvent::Claimed { .. } => {}
             }
         }
     }
@@ -242,7 +242,7 @@ impl Client {
             took: self.take_over,
             began: self.began,
             now: core.now,
-            looked: self.began_looking,
+            looked: self.began_polling,
         };
         let era = core.oracle.recovered(opened, volume.generation, &all, drives);
         if core.is_logged() {
@@ -251,7 +251,7 @@ impl Client {
         let streams = volume.members.head.streams;
         let queues = volume.members.controllers.iter().map(|controller| controller.queues);
         let mut state = VolumeState::new(streams, queues.collect(), core.is_logged(), 0);
-        let mut ledger = HandoverLedger::default();
+        let mut ledger = BlockOwnershipChecker::default();
         settle_streams(&volume.outcome, &volume.topology, &mut state, &mut ledger);
         let end = self.end();
         let spec = core.scenario.client;
@@ -276,7 +276,7 @@ impl Client {
             nsids: volume.members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
             shared: StreamShared {
                 flush_failures: FlushFailures::new(volume.topology.members().len()),
-                replay_board: ReplayBoard::new(volume.topology.servers().len()),
+                read_barrier: ReadBarrier::new(volume.topology.servers().len()),
             },
             config: volume.opening_config(),
             topology: volume.topology,
@@ -295,7 +295,7 @@ fn settle_streams(
     outcome: &Outcome,
     topology: &Topology,
     state: &mut VolumeState,
-    ledger: &mut HandoverLedger,
+    ledger: &mut BlockOwnershipChecker,
 ) {
     for found in &outcome.streams {
         let (stream, last): (StreamId, _) = (found.plan.stream, found.plan.k);

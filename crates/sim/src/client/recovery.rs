@@ -39,7 +39,7 @@ impl Client {
             core.recoveries = (core.recoveries.0 + 1, core.events);
         }
         // An owner with a short limit begins the recovery again; the connections stay (T23).
-        let patience = u64::from(core.scenario.client.patience_us) * US;
+        let patience = u64::from(core.scenario.client.wait_limit_us) * US;
         let timeout = if patience == 0 { ANSWER_NS } else { patience };
         let machine = StreamsRecovery::new(opening, attempt, timeout, core.now);
         self.recovery = Some(Recovery { machine, goal, asked_at: core.now });
@@ -122,7 +122,7 @@ impl Client {
 
     /// Begins to release the volume.
     pub(super) fn begin_release(&mut self, core: &mut Core) {
-        core.oracle.gives_back();
+        core.oracle.releases();
         let speaks = self.volume.as_ref().map_or_else(Vec::new, |volume| volume.speaks.clone());
         self.state = State::Releasing(VolumeRelease::new(core.id, speaks));
     }
@@ -138,7 +138,7 @@ impl Client {
             }
         });
         for server in release.take_given() {
-            core.oracle.given_back(server);
+            core.oracle.released(server);
         }
         servers.iter_mut().for_each(|server| server.carry(end, core));
         match advanced {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::{Cause, Failure};
-use riopipe_session::initiator::volume::handover::HandoverLedger;
+use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::wire::status;
 
 use super::application::Call;
@@ -21,9 +21,9 @@ const NOTICED_NS: u64 = 2 * MS;
 impl Stream {
     /// Reads the marks, like the thread that drives the stream after each round. Returns false if
     /// the stream has failed.
-    pub(super) fn look_at_marks(
+    pub(super) fn check_marks(
         &mut self,
-        ledger: &mut HandoverLedger,
+        ledger: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> bool {
@@ -46,7 +46,7 @@ impl Stream {
         self.check_memory(core);
         match polled {
             Ok(_) => {
-                self.check_patience(core);
+                self.check_wait_limit(core);
                 true
             }
             Err(failure) => {
@@ -102,7 +102,7 @@ impl Stream {
     }
 
     /// P8: an owner that waits for an unreachable target gives it up in time.
-    fn check_patience(&self, core: &mut Core) {
+    fn check_wait_limit(&self, core: &mut Core) {
         let loss_ns = self.loss_ns(core);
         let waits = self.is_in_call() && core.is_logged();
         let latest = |carried: &u64| carried.saturating_add(loss_ns).saturating_add(NOTICED_NS);

@@ -22,14 +22,14 @@ use crate::payload::Payload;
 use riopipe_platform::crc32c;
 
 /// The interval of keep-alives to a target, ns.
-const TELL_NS: u64 = 10 * MS;
+const REPORT_NS: u64 = 10 * MS;
 /// The time after which a target that owes an answer is given up, ns.
 pub(super) const ANSWER_NS: u64 = 80 * MS;
 /// The number of I/O queues that an initiator asks for.
 const IO_QUEUES: u16 = 32;
 
 /// An event of a target.
-pub(super) enum News {
+pub(super) enum TargetEvent {
     /// The association is lost.
     Lost,
     /// The volume is claimed again, over a new association.
@@ -47,7 +47,7 @@ pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> 
         host_id: hostid,
         subnqn: Some(subnqn),
         keep_alive_ms: 0,
-        tell_ns: Some(TELL_NS),
+        report_ns: Some(REPORT_NS),
         header_digest: false,
         data_digest: Some(false),
         crc: crc32c,
@@ -294,7 +294,7 @@ impl Server {
     }
 
     /// The next event, once. The caller asks after each of the calls above, until there is none.
-    pub(super) fn news(&mut self, core: &mut Core) -> Option<News> {
+    pub(super) fn event(&mut self, core: &mut Core) -> Option<TargetEvent> {
         let index = self.wires.index;
         match &mut self.link {
             Link::None => None,
@@ -303,24 +303,26 @@ impl Server {
                 let why = error.to_string();
                 core.trace(|| format!("initiator: lost target {index}: {why}"));
                 self.link = Link::None;
-                Some(News::Lost)
+                Some(TargetEvent::Lost)
             }
             Link::Managed(manager) => Some(match manager.next_event()? {
                 ManagerEvent::Lost { why } => {
                     core.trace(|| format!("initiator: lost target {index}: {why}"));
-                    News::Lost
+                    TargetEvent::Lost
                 }
                 ManagerEvent::Back { attempts, .. } => {
                     core.trace(|| format!("initiator: target {index} is back ({attempts})"));
-                    News::Back
+                    TargetEvent::Back
                 }
                 ManagerEvent::GivenUp { .. } => {
                     core.trace(|| format!("initiator: target {index} has been away for too long"));
-                    return self.news(core);
+                    return self.event(core);
                 }
-                ManagerEvent::Refused { why, cause } => News::Refused(why.to_string(), cause),
+                ManagerEvent::Refused { why, cause } => {
+                    TargetEvent::Refused(why.to_string(), cause)
+                }
                 ManagerEvent::StreamConnection { stream, queue } => {
-                    News::Connection(stream, self.wires.made.take()?, Box::new(queue))
+                    TargetEvent::Connection(stream, self.wires.made.take()?, Box::new(queue))
                 }
             }),
         }

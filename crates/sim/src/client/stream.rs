@@ -10,7 +10,7 @@ use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::queue_pair::{IoQueue, QueuePair, SessionError};
 use riopipe_session::initiator::reconnect::ConnectRequest;
-use riopipe_session::initiator::stream::{LinkState, StreamConfig};
+use riopipe_session::initiator::stream::{ConnectionState, StreamConfig};
 use riopipe_session::initiator::stream_driver::{
     Attention, StartError, StartStep, StreamDriver, StreamEvent, StreamShared, StreamSpec,
     StreamStart,
@@ -41,7 +41,7 @@ struct Connection {
 
 /// A message of the initiator's other threads for a stream.
 #[derive(Debug)]
-pub(super) enum Mail {
+pub(super) enum StreamMessage {
     /// A connection that the stream has asked for.
     Connected { server: u16, wire: Wire, queue: Box<IoQueue> },
     /// The association with a server has ended.
@@ -137,7 +137,7 @@ pub(super) struct Stream {
     /// The stream was bound everywhere once.
     begun: bool,
     connections: Vec<Option<Connection>>,
-    mail: Vec<Mail>,
+    messages: Vec<StreamMessage>,
     /// The connections that the stream asks for.
     pub(super) requests: Vec<ConnectRequest>,
     pub(super) held: Arc<AtomicU64>,
@@ -216,7 +216,7 @@ impl Stream {
             body: Body::Starting(Box::new(start)),
             begun: false,
             connections: (0..servers).map(|_| None).collect(),
-            mail: Vec::new(),
+            messages: Vec::new(),
             requests: Vec::new(),
             held: Arc::default(),
             kept_max,
@@ -291,8 +291,9 @@ impl Stream {
         let links = match &self.body {
             Body::Starting(start) => format!("{start:?}"),
             Body::Open(driver) => {
-                let links = (0..self.connections.len()).map(|server| driver.link(server as u16));
-                format!("{:?}", links.collect::<Vec<LinkState>>())
+                let links =
+                    (0..self.connections.len()).map(|server| driver.connection(server as u16));
+                format!("{:?}", links.collect::<Vec<ConnectionState>>())
             }
             Body::Over => "over".into(),
         };
@@ -466,14 +467,14 @@ impl Stream {
     }
 
     /// Leaves a message of another thread.
-    pub(super) fn post(&mut self, mail: Mail) {
-        self.mail.push(mail);
+    pub(super) fn post(&mut self, messages: StreamMessage) {
+        self.messages.push(messages);
     }
 
     /// Whether there are messages that were not read yet.
     #[must_use]
     pub(super) fn has_mail(&self) -> bool {
-        !self.mail.is_empty()
+        !self.messages.is_empty()
     }
 
     /// Runs one round of all work that is due. Returns whether anything was done.
@@ -559,30 +560,32 @@ impl Stream {
     }
 
     fn take_mail(&mut self, core: &mut Core) {
-        for mail in core::mem::take(&mut self.mail) {
+        for messages in core::mem::take(&mut self.messages) {
             let driver = match &mut self.body {
                 Body::Open(driver) => driver,
                 Body::Starting(start) => {
-                    match mail {
-                        Mail::AssociationEnded { server } => {
+                    match messages {
+                        StreamMessage::AssociationEnded { server } => {
                             start.association_ended(server, core.now);
                         }
-                        Mail::GiveUp { server, .. } => start.give_up(server),
-                        Mail::Connected { wire, .. } => wire.close(core),
+                        StreamMessage::GiveUp { server, .. } => start.give_up(server),
+                        StreamMessage::Connected { wire, .. } => wire.close(core),
                     }
                     continue;
                 }
                 Body::Over => {
-                    if let Mail::Connected { wire, .. } = mail {
+                    if let StreamMessage::Connected { wire, .. } = messages {
                         wire.close(core);
                     }
                     continue;
                 }
             };
-            match mail {
-                Mail::AssociationEnded { server } => driver.association_ended(server, core.now),
-                Mail::GiveUp { server, cause } => driver.give_up(server, cause),
-                Mail::Connected { server, wire, queue } => {
+            match messages {
+                StreamMessage::AssociationEnded { server } => {
+                    driver.association_ended(server, core.now)
+                }
+                StreamMessage::GiveUp { server, cause } => driver.give_up(server, cause),
+                StreamMessage::Connected { server, wire, queue } => {
                     if driver.connected(server, QueuePair::open(*queue), core.now) {
                         self.close_connection(server, core);
                         self.connections[usize::from(server)] = Some(Connection::new(wire));
@@ -600,13 +603,13 @@ impl Stream {
     fn look_at_links(&mut self, core: &mut Core) {
         let Body::Open(driver) = &self.body else { return };
         for server in 0..self.connections.len() {
-            let link = driver.link(server as u16);
+            let link = driver.connection(server as u16);
             // A connection carries requests until the stream learns that it is lost.
-            let carries = matches!(link, LinkState::Up | LinkState::Replaying);
+            let carries = matches!(link, ConnectionState::Up | ConnectionState::Replaying);
             if core::mem::replace(&mut self.carries[server], carries) || carries {
                 self.carried[server] = core.now;
             }
-            let replaying = link == LinkState::Replaying;
+            let replaying = link == ConnectionState::Replaying;
             if replaying && !self.replaying[server] {
                 core.replays = (core.replays.0 + 1, core.events);
             }

@@ -3,10 +3,10 @@
 //! thread drives the others.
 
 use riopipe_order::attribute::StreamId;
-use riopipe_session::initiator::stream_driver::Look;
+use riopipe_session::initiator::stream_driver::Finding;
 
 use super::application::Process;
-use super::stream::{Mail, Stream};
+use super::stream::{Stream, StreamMessage};
 use super::{Client, State};
 use crate::core::{Core, Ev, US};
 use crate::oracle::Drives;
@@ -29,9 +29,9 @@ impl Client {
     }
 
     /// Leaves a message for every stream.
-    pub(super) fn post(&mut self, mail: impl Fn() -> Mail) {
+    pub(super) fn post(&mut self, messages: impl Fn() -> StreamMessage) {
         for stream in self.streams.iter_mut().flatten() {
-            stream.post(mail());
+            stream.post(messages());
         }
     }
 
@@ -44,7 +44,7 @@ impl Client {
             let mut process = Process { end, ledger: &mut volume.ledger, drives };
             stream.go_on(&mut process, core);
         } else if stream.has_begun() && self.background.minds(StreamId(id)) {
-            self.look_after(Some(id), drives, core);
+            self.take_care(Some(id), drives, core);
         }
     }
 
@@ -87,12 +87,12 @@ impl Client {
                 self.happens(id, drives, core);
             }
         }
-        self.look_after(None, drives, core);
+        self.take_care(None, drives, core);
         self.tend_streams(drives, core);
     }
 
     /// Wakes the background driver's thread, because an event may have come for a stream.
-    pub(super) fn look_after(
+    pub(super) fn take_care(
         &mut self,
         happened: Option<u16>,
         drives: &Drives<'_>,
@@ -115,7 +115,7 @@ impl Client {
                 self.background.remove(id);
                 continue;
             };
-            if self.background.look(id, turn, awaited, attention, core.now) == Look::Drive {
+            if self.background.look(id, turn, awaited, attention, core.now) == Finding::Drive {
                 let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
                 self.background.tended(id, next);
             }
@@ -155,7 +155,7 @@ impl Client {
             ended |= stream.call_ended();
         }
         if ended {
-            self.look_after(None, drives, core);
+            self.take_care(None, drives, core);
         }
         ended
     }

@@ -51,8 +51,8 @@ impl Watchers {
     fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
         self.came += 1;
         let id = self.came;
-        // A stream that is opened or reopened gets new watchers, so their list has only one life.
-        match self.list.enter(mark, seq, self.list.life(), id, || standing) {
+        // A stream that is opened or reopened gets new watchers, so their list has only one incarnation.
+        match self.list.enter(mark, seq, self.list.incarnation(), id, || standing) {
             Entry::Waits { first, .. } => {
                 self.asleep.insert(id, (mark, seq));
                 Some(first)
@@ -80,7 +80,7 @@ impl Watchers {
 
 impl Stream {
     /// The mark and seq that a new thread waits for now, if one comes.
-    fn watcher_comes(&mut self, core: &Core) -> Option<(Mark, Seq)> {
+    fn watcher_begins(&mut self, core: &Core) -> Option<(Mark, Seq)> {
         if !core::mem::take(&mut self.watchers.may_come) {
             return None;
         }
@@ -117,7 +117,7 @@ impl Client {
     /// Lets a thread come and wait for a stream, if one is due.
     pub(super) fn watch(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
-        let Some((mark, seq)) = stream.watcher_comes(core) else { return };
+        let Some((mark, seq)) = stream.watcher_begins(core) else { return };
         let (complete, durable, _) = core.oracle.progress(stream.era, id);
         let standing = Standing { marks: Marks { complete, durable }, over: false };
         let wanted = stream.watchers.wanted(seq);
@@ -128,7 +128,7 @@ impl Client {
             self.happens(id, drives, core);
         }
         if first {
-            self.look_after(None, drives, core);
+            self.take_care(None, drives, core);
         }
     }
 

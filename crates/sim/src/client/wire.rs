@@ -3,7 +3,7 @@
 use riopipe_session::outbox::Outbox;
 
 use crate::core::Core;
-use crate::network::Way;
+use crate::network::Direction;
 use crate::payload::Payload;
 
 /// A connection as an initiator uses it.
@@ -50,12 +50,12 @@ impl Wire {
         let mut bytes = Vec::with_capacity(out.len_bytes());
         out.slices().for_each(|slice| bytes.extend_from_slice(slice));
         out.consume(bytes.len());
-        core.send(self.conn, Way::Up, bytes);
+        core.send(self.conn, Direction::Up, bytes);
     }
 
     /// Closes it.
     pub(super) fn close(&self, core: &mut Core) {
         core.net.conn_mut(self.conn).client = None;
-        core.end(self.conn, Way::Up);
+        core.end(self.conn, Direction::Up);
     }
 }

@@ -7,11 +7,11 @@
 use crate::drive::{DriveFault, DriveSpec};
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
-use crate::oracle::PATIENT_MS;
+use crate::oracle::NO_LOSS_MS;
 use crate::rng::Rng;
 use crate::scenario::{
-    ClientSpec, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, Spoil, Step, VolumeSpec,
-    What, When, WriteOp,
+    ClientSpec, Corruption, Ends, Engine, Fault, MachineSpec, Op, Place, Scenario, Step,
+    VolumeSpec, What, When, WriteOp,
 };
 
 mod owners;
@@ -37,18 +37,18 @@ const ALL: &[(u64, Draw)] = &[
     (2, overlap_in_one_fence),
     (4, reads_beside_replays),
     (1, closed_while_cut_off),
-    (10, owners::overtaken_while_coming_back),
+    (10, owners::taken_over_while_coming_back),
     (1, stopped_and_cut_off),
-    (1, owners::reads_of_the_overtaken),
+    (1, owners::reads_of_a_fenced_owner),
     (3, owners::reads_that_outlive_the_owner),
-    (2, owners::overtaken_and_given_back),
+    (2, owners::taken_over_and_released),
     (1, answers_of_the_last_attempt),
-    (2, spoilt_logs),
-    (1, owners::strangers_who_give_orders),
-    (2, owners::strangers_while_the_owner_is_away),
+    (2, corrupt_logs),
+    (1, owners::orders_of_plain_hosts),
+    (2, owners::plain_hosts_while_the_owner_is_unreachable),
     (4, owners::closed_while_one_is_down),
     (3, left_alone),
-    (2, away_for_about_the_loss_time),
+    (2, unreachable_for_about_the_loss_time),
     (2, writes_of_the_dead),
     (8, connected_late),
 ];
@@ -96,20 +96,20 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             depth: 16,
             kept_blocks: 1024,
             merge: false,
-            loss_ms: PATIENT_MS,
+            loss_ms: NO_LOSS_MS,
             keep_alive_ms: 0,
             digests: false,
             retry_us: 0,
             think_ns: 5_000,
-            patience_us: 0,
-            away_us: *rng.pick(&[200, 2_000, 10_000]),
+            wait_limit_us: 0,
+            not_calling_us: *rng.pick(&[200, 2_000, 10_000]),
             flush_us: *rng.pick(&[1_000, 20_000]),
         },
         net: NetSpec { delay_min: 5_000, delay_max: 15_000, split: 0 },
         steps: Vec::new(),
         faults: Vec::new(),
         logs: Vec::new(),
-        neighbour: None,
+        second_volume: None,
     }
 }
 
@@ -130,7 +130,7 @@ pub(super) fn at(event: u64, what: What) -> Fault {
 fn left_alone(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
-    scenario.client.away_us = *rng.pick(&[200, 2_000, 50_000]);
+    scenario.client.not_calling_us = *rng.pick(&[200, 2_000, 50_000]);
     scenario.client.flush_us = *rng.pick(&[20_000, 100_000, 1_000_000]);
     let streams = u64::from(scenario.volume.streams);
     for _ in 0..rng.range(3, 8) {
@@ -161,7 +161,7 @@ fn left_alone(rng: &mut Rng) -> Scenario {
 
 /// A target is unreachable for about as long as its streams wait for it. Some streams resume in
 /// time; others give it up (P6, P7).
-fn away_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
+fn unreachable_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2, 3]);
     let loss_ms = *rng.pick(&[5, 20, 60]);
@@ -191,7 +191,7 @@ fn away_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
         let what = match rng.below(3) {
             0 => What::Kill { machine, effects, fences, down_us },
             1 => What::PowerCut { machine, effects, fences, down_us },
-            _ => What::Away { for_us: down_us },
+            _ => What::Unreachable { for_us: down_us },
         };
         scenario.faults.push(at(event, what));
     }
@@ -398,7 +398,7 @@ fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
         scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(30)));
     }
     let event = rng.range(60, 500);
-    scenario.faults.push(at(event, What::GiveBack { for_us: 1_000 }));
+    scenario.faults.push(at(event, What::Release { for_us: 1_000 }));
     let (machine, effects, down_us) = (0, rng.below(6) as u32, 10);
     for _ in 0..2 {
         let lost = match rng.below(3) {
@@ -435,7 +435,7 @@ fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
     drive(&mut scenario).plp = rng.one_in(2);
     scenario.volume.streams = *rng.pick(&[1, 2]);
     scenario.volume.slots = 32;
-    scenario.client.patience_us = 5_000;
+    scenario.client.wait_limit_us = 5_000;
     let streams = u64::from(scenario.volume.streams);
     for _ in 0..110 {
         let stream = rng.below(streams) as u16;
@@ -454,7 +454,7 @@ fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
 
 /// A target comes back with a log that is corrupt, or with its partitions in the wrong places
 /// (T19).
-fn spoilt_logs(rng: &mut Rng) -> Scenario {
+fn corrupt_logs(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
     scenario.volume.streams = 2;
@@ -466,9 +466,14 @@ fn spoilt_logs(rng: &mut Rng) -> Scenario {
     let mut event = 60;
     for _ in 0..4 {
         event += rng.range(40, 300);
-        let how = *rng.pick(&[Spoil::Header, Spoil::Header, Spoil::Marks, Spoil::Swapped]);
+        let how = *rng.pick(&[
+            Corruption::Header,
+            Corruption::Header,
+            Corruption::Marks,
+            Corruption::Swapped,
+        ]);
         let bit = rng.below(1 << 16) as u32;
-        scenario.faults.push(at(event, What::SpoilLog { machine: 0, how, bit }));
+        scenario.faults.push(at(event, What::CorruptLog { machine: 0, how, bit }));
         if rng.percent(70) {
             scenario.faults.push(at(event, What::KillClient { down_us: 10 }));
         }

@@ -127,7 +127,7 @@ fn faults(scenario: &mut Scenario, rng: &mut Rng) {
             5 | 6 => What::PowerCut { machine, effects, fences, down_us },
             7 | 8 => What::Kill { machine, effects, fences, down_us },
             9 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000]) },
-            10 => What::GiveBack { for_us: 1_000 },
+            10 => What::Release { for_us: 1_000 },
             _ if rng.one_in(2) => What::Cut { nth: rng.below(6) as u32, ends: Ends::Both },
             _ => {
                 let fault = *rng.pick(&[DriveFault::Write, DriveFault::Flush, DriveFault::Read]);

@@ -42,7 +42,7 @@ pub enum Out {
     /// Polls a drive at a time.
     Poll(u64, usize),
     /// The socket of a connection has space again at a time.
-    Room(u64, usize),
+    Space(u64, usize),
 }
 
 /// A core's part of a connection.
@@ -186,7 +186,7 @@ impl Machine {
     }
 
     /// Notes that the connection's socket has space again.
-    pub fn has_room(&mut self, net: usize) {
+    pub fn has_space(&mut self, net: usize) {
         let watched = self.process.sockets.get(&net).and_then(|socket| socket.watched);
         if let Some((core, key)) = watched {
             self.begin_round(core);
@@ -386,7 +386,8 @@ impl Machine {
                 Action::Listen(on) => process.listens = on,
                 Action::Send(key) => self.send(core, key),
                 Action::FinishSending(key) => {
-                    if let Some(tcp) = reactor.core.transport(key).filter(|_| !env.fuse.is_blown())
+                    if let Some(tcp) =
+                        reactor.core.transport(key).filter(|_| !env.crash_injector.is_blown())
                     {
                         out.push(Out::End(tcp.net));
                     }
@@ -414,7 +415,7 @@ impl Machine {
                 Action::Drop(connection) => {
                     let net = connection.transport().net;
                     process.sockets.remove(&net);
-                    if !env.fuse.is_blown() {
+                    if !env.crash_injector.is_blown() {
                         out.push(Out::Close(net));
                     }
                 }
@@ -433,7 +434,7 @@ impl Machine {
             let is_partial = !spec.foreign && rng.one_in(64);
             let len = if is_partial { rng.index(all + 1) } else { all };
             if len == 0 {
-                out.push(Out::Room(env.now + 1 + rng.below(FULL_NS), net));
+                out.push(Out::Space(env.now + 1 + rng.below(FULL_NS), net));
                 return core.blocked(key, env);
             }
             let mut bytes = Vec::with_capacity(len);
@@ -443,7 +444,7 @@ impl Machine {
             if spec.foreign {
                 foreign::hide(&mut bytes);
             }
-            if env.fuse.burn() {
+            if env.crash_injector.burn() {
                 out.push(Out::Send(net, bytes));
             }
             core.sent(key, len, env);

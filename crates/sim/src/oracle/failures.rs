@@ -14,12 +14,12 @@
 
 use super::{Group, Oracle, StreamHistory};
 use crate::core::MS;
-use crate::drive::Told;
+use crate::drive::DriveEvent;
 use crate::scenario::Place;
 
 /// The longest time until every stream knows of a failed FLUSH, ns. In sum, connections stall, and
 /// machines are unreachable, for no longer than that.
-const HEARD_NS: u64 = 500 * MS;
+const LEARNED_NS: u64 = 500 * MS;
 
 /// The faults that are present, or were a moment ago.
 #[derive(Debug, Default)]
@@ -57,9 +57,9 @@ impl StreamHistory {
 
 impl Oracle {
     /// Takes in an event of a drive.
-    pub fn told(&mut self, machine: usize, drive: usize, told: &Told, now: u64) {
+    pub fn told(&mut self, machine: usize, drive: usize, told: &DriveEvent, now: u64) {
         match told {
-            Told::Completed(contents) => {
+            DriveEvent::Completed(contents) => {
                 self.check_turn(contents);
                 for content in contents {
                     if let Some(done) = self.completed.get_mut(*content as usize) {
@@ -67,7 +67,7 @@ impl Oracle {
                     }
                 }
             }
-            Told::WriteFailed(failed) => {
+            DriveEvent::WriteFailed(failed) => {
                 let at = |lba: u32| (machine, drive, lba);
                 let Self { blocks, eras, .. } = self;
                 for block in blocks {
@@ -84,7 +84,7 @@ impl Oracle {
                     }
                 }
             }
-            Told::FlushFailed(lost) => {
+            DriveEvent::FlushFailed(lost) => {
                 for block in &mut self.blocks {
                     let here = block.at.machine == machine && block.at.drive == drive;
                     let lost = here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
@@ -111,7 +111,7 @@ impl Oracle {
     }
 
     /// Notes that a stream has written these blocks. Earlier failed FLUSHes may affect it.
-    pub(super) fn may_be_harmed(
+    pub(super) fn may_be_affected(
         &mut self,
         era: usize,
         stream: u16,
@@ -123,7 +123,7 @@ impl Oracle {
                 let at = self.blocks[block as usize].at;
                 at.machine == *machine && at.drive == *drive
             };
-            if now < failed + HEARD_NS && blocks.iter().any(|(block, _)| there(*block)) {
+            if now < failed + LEARNED_NS && blocks.iter().any(|(block, _)| there(*block)) {
                 self.eras[era][usize::from(stream)].harm(*machine);
             }
         }

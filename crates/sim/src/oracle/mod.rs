@@ -264,7 +264,7 @@ impl Oracle {
             lost: BTreeSet::new(),
             settling: BTreeSet::new(),
             doubtful: false,
-            patient: scenario.client.loss_ms >= PATIENT_MS,
+            patient: scenario.client.loss_ms >= NO_LOSS_MS,
             recoveries: 0,
             ownership: Ownership::new(scenario),
             promised: Promised::new(scenario),
@@ -341,7 +341,7 @@ impl Oracle {
             }
         }
         let writes: Vec<(u32, u64)> = writes.iter().map(|w| (w.block, w.number)).collect();
-        self.may_be_harmed(era, stream, &writes, now);
+        self.may_be_affected(era, stream, &writes, now);
         self.eras[era][usize::from(stream)].groups.push(Group { seq, tag, writes });
     }
 
@@ -650,7 +650,7 @@ impl Oracle {
 }
 
 /// A loss timeout beyond any outage in a scenario: a stream never has a reason to give a target up.
-pub const PATIENT_MS: u32 = 600_000;
+pub const NO_LOSS_MS: u32 = 600_000;
 
 /// The drives of all machines.
 #[derive(Clone, Copy)]
@@ -686,7 +686,7 @@ impl fmt::Display for Named {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::Told;
+    use crate::drive::DriveEvent;
 
     /// Reads volume block 0 as its owner. During the read a FLUSH may fail. Another initiator takes
     /// the volume over and finds zeroes there. Then the read returns the content from before the
@@ -699,7 +699,7 @@ mod tests {
         oracle.submitted((0, 0, 0), Seq(1), 0, &[write]);
         let read = oracle.read_begins(0, 0, 0, 1);
         if flush_fails {
-            oracle.told(0, 0, &Told::FlushFailed(vec![(9, number)]), 1);
+            oracle.told(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
         }
         oracle.blocks[0].hold(ZERO);
         oracle.read_ends(&read, &[ZERO]);

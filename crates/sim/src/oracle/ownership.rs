@@ -17,14 +17,14 @@ pub(super) struct Ownership {
     claimed_over: u32,
     /// The highest generation of a claim that might fence an owner and was released. The volume has
     /// no owner then.
-    over_given_back: u32,
+    over_released: u32,
     /// For each initiator and machine, the time at which the machine last received something from
     /// it, ns.
     heard: [Vec<u64>; 3],
     /// The time for which an owner keeps the volume after it was last received, ns.
     lease: u64,
     /// For each machine, whether it has answered that the volume is released.
-    given_back: Vec<bool>,
+    released: Vec<bool>,
 }
 
 impl Ownership {
@@ -35,7 +35,7 @@ impl Ownership {
             generation: 0,
             claimed: 0,
             claimed_over: 0,
-            over_given_back: 0,
+            over_released: 0,
             heard: [never(), never(), never()],
             // At least this long; targets add the time to notice a loss. An owner that can't resume
             // has no lease.
@@ -43,7 +43,7 @@ impl Ownership {
                 true => u64::from(scenario.client.loss_ms) * MS,
                 false => 0,
             },
-            given_back: vec![false; scenario.machines.len()],
+            released: vec![false; scenario.machines.len()],
         }
     }
 
@@ -55,7 +55,7 @@ impl Ownership {
     pub(super) fn has_it(&mut self, client: usize, generation: u32, now: u64) {
         self.heard[client].fill(now);
         self.owner = Some(client);
-        self.given_back.fill(false);
+        self.released.fill(false);
         self.generation = generation;
     }
 
@@ -73,7 +73,7 @@ impl Ownership {
 
     /// The violation, if an initiator becomes the owner now, by take-over or not.
     pub(super) fn robs(&self, took: bool, now: u64) -> Option<String> {
-        let is_free = self.over_given_back > self.generation;
+        let is_free = self.over_released > self.generation;
         (!took && !is_free && self.is_leased(None, now)).then(|| {
             "the volume was taken from an owner whose lease runs, and nobody said take-over".into()
         })
@@ -106,9 +106,9 @@ impl Oracle {
 
     /// Notes that an initiator could not open the volume and releases its claim. The claim may have
     /// fenced an owner.
-    pub fn gives_back_claim(&mut self, generation: u32) {
-        let given_back = &mut self.ownership.over_given_back;
-        *given_back = generation.max(*given_back);
+    pub fn releases_claim(&mut self, generation: u32) {
+        let released = &mut self.ownership.over_released;
+        *released = generation.max(*released);
     }
 
     /// Notes that a machine's target has received something from an initiator.
@@ -127,31 +127,31 @@ impl Oracle {
     }
 
     /// Notes that the owner releases the volume. From now on it may be free on each machine.
-    pub fn gives_back(&mut self) {
+    pub fn releases(&mut self) {
         self.ownership.owner = None;
     }
 
     /// Notes that a machine has answered that the volume is released.
-    pub fn given_back(&mut self, machine: usize) {
-        self.ownership.given_back[machine] = true;
+    pub fn released(&mut self, machine: usize) {
+        self.ownership.released[machine] = true;
     }
 
     /// Whether a machine must accept plain writes to the volume's drives: it has answered that the
     /// volume is released, the volume has not been claimed since, and no data waits there for
     /// recovery (T21).
     #[must_use]
-    pub fn is_welcome(&self, machine: usize) -> bool {
-        let Ownership { owner, generation, claimed, ref given_back, .. } = self.ownership;
+    pub fn must_accept(&self, machine: usize) -> bool {
+        let Ownership { owner, generation, claimed, ref released, .. } = self.ownership;
         owner.is_none()
             && claimed <= generation
-            && given_back[machine]
+            && released[machine]
             && !self.logless[machine]
             && self.unacknowledged.iter().all(Vec::is_empty)
     }
 
     /// Checks that a plain write was refused because the drive is in use.
-    pub fn turned_away(&mut self, at: Where, welcome: bool) {
-        if welcome {
+    pub fn refused_plainly(&mut self, at: Where, must_accept: bool) {
+        if must_accept {
             let what = format!("a plain writer may not write {at}, though nobody has its volume");
             self.broken(Promise::P8, what);
         }
@@ -203,7 +203,7 @@ impl Oracle {
 
     /// Notes that the write of a plain host has arrived at a machine that has no reason to refuse
     /// it.
-    pub fn may_intrude(&mut self, at: Where, content: Content) {
+    pub fn may_write_plainly(&mut self, at: Where, content: Content) {
         self.promised.frees();
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
             && block.alien.last() != Some(&content)
@@ -214,7 +214,7 @@ impl Oracle {
     }
 
     /// Notes the answer to a plain host: its block is written.
-    pub fn intruded(&mut self, at: Where, _content: Content, free: bool) {
+    pub fn written_plainly(&mut self, at: Where, _content: Content, free: bool) {
         if !free {
             let what = format!("a plain writer wrote {at}, though its volume is in use");
             self.broken(Promise::P5, what);
@@ -223,7 +223,7 @@ impl Oracle {
 
     /// Notes that the block of a plain host is durable. From now on the block must hold this
     /// content, unless the volume has got an owner since.
-    pub fn intruded_durably(&mut self, at: Where, content: Content) {
+    pub fn flushed_plainly(&mut self, at: Where, content: Content) {
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
             && !self.logless[at.machine]
             && block.alien == [content]

@@ -250,7 +250,7 @@ fn many(args: &Args) -> u8 {
     if let Some(failure) = worst.or(summary.failures.first()) {
         if args.output == Format::Normal {
             let name = format!("seed {}", failure.seed);
-            tell_failure(args, &draw(failure.seed), &failure.fault, &name);
+            report_failure(args, &draw(failure.seed), &failure.fault, &name);
         }
         return if panicked(&failure.fault) { PANICKED } else { BROKEN };
     }
@@ -261,7 +261,7 @@ fn many(args: &Args) -> u8 {
 }
 
 /// Makes a failure small and prints it.
-fn tell_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
+fn report_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
     say::note(format_args!("making {name} small …\n"));
     match explain(scenario, fault, args.run_limit()) {
         Some(small) => report::explained(&small, name),
@@ -285,7 +285,7 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
     };
     say::line(format_args!("{name}: {fault}"));
     if !args.trace {
-        tell_failure(args, scenario, &fault, name);
+        report_failure(args, scenario, &fault, name);
     }
     if matches!(fault, Fault::Panicked(_)) { PANICKED } else { BROKEN }
 }

@@ -1,13 +1,13 @@
 //! The faults, and their moments.
 
-use super::{Doom, Stop, World};
+use super::{PlannedCrash, Stop, World};
 use crate::client::claimant::Claimant;
-use crate::client::intruder::Intruder;
-use crate::client::{Client, NEIGHBOUR};
+use crate::client::plain_host::PlainHost;
+use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Ev, US};
 use crate::drive::LABEL_BLOCKS;
 use crate::log_store::SetAside;
-use crate::network::{ClientEnd, Role, Way};
+use crate::network::{ClientEnd, Direction, Role};
 use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
 
@@ -45,10 +45,10 @@ impl World {
         self.core.trace(|| format!("fault: {what:?}"));
         match what {
             What::Kill { machine, effects, fences, down_us } => {
-                self.doom(machine, effects, fences, Doom { power: false, down_us });
+                self.planned(machine, effects, fences, PlannedCrash { power: false, down_us });
             }
             What::PowerCut { machine, effects, fences, down_us } => {
-                self.doom(machine, effects, fences, Doom { power: true, down_us });
+                self.planned(machine, effects, fences, PlannedCrash { power: true, down_us });
             }
             What::KillAll { down_us } => self.kill_all(false, down_us),
             What::BlackOut { down_us } => self.kill_all(true, down_us),
@@ -73,7 +73,11 @@ impl World {
             What::Stall { nth, up, for_us } => {
                 if let Some(conn) = self.nth(nth) {
                     let until = self.core.now + u64::from(for_us) * US;
-                    self.core.net.stall(conn, if up { Way::Up } else { Way::Down }, until);
+                    self.core.net.stall(
+                        conn,
+                        if up { Direction::Up } else { Direction::Down },
+                        until,
+                    );
                 }
             }
             What::Lag { machine, by_us, for_us } => {
@@ -83,7 +87,7 @@ impl World {
                 let late: Vec<usize> =
                     net.find(|conn| conn.client.as_ref().is_some_and(admin)).collect();
                 for conn in late {
-                    net.lag(conn, Way::Down, until, u64::from(by_us) * US);
+                    net.lag(conn, Direction::Down, until, u64::from(by_us) * US);
                 }
             }
             What::LateStreams { by_us, for_us } => {
@@ -92,7 +96,7 @@ impl World {
             }
             What::TakeOver { for_us } => self.take_over(for_us),
             What::Standby => self.stand_by(),
-            What::Away { for_us } => {
+            What::Unreachable { for_us } => {
                 let client = self.owner().unwrap_or(0);
                 self.part(client, None, for_us);
                 let net = &self.core.net;
@@ -130,7 +134,7 @@ impl World {
                 self.copies[machine] = generations.map(|them| (them, at.store.copy()));
             }
             What::OldLog { machine } => {
-                let second = self.neighbour.as_ref().map(|it| it.side.label_generation);
+                let second = self.second_volume.as_ref().map(|it| it.side.label_generation);
                 let now = [self.core.label_generation].into_iter().chain(second);
                 let older = |(them, _): &mut (Vec<u32>, _)| {
                     them.iter().zip(now).all(|(copied, now)| *copied < now)
@@ -145,14 +149,14 @@ impl World {
             What::Unprotect { machine, drive, down_us } => {
                 self.each_oracle(|oracle, now| oracle.drive_changes(machine, now));
                 if self.machines[machine].is_up() {
-                    self.crash_machine(machine, Doom { power: false, down_us });
+                    self.crash_machine(machine, PlannedCrash { power: false, down_us });
                 }
                 self.machines[machine].env.drives[drive].unprotect();
             }
             What::WrongDrive { machine, drive, whose } => {
                 let is = &self.machines[machine];
                 if is.is_accepting() && is.replaced_drive().is_none() {
-                    self.crash_machine(machine, Doom { power: true, down_us: 200 });
+                    self.crash_machine(machine, PlannedCrash { power: true, down_us: 200 });
                     self.machines[machine].replace_drive(drive, whose);
                     self.each_oracle(|oracle, now| oracle.drive_is_replaced(machine, now));
                 }
@@ -162,35 +166,36 @@ impl World {
                 claimant.start(&mut self.core);
                 self.claimants.push(claimant);
             }
-            What::GiveBack { for_us } => {
-                if let Some(owner) = self.owner().filter(|_| self.giving_back.is_none()) {
+            What::Release { for_us } => {
+                if let Some(owner) = self.owner().filter(|_| self.releasing.is_none()) {
                     self.clients[owner].close();
-                    self.giving_back = Some((owner, for_us));
+                    self.releasing = Some((owner, for_us));
                 }
             }
-            What::SpoilLog { machine, how, bit } => {
+            What::CorruptLog { machine, how, bit } => {
                 if self.may_mislay(machine) {
                     if self.machines[machine].is_up() {
-                        self.crash_machine(machine, Doom { power: false, down_us: 200 });
+                        self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
                     }
                     let right = self.machines[machine].store.copy();
-                    self.machines[machine].store.spoil(how, bit);
+                    self.machines[machine].store.corrupt(how, bit);
                     self.mislay(machine, right);
                 }
             }
-            What::Intruder { machine, drive, lba, more, forgets } => {
+            What::PlainHost { machine, drive, lba, more, forgets } => {
                 let content = self.core.oracle.next_number();
                 // A host that overwrites labels cannot be defended against.
                 let at = Where { machine, drive, lba: lba.max(LABEL_BLOCKS) };
-                let mut intruder = Intruder::new(self.intruders.len(), at, content, more, forgets);
-                intruder.start(&mut self.core);
-                self.intruders.push(intruder);
+                let mut plain_host =
+                    PlainHost::new(self.plain_hosts.len(), at, content, more, forgets);
+                plain_host.start(&mut self.core);
+                self.plain_hosts.push(plain_host);
             }
         }
     }
 
     fn may_mislay(&self, machine: usize) -> bool {
-        let second = self.neighbour.iter().map(|it| &it.client);
+        let second = self.second_volume.iter().map(|it| &it.client);
         let giving_up = self.clients.iter().chain(second).any(Client::accepts_lost);
         self.machines[machine].set_aside.is_none() && !giving_up
     }
@@ -199,19 +204,19 @@ impl World {
     fn mislay(&mut self, machine: usize, log: SetAside) {
         self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
-            self.crash_machine(machine, Doom { power: false, down_us: 200 });
+            self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
         }
         self.machines[machine].set_aside = Some(log);
     }
 
     fn kill_all(&mut self, power: bool, down_us: u32) {
-        if self.neighbour.as_ref().is_some_and(|it| it.client.is_up()) {
-            self.crash_neighbour(!power);
-            self.core.after(u64::from(down_us) * US, Ev::StartClient(NEIGHBOUR));
+        if self.second_volume.as_ref().is_some_and(|it| it.client.is_up()) {
+            self.crash_second_volume(!power);
+            self.core.after(u64::from(down_us) * US, Ev::StartClient(SECOND_VOLUME));
         }
         for machine in 0..self.machines.len() {
             if self.machines[machine].is_up() {
-                self.crash_machine(machine, Doom { power, down_us });
+                self.crash_machine(machine, PlannedCrash { power, down_us });
             }
         }
         for client in 0..self.clients.len() {
@@ -222,14 +227,14 @@ impl World {
         }
     }
 
-    fn doom(&mut self, machine: usize, effects: u32, fences: bool, doom: Doom) {
+    fn planned(&mut self, machine: usize, effects: u32, fences: bool, planned: PlannedCrash) {
         if !self.machines[machine].is_up() {
             return;
         }
         if effects == 0 && !fences {
-            self.crash_machine(machine, doom);
+            self.crash_machine(machine, planned);
         } else {
-            self.dooms[machine] = Some(doom);
+            self.dooms[machine] = Some(planned);
             self.machines[machine].stop_after(effects, fences);
         }
     }
@@ -244,12 +249,12 @@ impl World {
     fn cut(&mut self, conn: usize, ends: Ends) {
         let now = self.core.now;
         if ends != Ends::Client
-            && let Some(time) = self.core.net.reset(conn, Way::Up, now)
+            && let Some(time) = self.core.net.reset(conn, Direction::Up, now)
         {
             self.core.at(time, Ev::Arrive { conn, up: true });
         }
         if ends != Ends::Server
-            && let Some(time) = self.core.net.reset(conn, Way::Down, now)
+            && let Some(time) = self.core.net.reset(conn, Direction::Down, now)
         {
             self.core.at(time, Ev::Arrive { conn, up: false });
         }
@@ -258,10 +263,10 @@ impl World {
             // The bytes that it has sent may still arrive, much later.
             Ends::Client => {
                 let until = now + self.core.rng.below(20_000) * US;
-                self.core.net.stall(conn, Way::Up, until);
-                self.core.net.cut(conn, Way::Up);
+                self.core.net.stall(conn, Direction::Up, until);
+                self.core.net.cut(conn, Direction::Up);
             }
-            Ends::Server => self.core.net.cut(conn, Way::Down),
+            Ends::Server => self.core.net.cut(conn, Direction::Down),
         }
     }
 

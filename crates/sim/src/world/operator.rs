@@ -1,7 +1,7 @@
 //! The operator: starts all processes that are down, decides how to answer the volume's refusals,
 //! ends the first phase, and closes the volume at the end.
 
-use super::{Doom, LIVENESS_EVENTS, LIVENESS_NS, SAFETY_EVENTS, World};
+use super::{LIVENESS_EVENTS, LIVENESS_NS, PlannedCrash, SAFETY_EVENTS, World};
 use crate::client::{Client, Refused};
 use crate::core::{Ev, MS, US};
 use crate::oracle::{Drives, Promise};
@@ -25,7 +25,7 @@ impl World {
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
                 // Only an operator does that. Otherwise the volume stays closed (P8).
                 Some(Refused::OldLog) => self.put_logs_back(),
-                Some(Refused::LogFailed(machine)) => self.mend_log(machine),
+                Some(Refused::LogFailed(machine)) => self.repair_log(machine),
                 Some(Refused::Drives) => self.put_drives_back(),
                 Some(Refused::Other) => {}
             }
@@ -34,8 +34,8 @@ impl World {
                 self.core.after(MS, Ev::StartClient(at));
             }
         }
-        self.see_to_giving_back();
-        self.see_to_neighbour();
+        self.tend_release();
+        self.tend_second_volume();
         let Some((events, time)) = self.calm_since else {
             if self.core.events > SAFETY_EVENTS || self.faults.is_empty() && self.is_idle() {
                 self.calm();
@@ -53,8 +53,8 @@ impl World {
     }
 
     /// Opens a released volume again after a while.
-    fn see_to_giving_back(&mut self) {
-        let Some((client, for_us)) = self.giving_back else { return };
+    fn tend_release(&mut self) {
+        let Some((client, for_us)) = self.releasing else { return };
         if self.clients[client].is_over() {
             let closed = self.clients[client].is_closed();
             self.core.trace(|| format!("the volume is given back: {closed}"));
@@ -66,9 +66,9 @@ impl World {
             if !self.clients[1 - client].is_up() {
                 self.core.after(u64::from(for_us) * US, Ev::StartClient(next));
             }
-            self.giving_back = None;
+            self.releasing = None;
         } else if self.owner() != Some(client) {
-            self.giving_back = None;
+            self.releasing = None;
         }
     }
 
@@ -93,7 +93,7 @@ impl World {
 
     /// Whether the workload has ended.
     pub(super) fn is_idle(&self) -> bool {
-        let writes = self.intruders.iter().any(|intruder| !intruder.is_over())
+        let writes = self.plain_hosts.iter().any(|plain_host| !plain_host.is_over())
             || self.claimants.iter().any(|claimant| !claimant.is_over());
         self.owner().is_some_and(|owner| !writes && !self.clients[owner].has_work(&self.core))
     }
@@ -124,15 +124,15 @@ impl World {
     pub(super) fn give_log_up(&mut self, machine: usize) {
         self.given_up[machine] = true;
         if self.machines[machine].is_up() {
-            self.crash_machine(machine, Doom { power: false, down_us: 100 });
+            self.crash_machine(machine, PlannedCrash { power: false, down_us: 100 });
         }
     }
 
-    pub(super) fn mend_log(&mut self, machine: usize) {
+    pub(super) fn repair_log(&mut self, machine: usize) {
         self.core.trace(|| format!("the log store of target {machine} is mended"));
         self.machines[machine].store.heal();
         if self.machines[machine].is_up() {
-            self.crash_machine(machine, Doom { power: false, down_us: 500 });
+            self.crash_machine(machine, PlannedCrash { power: false, down_us: 500 });
         }
     }
 
@@ -144,7 +144,7 @@ impl World {
         let Some(log) = self.machines[machine].set_aside.take() else { return };
         self.core.trace(|| format!("target {machine} gets its log back"));
         if self.machines[machine].is_up() {
-            self.crash_machine(machine, Doom { power: false, down_us: 100 });
+            self.crash_machine(machine, PlannedCrash { power: false, down_us: 100 });
         }
         self.machines[machine].store.put_back(log);
     }
@@ -157,7 +157,7 @@ impl World {
             }
             self.core.trace(|| format!("machine {at} gets its drive back"));
             if self.machines[at].is_up() {
-                self.crash_machine(at, Doom { power: true, down_us: 100 });
+                self.crash_machine(at, PlannedCrash { power: true, down_us: 100 });
             }
             self.machines[at].put_drive_back();
             self.each_oracle(|oracle, now| oracle.drive_changes(at, now));
@@ -180,7 +180,7 @@ impl World {
             let machine = &mut self.machines[at];
             machine.env.drives.iter_mut().for_each(|drive| drive.heal());
             machine.store.heal();
-            machine.env.fuse.renew();
+            machine.env.crash_injector.renew();
             self.dooms[at] = None;
         }
     }
@@ -190,7 +190,7 @@ impl World {
         match self.owner() {
             Some(owner) if self.clients[owner].is_over() => {
                 if self.clients[owner].is_closed() {
-                    if !self.neighbour_is_done() {
+                    if !self.second_volume_is_done() {
                         return;
                     }
                     self.check_closed();
@@ -238,6 +238,6 @@ impl World {
             let up = if machine.is_up() { "up" } else { "down" };
             text.push_str(&format!(" target {at}: {up};"));
         }
-        text + &self.describe_neighbour()
+        text + &self.describe_second_volume()
     }
 }

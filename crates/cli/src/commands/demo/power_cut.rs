@@ -220,7 +220,7 @@ fn write(
                     }
                     stream.poll().map_err(Box::from)
                 }
-                Ok(None) => stream.wait(Until::Room, None).map_err(Box::from),
+                Ok(None) => stream.wait(Until::Space, None).map_err(Box::from),
                 Err(error) => Err(error),
             }
         } else {

@@ -90,7 +90,7 @@ fn streams(now: &VolumeStat, before: Option<&VolumeStat>, terminal: &Terminal) -
 /// Groups per second that became complete between two readings. The marks alone do not suffice:
 /// they continue from those of the volume's last owner.
 fn rate(stream: &StreamStat, now: &VolumeStat, before: Option<&VolumeStat>) -> Option<f64> {
-    let before = before.filter(|before| now.is_same_life(before))?;
+    let before = before.filter(|before| now.is_same_opening(before))?;
     let before = before.streams.iter().find(|then| then.id == stream.id)?;
     let groups = stream.complete.checked_sub(before.complete)?;
     Some(groups as f64 / now.uptime_s.max(1e-9))
@@ -98,12 +98,12 @@ fn rate(stream: &StreamStat, now: &VolumeStat, before: Option<&VolumeStat>) -> O
 
 #[cfg(test)]
 mod tests {
-    use riopipe::TargetLink;
+    use riopipe::TargetStat;
 
     use super::*;
 
     fn stat(uptime_s: f64, complete: u64) -> VolumeStat {
-        let target = |port: u16, connected| TargetLink {
+        let target = |port: u16, connected| TargetStat {
             address: format!("127.0.0.1:{port}"),
             subnqn: "nqn.2026-11.com.example:d".into(),
             connected,

@@ -143,7 +143,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
     }
 
     /// Takes all Keep Alive commands for answered.
-    pub(super) fn believe_keep_alives(&mut self) {
+    pub(super) fn accept_keep_alives(&mut self) {
         self.questions.retain(Question::is_callers);
     }
 }

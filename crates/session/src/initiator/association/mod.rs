@@ -81,7 +81,7 @@ pub struct AssociationConfig {
     pub keep_alive_ms: u32,
     /// The interval of Keep Alive commands, ns; `None`: a third of the time after which the target
     /// gives up.
-    pub tell_ns: Option<u64>,
+    pub report_ns: Option<u64>,
     /// CRC32C over every PDU's header.
     pub header_digest: bool,
     /// CRC32C over every PDU's data; `None`: unless the connection stays on this machine.
@@ -169,9 +169,9 @@ pub struct Association<P> {
     patience: u64,
 }
 
-/// How many times as long as others a [patient](Association::be_patient) association waits for an
+/// How many times as long as others a [patient](Association::set_patient) association waits for an
 /// answer. The wait has a limit, because a machine whose power was cut never answers.
-pub const PATIENCE: u64 = 10;
+pub const PATIENT_FACTOR: u64 = 10;
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// A new association; nothing is connected yet.
@@ -202,11 +202,11 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Self { only_discovers: true, ..Self::new(config) }
     }
 
-    /// From now on an answer on the admin queue may be owed for [`PATIENCE`] times as long. This is
+    /// From now on an answer on the admin queue may be owed for [`PATIENT_FACTOR`] times as long. This is
     /// for a volume that cannot replay: losing the association fails its streams for good, and a
     /// target that hangs may recover. The callers then have limits of their own.
-    pub fn be_patient(&mut self) {
-        self.patience = PATIENCE;
+    pub fn set_patient(&mut self) {
+        self.patience = PATIENT_FACTOR;
     }
 
     /// The configuration.
@@ -475,7 +475,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
                     admin.keep_alive(self.asked, now, out);
                 }
                 if probe::planted(Plant::P8KeepAliveUnanswered) {
-                    admin.believe_keep_alives();
+                    admin.accept_keep_alives();
                 }
                 is_overdue(admin, admin_ns, now).then_some(admin_ns)
             }

@@ -171,7 +171,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         {
             self.controller = Some(controller);
             let keep = KeepAlive::new(self.config.keep_alive_ms, now);
-            let keep = self.config.tell_ns.map_or(keep, |every_ns| keep.every(every_ns));
+            let keep = self.config.report_ns.map_or(keep, |every_ns| keep.every(every_ns));
             self.state = State::Attached(Box::new(Commands::new(pair)), keep);
         }
     }

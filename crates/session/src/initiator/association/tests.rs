@@ -189,9 +189,9 @@ fn a_target_that_makes_progress_is_not_given_up() {
 fn a_patient_association_waits_and_keeps_room_for_questions() {
     let mut target = ScriptedTarget { mute: Some(false), ..ScriptedTarget::new() };
     let mut association = attached(&mut target);
-    association.be_patient();
+    association.set_patient();
     let mut now = 0;
-    let over = 100 * MS + PATIENCE * 1000 * MS;
+    let over = 100 * MS + PATIENT_FACTOR * 1000 * MS;
     pass(&mut association, &mut target, &mut now, over - 1);
     assert!(association.is_attached());
     assert_eq!(target.kept_alive, 3, "what it has not read yet is enough");
@@ -203,7 +203,7 @@ fn a_patient_association_waits_and_keeps_room_for_questions() {
     assert_eq!(full, Some(AskError::Full { owed: 31 }));
     // A machine whose power was cut never answers.
     pass(&mut association, &mut target, &mut now, over);
-    assert_eq!(lost(&association), AssociationError::TimedOut(PATIENCE * 1000 * MS));
+    assert_eq!(lost(&association), AssociationError::TimedOut(PATIENT_FACTOR * 1000 * MS));
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn t27_labels_are_looked_at_again() {
         "an older copy of the drive"
     );
     let newer = Label { generation: 8, ..label.clone() };
-    assert_eq!(known.check_label(3, &Ok(newer)), Err(Changed::Overtaken(3)), "by another");
+    assert_eq!(known.check_label(3, &Ok(newer)), Err(Changed::TakenOver(3)), "by another");
     assert_eq!(known.check_label(2, &Ok(label.clone())), Err(Changed::Label(2)), "another member");
     let other = Label { volume: VolumeId([8; 16]), ..label };
     assert_eq!(known.check_label(3, &Ok(other)), Err(Changed::Label(3)));

@@ -9,7 +9,7 @@ use crate::wire::status;
 /// Why a target of an open volume is unreachable, or is lost to its owner.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AwayCause {
+pub enum UnreachableCause {
     /// The association with it is lost, or could not be set up again.
     #[error(transparent)]
     Association(#[from] AssociationError),

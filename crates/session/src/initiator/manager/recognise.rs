@@ -3,7 +3,7 @@
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::Cause;
 
-use super::{AssociationManager, AwayCause, Failure, Step};
+use super::{AssociationManager, Failure, Step, UnreachableCause};
 use crate::initiator::association::{
     AskError, AssociationError, AssociationState, ControlQueue, DrivesState,
 };
@@ -58,7 +58,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         };
         let status = answer.cqe.status();
         if !status.is_ok() {
-            return Err(Failure::Passing(AwayCause::Label(status)));
+            return Err(Failure::Passing(UnreachableCause::Label(status)));
         }
         let known = &self.config.known;
         if let Some(nsid) = known.namespaces().nth(index) {
@@ -82,7 +82,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         if status.is_ok() {
             return Ok(None);
         }
-        let why = AwayCause::Claim(status);
+        let why = UnreachableCause::Claim(status);
         if !retry::is_claim_passing(status) {
             return Err(Failure::Final(why, Cause::Status(status.code())));
         }
@@ -105,7 +105,7 @@ impl From<AskError> for Failure {
 impl From<Changed> for Failure {
     fn from(changed: Changed) -> Self {
         let cause = match changed {
-            Changed::Overtaken(_) => Cause::Status(status::STALE_GENERATION.code()),
+            Changed::TakenOver(_) => Cause::Status(status::STALE_GENERATION.code()),
             _ => Cause::Changed,
         };
         Self::Final(changed.into(), cause)

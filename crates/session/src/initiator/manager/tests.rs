@@ -170,8 +170,8 @@ fn streams_are_told_when_the_time_is_over_and_not_before() {
     pass(&mut manager, &mut target, &mut now, S + LOSS - 1);
     assert_eq!(events(&mut manager), ["lost"]);
     pass(&mut manager, &mut target, &mut now, S + LOSS);
-    let Some(ManagerEvent::GivenUp { away_ns }) = manager.next_event() else { panic!() };
-    assert_eq!(away_ns, LOSS);
+    let Some(ManagerEvent::GivenUp { unreachable_ns }) = manager.next_event() else { panic!() };
+    assert_eq!(unreachable_ns, LOSS);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 
 use super::Tag;
-use super::link::Link;
+use super::connection::Connection;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
 
@@ -92,24 +92,28 @@ impl Reading {
     }
 
     /// Sends the parts for `server`, if it may be read now (P9).
-    pub(super) fn send<P: AsRef<[u8]> + Clone>(&mut self, server: u16, link: &mut Link<P>) {
+    pub(super) fn send<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        server: u16,
+        connection: &mut Connection<P>,
+    ) {
         for (index, part) in self.parts.iter_mut().enumerate() {
             if part.sent || part.server != server {
                 continue;
             }
-            if !link.seat.begin_read() {
+            if !connection.participant.begin_read() {
                 return;
             }
             let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
             let tag = Tag::Read { number: self.number, part: index as u32 };
-            if link.queue.submit(sqe, tag, data, &mut link.out).is_err() {
-                if link.reads_out == 0 {
-                    link.seat.end_read();
+            if connection.queue.submit(sqe, tag, data, &mut connection.out).is_err() {
+                if connection.reads_out == 0 {
+                    connection.participant.end_read();
                 }
                 return;
             }
-            link.reads_out += 1;
+            connection.reads_out += 1;
             part.sent = true;
             self.unsent -= 1;
         }

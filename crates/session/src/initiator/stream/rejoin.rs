@@ -19,20 +19,22 @@ use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
 
-use super::link::{Loss, PATIENCE_MIN_NS, State, Step};
-use super::{BindRefused, IDLE_MARK_NS, LinkState, StreamQueue, StreamSession, Tag, idle_mark};
+use super::connection::{BUSY_PAUSE_MIN_NS, Loss, State, Step};
+use super::{
+    BindRefused, ConnectionState, IDLE_MARK_NS, StreamQueue, StreamSession, Tag, idle_mark,
+};
 use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
 
 /// The longest pause before a bind that found the target busy is sent again, ns.
-const PATIENCE_MAX_NS: u64 = 100_000_000;
+const BUSY_PAUSE_MAX_NS: u64 = 100_000_000;
 /// The time between two checks whether other streams let this one continue, ns.
-const LOOK_NS: u64 = 2_000_000;
+const CHECK_NS: u64 = 2_000_000;
 
 /// The result of setting up a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum News {
+pub(super) enum SetUpEvent {
     /// The queue exists.
     Connected,
     /// The bind has been answered.
@@ -48,22 +50,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// continues without that server until it has [`rejoin`](Self::rejoin)ed it (P7). If the engine
     /// cannot replay, or no time is given for it, the stream is poisoned (P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
-        let link = &mut self.links[usize::from(server)];
-        if !link.connected() {
+        let connection = &mut self.connections[usize::from(server)];
+        if !connection.connected() {
             return;
         }
         let survives = self.config.loss_ns > 0
             && !probe::planted(Plant::P7GiveUpAtOnce)
             && (self.config.engine.capabilities().can_replay || self.reads_only)
             && self.engine.failure().is_none()
-            && (!link.bound || self.engine.suspend(server));
+            && (!connection.bound || self.engine.suspend(server));
         if !survives {
             return self.give_up(server, cause);
         }
-        link.cut();
-        link.state = State::Down;
-        let since = link.loss.map_or(now, |loss| loss.since);
-        link.loss = Some(Loss { since, cause });
+        connection.cut();
+        connection.state = State::Down;
+        let since = connection.loss.map_or(now, |loss| loss.since);
+        connection.loss = Some(Loss { since, cause });
         self.reading.ask_again(server);
         self.unsettled = true;
     }
@@ -71,7 +73,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// The servers to which a new connection is wanted.
     pub fn wants_rejoin(&self) -> impl Iterator<Item = u16> + '_ {
         let failed = self.engine.failure().is_some();
-        let down = self.links.iter().zip(0..).filter(move |(l, _)| l.state == State::Down);
+        let down = self.connections.iter().zip(0..).filter(move |(l, _)| l.state == State::Down);
         down.map(|(_, server)| server).filter(move |_| !failed)
     }
 
@@ -79,26 +81,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// opens the handshake on it. Nothing of the old connection may be fed to the session any
     /// more.
     pub fn rejoin(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
-        let link = &mut self.links[usize::from(server)];
-        if link.state != State::Down {
+        let connection = &mut self.connections[usize::from(server)];
+        if connection.state != State::Down {
             debug_assert!(false, "no connection to server {server} was wanted");
             return;
         }
-        link.queue = queue;
-        link.progress = now;
-        link.patience = PATIENCE_MIN_NS;
-        link.state = State::Joining(Step::Connect);
-        link.queue.start(&mut link.out);
+        connection.queue = queue;
+        connection.progress = now;
+        connection.busy_pause = BUSY_PAUSE_MIN_NS;
+        connection.state = State::Joining(Step::Connect);
+        connection.queue.start(&mut connection.out);
     }
 
     /// A server will not come back: the stream is poisoned (P6).
     pub fn give_up(&mut self, server: u16, cause: Cause) {
-        let link = &mut self.links[usize::from(server)];
-        if link.state == State::Dead {
+        let connection = &mut self.connections[usize::from(server)];
+        if connection.state == State::Dead {
             return;
         }
-        link.cut();
-        link.state = State::Dead;
+        connection.cut();
+        connection.state = State::Dead;
         self.unsettled = true;
         self.reading.give_up(server);
         probe::hit(Rare::GivenUp);
@@ -119,11 +121,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if core::mem::replace(&mut self.over, true) {
             return;
         }
-        for (link, server) in self.links.iter_mut().zip(0..) {
-            link.seat.leave();
-            if !link.carries() {
-                link.cut();
-                link.state = State::Dead;
+        for (connection, server) in self.connections.iter_mut().zip(0..) {
+            connection.participant.leave();
+            if !connection.carries() {
+                connection.cut();
+                connection.state = State::Dead;
                 self.reading.give_up(server);
             }
         }
@@ -132,11 +134,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Time has passed: a server that has been unreachable for too long is given up.
     /// [`pump`](Self::pump) does this, too.
     pub fn tick(&mut self, now: u64) {
-        for server in 0..self.links.len() {
-            let link = &self.links[server];
-            if let Some(loss) = link.loss
-                && !link.carries()
-                && link.state != State::Dead
+        for server in 0..self.connections.len() {
+            let connection = &self.connections[server];
+            if let Some(loss) = connection.loss
+                && !connection.carries()
+                && connection.state != State::Dead
                 && now.saturating_sub(loss.since) >= self.config.loss_ns
             {
                 self.give_up(server as u16, loss.cause);
@@ -155,128 +157,134 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let mut first: Option<u64> = None;
         let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
         let idle_mark = idle_mark(&*self.engine, self.config.engine);
-        for link in &self.links {
-            if let (Some(loss), false) = (link.loss, link.carries()) {
+        for connection in &self.connections {
+            if let (Some(loss), false) = (connection.loss, connection.carries()) {
                 at(loss.since.saturating_add(self.config.loss_ns));
             }
-            match link.state {
+            match connection.state {
                 State::Joining(Step::Busy { at: time }) => at(time),
-                State::Joining(Step::Reads) => at(now.saturating_add(LOOK_NS)),
-                _ if link.waits() => at(link.progress.saturating_add(self.config.timeout_ns)),
-                State::Up if idle_mark.is_some_and(|mark| mark > link.told.0) => {
-                    at(link.told.1.saturating_add(IDLE_MARK_NS));
+                State::Joining(Step::Reads) => at(now.saturating_add(CHECK_NS)),
+                _ if connection.waits() => {
+                    at(connection.progress.saturating_add(self.config.timeout_ns))
+                }
+                State::Up if idle_mark.is_some_and(|mark| mark > connection.reported.0) => {
+                    at(connection.reported.1.saturating_add(IDLE_MARK_NS));
                 }
                 _ => {}
             }
         }
-        let unread = |link: &super::Link<P>| link.carries() && link.reads_out == 0;
-        if self.reading.unsent > 0 && self.links.iter().any(unread) {
-            at(now.saturating_add(LOOK_NS));
+        let unread =
+            |connection: &super::Connection<P>| connection.carries() && connection.reads_out == 0;
+        if self.reading.unsent > 0 && self.connections.iter().any(unread) {
+            at(now.saturating_add(CHECK_NS));
         }
         first
     }
 
     /// The state of the stream at a server.
     #[must_use]
-    pub fn link(&self, server: u16) -> LinkState {
-        match self.links[usize::from(server)].state {
-            State::Joining(_) => LinkState::Joining,
-            State::Up => LinkState::Up,
-            State::Replaying => LinkState::Replaying,
-            State::Down => LinkState::Down,
-            State::Dead => LinkState::Dead,
+    pub fn connection(&self, server: u16) -> ConnectionState {
+        match self.connections[usize::from(server)].state {
+            State::Joining(_) => ConnectionState::Joining,
+            State::Up => ConnectionState::Up,
+            State::Replaying => ConnectionState::Replaying,
+            State::Down => ConnectionState::Down,
+            State::Dead => ConnectionState::Dead,
         }
     }
 
     /// Drives connections that are not simply up.
     #[cold]
     pub(super) fn tend(&mut self, now: u64) {
-        for server in 0..self.links.len() {
-            let link = &mut self.links[server];
-            match link.state {
+        for server in 0..self.connections.len() {
+            let connection = &mut self.connections[server];
+            match connection.state {
                 State::Joining(Step::Busy { at })
                     if now >= at && !probe::planted(Plant::P8BusyForEver) =>
                 {
                     self.bind(server as u16, now);
                 }
-                State::Joining(Step::Reads) if link.seat.unread() => {
+                State::Joining(Step::Reads) if connection.participant.unread() => {
                     self.replay(server as u16, now);
                 }
                 _ => {}
             }
             // Also where a replay has just begun: if there is nothing to replay, no answer will
             // come, and no deadline would call the session again for this server (P8).
-            let link = &mut self.links[server];
-            if link.state == State::Replaying && !self.engine.replaying(server as u16) {
-                link.state = State::Up;
-                link.seat.up_to_date();
+            let connection = &mut self.connections[server];
+            if connection.state == State::Replaying && !self.engine.replaying(server as u16) {
+                connection.state = State::Up;
+                connection.participant.up_to_date();
             }
         }
         self.tick(now);
-        self.unsettled =
-            self.links.iter().any(|link| !matches!(link.state, State::Up | State::Dead));
+        self.unsettled = self
+            .connections
+            .iter()
+            .any(|connection| !matches!(connection.state, State::Up | State::Dead));
     }
 
     /// An event of setting up the connection to `server`.
     #[cold]
-    pub(super) fn news(&mut self, server: u16, news: News, now: u64) {
+    pub(super) fn news(&mut self, server: u16, news: SetUpEvent, now: u64) {
         match news {
-            News::Connected if self.config.engine.capabilities().needs_binding => {
+            SetUpEvent::Connected if self.config.engine.capabilities().needs_binding => {
                 self.bind(server, now);
             }
-            News::Connected => {
-                let link = &mut self.links[usize::from(server)];
+            SetUpEvent::Connected => {
+                let connection = &mut self.connections[usize::from(server)];
                 // A target that has lost its cache does not yet have the data that streams have
                 // delivered, until those streams are bound there again (P9).
-                if let Some(incarnation) = link.queue.config().incarnation {
-                    link.seat.hears_of(incarnation);
+                if let Some(incarnation) = connection.queue.config().incarnation {
+                    connection.participant.hears_of(incarnation);
                 }
-                link.loss = None;
-                link.state = State::Up;
+                connection.loss = None;
+                connection.state = State::Up;
             }
-            News::Bound(cqe) => self.bound(server, &cqe, now),
-            News::Listed(cqe) => self.listed(server, &cqe, now),
-            News::Broken(status) => self.lost(server, Cause::Status(status.code()), now),
+            SetUpEvent::Bound(cqe) => self.bound(server, &cqe, now),
+            SetUpEvent::Listed(cqe) => self.listed(server, &cqe, now),
+            SetUpEvent::Broken(status) => self.lost(server, Cause::Status(status.code()), now),
         }
     }
 
     fn bind(&mut self, server: u16, now: u64) {
-        let Self { links, engine, config, .. } = self;
-        let link = &mut links[usize::from(server)];
+        let Self { connections, engine, config, .. } = self;
+        let connection = &mut connections[usize::from(server)];
         let (volume, stream, generation) = (config.volume, config.stream, config.generation);
-        let bind = if link.bound {
+        let bind = if connection.bound {
             wire::resume_command(volume, stream, generation, engine.released())
         } else {
             wire::bind_command(volume, stream, generation, config.start)
         };
-        let sent = link.queue.submit(bind, Tag::Bind, Data::None, &mut link.out);
+        let sent = connection.queue.submit(bind, Tag::Bind, Data::None, &mut connection.out);
         debug_assert!(sent.is_ok(), "a fresh queue has room");
-        link.progress = now;
-        link.state = State::Joining(Step::Bind);
+        connection.progress = now;
+        connection.state = State::Joining(Step::Bind);
     }
 
     fn bound(&mut self, server: u16, cqe: &Cqe, now: u64) {
-        let link = &mut self.links[usize::from(server)];
+        let connection = &mut self.connections[usize::from(server)];
         let said = cqe.status();
         if said.is_ok() {
-            link.seat.bound((cqe.result() >> 32) as u32);
-            if link.bound {
+            connection.participant.bound((cqe.result() >> 32) as u32);
+            if connection.bound {
                 return self.list(server, Position::default());
             }
-            link.bound = true;
-            link.loss = None;
-            link.state = State::Up;
-            link.seat.up_to_date();
+            connection.bound = true;
+            connection.loss = None;
+            connection.state = State::Up;
+            connection.participant.up_to_date();
             return;
         }
         if said.is(status::STREAM_BUSY) {
-            link.state = State::Joining(Step::Busy { at: now.saturating_add(link.patience) });
-            link.patience = (link.patience * 2).min(PATIENCE_MAX_NS);
+            connection.state =
+                State::Joining(Step::Busy { at: now.saturating_add(connection.busy_pause) });
+            connection.busy_pause = (connection.busy_pause * 2).min(BUSY_PAUSE_MAX_NS);
             self.unsettled = true;
-            if let Some(loss) = &mut link.loss {
+            if let Some(loss) = &mut connection.loss {
                 loss.cause = Cause::Status(said.code());
             }
-        } else if !link.bound {
+        } else if !connection.bound {
             self.bind_refused = Some(BindRefused { server, status: said });
         } else if said.is(status::NOT_OWNER) {
             // The association of the connection is not the owner's any more, but the generation is:
@@ -298,17 +306,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Asks for the page of the target's list that starts at `from`.
     fn list(&mut self, server: u16, from: Position) {
         let slots = self.slots(server);
-        let link = &mut self.links[usize::from(server)];
-        let room = (link.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
+        let connection = &mut self.connections[usize::from(server)];
+        let room = (connection.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
         let wanted = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
         let len = room.min(wanted) / RECORD_BYTES * RECORD_BYTES;
-        link.listing.from = from;
-        link.listing.page.clear();
-        link.listing.page.resize(len, 0);
+        connection.listing.from = from;
+        connection.listing.page.clear();
+        connection.listing.page.resize(len, 0);
         let command = wire::own_list_command(from, len);
-        let sent = link.queue.submit(command, Tag::List, Data::Read(len as u32), &mut link.out);
+        let sent = connection.queue.submit(
+            command,
+            Tag::List,
+            Data::Read(len as u32),
+            &mut connection.out,
+        );
         debug_assert!(sent.is_ok(), "a queue with nothing else under way has room");
-        link.state = State::Joining(Step::List);
+        connection.state = State::Joining(Step::List);
     }
 
     /// Entries that the stream's log on a server can hold.
@@ -326,9 +339,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             };
         }
         let slots = self.slots(server);
-        let Self { links, engine, config, .. } = self;
-        let link = &mut links[usize::from(server)];
-        let listing = &mut link.listing;
+        let Self { connections, engine, config, .. } = self;
+        let connection = &mut connections[usize::from(server)];
+        let listing = &mut connection.listing;
         let page = Page::decode(&listing.page).filter(|page| {
             let held = listing.entries.len() + page.entries.len();
             page.volume == config.volume
@@ -346,29 +359,29 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return self.list(server, page.next);
         }
         listing.page = Vec::new();
-        link.state = State::Joining(Step::Reads);
+        connection.state = State::Joining(Step::Reads);
         self.unsettled = true;
         self.tend(now);
     }
 
     /// Lets the engine send again the requests that the target's log does not hold as durable.
     fn replay(&mut self, server: u16, now: u64) {
-        let link = &mut self.links[usize::from(server)];
-        let known = Known::new(core::mem::take(&mut link.listing.entries));
+        let connection = &mut self.connections[usize::from(server)];
+        let known = Known::new(core::mem::take(&mut connection.listing.entries));
         let ours = known.is_of(&*self.engine, server);
         if !ours && !probe::planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
         let again = probe::planted(Plant::P7ReplayDurable);
         self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
-        link.loss = None;
-        link.progress = now;
+        connection.loss = None;
+        connection.progress = now;
         if self.mark_refused.is_some_and(|refused| refused.server == server) {
             self.mark_refused = None;
         }
         // The mark that was sent last may have been lost, or not be durable.
-        link.told = (self.config.start, 0);
-        link.state = State::Replaying;
+        connection.reported = (self.config.start, 0);
+        connection.state = State::Replaying;
     }
 }
 

@@ -7,7 +7,7 @@ pub struct Attention {
     calls: u64,
     /// Whether the background driver has taken the stream over and sleeps until something happens
     /// to it: then the owner's next call has to wake it.
-    minded: bool,
+    taken_over: bool,
     /// Another thread has called the owner, who has not noticed yet.
     woken: bool,
 }
@@ -18,7 +18,7 @@ impl Attention {
     #[inline]
     pub fn called(&mut self) -> bool {
         self.calls += 1;
-        core::mem::take(&mut self.minded)
+        core::mem::take(&mut self.taken_over)
     }
 
     /// Another thread calls the owner: its wait ends, or the next one does.
@@ -40,14 +40,14 @@ impl Attention {
     /// has called since: it looks after the stream itself.
     pub fn look(&mut self, seen: u64) -> Option<u64> {
         (self.calls != seen).then(|| {
-            self.minded = false;
+            self.taken_over = false;
             self.calls
         })
     }
 
     /// The background driver looks after the stream from now on.
     pub fn mind(&mut self) {
-        self.minded = true;
+        self.taken_over = true;
     }
 }
 

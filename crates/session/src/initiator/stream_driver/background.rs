@@ -1,7 +1,7 @@
 //! Which streams the background driver looks after: those whose owners are elsewhere.
 //!
 //! A stream belongs to its owner, which drives it in its own calls. A stream that its owner has not
-//! called for [`away_ns`](BackgroundConfig::away_ns) is taken over: answers are taken in, requests
+//! called for [`unreachable_ns`](BackgroundConfig::unreachable_ns) is taken over: answers are taken in, requests
 //! that wait are sent, an idle stream tells its released mark and is flushed (T1), a target that
 //! comes back is bound again. The driver sleeps until something happens to a stream that it looks after,
 //! or until the next owner may have gone away.
@@ -22,7 +22,7 @@ use super::Attention;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackgroundConfig {
     /// An owner that has not called for so long is taken to be elsewhere, ns.
-    pub away_ns: u64,
+    pub unreachable_ns: u64,
     /// A stream that its owner has left is flushed when it has been idle for so long, ns. An owner
     /// that writes now and then is not slowed down by flushes that it never asked for.
     pub flush_ns: u64,
@@ -30,7 +30,7 @@ pub struct BackgroundConfig {
 
 impl Default for BackgroundConfig {
     fn default() -> Self {
-        Self { away_ns: 50_000_000, flush_ns: 1_000_000_000 }
+        Self { unreachable_ns: 50_000_000, flush_ns: 1_000_000_000 }
     }
 }
 
@@ -40,7 +40,7 @@ pub const ROUNDS_MAX: u32 = 4;
 
 /// What to do with a stream that has been taken for a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum Finding {
     /// Its owner looks after it: give it back.
     Owner,
     /// Its owner is elsewhere, and nothing has happened to it: give it back, and watch for what
@@ -59,7 +59,7 @@ struct Stream {
     /// When to look again, ns; `None`: when something happens.
     due: Option<u64>,
     /// Whether the stream has been taken over.
-    minded: bool,
+    taken_over: bool,
     /// Its owner was in a call at the last look, and the stream was awaited: the end of that call
     /// wakes the driver.
     in_call: bool,
@@ -89,7 +89,7 @@ impl BackgroundDriver {
     /// A stream is open from now on, or is another one than the one that had its id.
     pub fn add(&mut self, stream: StreamId) {
         self.streams
-            .insert(stream, Stream { seen: 0, due: Some(0), minded: false, in_call: false });
+            .insert(stream, Stream { seen: 0, due: Some(0), taken_over: false, in_call: false });
     }
 
     /// A stream is gone.
@@ -106,7 +106,7 @@ impl BackgroundDriver {
     /// Whether a stream has been taken over: then the shell watches for what happens to it.
     #[must_use]
     pub fn minds(&self, stream: StreamId) -> bool {
-        self.streams.get(&stream).is_some_and(|stream| stream.minded)
+        self.streams.get(&stream).is_some_and(|stream| stream.taken_over)
     }
 
     /// The streams to look at now, and whether it is their turn: one is due, something has
@@ -123,8 +123,8 @@ impl BackgroundDriver {
             let turn = happened(*id)
                 || stream.in_call
                 || stream.due.is_some_and(|due| due <= now)
-                || !stream.minded && awaited(*id);
-            if turn || stream.minded {
+                || !stream.taken_over && awaited(*id);
+            if turn || stream.taken_over {
                 looks.push((*id, turn));
             }
         }
@@ -136,10 +136,10 @@ impl BackgroundDriver {
     /// stream is checked again later: an owner that makes one call after the other does not wake
     /// the driver at the end of each.
     pub fn in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
-        let due = now.saturating_add(self.config.away_ns);
+        let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = (!awaited).then_some(due);
-            stream.minded = false;
+            stream.taken_over = false;
             stream.in_call = awaited;
         }
     }
@@ -153,32 +153,32 @@ impl BackgroundDriver {
         awaited: bool,
         attention: &mut Attention,
         now: u64,
-    ) -> Look {
-        let away_ns = self.config.away_ns;
+    ) -> Finding {
+        let unreachable_ns = self.config.unreachable_ns;
         let awaited = awaited && !probe::planted(Plant::P8AwaitedLeft);
-        let Some(stream) = self.streams.get_mut(&stream) else { return Look::Owner };
+        let Some(stream) = self.streams.get_mut(&stream) else { return Finding::Owner };
         stream.in_call = false;
         let mut turn = turn;
         if let Some(calls) = attention.look(stream.seen) {
             stream.seen = calls;
             if !awaited {
-                stream.due = Some(now.saturating_add(away_ns));
-                stream.minded = false;
-                return Look::Owner;
+                stream.due = Some(now.saturating_add(unreachable_ns));
+                stream.taken_over = false;
+                return Finding::Owner;
             }
             turn = true;
         }
         if probe::planted(Plant::P8OwnerNotCalling) {
-            stream.due = Some(now.saturating_add(away_ns));
-            return Look::Owner;
+            stream.due = Some(now.saturating_add(unreachable_ns));
+            return Finding::Owner;
         }
         attention.mind();
-        stream.minded = true;
-        if turn { Look::Drive } else { Look::Watch }
+        stream.taken_over = true;
+        if turn { Finding::Drive } else { Finding::Watch }
     }
 
     /// A stream has been driven; `next` is what
-    /// [`look_after`](super::StreamDriver::look_after) returned.
+    /// [`take_care`](super::StreamDriver::take_care) returned.
     pub fn tended(&mut self, stream: StreamId, next: Option<u64>) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = next;
@@ -187,7 +187,7 @@ impl BackgroundDriver {
 
     /// The shell cannot watch a stream: it is looked at now and then instead.
     pub fn unwatched(&mut self, stream: StreamId, now: u64) {
-        let due = now.saturating_add(self.config.away_ns);
+        let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = Some(due);
         }
@@ -218,13 +218,13 @@ mod tests {
         let mut owner = Attention::default();
         owner.called();
         assert_eq!(background.due(7, nothing, nothing), [(ID, true)], "a new stream is looked at");
-        assert_eq!(background.look(ID, true, false, &mut owner, 7), Look::Owner);
+        assert_eq!(background.look(ID, true, false, &mut owner, 7), Finding::Owner);
         assert_eq!(background.deadline(), Some(7 + AWAY));
         assert_eq!(background.due(6 + AWAY, nothing, nothing), []);
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 7 + AWAY), Look::Owner);
+        assert_eq!(background.look(ID, true, false, &mut owner, 7 + AWAY), Finding::Owner);
         assert!(!background.minds(ID));
-        assert_eq!(background.look(ID, true, false, &mut owner, 7 + 2 * AWAY), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 7 + 2 * AWAY), Finding::Drive);
         assert!(background.minds(ID));
         background.tended(ID, Some(900));
         assert_eq!(background.deadline(), Some(900));
@@ -236,13 +236,13 @@ mod tests {
     fn an_owner_that_is_back_gets_its_stream_and_is_watched_again() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
         background.tended(ID, Some(5 * AWAY));
         assert_eq!(background.due(1, nothing, nothing), [(ID, false)], "is the owner back?");
-        assert_eq!(background.look(ID, false, false, &mut owner, 1), Look::Watch);
+        assert_eq!(background.look(ID, false, false, &mut owner, 1), Finding::Watch);
         assert_eq!(background.deadline(), Some(5 * AWAY), "nothing has changed");
         assert!(owner.called(), "the background driver is to be woken");
-        assert_eq!(background.look(ID, false, false, &mut owner, 2), Look::Owner);
+        assert_eq!(background.look(ID, false, false, &mut owner, 2), Finding::Owner);
         assert_eq!(background.deadline(), Some(2 + AWAY));
         assert_eq!(background.due(3, nothing, nothing), vec![], "its owner has it");
         assert_eq!(background.due(3, |id| id == ID, nothing), [(ID, true)]);
@@ -252,7 +252,7 @@ mod tests {
     fn an_owner_in_a_long_call_is_not_disturbed() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
         background.in_call(ID, false, 1);
         assert!(!background.minds(ID));
         assert_eq!(background.deadline(), Some(1 + AWAY), "the ends of its calls wake nobody");
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(background.deadline(), None, "the end of the call wakes the driver");
         assert_eq!(background.due(9, nothing, nothing), [(ID, true)]);
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 9), Look::Owner);
+        assert_eq!(background.look(ID, true, false, &mut owner, 9), Finding::Owner);
         assert_eq!(background.deadline(), Some(9 + AWAY));
         assert_eq!(background.due(9, nothing, nothing), []);
     }
@@ -272,18 +272,22 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Owner);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Owner);
         owner.called();
         let awaited = |id| id == ID;
         assert_eq!(background.due(1, nothing, awaited), [(ID, true)]);
-        assert_eq!(background.look(ID, true, true, &mut owner, 1), Look::Drive);
+        assert_eq!(background.look(ID, true, true, &mut owner, 1), Finding::Drive);
         background.tended(ID, None);
         assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is looked after");
-        assert_eq!(background.look(ID, false, true, &mut owner, 2), Look::Watch);
+        assert_eq!(background.look(ID, false, true, &mut owner, 2), Finding::Watch);
         assert!(owner.called(), "the end of the call wakes the driver");
-        assert_eq!(background.look(ID, false, true, &mut owner, 3), Look::Drive);
+        assert_eq!(background.look(ID, false, true, &mut owner, 3), Finding::Drive);
         assert!(owner.called());
-        assert_eq!(background.look(ID, false, false, &mut owner, 4), Look::Owner, "not any more");
+        assert_eq!(
+            background.look(ID, false, false, &mut owner, 4),
+            Finding::Owner,
+            "not any more"
+        );
         assert_eq!(background.deadline(), Some(4 + AWAY));
     }
 
@@ -291,12 +295,12 @@ mod tests {
     fn a_stream_that_cannot_be_watched_is_looked_at_now_and_then() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Drive);
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
         background.tended(ID, None);
         background.unwatched(ID, 4);
         assert_eq!(background.deadline(), Some(4 + AWAY));
         background.remove(ID);
         assert_eq!(background.deadline(), None);
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Look::Owner, "it is gone");
+        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Owner, "it is gone");
     }
 }

@@ -18,7 +18,7 @@ pub enum Until {
     /// drives are flushed.
     Durable(Seq),
     /// There is room for groups again.
-    Room,
+    Space,
     /// Nothing is under way.
     Idle,
     /// A mark has moved since the owner was told the marks last: complete, durable or released.
@@ -107,7 +107,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 self.unsent = true;
                 Ok(())
             }
-            Until::Complete(_) | Until::Room | Until::Idle | Until::Moved | Until::Woken => Ok(()),
+            Until::Complete(_) | Until::Space | Until::Idle | Until::Moved | Until::Woken => Ok(()),
         }
     }
 
@@ -119,7 +119,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
-            Until::Room => engine.kept_after() > self.forgotten || engine.is_idle(),
+            Until::Space => engine.kept_after() > self.forgotten || engine.is_idle(),
             Until::Idle => engine.is_idle(),
             Until::Moved => (marks, engine.released()) != self.told,
             Until::Woken => self.attention.is_woken(),

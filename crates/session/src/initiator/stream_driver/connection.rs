@@ -5,7 +5,7 @@ use riopipe_order::probe::{self, Plant};
 
 use super::{StreamDriver, StreamEvent};
 use crate::initiator::reconnect::ConnectRequest;
-use crate::initiator::stream::{LinkState, StreamQueue};
+use crate::initiator::stream::{ConnectionState, StreamQueue};
 
 /// A stream's connection to one server, beside what its session knows of it.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
         let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
         let asked = core::mem::take(&mut connection.asked);
-        if !asked || self.session.link(server) != LinkState::Down {
+        if !asked || self.session.connection(server) != ConnectionState::Down {
             return false;
         }
         connection.attempts += 1;
@@ -69,7 +69,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// (T27). Reads of other streams wait until this one is bound again (P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
-        let is_late = self.session.link(server) == LinkState::Joining;
+        let is_late = self.session.connection(server) == ConnectionState::Joining;
         if self.is_open(server) && !(is_late && probe::planted(Plant::T27LateConnect)) {
             self.closed(server, now);
         }
@@ -97,28 +97,29 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let has_failed = self.session.engine().failure().is_some();
         let replayed = self.session.engine().replayed();
         for (server, connection) in (0..).zip(&mut self.servers) {
-            let state = self.session.link(server);
+            let state = self.session.connection(server);
             match state {
-                LinkState::Down | LinkState::Dead => {
+                ConnectionState::Down | ConnectionState::Dead => {
                     connection.lost.get_or_insert((now, replayed));
                     if core::mem::take(&mut connection.open) {
                         self.events.push_back(StreamEvent::Over { server });
                     }
                 }
-                LinkState::Joining | LinkState::Replaying => {}
-                LinkState::Up => {
+                ConnectionState::Joining | ConnectionState::Replaying => {}
+                ConnectionState::Up => {
                     connection.attempts = 0;
                     if let Some((since, before)) = connection.lost.take() {
                         self.events.push_back(StreamEvent::Back {
                             server,
-                            away_ns: now.saturating_sub(since),
+                            unreachable_ns: now.saturating_sub(since),
                             replayed: replayed - before,
                         });
                     }
                 }
             }
             // A stream that has failed has nothing left to mend.
-            self.unsettled |= !matches!(state, LinkState::Up | LinkState::Dead) && !has_failed;
+            self.unsettled |=
+                !matches!(state, ConnectionState::Up | ConnectionState::Dead) && !has_failed;
         }
         let Self { session, servers, events, .. } = self;
         for server in session.wants_rejoin() {

@@ -35,17 +35,17 @@ use riopipe_order::topology::Topology;
 
 use super::queue_pair::SessionError;
 use super::reconnect::ConnectRequest;
-use super::stream::{LinkState, StreamConfig, StreamSession};
+use super::stream::{ConnectionState, StreamConfig, StreamSession};
 use crate::outbox::Outbox;
 use crate::stages::Spent;
 
 pub use attention::Attention;
-pub use background::{BackgroundConfig, BackgroundDriver, Look, ROUNDS_MAX};
+pub use background::{BackgroundConfig, BackgroundDriver, Finding, ROUNDS_MAX};
 pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
 pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
-pub use waitlist::{Entry, Life, Mark, Place, Standing, Waitlist};
+pub use waitlist::{Entry, Mark, Place, Standing, StreamIncarnation, Waitlist};
 
 /// Something that a stream's driver has for its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum StreamEvent {
         /// The server.
         server: u16,
         /// For how long the stream was without it, ns.
-        away_ns: u64,
+        unreachable_ns: u64,
         /// Requests that were sent again, to any server.
         replayed: u64,
     },
@@ -298,7 +298,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// The payload of groups up to what this returns is not needed any more: their buffers may be
-    /// given back. [`Until::Room`] waits for more of it than there was at the last call.
+    /// given back. [`Until::Space`] waits for more of it than there was at the last call.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
         self.forgotten = self.session.engine().kept_after();
@@ -309,7 +309,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// after [`marks`](Self::marks): an idle stream that its owner has left is made durable, so
     /// that the logs can forget it (T1). Returns when the next round is due though nothing may
     /// come; a stream that has failed needs none.
-    pub fn look_after(&mut self, worked: bool, flush_ns: u64, now: u64) -> Option<u64> {
+    pub fn take_care(&mut self, worked: bool, flush_ns: u64, now: u64) -> Option<u64> {
         if self.failure.is_some() {
             return None;
         }
@@ -385,8 +385,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
 
     /// How the stream stands with a server.
     #[must_use]
-    pub fn link(&self, server: u16) -> LinkState {
-        self.session.link(server)
+    pub fn connection(&self, server: u16) -> ConnectionState {
+        self.session.connection(server)
     }
 
     /// The queue on every server.

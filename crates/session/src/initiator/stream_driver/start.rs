@@ -17,7 +17,7 @@ use super::StreamDriver;
 use crate::initiator::queue_pair::SessionError;
 use crate::initiator::reconnect::ConnectRequest;
 use crate::initiator::stream::{
-    BindRefused, CONTROL_COMMANDS, FlushFailures, ReplayBoard, StreamConfig, StreamQueue,
+    BindRefused, CONTROL_COMMANDS, FlushFailures, ReadBarrier, StreamConfig, StreamQueue,
     StreamSession,
 };
 use crate::wire::BLOCK_BYTES;
@@ -46,7 +46,7 @@ pub struct StreamShared {
     /// Failed FLUSHes (T22).
     pub flush_failures: Arc<FlushFailures>,
     /// Where reads must wait (P9).
-    pub replay_board: Arc<ReplayBoard>,
+    pub read_barrier: Arc<ReadBarrier>,
 }
 
 /// Why a stream could not be started.
@@ -309,7 +309,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             topology.clone(),
             queues,
             Arc::clone(&self.shared.flush_failures),
-            &self.shared.replay_board,
+            &self.shared.read_barrier,
         );
         let session = if *reads_only { session.reads_only() } else { session };
         let depth = commands(&self.spec);

@@ -4,8 +4,8 @@
 //! publishes the marks first, and then takes the waiters whose marks are reached out of the list. So
 //! one of the two sees a mark that is published while a waiter enters.
 //!
-//! A stream that is reopened begins another [`Life`], and gives the numbers of lost groups again. So a
-//! wait belongs to the life in which it was begun: it never takes a later group for its own (P2).
+//! A stream that is reopened begins another [`StreamIncarnation`], and gives the numbers of lost groups again. So a
+//! wait belongs to the incarnation in which it was begun: it never takes a later group for its own (P2).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -43,9 +43,9 @@ pub struct Standing {
     pub over: bool,
 }
 
-/// A life of a stream: the first begins when it is opened, another whenever it is reopened.
+/// A incarnation of a stream: the first begins when it is opened, another whenever it is reopened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Life(pub u64);
+pub struct StreamIncarnation(pub u64);
 
 /// How an attempt to wait begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub enum Entry {
     Reached,
     /// The mark is not there, and will not come.
     Over,
-    /// The wait is of an earlier life of the stream, and its group was lost.
+    /// The wait is of an earlier incarnation of the stream, and its group was lost.
     Lost,
     /// The waiter is in the list.
     Waits {
@@ -79,7 +79,7 @@ pub struct Waitlist<W> {
     complete: BTreeMap<Place, W>,
     durable: BTreeMap<Place, W>,
     tokens: u64,
-    /// Where each life but the first has begun: after this group.
+    /// Where each incarnation but the first has begun: after this group.
     starts: Vec<Seq>,
 }
 
@@ -117,10 +117,10 @@ impl<W> Waitlist<W> {
         self.durable.range(first..=last).next_back().map(|(place, _)| place.seq)
     }
 
-    /// The life that the stream is in.
+    /// The incarnation that the stream is in.
     #[must_use]
-    pub const fn life(&self) -> Life {
-        Life(self.starts.len() as u64)
+    pub const fn incarnation(&self) -> StreamIncarnation {
+        StreamIncarnation(self.starts.len() as u64)
     }
 
     /// The stream has been reopened: it goes on after group `start`.
@@ -128,24 +128,24 @@ impl<W> Waitlist<W> {
         self.starts.push(start);
     }
 
-    /// Whether a group of that life is kept, and durable, in all the lives since; `None` in the same
-    /// life.
-    fn is_kept(&self, life: Life, seq: Seq) -> Option<bool> {
-        let since = self.starts.get(life.0 as usize..).filter(|since| !since.is_empty())?;
+    /// Whether a group of that incarnation is kept, and durable, in all the lives since; `None` in the same
+    /// incarnation.
+    fn is_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
+        let since = self.starts.get(incarnation.0 as usize..).filter(|since| !since.is_empty())?;
         Some(since.iter().all(|start| seq <= *start))
     }
 
-    /// A waiter of this life waits until `mark` is at group `seq`. `look` returns the stream's
+    /// A waiter of this incarnation waits until `mark` is at group `seq`. `look` returns the stream's
     /// standing; it is called once the waiter is in the list, and not before.
     pub fn enter(
         &mut self,
         mark: Mark,
         seq: Seq,
-        life: Life,
+        incarnation: StreamIncarnation,
         waiter: W,
         look: impl FnOnce() -> Standing,
     ) -> Entry {
-        if let Some(kept) = self.is_kept(life, seq) {
+        if let Some(kept) = self.is_kept(incarnation, seq) {
             return if kept { Entry::Reached } else { Entry::Lost };
         }
         let first = self.is_empty();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn waits(list: &mut Waitlist<u32>, mark: Mark, seq: u64, waiter: u32) -> (Place, bool) {
-        match list.enter(mark, Seq(seq), Life(0), waiter, goes_on(0, 0)) {
+        match list.enter(mark, Seq(seq), StreamIncarnation(0), waiter, goes_on(0, 0)) {
             Entry::Waits { place, first } => (place, first),
             entry => panic!("{entry:?}"),
         }
@@ -256,17 +256,24 @@ mod tests {
     #[test]
     fn p8_a_waiter_looks_again_once_it_is_in_the_list() {
         let mut list = Waitlist::new();
-        assert_eq!(list.enter(Mark::Durable, Seq(2), Life(0), 1, goes_on(2, 2)), Entry::Reached);
-        assert_eq!(list.enter(Mark::Complete, Seq(2), Life(0), 1, goes_on(2, 1)), Entry::Reached);
+        assert_eq!(
+            list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, goes_on(2, 2)),
+            Entry::Reached
+        );
+        assert_eq!(
+            list.enter(Mark::Complete, Seq(2), StreamIncarnation(0), 1, goes_on(2, 1)),
+            Entry::Reached
+        );
         let over = || Standing { marks: at(2, 1), over: true };
         assert_eq!(
-            list.enter(Mark::Complete, Seq(2), Life(0), 1, over),
+            list.enter(Mark::Complete, Seq(2), StreamIncarnation(0), 1, over),
             Entry::Reached,
             "it is there"
         );
-        assert_eq!(list.enter(Mark::Durable, Seq(2), Life(0), 1, over), Entry::Over);
+        assert_eq!(list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, over), Entry::Over);
         assert!(list.is_empty());
-        let Entry::Waits { .. } = list.enter(Mark::Durable, Seq(2), Life(0), 1, goes_on(2, 1))
+        let Entry::Waits { .. } =
+            list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, goes_on(2, 1))
         else {
             panic!("it waits");
         };
@@ -275,17 +282,18 @@ mod tests {
     #[test]
     fn p2_a_wait_takes_no_group_of_a_later_life_for_its_own() {
         let mut list = Waitlist::new();
-        let first = list.life();
+        let first = list.incarnation();
         list.restart(Seq(5));
-        let second = list.life();
+        let second = list.incarnation();
         list.restart(Seq(7));
-        let mut enter = |life, seq| list.enter(Mark::Durable, Seq(seq), life, 1, goes_on(9, 9));
+        let mut enter =
+            |incarnation, seq| list.enter(Mark::Durable, Seq(seq), incarnation, 1, goes_on(9, 9));
         assert_eq!(enter(first, 5), Entry::Reached, "it was kept");
-        assert_eq!(enter(first, 6), Entry::Lost, "the second life's is another one");
+        assert_eq!(enter(first, 6), Entry::Lost, "the second incarnation's is another one");
         assert_eq!(enter(second, 7), Entry::Reached);
         assert_eq!(enter(second, 8), Entry::Lost);
         assert!(list.is_empty());
-        let third = list.life();
+        let third = list.incarnation();
         assert_eq!(list.enter(Mark::Durable, Seq(9), third, 1, goes_on(9, 9)), Entry::Reached);
         let entry = list.enter(Mark::Durable, Seq(9), third, 1, goes_on(9, 8));
         assert!(matches!(entry, Entry::Waits { .. }));

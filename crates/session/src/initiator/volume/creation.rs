@@ -98,7 +98,7 @@ enum Step {
     /// The targets forget the volumes that the drives belonged to.
     ForgettingOld,
     /// The targets make partitions in their logs, one after the other, from this one on.
-    MakingRoom(usize),
+    FreeingSpace(usize),
     CountingSlots,
     /// The labels are read again: between the first reading and the making of partitions, another
     /// volume may have been made of the same drives. From then on no other initiator writes there.
@@ -135,7 +135,7 @@ pub struct VolumeCreation {
     writes: VecDeque<LabelIo>,
     writing: bool,
     /// Whether partitions may have been made on some target.
-    made_room: bool,
+    freed_space: bool,
     fallback: Option<Lacking>,
     error: Option<VolumeCreateError>,
     result: Option<Result<Label, VolumeCreateError>>,
@@ -257,7 +257,7 @@ impl VolumeCreation {
             forgotten: Vec::new(),
             writes: VecDeque::new(),
             writing: false,
-            made_room: false,
+            freed_space: false,
             fallback: None,
             error: None,
             result: None,
@@ -378,13 +378,13 @@ impl VolumeCreation {
                 }
                 self.step = Step::ForgettingOld;
             }
-            Step::ForgettingOld if !self.targets.is_owed() => self.step = Step::MakingRoom(0),
-            Step::MakingRoom(target) if !self.targets.is_owed() => {
+            Step::ForgettingOld if !self.targets.is_owed() => self.step = Step::FreeingSpace(0),
+            Step::FreeingSpace(target) if !self.targets.is_owed() => {
                 let next = self.speaking().find(|at| *at >= target);
                 self.step = match next {
                     Some(target) => {
-                        self.make_room(target, now, a)?;
-                        Step::MakingRoom(target + 1)
+                        self.free_space(target, now, a)?;
+                        Step::FreeingSpace(target + 1)
                     }
                     None => {
                         self.count_slots(now, a)?;
@@ -516,17 +516,17 @@ impl VolumeCreation {
         self.label.as_ref().is_some_and(|label| label.engine.capabilities().keeps_log)
     }
 
-    fn make_room(
+    fn free_space(
         &mut self,
         target: usize,
         now: u64,
         a: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         let claim = self.config.claim(target, self.keeps_log()).encode();
-        self.made_room = true;
+        self.freed_space = true;
         let (to, data) = ((target, ControlQueue::Admin), Data::Bytes(&claim));
         let asked = self.targets.ask(a, to, claim_command(), data, Question::Claim, now);
-        asked.map_err(|source| call(target, MAKING_ROOM, source))
+        asked.map_err(|source| call(target, FREEING_SPACE, source))
     }
 
     fn count_slots(
@@ -597,7 +597,7 @@ impl VolumeCreation {
     fn fail(&mut self, error: VolumeCreateError, now: u64, a: &mut impl Associations) {
         self.targets.forget();
         let labelled = matches!(self.step, Step::Releasing);
-        if self.made_room && !labelled {
+        if self.freed_space && !labelled {
             self.forget(self.config.volume, now, a);
         }
         self.error = Some(error);
@@ -614,7 +614,7 @@ impl VolumeCreation {
         let doing = match self.step {
             Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
             Step::OldStatuses | Step::ForgettingOld => ASKING_OLD,
-            Step::MakingRoom(_) => MAKING_ROOM,
+            Step::FreeingSpace(_) => FREEING_SPACE,
             Step::CountingSlots => ASKING,
             Step::WritingLabels => labels::WRITING,
             Step::Releasing | Step::Failing | Step::Over => RELEASING,
@@ -644,7 +644,7 @@ impl VolumeCreation {
 
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
-const MAKING_ROOM: &str = "making room in its log";
+const FREEING_SPACE: &str = "making room in its log";
 const RELEASING: &str = "giving the volume back";
 
 fn call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {

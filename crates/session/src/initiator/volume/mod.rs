@@ -4,14 +4,14 @@
 //! - [`recovery`]: the times of one attempt to recover something; [`streams`]: such an attempt over
 //!   the targets of an open volume, and the release of the volume;
 //! - [`state`]: which streams are open, over which queues, and from where each goes on;
-//! - [`handover`]: the ownership checker: whether the caller keeps its duties between streams (T11,
+//! - [`block_ownership`]: the ownership checker: whether the caller keeps its duties between streams (T11,
 //!   T15);
 //! - [`members`], [`ranges`]: the layout that follows from the drives and their labels.
 
+pub mod block_ownership;
 mod calls;
 pub mod creation;
 pub mod error;
-pub mod handover;
 mod labels;
 pub mod members;
 pub mod opening;

@@ -47,7 +47,7 @@ use crate::wire::{Claim, VolumeStatus};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To inspect it: nothing is changed, and an owner may be active.
-    Look,
+    Inspect,
     /// To report what recovery would do: nothing is changed.
     DryRun,
     /// To claim it, and to recover every stream that needs it.
@@ -72,7 +72,7 @@ pub struct VolumeOpeningConfig {
     /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
     pub accept_lost_log: bool,
     /// How long to wait for an owner that may still come back (T25).
-    pub wait: Patience,
+    pub wait: OwnerWait,
     /// The time for which the new owner may be unreachable.
     pub lease: LeaseTimes,
     /// Whether the program saves the data that will be zeroed.
@@ -89,20 +89,20 @@ pub struct VolumeOpeningConfig {
 
 /// The times of waiting for a volume that is owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct OwnerWait {
     /// The whole time, ns; 0: the volume is refused at once.
     pub for_ns: u64,
     /// The pause before it is asked for again, ns.
     pub ask_ns: u64,
     /// The time between two reports to the caller that it waits, ns.
-    pub tell_ns: u64,
+    pub report_ns: u64,
 }
 
-impl Patience {
+impl OwnerWait {
     /// Waits for so long, asks every half second, and reports every 5 seconds.
     #[must_use]
     pub const fn of(for_ns: u64) -> Self {
-        Self { for_ns, ask_ns: 500_000_000, tell_ns: 5_000_000_000 }
+        Self { for_ns, ask_ns: 500_000_000, report_ns: 5_000_000_000 }
     }
 }
 
@@ -124,7 +124,7 @@ pub enum OpeningEvent {
         generation: u32,
     },
     /// The attempt has failed: a claim that may have been made with this generation is released.
-    GivesBack {
+    Releases {
         /// The generation.
         generation: u32,
     },
@@ -206,7 +206,7 @@ enum Step {
     Attaching,
     Labels(Labels),
     /// Each target is asked for its state of the volume.
-    Looking {
+    Status {
         statuses: Vec<(usize, VolumeStatus)>,
     },
     Recovering,

@@ -23,7 +23,7 @@ use crate::wire::release_command;
 pub enum StreamsRecoveryError {
     /// A target is unreachable, or was unreachable meanwhile; its manager knows why.
     #[error("target {server} is away")]
-    Away {
+    Unreachable {
         /// The target.
         server: usize,
     },
@@ -132,7 +132,7 @@ impl StreamsRecovery {
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
         let Some((association, first)) = self.begun[server].association(manager) else {
-            return Err(StreamsRecoveryError::Away { server });
+            return Err(StreamsRecoveryError::Unreachable { server });
         };
         if first {
             // The zeroes of an earlier attempt have come back before the target accepts the queue
@@ -288,7 +288,11 @@ impl VolumeRelease {
         let is_lost = manager.absence().is_some_and(|absence| absence.for_good);
         let Some(association) = manager.association() else {
             // The claim that the manager makes when the target is back is released like the first.
-            return if is_lost { Err(StreamsRecoveryError::Away { server }) } else { Ok(()) };
+            return if is_lost {
+                Err(StreamsRecoveryError::Unreachable { server })
+            } else {
+                Ok(())
+            };
         };
         if core::mem::replace(&mut self.asked[server], number) != number {
             let release = release_command(self.volume, false);

@@ -49,7 +49,7 @@ impl Stream {
                 self.leave("its log is dropped", core);
                 return;
             }
-            Op::Look(block, blocks) => self.looks = Some((block, blocks)),
+            Op::ReadApart(block, blocks) => self.looks = Some((block, blocks)),
             _ => {}
         }
         if let Some(committer) = &mut self.committer {
@@ -92,7 +92,7 @@ impl Stream {
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
             && let Some(driver) = self.driver()
         {
-            driver.look_after(false, flush_ns, core.now);
+            driver.take_care(false, flush_ns, core.now);
         }
     }
 

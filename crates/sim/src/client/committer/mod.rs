@@ -224,7 +224,7 @@ impl Committer {
     /// may be space.
     fn sleeps(&mut self, stream: &mut Stream) {
         let refused = self.open.as_ref().is_some_and(|open| open.refused.is_some());
-        let until = if refused { Until::Room } else { Until::Moved };
+        let until = if refused { Until::Space } else { Until::Moved };
         if stream.driver().is_some_and(|driver| driver.begin_wait(until).is_ok()) {
             self.asleep = Some(until);
         }
@@ -304,7 +304,7 @@ impl Committer {
         // An application that finds the log full waits until other records are durable, and trims
         // the log.
         let Some(open) = &mut self.open else { return false };
-        let is_full = open.writer.free() == 0 && !open.writer.awaits_room();
+        let is_full = open.writer.free() == 0 && !open.writer.awaits_space();
         if is_full && !open.queue.is_empty() {
             moved |= open.wanted < open.end;
             open.wanted = open.end;

@@ -7,7 +7,7 @@ use crate::scenario::{Ends, Engine, Fault, Op, Place, Scenario, Step, What, When
 
 /// A target comes back and gets the marks of the streams. The volume gets another owner before the
 /// marks are durable, and the target dies before all streams have started (T9).
-pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
+pub(super) fn taken_over_while_coming_back(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = true;
     scenario.volume.streams = 4;
@@ -30,7 +30,7 @@ pub(super) fn overtaken_while_coming_back(rng: &mut Rng) -> Scenario {
 
 /// An owner reads slowly the blocks that it has written and not made durable. The volume is taken
 /// over, and these blocks are undone (T8, P9).
-pub(super) fn reads_of_the_overtaken(rng: &mut Rng) -> Scenario {
+pub(super) fn reads_of_a_fenced_owner(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
     scenario.volume.streams = 2;
@@ -64,7 +64,7 @@ pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
     }
     scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
     for _ in 0..40 {
-        scenario.steps.push(Step { stream: 0, op: Op::Look(rng.below(4) as u32, 1) });
+        scenario.steps.push(Step { stream: 0, op: Op::ReadApart(rng.below(4) as u32, 1) });
         scenario.steps.push(Step { stream: 0, op: Op::Pause(500) });
     }
     scenario.faults.push(at(rng.range(100, 300), What::TakeOver { for_us: 0 }));
@@ -73,7 +73,7 @@ pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
 
 /// An owner is fenced while it is unreachable, and the volume is released before the owner learns
 /// of that. The requests that it has sent arrive when the volume is free (T8).
-pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
+pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.streams = 2;
     scenario.volume.slots = 64;
@@ -90,7 +90,7 @@ pub(super) fn overtaken_and_given_back(rng: &mut Rng) -> Scenario {
         scenario.faults.push(at(event, What::TakeOver { for_us }));
         event += rng.range(40, 200);
         let for_us = *rng.pick(&[5_000, 20_000]);
-        scenario.faults.push(at(event, What::GiveBack { for_us }));
+        scenario.faults.push(at(event, What::Release { for_us }));
     }
     scenario
 }
@@ -110,7 +110,7 @@ pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
     }
     scenario.steps.push(Step { stream: 0, op: Op::WaitDurable });
     let mut event = rng.range(150, 300);
-    scenario.faults.push(at(event, What::GiveBack { for_us: 5_000 }));
+    scenario.faults.push(at(event, What::Release { for_us: 5_000 }));
     let stop = What::Stop { machine: 0, off: true, cut: 0, down_us: 20_000 };
     scenario.faults.push(at(event + rng.range(3, 13), stop));
     event += rng.range(12, 24);
@@ -119,14 +119,14 @@ pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
     for _ in 0..4 {
         event += rng.range(10, 50);
         let lba = FIRST + rng.below(24) as u32;
-        let what = What::Intruder { machine: 1, drive: 0, lba, more: 0, forgets: false };
+        let what = What::PlainHost { machine: 1, drive: 0, lba, more: 0, forgets: false };
         scenario.faults.push(at(event, what));
     }
     scenario
 }
 
 /// Hosts that have not claimed the volume ask a target to forget its log, and write (T18, T21).
-pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
+pub(super) fn orders_of_plain_hosts(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
     for _ in 0..rng.range(20, 110) {
@@ -135,7 +135,7 @@ pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
     }
     for _ in 0..rng.range(1, 3) {
         let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
-        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: true };
+        let what = What::PlainHost { machine: 0, drive: 0, lba, more, forgets: true };
         scenario.faults.push(at(rng.range(60, 500), what));
     }
     scenario
@@ -143,7 +143,7 @@ pub(super) fn strangers_who_give_orders(rng: &mut Rng) -> Scenario {
 
 /// An owner with durable blocks loses its connections for a moment, and just then another host
 /// writes there (T21, T25).
-pub(super) fn strangers_while_the_owner_is_away(rng: &mut Rng) -> Scenario {
+pub(super) fn plain_hosts_while_the_owner_is_unreachable(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
     scenario.client.think_ns = *rng.pick(&[20_000, 200_000]);
@@ -157,7 +157,7 @@ pub(super) fn strangers_while_the_owner_is_away(rng: &mut Rng) -> Scenario {
         let (nth, ends) = (rng.below(4) as u32, *rng.pick(&[Ends::Both, Ends::Server]));
         scenario.faults.push(at(event, What::Cut { nth, ends }));
         let (lba, more) = (FIRST + rng.below(24) as u32, rng.below(4) as u32);
-        let what = What::Intruder { machine: 0, drive: 0, lba, more, forgets: false };
+        let what = What::PlainHost { machine: 0, drive: 0, lba, more, forgets: false };
         scenario.faults.push(at(event + rng.range(1, 12), what));
         event += rng.range(60, 200);
     }

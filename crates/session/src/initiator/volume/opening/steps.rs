@@ -55,7 +55,7 @@ impl VolumeOpening {
         match &mut self.step {
             Step::Attaching => self.attach(now, a),
             Step::Labels(_) => self.read_labels(now, a),
-            Step::Looking { .. } => self.looked(a),
+            Step::Status { .. } => self.looked(a),
             Step::Recovering => self.recover(now, a),
             Step::Relabeling { .. } => self.relabel(now, a),
             Step::Saving { .. } => self.save(now, a),
@@ -97,7 +97,7 @@ impl VolumeOpening {
                 let found = label_work::found(nguid, region, page, self.config.crc32c);
                 labels.found[member] = Some(found);
             }
-            (Question::Status, Step::Looking { statuses }) => {
+            (Question::Status, Step::Status { statuses }) => {
                 let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
                 let status = VolumeStatus::decode(page);
                 statuses.push((server, status.ok_or(status_failed(server, nonsense))?));
@@ -176,7 +176,7 @@ impl VolumeOpening {
     ) -> Result<(), VolumeOpenError> {
         let volume = members.head.volume;
         let map = members.block_map()?;
-        if self.config.purpose == Purpose::Look {
+        if self.config.purpose == Purpose::Inspect {
             self.map = Some(map);
             self.engine = members.head.engine;
             for server in 0..members.controllers.len() {
@@ -189,7 +189,7 @@ impl VolumeOpening {
                 }
             }
             self.members = Some(members);
-            self.step = Step::Looking { statuses: Vec::new() };
+            self.step = Step::Status { statuses: Vec::new() };
             return Ok(());
         }
         let extensions = members.controllers.iter().map(|controller| controller.extension);
@@ -210,7 +210,7 @@ impl VolumeOpening {
         };
         let mode = match self.config.purpose {
             Purpose::Take => Mode::Open(intent),
-            Purpose::Look | Purpose::DryRun => Mode::DryRun(intent),
+            Purpose::Inspect | Purpose::DryRun => Mode::DryRun(intent),
         };
         let attempt = self.config.attempt;
         let opening = Opening::new(members.opening_config(), mode, attempt)?;
@@ -226,7 +226,7 @@ impl VolumeOpening {
         if self.targets.is_owed() {
             return Ok(false);
         }
-        let Step::Looking { statuses } = core::mem::replace(&mut self.step, Step::Over) else {
+        let Step::Status { statuses } = core::mem::replace(&mut self.step, Step::Over) else {
             return Ok(false);
         };
         self.finish(0, statuses, Outcome::default(), StepTimes::default(), a)?;
@@ -396,13 +396,13 @@ impl VolumeOpening {
     ) -> Result<(), VolumeOpenError> {
         let Some(members) = &self.members else { return Ok(()) };
         let topology = match self.config.purpose {
-            Purpose::Look => members.block_map()?,
+            Purpose::Inspect => members.block_map()?,
             Purpose::DryRun | Purpose::Take => members.topology(&statuses)?,
         };
         let Some(members) = self.members.take() else { return Ok(()) };
         match self.config.purpose {
             Purpose::Take => self.targets.close_drives(a),
-            Purpose::Look | Purpose::DryRun => self.targets.hang_up(a),
+            Purpose::Inspect | Purpose::DryRun => self.targets.hang_up(a),
         }
         self.step = Step::Over;
         self.result = Some(Ok(OpenedVolume {
@@ -431,7 +431,7 @@ impl VolumeOpening {
             }
             (Step::Saving { .. }, _) => return VolumeOpenError::Save { server, source },
             (Step::Recovering, Some(driver)) => driver.phase().doing(),
-            (Step::Looking { .. }, _) => Phase::Ask.doing(),
+            (Step::Status { .. }, _) => Phase::Ask.doing(),
             _ => labels::READING,
         };
         VolumeOpenError::Call { server, doing, source }
@@ -443,7 +443,7 @@ impl VolumeOpening {
         let driver = self.driver.as_ref().filter(|_| self.config.purpose == Purpose::Take);
         if let (Some(driver), Some(members)) = (driver, &self.members) {
             let generation = driver.opening().generation();
-            self.events.push_back(OpeningEvent::GivesBack { generation });
+            self.events.push_back(OpeningEvent::Releases { generation });
             let release = release_command(members.head.volume, false);
             for (server, controller) in members.controllers.iter().enumerate() {
                 if controller.extension.is_some() {
@@ -485,7 +485,7 @@ impl VolumeOpening {
         if left == 0 {
             return None;
         }
-        if self.told.is_none_or(|told| now.saturating_sub(told) >= self.config.wait.tell_ns) {
+        if self.told.is_none_or(|told| now.saturating_sub(told) >= self.config.wait.report_ns) {
             self.told = Some(now);
             self.events.push_back(OpeningEvent::Owned {
                 server: *target,

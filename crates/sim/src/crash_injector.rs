@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The crash injector of one process. Clones share their state.
 #[derive(Clone, Debug, Default)]
-pub struct Fuse(Arc<State>);
+pub struct CrashInjector(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -17,7 +17,7 @@ struct State {
     blown: AtomicBool,
 }
 
-impl Fuse {
+impl CrashInjector {
     /// Plans a crash after `effects` more effects. With `fences`, only fences count.
     pub fn light(&self, effects: u32, fences: bool) {
         self.0.fences.store(fences, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 use riopipe_order::attribute::VolumeId;
 
 use super::{World, map};
-use crate::client::{Client, NEIGHBOUR, Refused};
+use crate::client::{Client, Refused, SECOND_VOLUME};
 use crate::core::{Core, Ev, MS};
 use crate::machine::FIRST_GENERATION;
 use crate::oracle::{Drives, Oracle, Where};
@@ -32,7 +32,7 @@ pub(crate) struct Side {
 }
 
 /// The second volume and its owner.
-pub(super) struct Neighbour {
+pub(super) struct SecondVolume {
     pub(super) side: Side,
     pub(super) client: Client,
     /// The number of times that it releases its volume, or is killed, before its steps are done.
@@ -40,10 +40,10 @@ pub(super) struct Neighbour {
     done: bool,
 }
 
-impl Neighbour {
+impl SecondVolume {
     /// The second volume of a scenario, if it has one.
     pub(super) fn of(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let Some(spec) = &scenario.neighbour else { return Ok(None) };
+        let Some(spec) = &scenario.second_volume else { return Ok(None) };
         let (volume, list) = (spec.volume.clone(), spec.steps.clone());
         let its = Scenario { volume, steps: list, ..scenario.clone() };
         let map = map(&its)?;
@@ -59,7 +59,7 @@ impl Neighbour {
             list: its.steps,
             label_generation: FIRST_GENERATION,
         };
-        let client = Client::new(NEIGHBOUR);
+        let client = Client::new(SECOND_VOLUME);
         Ok(Some(Self { side, client, lives: spec.lives, done: false }))
     }
 
@@ -71,15 +71,15 @@ impl Neighbour {
 
 impl World {
     /// Runs an action for the second volume, if there is one.
-    pub(super) fn with_neighbour<T>(
+    pub(super) fn with_second_volume<T>(
         &mut self,
         act: impl FnOnce(&mut Client, &Drives<'_>, &mut Core) -> T,
     ) -> Option<T> {
-        let Self { core, machines, neighbour, .. } = self;
-        let neighbour = neighbour.as_mut()?;
-        core.swap(&mut neighbour.side);
-        let done = act(&mut neighbour.client, &Drives(machines), core);
-        core.swap(&mut neighbour.side);
+        let Self { core, machines, second_volume, .. } = self;
+        let second_volume = second_volume.as_mut()?;
+        core.swap(&mut second_volume.side);
+        let done = act(&mut second_volume.client, &Drives(machines), core);
+        core.swap(&mut second_volume.side);
         Some(done)
     }
 
@@ -87,18 +87,20 @@ impl World {
     pub(super) fn each_oracle(&mut self, mut tell: impl FnMut(&mut Oracle, u64)) {
         let now = self.core.now;
         tell(&mut self.core.oracle, now);
-        if let Some(neighbour) = &mut self.neighbour {
-            tell(&mut neighbour.side.oracle, now);
+        if let Some(second_volume) = &mut self.second_volume {
+            tell(&mut second_volume.side.oracle, now);
         }
     }
 
     /// Does the operator's work for the second volume: starts its owner again, decides how to
     /// answer refusals, and closes it when all is done.
-    pub(super) fn see_to_neighbour(&mut self) {
-        let Some(neighbour) = self.neighbour.as_mut().filter(|neighbour| !neighbour.done) else {
+    pub(super) fn tend_second_volume(&mut self) {
+        let Some(second_volume) =
+            self.second_volume.as_mut().filter(|second_volume| !second_volume.done)
+        else {
             return;
         };
-        let Neighbour { client, side, lives, done } = neighbour;
+        let SecondVolume { client, side, lives, done } = second_volume;
         if !side.oracle.has_lost_log() {
             client.may_accept_lost(false);
         }
@@ -110,9 +112,9 @@ impl World {
             Some(Refused::Drives) => return self.put_drives_back(),
             // Only an earlier process of its own owner can have it.
             Some(Refused::Owned) => client.may_take_over(true),
-            Some(Refused::Log(machine)) => return self.neighbours_log_refused(machine),
+            Some(Refused::Log(machine)) => return self.second_volumes_log_refused(machine),
             Some(Refused::OldLog) => return self.put_logs_back(),
-            Some(Refused::LogFailed(machine)) => return self.mend_log(machine),
+            Some(Refused::LogFailed(machine)) => return self.repair_log(machine),
         }
         let calm = self.calm_since.is_some();
         if client.is_over() {
@@ -124,76 +126,76 @@ impl World {
                 *done = true;
                 side.oracle.check_end(&Drives(&self.machines));
                 self.core.trace(|| "the second volume is closed".into());
-                return self.crash_neighbour(true);
+                return self.crash_second_volume(true);
             }
-            return self.restart_neighbour();
+            return self.restart_second_volume();
         }
         if client.is_broken() || client.is_fenced() {
-            return self.restart_neighbour();
+            return self.restart_second_volume();
         }
         let (chance, some) = (self.core.rng.below(400), *lives > 0 && !calm);
-        let Some(work) = self.with_neighbour(|client, _, core| client.has_work(core)) else {
+        let Some(work) = self.with_second_volume(|client, _, core| client.has_work(core)) else {
             return;
         };
-        let Some(neighbour) = &mut self.neighbour else { return };
+        let Some(second_volume) = &mut self.second_volume else { return };
         match chance {
             0..4 if some => {
-                neighbour.lives -= 1;
-                self.restart_neighbour();
+                second_volume.lives -= 1;
+                self.restart_second_volume();
             }
             4..12 if some => {
-                neighbour.lives -= 1;
-                neighbour.client.close();
+                second_volume.lives -= 1;
+                second_volume.client.close();
             }
-            _ if !work => neighbour.client.close(),
+            _ if !work => second_volume.client.close(),
             _ => {}
         }
     }
 
-    fn neighbours_log_refused(&mut self, machine: usize) {
+    fn second_volumes_log_refused(&mut self, machine: usize) {
         if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
             return self.put_logs_back();
         }
         self.core.trace(|| format!("the second volume's log on target {machine} is given up"));
-        if let Some(neighbour) = &mut self.neighbour {
-            neighbour.side.oracle.log_lost(machine);
-            neighbour.client.may_accept_lost(true);
+        if let Some(second_volume) = &mut self.second_volume {
+            second_volume.side.oracle.log_lost(machine);
+            second_volume.client.may_accept_lost(true);
         }
         self.give_log_up(machine);
     }
 
-    fn restart_neighbour(&mut self) {
-        self.crash_neighbour(true);
-        self.core.after(MS, Ev::StartClient(NEIGHBOUR));
+    fn restart_second_volume(&mut self) {
+        self.crash_second_volume(true);
+        self.core.after(MS, Ev::StartClient(SECOND_VOLUME));
     }
 
     /// Ends its process at its present point.
-    pub(super) fn crash_neighbour(&mut self, told: bool) {
-        let Some(neighbour) = self.neighbour.as_mut().filter(|it| it.client.is_up()) else {
+    pub(super) fn crash_second_volume(&mut self, told: bool) {
+        let Some(second_volume) = self.second_volume.as_mut().filter(|it| it.client.is_up()) else {
             return;
         };
-        neighbour.client.kill();
+        second_volume.client.kill();
         self.core.trace(|| "the second volume's initiator dies".into());
-        self.break_connections(NEIGHBOUR, told);
+        self.break_connections(SECOND_VOLUME, told);
     }
 
     /// Whether the second volume is closed, or there is none.
-    pub(super) fn neighbour_is_done(&self) -> bool {
-        self.neighbour.as_ref().is_none_or(|neighbour| neighbour.done)
+    pub(super) fn second_volume_is_done(&self) -> bool {
+        self.second_volume.as_ref().is_none_or(|second_volume| second_volume.done)
     }
 
     /// Reports a broken promise of the second volume as one of the run.
-    pub(super) fn look_at_neighbour(&mut self) {
-        let Some(neighbour) = &self.neighbour else { return };
-        if let Some(violation) = neighbour.side.oracle.violation() {
+    pub(super) fn check_second_volume(&mut self) {
+        let Some(second_volume) = &self.second_volume else { return };
+        if let Some(violation) = second_volume.side.oracle.violation() {
             let (promise, what) = (violation.promise, format!("second volume: {}", violation.what));
             self.core.oracle.broken(promise, what);
         }
     }
 
     /// The progress of the second volume, formatted for people.
-    pub(super) fn describe_neighbour(&mut self) -> String {
-        let text = self.with_neighbour(|client, _, core| client.describe(core));
+    pub(super) fn describe_second_volume(&mut self) -> String {
+        let text = self.with_second_volume(|client, _, core| client.describe(core));
         text.map_or_else(String::new, |text| format!(" second volume: {text};"))
     }
 }
@@ -208,7 +210,7 @@ mod tests {
         let mut second = 0;
         for seed in 0..200 {
             let scenario = draw(seed);
-            let Some(spec) = &scenario.neighbour else { continue };
+            let Some(spec) = &scenario.second_volume else { continue };
             second += 1;
             assert!(spec.volume.members.iter().all(|m| !scenario.volume.members.contains(m)));
             let outcome = super::super::run(&scenario, None);

@@ -69,12 +69,12 @@ impl FlushFailures {
 /// that any stream knows of, with nothing left to replay. A replay starts only when no stream has a
 /// read in flight there.
 #[derive(Debug)]
-pub struct ReplayBoard {
-    servers: Vec<ServerBoard>,
+pub struct ReadBarrier {
+    servers: Vec<ServerBarrier>,
 }
 
 #[derive(Debug, Default)]
-struct ServerBoard {
+struct ServerBarrier {
     /// See [`Word`].
     word: AtomicU64,
     /// Streams that have reads in flight.
@@ -106,11 +106,11 @@ impl Word {
     }
 }
 
-impl ReplayBoard {
+impl ReadBarrier {
     /// For a volume on `servers` servers, without streams.
     #[must_use]
     pub fn new(servers: usize) -> Arc<Self> {
-        Arc::new(Self { servers: (0..servers).map(|_| ServerBoard::default()).collect() })
+        Arc::new(Self { servers: (0..servers).map(|_| ServerBarrier::default()).collect() })
     }
 
     /// Whether a server may be read now.
@@ -120,15 +120,21 @@ impl ReplayBoard {
         word.streams == word.current || probe::planted(Plant::P9ReadsRaceReplay)
     }
 
-    pub(super) fn seat(self: &Arc<Self>, server: u16) -> Seat {
-        Seat { board: Arc::clone(self), server, incarnation: None, current: false, reading: false }
+    pub(super) fn participant(self: &Arc<Self>, server: u16) -> Participant {
+        Participant {
+            barrier: Arc::clone(self),
+            server,
+            incarnation: None,
+            current: false,
+            reading: false,
+        }
     }
 }
 
 /// One stream's state in the read barrier of one server; removed when dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    board: Arc<ReplayBoard>,
+pub(super) struct Participant {
+    barrier: Arc<ReadBarrier>,
     server: u16,
     /// Where the stream is bound, if it has ever been.
     incarnation: Option<u32>,
@@ -138,10 +144,10 @@ pub(super) struct Seat {
     reading: bool,
 }
 
-impl Seat {
+impl Participant {
     fn change(&self, change: impl Fn(Word) -> Word) {
         let change = |word| Some(change(Word::of(word)).bits());
-        let word = &self.board.servers[usize::from(self.server)].word;
+        let word = &self.barrier.servers[usize::from(self.server)].word;
         // The closure always returns a value to store.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
     }
@@ -198,10 +204,10 @@ impl Seat {
         if !counted {
             // The count first, the state after it: a stream that starts a replay does it in the
             // opposite order, so that one of the two sees the other.
-            self.board.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
+            self.barrier.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
             self.reading = true;
         }
-        let may = self.board.readable(self.server);
+        let may = self.barrier.readable(self.server);
         if !may && !counted {
             self.end_read();
         }
@@ -211,7 +217,7 @@ impl Seat {
     /// No read is in flight any more.
     pub(super) fn end_read(&mut self) {
         if core::mem::take(&mut self.reading) {
-            self.board.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
+            self.barrier.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -223,7 +229,7 @@ impl Seat {
         }
         // Not a mere load, which could return an earlier value: a stream that counts itself after
         // this one has seen all that was written before, above all the state.
-        self.board.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
+        self.barrier.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 
     /// The stream does not write there any more.
@@ -235,7 +241,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Participant {
     fn drop(&mut self) {
         self.end_read();
         self.leave();

@@ -109,7 +109,7 @@ fn claimants(rng: &mut Rng) -> Scenario {
         scenario.faults.push(at(rng.range(10, 400), what));
     }
     let event = rng.range(60, 500);
-    scenario.faults.push(at(event, What::GiveBack { for_us: 1_000 }));
+    scenario.faults.push(at(event, What::Release { for_us: 1_000 }));
     if rng.one_in(2) {
         let (effects, fences, down_us) = (rng.below(24) as u32, false, 10);
         let what = What::Kill { machine: 0, effects, fences, down_us };

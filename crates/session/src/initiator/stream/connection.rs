@@ -7,7 +7,7 @@ use riopipe_order::engine::Cause;
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
-use super::board::Seat;
+use super::barrier::Participant;
 use super::{StreamQueue, Tag};
 use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
@@ -15,11 +15,11 @@ use crate::wire;
 
 /// The first pause before a bind that found the target busy is sent again, ns; each later pause is
 /// twice as long.
-pub(super) const PATIENCE_MIN_NS: u64 = 2_000_000;
+pub(super) const BUSY_PAUSE_MIN_NS: u64 = 2_000_000;
 
 /// The state of a stream at one of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkState {
+pub enum ConnectionState {
     /// A connection is being set up: handshake, bind, and, if there was one before, the list of the
     /// entries in the target's log.
     Joining,
@@ -83,41 +83,41 @@ pub(super) struct Loss {
 }
 
 #[derive(Debug)]
-pub(super) struct Link<P> {
+pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
     pub(super) out: Outbox<P>,
     pub(super) state: State,
     /// When the target last answered, or was first asked something, ns.
     pub(super) progress: u64,
     /// The last mark that was sent durably to the target, and when, ns.
-    pub(super) told: (Seq, u64),
+    pub(super) reported: (Seq, u64),
     /// Durable marks that have not been answered.
     pub(super) marks_out: u32,
     /// Read commands that have not been answered.
     pub(super) reads_out: u32,
-    pub(super) seat: Seat,
+    pub(super) participant: Participant,
     /// Whether the stream has ever been bound here: then the log may hold something of it.
     pub(super) bound: bool,
     pub(super) loss: Option<Loss>,
     /// How long the next bind waits if the target is busy, ns.
-    pub(super) patience: u64,
+    pub(super) busy_pause: u64,
     pub(super) listing: Listing,
 }
 
-impl<P: AsRef<[u8]> + Clone> Link<P> {
-    pub(super) fn new(queue: StreamQueue<P>, seat: Seat, start: Seq) -> Self {
+impl<P: AsRef<[u8]> + Clone> Connection<P> {
+    pub(super) fn new(queue: StreamQueue<P>, participant: Participant, start: Seq) -> Self {
         Self {
             queue,
             out: Outbox::new(),
             state: State::Joining(Step::Connect),
             progress: 0,
-            told: (start, 0),
+            reported: (start, 0),
             marks_out: 0,
             reads_out: 0,
-            seat,
+            participant,
             bound: false,
             loss: None,
-            patience: PATIENCE_MIN_NS,
+            busy_pause: BUSY_PAUSE_MIN_NS,
             listing: Listing::default(),
         }
     }
@@ -138,7 +138,7 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         let mark = wire::mark_command(released, true);
         let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
         if sent {
-            self.told = (released, now);
+            self.reported = (released, now);
             self.marks_out += 1;
         }
         sent
@@ -159,8 +159,8 @@ impl<P: AsRef<[u8]> + Clone> Link<P> {
         self.out.clear();
         self.marks_out = 0;
         self.reads_out = 0;
-        self.seat.end_read();
-        self.seat.behind();
+        self.participant.end_read();
+        self.participant.behind();
         self.listing = Listing::default();
     }
 }

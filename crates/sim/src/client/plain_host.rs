@@ -10,7 +10,7 @@ use riopipe_session::outbox::Outbox;
 use riopipe_session::wire as rio;
 use riopipe_session::wire::status::GUARDED;
 
-use super::server::{News, Server, association};
+use super::server::{Server, TargetEvent, association};
 use super::wire::Wire;
 use crate::block::{self, BLOCK, Content};
 use crate::core::{Core, Ev, US};
@@ -33,7 +33,7 @@ struct Queue {
 
 /// The answer to one of its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum HostAnswer {
     /// The block is written.
     Written,
     /// The block is durable.
@@ -41,7 +41,7 @@ pub enum Told {
     /// The block has this content.
     Read(Content),
     /// The write was refused.
-    TurnedAway,
+    Refused,
 }
 
 /// The answer that the host waits for.
@@ -54,7 +54,7 @@ enum Doing {
 }
 
 /// See [the module](self).
-pub struct Intruder {
+pub struct PlainHost {
     index: usize,
     config: AssociationConfig,
     server: Server,
@@ -67,9 +67,9 @@ pub struct Intruder {
     /// later moment.
     pub free: bool,
     /// The volume was free all the time, so there was no reason to refuse the command.
-    pub welcome: bool,
+    pub must_accept: bool,
     /// The command, or a part of it, has arrived at the machine.
-    has_come: bool,
+    has_arrived: bool,
     doing: Doing,
     bytes: Vec<u8>,
     /// The number of operations left.
@@ -79,13 +79,13 @@ pub struct Intruder {
     over: bool,
 }
 
-impl Intruder {
+impl PlainHost {
     /// A plain host that has not begun. It begins with a write.
     #[must_use]
     pub fn new(index: usize, at: Where, content: Content, more: u32, forgets: bool) -> Self {
-        let hostnqn = format!("nqn.2026-01.io.example:intruder{index}");
+        let hostnqn = format!("nqn.2026-01.io.example:plain_host{index}");
         let config = association(hostnqn, [0xee; 16], subnqn(at.machine));
-        let config = AssociationConfig { tell_ns: None, ..config };
+        let config = AssociationConfig { report_ns: None, ..config };
         let server = Server::new(at.machine as u16);
         Self {
             index: FIRST + index,
@@ -95,8 +95,8 @@ impl Intruder {
             at,
             content,
             free: false,
-            welcome: false,
-            has_come: false,
+            must_accept: false,
+            has_arrived: false,
             doing: Doing::Nothing,
             bytes: vec![0; BLOCK],
             left: more,
@@ -124,15 +124,15 @@ impl Intruder {
 
     /// Notes that bytes of the host have arrived at its machine.
     pub fn comes(&mut self, oracle: &mut Oracle, now: u64) {
-        (self.has_come, self.welcome) = (true, oracle.is_welcome(self.at.machine));
+        (self.has_arrived, self.must_accept) = (true, oracle.must_accept(self.at.machine));
         self.look(oracle, now);
     }
 
     /// Notes a step of its machine. A busy core carries a write out later than it arrives. The
     /// owner of the volume may have changed by then.
     pub fn waits(&mut self, oracle: &mut Oracle, now: u64) {
-        if self.has_come && self.doing == Doing::Write {
-            self.welcome &= oracle.is_welcome(self.at.machine);
+        if self.has_arrived && self.doing == Doing::Write {
+            self.must_accept &= oracle.must_accept(self.at.machine);
             self.look(oracle, now);
         }
     }
@@ -140,7 +140,7 @@ impl Intruder {
     fn look(&mut self, oracle: &mut Oracle, now: u64) {
         if !oracle.is_in_use(self.at.machine, now) {
             self.free = true;
-            oracle.may_intrude(self.at, self.content);
+            oracle.may_write_plainly(self.at, self.content);
         }
     }
 
@@ -153,10 +153,10 @@ impl Intruder {
         }
     }
 
-    /// Takes in the news of its target. The host ends when the target is lost.
+    /// Takes in the event of its target. The host ends when the target is lost.
     fn hear(&mut self, core: &mut Core) {
-        while let Some(news) = self.server.news(core) {
-            if matches!(news, News::Lost) {
+        while let Some(event) = self.server.event(core) {
+            if matches!(event, TargetEvent::Lost) {
                 return self.close(core);
             }
         }
@@ -171,7 +171,7 @@ impl Intruder {
         self.left -= 1;
         let blocks = core.scenario.machines[self.at.machine].blocks;
         self.at.lba = core.rng.range(LABEL_BLOCKS.into(), u64::from(blocks) - 1) as u32;
-        (self.free, self.welcome, self.has_come) = (false, false, false);
+        (self.free, self.must_accept, self.has_arrived) = (false, false, false);
         if core.rng.one_in(3) {
             self.send(Doing::Read, core);
         } else {
@@ -203,7 +203,7 @@ impl Intruder {
         conn: usize,
         bytes: &[u8],
         core: &mut Core,
-    ) -> Option<Told> {
+    ) -> Option<HostAnswer> {
         if self.over {
             return None;
         }
@@ -237,18 +237,18 @@ impl Intruder {
         }
         let told = match (done?, self.doing) {
             (_, Doing::Nothing) => None,
-            (status, Doing::Write) if status.is(GUARDED) => Some(Told::TurnedAway),
+            (status, Doing::Write) if status.is(GUARDED) => Some(HostAnswer::Refused),
             (status, _) if !status.is_ok() => None,
-            (_, Doing::Write) => Some(Told::Written),
-            (_, Doing::Flush) => Some(Told::Flushed),
-            (_, Doing::Read) => Some(Told::Read(block::name(&self.bytes))),
+            (_, Doing::Write) => Some(HostAnswer::Written),
+            (_, Doing::Flush) => Some(HostAnswer::Flushed),
+            (_, Doing::Read) => Some(HostAnswer::Read(block::name(&self.bytes))),
         };
-        if told == Some(Told::Written) {
+        if told == Some(HostAnswer::Written) {
             self.send(Doing::Flush, core);
         } else {
             self.doing = Doing::Nothing;
             let pause = core.rng.below(PAUSE_US) * US;
-            core.after(pause, Ev::Intrude(self.index - FIRST));
+            core.after(pause, Ev::WakePlainHost(self.index - FIRST));
         }
         told
     }

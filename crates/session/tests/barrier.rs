@@ -5,15 +5,15 @@
 extern crate alloc;
 
 #[allow(unreachable_pub)]
-#[path = "../src/initiator/stream/board.rs"]
-mod board;
+#[path = "../src/initiator/stream/barrier.rs"]
+mod barrier;
 
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 }
 
 use alloc::sync::Arc;
-use board::{FlushFailures, ReplayBoard};
+use barrier::{FlushFailures, ReadBarrier};
 use loom::cell::UnsafeCell;
 use loom::thread;
 use riopipe_order::attribute::Member;
@@ -49,10 +49,10 @@ fn p9_no_read_meets_a_replay() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let barrier = ReplayBoard::new(1);
+        let barrier = ReadBarrier::new(1);
         // The content of the server. A replay puts older content there for a moment.
         let shown = loom::sync::Arc::new(UnsafeCell::new(0));
-        let mut participants = [barrier.seat(0), barrier.seat(0)];
+        let mut participants = [barrier.participant(0), barrier.participant(0)];
         for participant in &mut participants {
             participant.bound(1);
             participant.up_to_date();
@@ -93,8 +93,8 @@ fn p9_after_a_restart_all_streams_come_first() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let barrier = ReplayBoard::new(1);
-        let mut participants = [barrier.seat(0), barrier.seat(0)];
+        let barrier = ReadBarrier::new(1);
+        let mut participants = [barrier.participant(0), barrier.participant(0)];
         for participant in &mut participants {
             participant.bound(1);
             participant.up_to_date();
@@ -127,12 +127,12 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let barrier = ReplayBoard::new(1);
+        let barrier = ReadBarrier::new(1);
         let replayed = loom::sync::Arc::new(UnsafeCell::new(false));
-        let mut stream = barrier.seat(0);
+        let mut stream = barrier.participant(0);
         stream.bound(1);
         stream.up_to_date();
-        let mut reader = barrier.seat(0);
+        let mut reader = barrier.participant(0);
         let reads = {
             let replayed = loom::sync::Arc::clone(&replayed);
             thread::spawn(move || {

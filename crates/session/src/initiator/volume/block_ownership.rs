@@ -8,12 +8,12 @@ use riopipe_order::ownership::{OwnershipChecker, Violation};
 
 /// The stream that wrote each block last, and how far each stream is released.
 #[derive(Debug, Default)]
-pub struct HandoverLedger {
+pub struct BlockOwnershipChecker {
     ledger: OwnershipChecker,
     released: BTreeMap<StreamId, Seq>,
 }
 
-impl HandoverLedger {
+impl BlockOwnershipChecker {
     /// Checks a group before it is submitted. Of each write it needs the first volume block, the
     /// blocks, and whether the caller declares them fresh.
     ///
@@ -69,10 +69,11 @@ mod tests {
 
     #[test]
     fn t15_what_recovery_dropped_keeps_nobody_waiting() {
-        let mut ledger = HandoverLedger::default();
+        let mut ledger = BlockOwnershipChecker::default();
         ledger.note(StreamId(0), [(5, 1)].into_iter(), Seq(3));
-        let check =
-            |ledger: &HandoverLedger| ledger.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok();
+        let check = |ledger: &BlockOwnershipChecker| {
+            ledger.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok()
+        };
         ledger.released(StreamId(0), Seq(2));
         assert!(!check(&ledger));
         assert_eq!(ledger.holder(5), Some(StreamId(0)));
