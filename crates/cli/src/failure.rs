@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt, process::ExitCode};
 
+use riopipe_target::StartError;
 use serde::Serialize;
 
 /// The exit codes. Scripts depend on them: `rio --help` and docs/program.md list them, and their
@@ -146,6 +147,23 @@ impl fmt::Display for Failure {
 }
 
 impl Error for Failure {}
+
+/// The exit code of a target that doesn't start.
+pub(crate) fn start_failure(error: &StartError) -> Failure {
+    let failure = |code| Failure::new(code, "the target can't start").because(error);
+    match error {
+        StartError::Config(_) => failure(Code::Usage)
+            .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
+        StartError::NamespaceId(_) => failure(Code::Usage),
+        StartError::Log { .. } if error.to_string().contains("accept_lost_log") => {
+            failure(Code::Media).hint("on the command line accept_lost_log is --accept-lost-log")
+        }
+        StartError::Drive { .. } | StartError::Log { .. } | StartError::Listen(_) => {
+            failure(Code::Media)
+        }
+        StartError::Poller(_) | StartError::Thread(_) => failure(Code::Failed),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -16,9 +16,8 @@ use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
 use crate::{
-    commands::start_failure,
     connect::create_failure,
-    failure::{Code, Failure},
+    failure::{Code, Failure, start_failure},
 };
 
 /// The usual value of [`Plan::log`]: a mapped file of this size.

@@ -1,7 +1,7 @@
 //! The environment of a reactor's connections: drives, the shared state, the mailboxes of the other
 //! reactors.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
@@ -12,6 +12,7 @@ use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Share
 use crate::counters::{Counter, Counters};
 use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
+use crate::shared::{SharedState, lock};
 use crate::tcp::Tcp;
 
 /// Largest number of operations in flight per drive and reactor; further ones wait here.
@@ -19,15 +20,6 @@ pub(crate) const QUEUE_DEPTH: usize = 512;
 
 /// The mailboxes of the reactors.
 pub(crate) type Mail = Mailboxes<Message<Devices, Tcp>>;
-
-/// The state that all connections of all reactors share, behind its lock.
-pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
-
-/// Locks the shared state. A panic elsewhere leaves it usable: every change of it is complete
-/// before anything that could panic.
-pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One reactor's access to the drives, and everything else that its connections need.
 pub(crate) struct Devices {

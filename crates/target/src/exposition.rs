@@ -7,9 +7,24 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use riopipe_metrics::exposition::{gauge, info, stages, text, uptime};
+use riopipe_metrics::{StatError, StatSource};
 
 use crate::counters::Counter;
-use crate::stat::Stat;
+use crate::stat::{Figures, Stat};
+
+impl StatSource for Figures {
+    fn about(&self) -> &str {
+        "A Rio target's metrics"
+    }
+
+    fn open_metrics(&self) -> Result<String, StatError> {
+        Ok(metrics(self.stat())?)
+    }
+
+    fn json(&self) -> Result<String, StatError> {
+        riopipe_metrics::to_json(&self.stat())
+    }
+}
 
 /// The text of `stat`.
 pub(crate) fn metrics(stat: Stat) -> Result<String, fmt::Error> {

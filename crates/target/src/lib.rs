@@ -24,6 +24,7 @@ mod log;
 mod mail;
 mod nvmetcli;
 mod reactor;
+mod shared;
 mod stat;
 mod sync;
 mod target;

@@ -1,7 +1,7 @@
 //! Opening the ordering log.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use riopipe_media::survival::Survival;
@@ -12,7 +12,6 @@ use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Found, Split, Volumes};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::devices::{SharedState, lock};
 use riopipe_platform::crc32c;
 
 /// The reason why the ordering log was not opened.
@@ -100,23 +99,10 @@ impl Log {
     }
 
     /// Writes the log back to its file, if that still exists.
-    fn sync(&self) -> Result<(), RegionError> {
+    pub(crate) fn sync(&self) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
         self.store.sync().map_err(|error| RegionError::new(error.to_string()))
     }
-}
-
-/// Longest time for writing a log back when the target stops. A disk that takes longer has failed,
-/// or is about to.
-const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
-
-/// Ends the service of a log in order: after this it is valid in every later boot (T24). A
-/// write-back that exceeds the time limit continues in the background.
-pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
-    let (shared, log) = (Arc::clone(shared), Arc::clone(log));
-    within(WRITE_BACK_MAX, move || {
-        lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync())
-    })
 }
 
 /// Ends the service of a log that no host has used, since the target does not start.
@@ -124,22 +110,6 @@ pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
     if let Err(error) = volumes.end_service(|| log.sync()) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
-}
-
-/// Runs an operation that may hang, with a time limit.
-fn within(
-    most: Duration,
-    what: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
-) -> Result<(), RegionError> {
-    let (done, ended) = mpsc::channel();
-    let thread = std::thread::Builder::new().name("log-end".into()).spawn(move || {
-        // The receiver is gone if it took too long.
-        let _ = done.send(what());
-    });
-    thread.map_err(|error| RegionError::new(format!("no thread for it: {error}")))?;
-    ended.recv_timeout(most).unwrap_or_else(|_| {
-        Err(RegionError::new(format!("its disk has not taken it within {} s", most.as_secs_f64())))
-    })
 }
 
 /// Opens the log that `spec` names, if any, and the volumes in it. `describe` gets a line about it
@@ -207,19 +177,6 @@ fn random_id() -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_operation_that_hangs_ends_at_its_time_limit() {
-        let (_hold, held) = mpsc::channel::<()>();
-        let error = within(Duration::from_millis(1), move || {
-            let _ = held.recv();
-            Ok(())
-        });
-        assert!(error.unwrap_err().to_string().contains("not taken it"));
-        let failed = || Err(RegionError::new("no"));
-        assert_eq!(within(WRITE_BACK_MAX, failed), failed());
-        assert_eq!(within(WRITE_BACK_MAX, || Ok(())), Ok(()));
-    }
 
     #[test]
     fn once_a_log_is_found_missing_every_part_fails_its_fences() {

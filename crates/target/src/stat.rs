@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use riopipe_metrics::{StageStat, Start, StatError, StatSource, with_shares};
+use riopipe_metrics::{StageStat, Start, with_shares};
 use riopipe_session::stages::{ONE_IN, Stages};
 use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
-use crate::devices::{SharedState, lock};
-use crate::exposition;
+use crate::shared::{SharedState, lock};
 
 /// The statistics of a target: `rio target stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,20 +88,6 @@ impl Figures {
             sampled_one_in: ONE_IN,
             stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
         }
-    }
-}
-
-impl StatSource for Figures {
-    fn about(&self) -> &str {
-        "A Rio target's metrics"
-    }
-
-    fn open_metrics(&self) -> Result<String, StatError> {
-        Ok(exposition::metrics(self.stat())?)
-    }
-
-    fn json(&self) -> Result<String, StatError> {
-        riopipe_metrics::to_json(&self.stat())
     }
 }
 

@@ -19,10 +19,11 @@ use crate::check::{Problem, Promise};
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
-use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH, SharedState, lock};
-use crate::log::{Log, LogOpenError, end_service, leave, open_volumes};
+use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH};
+use crate::log::{Log, LogOpenError, leave, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Parts, Reactor};
+use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{Figures, Stat};
 use riopipe_platform::crc32c;
 

@@ -9,8 +9,6 @@ mod sim;
 mod target;
 mod volume;
 
-pub(crate) use target::start_failure;
-
 use crate::{args::Command, failure::Failure, output::Output};
 
 /// Executes the command line.

@@ -5,12 +5,12 @@ mod stat;
 use std::net::SocketAddr;
 
 use riopipe_lab::terminal::{Colour, Terminal};
-use riopipe_target::{Config, LoadError, NamespaceOptions, Problem, Promise, StartError};
+use riopipe_target::{Config, LoadError, NamespaceOptions, Problem, Promise};
 use serde::Serialize;
 
 use crate::{
     args::target::{Serve, Target},
-    failure::{Code, Failure},
+    failure::{Code, Failure, start_failure},
     interrupt,
     metrics_server::{MetricsAddress, MetricsError, MetricsServer},
     output::{Output, Report},
@@ -132,23 +132,6 @@ fn load_failure(error: &LoadError) -> Failure {
         LoadError::Toml { .. } | LoadError::Json { .. } => Code::Usage,
     };
     Failure::new(code, error.to_string().trim_end())
-}
-
-/// The exit code of a target that doesn't start.
-pub(crate) fn start_failure(error: &StartError) -> Failure {
-    let failure = |code| Failure::new(code, "the target can't start").because(error);
-    match error {
-        StartError::Config(_) => failure(Code::Usage)
-            .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
-        StartError::NamespaceId(_) => failure(Code::Usage),
-        StartError::Log { .. } if error.to_string().contains("accept_lost_log") => {
-            failure(Code::Media).hint("on the command line accept_lost_log is --accept-lost-log")
-        }
-        StartError::Drive { .. } | StartError::Log { .. } | StartError::Listen(_) => {
-            failure(Code::Media)
-        }
-        StartError::Poller(_) | StartError::Thread(_) => failure(Code::Failed),
-    }
 }
 
 /// The guarantees of a drive and the log together.

@@ -1,0 +1,65 @@
+//! The state that all connections of a target share, and the end of its service.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use riopipe_order::region::RegionError;
+use riopipe_session::target::Shared;
+
+use crate::log::{Log, WatchedPart};
+
+/// The state that all connections of all reactors share, behind its lock.
+pub(crate) type SharedState = Arc<Mutex<Shared<WatchedPart>>>;
+
+/// Locks the shared state. A panic elsewhere leaves it usable: every change of it is complete
+/// before anything that could panic.
+pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Longest time for writing a log back when the target stops. A disk that takes longer has failed,
+/// or is about to.
+const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
+
+/// Ends the service of a log in order: after this it is valid in every later boot (T24). A
+/// write-back that exceeds the time limit continues in the background.
+pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
+    let (shared, log) = (Arc::clone(shared), Arc::clone(log));
+    within(WRITE_BACK_MAX, move || {
+        lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync())
+    })
+}
+
+/// Runs an operation that may hang, with a time limit.
+fn within(
+    most: Duration,
+    what: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
+) -> Result<(), RegionError> {
+    let (done, ended) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("log-end".into()).spawn(move || {
+        // The receiver is gone if it took too long.
+        let _ = done.send(what());
+    });
+    thread.map_err(|error| RegionError::new(format!("no thread for it: {error}")))?;
+    ended.recv_timeout(most).unwrap_or_else(|_| {
+        Err(RegionError::new(format!("its disk has not taken it within {} s", most.as_secs_f64())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_that_hangs_ends_at_its_time_limit() {
+        let (_hold, held) = mpsc::channel::<()>();
+        let error = within(Duration::from_millis(1), move || {
+            let _ = held.recv();
+            Ok(())
+        });
+        assert!(error.unwrap_err().to_string().contains("not taken it"));
+        let failed = || Err(RegionError::new("no"));
+        assert_eq!(within(WRITE_BACK_MAX, failed), failed());
+        assert_eq!(within(WRITE_BACK_MAX, || Ok(())), Ok(()));
+    }
+}
