@@ -28,7 +28,7 @@ pub struct Screen {
 impl Screen {
     /// Takes in bytes. Returns the first command among them that uses Rio's extension, if there is
     /// one. The connection has no digests.
-    pub fn look(&mut self, bytes: &[u8]) -> Option<String> {
+    pub fn check(&mut self, bytes: &[u8]) -> Option<String> {
         self.held.extend_from_slice(bytes);
         let mut found = None;
         while let Some(len) = self.next_len() {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn t17_the_screen_sees_whatever_is_rios() {
+    fn t17_the_screen_detects_each_use_of_the_extension() {
         let volume = VolumeId([7; 16]);
         let mut ordered = Sqe::write(1, 8, 1);
         let attribute = Attribute {
@@ -106,11 +106,11 @@ mod tests {
         for sqe in [ordered, wire::claim_command(), wire::release_command(volume, false)] {
             let plain = [Sqe::write(1, 8, 1), Sqe::flush(1), Sqe::write_zeroes(1, 8, 1, false)];
             let mut bytes: Vec<u8> = plain.iter().flat_map(capsule).collect();
-            assert_eq!(Screen::default().look(&bytes), None);
+            assert_eq!(Screen::default().check(&bytes), None);
             bytes.extend(capsule(&sqe));
             // In pieces, as from a network.
             let mut screen = Screen::default();
-            let found = bytes.chunks(13).filter_map(|piece| screen.look(piece)).count();
+            let found = bytes.chunks(13).filter_map(|piece| screen.check(piece)).count();
             assert_eq!(found, 1);
         }
     }

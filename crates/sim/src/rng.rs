@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_published_generator_and_stays_in_bounds() {
+    fn the_generator_is_the_published_one_and_stays_in_bounds() {
         // xoshiro256** with the state 1, 2, 3, 4 begins so.
         let mut rng = Rng([1, 2, 3, 4]);
         assert_eq!([rng.u64(), rng.u64(), rng.u64()], [11520, 0, 1_509_978_240]);

@@ -22,7 +22,7 @@ const ENDLESS_MAX: u64 = 8;
 /// From this number of seeds on, a rare path that was never taken fails the run.
 pub const RARE_SEEDS: u64 = 5_000;
 /// Rare paths that no simulated cluster can take, or only in far more seeds than that.
-const OUT_OF_REACH: &[Rare] = &[
+const NOT_SIMULATED: &[Rare] = &[
     // TCP delivers a connection's commands in order. The gate's own tests reorder them.
     Rare::GateEarly,
 ];
@@ -87,7 +87,7 @@ impl Summary {
     #[must_use]
     pub fn never_taken(&self) -> Vec<&'static str> {
         let never = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
-        never.filter(|name| !OUT_OF_REACH.iter().any(|rare| rare.name() == *name)).collect()
+        never.filter(|name| !NOT_SIMULATED.iter().any(|rare| rare.name() == *name)).collect()
     }
 }
 
@@ -148,7 +148,7 @@ fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> boo
 
 /// The result for a planted bug.
 #[derive(Clone, Debug)]
-pub struct Hunt {
+pub struct PlantResult {
     /// The planted bug.
     pub plant: Plant,
     /// The number of seeds run.
@@ -165,7 +165,7 @@ pub struct Hunt {
 
 /// Plants a bug and runs seeds until the oracle sees it. No other run may take place in this
 /// process meanwhile.
-pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt {
+pub fn try_plant(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> PlantResult {
     let start = Instant::now();
     let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let found: Mutex<Option<(u64, Violation)>> = Mutex::new(None);
@@ -194,7 +194,7 @@ pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt 
     });
     probe::plant(None);
     let failure = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Hunt {
+    PlantResult {
         plant,
         seeds: run.into_inner(),
         caught_after: failure.as_ref().map(|(seed, _)| seed.wrapping_sub(plan.first) + 1),

@@ -11,7 +11,7 @@ use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 
 use super::committer::Committer;
-use super::ledger::stage;
+use super::duties::stage;
 use super::stream::Stream;
 use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, US};
@@ -27,7 +27,7 @@ const AGAIN_NS: u64 = US;
 /// or for the background driver.
 const POLLED: u64 = 75;
 /// Of 100 waits, the number that are given up after a while.
-const IMPATIENT: u64 = 10;
+const GIVEN_UP_WAITS: u64 = 10;
 
 /// The call that the owner of a stream is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ enum Done {
 pub(super) struct Process<'a, 'd> {
     /// The initiator's process.
     pub(super) end: ClientEnd,
-    pub(super) ledger: &'a mut BlockOwnershipChecker,
+    pub(super) ownership_checker: &'a mut BlockOwnershipChecker,
     pub(super) drives: &'a Drives<'d>,
 }
 
@@ -110,7 +110,7 @@ impl Stream {
         if self.anew {
             let (stream, last) = (self.id, self.start);
             probe::hit(Rare::Reopened);
-            process.ledger.restarted(StreamId(stream), last);
+            process.ownership_checker.restarted(StreamId(stream), last);
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, process.drives);
         }
@@ -129,7 +129,7 @@ impl Stream {
         if *begun < steps.len() && !self.acting && !self.closing && !self.failed {
             self.acting = true;
             let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
-            let ev = Ev::Act { client: end.client, life: end.life, stream: self.id };
+            let ev = Ev::Act { client: end.client, incarnation: end.incarnation, stream: self.id };
             core.after(pause_ns + think, ev);
         }
     }
@@ -154,8 +154,11 @@ impl Stream {
         if let Op::Pause(us) = op {
             core.steps[index].1 += 1;
             self.acting = true;
-            let ev =
-                Ev::Act { client: process.end.client, life: process.end.life, stream: self.id };
+            let ev = Ev::Act {
+                client: process.end.client,
+                incarnation: process.end.incarnation,
+                stream: self.id,
+            };
             core.after(u64::from(us) * US, ev);
             return;
         }
@@ -169,7 +172,7 @@ impl Stream {
             Op::WaitDurable => self.wait(Until::Durable(last), core),
             Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
             Op::Read(block, blocks) | Op::ReadApart(block, blocks) => {
-                self.looks = Some((block, blocks));
+                self.reads_apart = Some((block, blocks));
                 Done::Yes
             }
             Op::Pause(_) | Op::Append(..) | Op::Checkpoint(_) | Op::Trim(_) | Op::ReadBack => {
@@ -189,22 +192,22 @@ impl Stream {
             Done::Again(call) => self.call = call,
         }
         if self.is_in_call() {
-            self.go_on(process, core);
+            self.continue_call(process, core);
         } else {
             self.plan(process.end, 0, core);
         }
     }
 
     /// Continues the call that its owner is in.
-    pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+    pub(super) fn continue_call(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         while self.is_in_call() {
             let worked = self.round(core);
-            if !self.check_marks(process.ledger, process.drives, core) {
+            if !self.check_marks(process.ownership_checker, process.drives, core) {
                 return;
             }
             let served = self.call == Call::Serve && self.serve(process, core);
-            if self.call != Call::Serve && self.is_answered(core) {
-                let pause = if self.call_was_for_space() { AGAIN_NS } else { 0 };
+            if self.call != Call::Serve && self.call_returns(core) {
+                let pause = if self.call_waited_for_space() { AGAIN_NS } else { 0 };
                 self.call = Call::None;
                 self.falls_asleep(core.now);
                 if !self.closed {
@@ -214,18 +217,18 @@ impl Stream {
             }
             let eager = self.driver().is_some_and(|driver| driver.wants_pump());
             if !worked && !eager && !served {
-                self.rests_on_log(core);
+                self.prepare_log_sleep(core);
                 return self.falls_asleep(core.now);
             }
         }
     }
 
-    fn call_was_for_space(&self) -> bool {
+    fn call_waited_for_space(&self) -> bool {
         matches!(self.call, Call::Wait { until: Until::Space, .. })
     }
 
     /// Whether the call that its owner is in returns, after reading the marks.
-    fn is_answered(&mut self, core: &mut Core) -> bool {
+    fn call_returns(&mut self, core: &mut Core) -> bool {
         let call = self.call;
         let Some(driver) = self.driver() else { return true };
         match call {
@@ -270,8 +273,8 @@ impl Stream {
     }
 
     fn wait(&mut self, until: Until, core: &mut Core) -> Done {
-        let impatient = core.rng.percent(IMPATIENT);
-        let deadline = impatient.then(|| core.now + core.rng.below(2_000) * US);
+        let has_deadline = core.rng.percent(GIVEN_UP_WAITS);
+        let deadline = has_deadline.then(|| core.now + core.rng.below(2_000) * US);
         match self.driver().map(|driver| driver.begin_wait(until)) {
             Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
             // The wait cannot begin. The step has ended: the submission before it has taken place.
@@ -281,15 +284,15 @@ impl Stream {
 
     fn group(
         &mut self,
-        wishes: &[WriteOp],
+        intended: &[WriteOp],
         durable: bool,
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> Done {
         let id = self.id;
         let mut parts: Vec<(u32, u32, Place)> = Vec::new();
-        for wish in wishes {
-            stage(process.ledger, core.map.len(), id, wish, &mut parts);
+        for write in intended {
+            stage(process.ownership_checker, core.map.len(), id, write, &mut parts);
         }
         if parts.is_empty() && !durable {
             return Done::Yes;
@@ -313,10 +316,10 @@ impl Stream {
             writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
         }
         let checked = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
-        if let Err(breach) = process.ledger.check(StreamId(id), checked)
+        if let Err(violation) = process.ownership_checker.check(StreamId(id), checked)
             && !probe::planted(Plant::T15ReuseEarly)
         {
-            let what = format!("a group that keeps its caller's duties is refused: {breach}");
+            let what = format!("a group that keeps its caller's duties is refused: {violation}");
             core.oracle.broken(Promise::P8, what);
         }
         let tag = core.tags + 1;
@@ -326,11 +329,11 @@ impl Stream {
                 let full = driver.should_send();
                 core.tags = tag;
                 let written = parts.iter().map(|(first, blocks, _)| ((*first).into(), *blocks));
-                process.ledger.note(StreamId(id), written, seq);
+                process.ownership_checker.note(StreamId(id), written, seq);
                 self.was_submitted(seq, &submitted, durable, core);
                 if full || core.rng.percent(POLLED) {
                     self.round(core);
-                    self.check_marks(process.ledger, process.drives, core);
+                    self.check_marks(process.ownership_checker, process.drives, core);
                     if let Some(driver) = self.driver() {
                         driver.reclaim();
                     }
@@ -371,7 +374,7 @@ impl Stream {
     }
 
     /// Reads the volume in a thread of the process, if no other thread does that at the moment.
-    pub(super) fn look(
+    pub(super) fn read_apart(
         &mut self,
         block: u32,
         blocks: u32,
@@ -383,7 +386,7 @@ impl Stream {
         }
         if let Done::Waits(call) = self.read(block, blocks, core) {
             self.call = call;
-            self.go_on(process, core);
+            self.continue_call(process, core);
         }
     }
 
@@ -429,15 +432,15 @@ impl Stream {
         driver.begin_close();
         self.wakes_background |= wakes;
         self.call = Call::Close;
-        self.go_on(process, core);
+        self.continue_call(process, core);
     }
 
     /// Runs the background driver's part. Returns the time of the next part if no event comes
     /// before.
-    pub(super) fn tend(
+    pub(super) fn run_background(
         &mut self,
         flush_ns: u64,
-        ledger: &mut BlockOwnershipChecker,
+        ownership_checker: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> Option<u64> {
@@ -445,7 +448,7 @@ impl Stream {
         for _ in 0..riopipe_session::initiator::stream_driver::ROUNDS_MAX {
             worked = worked && self.round(core);
         }
-        if !self.check_marks(ledger, drives, core) {
+        if !self.check_marks(ownership_checker, drives, core) {
             return None;
         }
         let now = core.now;

@@ -73,25 +73,25 @@ impl Claimant {
     }
 
     const fn end(&self) -> ClientEnd {
-        ClientEnd { client: self.index, life: 0, role: Role::Admin(self.machine as u16) }
+        ClientEnd { client: self.index, incarnation: 0, role: Role::Admin(self.machine as u16) }
     }
 
     /// Begins its first step.
     pub fn start(&mut self, core: &mut Core) {
         self.server.attach(self.config.clone(), self.end(), core);
-        self.hear(core);
+        self.take_events(core);
     }
 
     /// Handles a deadline for its target.
     pub fn wake(&mut self, core: &mut Core) {
         if !self.over {
             self.server.wake(self.end(), core);
-            self.hear(core);
+            self.take_events(core);
         }
     }
 
     /// Takes in the event of its target. The claimant ends when the target is lost.
-    fn hear(&mut self, core: &mut Core) {
+    fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
             if matches!(event, TargetEvent::Lost) {
                 return self.close(core);
@@ -166,7 +166,7 @@ impl Claimant {
     pub fn receive(&mut self, conn: usize, bytes: &[u8], core: &mut Core) {
         if !self.over {
             self.server.received(conn, bytes, self.end(), core);
-            self.hear(core);
+            self.take_events(core);
         }
     }
 

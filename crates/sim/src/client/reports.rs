@@ -23,7 +23,7 @@ impl Stream {
     /// the stream has failed.
     pub(super) fn check_marks(
         &mut self,
-        ledger: &mut BlockOwnershipChecker,
+        ownership_checker: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> bool {
@@ -42,7 +42,7 @@ impl Stream {
         let (marks, released) = (driver.delivered(), driver.released());
         self.watchers.publish(marks);
         core.oracle.marks(era, id, marks.complete, marks.durable, drives);
-        ledger.released(StreamId(id), released);
+        ownership_checker.released(StreamId(id), released);
         self.check_memory(core);
         match polled {
             Ok(_) => {
@@ -86,8 +86,8 @@ impl Stream {
         self.guarded = failure.cause == Cause::Status(status::GUARDED.code());
         self.fenced = cause == Poison::Fenced && !self.guarded;
         let waited = core.now.saturating_sub(self.carried[machine]);
-        let away = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
-        if away && core.is_logged() && waited < self.loss_ns(core) {
+        let unreachable = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
+        if unreachable && core.is_logged() && waited < self.loss_ns(core) {
             let what = format!(
                 "stream {id} gave target {machine} up after {waited} ns, before its loss time \
                  was over: {why}"

@@ -46,10 +46,10 @@ impl Client {
             }
         }
         if self.recovery.is_some() {
-            return self.go_on_recovering(drives, core);
+            return self.continue_recovery(drives, core);
         }
         if self.closing {
-            self.wind_up(drives, core);
+            self.close_when_done(drives, core);
         }
     }
 
@@ -111,7 +111,7 @@ impl Client {
         self.begin_recovery(RecoveryGoal::Reopen(id), core);
     }
 
-    pub(super) fn wind_up(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn close_when_done(&mut self, drives: &Drives<'_>, core: &mut Core) {
         self.close_streams(drives, core);
         let closed = |stream: &Option<Stream>| match stream {
             Some(stream) => stream.reads_only || stream.is_closed(),
@@ -125,6 +125,6 @@ impl Client {
             stream.drop_connections(core);
         }
         self.begin_release(core);
-        self.go_on_releasing(core);
+        self.continue_release(core);
     }
 }

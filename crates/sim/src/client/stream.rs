@@ -130,7 +130,7 @@ pub(super) struct Stream {
     /// This is a reader of the volume, not a stream.
     pub(super) reads_only: bool,
     /// The blocks that the process is to read beside its streams: the first, and their number.
-    pub(super) looks: Option<(u32, u32)>,
+    pub(super) reads_apart: Option<(u32, u32)>,
     /// The mark from which the stream resumes.
     pub(super) start: Seq,
     body: Body,
@@ -211,7 +211,7 @@ impl Stream {
             id: setup.id,
             era: setup.era,
             reads_only: setup.reads_only,
-            looks: None,
+            reads_apart: None,
             start: setup.start,
             body: Body::Starting(Box::new(start)),
             begun: false,
@@ -288,17 +288,17 @@ impl Stream {
         }
         let (complete, durable, last) = core.oracle.progress(self.era, self.id);
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        let links = match &self.body {
+        let connections = match &self.body {
             Body::Starting(start) => format!("{start:?}"),
             Body::Open(driver) => {
-                let links =
+                let connections =
                     (0..self.connections.len()).map(|server| driver.connection(server as u16));
-                format!("{:?}", links.collect::<Vec<ConnectionState>>())
+                format!("{:?}", connections.collect::<Vec<ConnectionState>>())
             }
             Body::Over => "over".into(),
         };
         format!(
-            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {links}{}",
+            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {connections}{}",
             self.id,
             steps.len(),
             self.call,
@@ -375,7 +375,7 @@ impl Stream {
     /// if an event has to come first.
     pub(super) fn next_to_start(&mut self, core: &mut Core) -> Option<ConnectRequest> {
         loop {
-            self.take_mail(core);
+            self.take_messages(core);
             let Body::Starting(start) = &mut self.body else { return None };
             if self.failed {
                 return None;
@@ -473,7 +473,7 @@ impl Stream {
 
     /// Whether there are messages that were not read yet.
     #[must_use]
-    pub(super) fn has_mail(&self) -> bool {
+    pub(super) fn has_messages(&self) -> bool {
         !self.messages.is_empty()
     }
 
@@ -482,14 +482,14 @@ impl Stream {
         let mut worked = loop {
             let received = self.receive(core);
             // A connection may come up and be lost in the same round.
-            self.look_at_links(core);
+            self.note_connections(core);
             match received {
                 Ok(worked) => break worked,
                 Err((server, error)) => self.lose(server, error, core),
             }
         };
         if matches!(self.body, Body::Open(_)) {
-            self.take_mail(core);
+            self.take_messages(core);
         }
         let Some(driver) = driver_of(&mut self.body) else { return worked };
         driver.want_durable(self.watchers.wanted(driver.last()));
@@ -508,9 +508,9 @@ impl Stream {
             }
             driver.settle(core.now);
             while let Some(event) = self.driver().and_then(StreamDriver::next_event) {
-                self.happens(event, core);
+                self.handle_event(event, core);
             }
-            self.look_at_links(core);
+            self.note_connections(core);
         }
         worked
     }
@@ -530,7 +530,7 @@ impl Stream {
         Ok(received)
     }
 
-    fn happens(&mut self, event: StreamEvent, core: &mut Core) {
+    fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
         let id = self.id;
         match event {
             StreamEvent::Over { server } => self.close_connection(server, core),
@@ -559,7 +559,7 @@ impl Stream {
         }
     }
 
-    fn take_mail(&mut self, core: &mut Core) {
+    fn take_messages(&mut self, core: &mut Core) {
         for messages in core::mem::take(&mut self.messages) {
             let driver = match &mut self.body {
                 Body::Open(driver) => driver,
@@ -600,16 +600,16 @@ impl Stream {
     }
 
     /// Notes the state of the connections.
-    fn look_at_links(&mut self, core: &mut Core) {
+    fn note_connections(&mut self, core: &mut Core) {
         let Body::Open(driver) = &self.body else { return };
         for server in 0..self.connections.len() {
-            let link = driver.connection(server as u16);
+            let state = driver.connection(server as u16);
             // A connection carries requests until the stream learns that it is lost.
-            let carries = matches!(link, ConnectionState::Up | ConnectionState::Replaying);
+            let carries = matches!(state, ConnectionState::Up | ConnectionState::Replaying);
             if core::mem::replace(&mut self.carries[server], carries) || carries {
                 self.carried[server] = core.now;
             }
-            let replaying = link == ConnectionState::Replaying;
+            let replaying = state == ConnectionState::Replaying;
             if replaying && !self.replaying[server] {
                 core.replays = (core.replays.0 + 1, core.events);
             }

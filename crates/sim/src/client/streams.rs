@@ -24,8 +24,8 @@ impl Client {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let Some(server) = stream.server_of(conn) else { return };
         stream.arrives(server, bytes);
-        self.happens(id, drives, core);
-        self.tend_streams(drives, core);
+        self.wake_stream(id, drives, core);
+        self.advance_streams(drives, core);
     }
 
     /// Leaves a message for every stream.
@@ -36,15 +36,16 @@ impl Client {
     }
 
     /// Wakes the thread that drives a stream.
-    pub(super) fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn wake_stream(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         if stream.is_in_call() {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
-            stream.go_on(&mut process, core);
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
+            stream.continue_call(&mut process, core);
         } else if stream.has_begun() && self.background.minds(StreamId(id)) {
-            self.take_care(Some(id), drives, core);
+            self.wake_background(Some(id), drives, core);
         }
     }
 
@@ -53,16 +54,16 @@ impl Client {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
-        let mut process = Process { end, ledger: &mut volume.ledger, drives };
+        let mut process = Process { end, ownership_checker: &mut volume.ownership_checker, drives };
         stream.act(&mut process, core);
-        let looks = stream.looks.take();
-        if let Some((block, blocks)) = looks
+        let reads_apart = stream.reads_apart.take();
+        if let Some((block, blocks)) = reads_apart
             && let Some(Some(reader)) = self.streams.last_mut()
         {
-            reader.look(block, blocks, &mut process, core);
+            reader.read_apart(block, blocks, &mut process, core);
         }
         self.watch(id, drives, core);
-        self.tend_streams(drives, core);
+        self.advance_streams(drives, core);
     }
 
     /// Closes the streams whose owners are not in a call.
@@ -70,7 +71,8 @@ impl Client {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.reads_only) {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             stream.close(&mut process, core);
         }
     }
@@ -84,15 +86,15 @@ impl Client {
         for id in 0..self.streams.len() as u16 {
             let deadline = self.streams[usize::from(id)].as_ref().and_then(Stream::deadline);
             if deadline.is_some_and(|at| at <= core.now) {
-                self.happens(id, drives, core);
+                self.wake_stream(id, drives, core);
             }
         }
-        self.take_care(None, drives, core);
-        self.tend_streams(drives, core);
+        self.wake_background(None, drives, core);
+        self.advance_streams(drives, core);
     }
 
     /// Wakes the background driver's thread, because an event may have come for a stream.
-    pub(super) fn take_care(
+    pub(super) fn wake_background(
         &mut self,
         happened: Option<u16>,
         drives: &Drives<'_>,
@@ -116,7 +118,8 @@ impl Client {
                 continue;
             };
             if self.background.look(id, turn, awaited, attention, core.now) == Finding::Drive {
-                let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
+                let next =
+                    stream.run_background(flush_ns, &mut volume.ownership_checker, drives, core);
                 self.background.tended(id, next);
             }
         }
@@ -124,17 +127,17 @@ impl Client {
 
     /// Continues the start of streams, makes the connections that they ask for, and plans the next
     /// wake of a thread.
-    pub(super) fn tend_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn advance_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         if !matches!(self.state, State::Running) {
             return;
         }
         for id in 0..self.streams.len() as u16 {
-            self.go_on_starting(id, drives, core);
+            self.continue_start(id, drives, core);
         }
         while self.calls_ended(drives, core) | self.connect_streams(core) {
             for id in 0..self.streams.len() as u16 {
-                if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_mail) {
-                    self.happens(id, drives, core);
+                if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_messages) {
+                    self.wake_stream(id, drives, core);
                 }
             }
         }
@@ -143,7 +146,7 @@ impl Client {
         let Some(next) = next.map(|at| at.max(core.now + US)) else { return };
         if next < self.wakes_at || self.wakes_at <= core.now {
             self.wakes_at = next;
-            core.at(next, Ev::WakeStreams { client: self.index, life: self.life });
+            core.at(next, Ev::WakeStreams { client: self.index, incarnation: self.incarnation });
         }
     }
 
@@ -155,12 +158,12 @@ impl Client {
             ended |= stream.call_ended();
         }
         if ended {
-            self.take_care(None, drives, core);
+            self.wake_background(None, drives, core);
         }
         ended
     }
 
-    fn go_on_starting(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+    fn continue_start(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         loop {
             let Some(stream) = &mut self.streams[usize::from(id)] else { return };
@@ -177,7 +180,8 @@ impl Client {
         if let (Some(stream), Some(volume)) = (&mut self.streams[usize::from(id)], &mut self.volume)
             && stream.has_begun()
         {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             // A reader that no thread uses stays as it is until it is used.
             if !stream.reads_only {
                 stream.begins(&mut process, core);
@@ -198,10 +202,10 @@ impl Client {
             }
         }
         for server in 0..self.servers.len() {
-            self.hear(server, core);
+            self.take_events(server, core);
         }
-        let minds = |stream: &Stream| self.background.minds(StreamId(stream.id));
-        let driven = |stream: &Stream| stream.is_in_call() || minds(stream);
-        asked || self.streams.iter().flatten().any(|s| s.has_mail() && driven(s))
+        let in_background = |stream: &Stream| self.background.minds(StreamId(stream.id));
+        let driven = |stream: &Stream| stream.is_in_call() || in_background(stream);
+        asked || self.streams.iter().flatten().any(|s| s.has_messages() && driven(s))
     }
 }

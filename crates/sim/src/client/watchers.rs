@@ -48,7 +48,7 @@ impl Watchers {
     }
 
     /// Adds a waiter. Returns whether it is the first one; `None` if it need not wait.
-    fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
+    fn add(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
         self.came += 1;
         let id = self.came;
         // A stream that is opened or reopened gets new watchers, so their list has only one incarnation.
@@ -121,14 +121,14 @@ impl Client {
         let (complete, durable, _) = core.oracle.progress(stream.era, id);
         let standing = Standing { marks: Marks { complete, durable }, over: false };
         let wanted = stream.watchers.wanted(seq);
-        let Some(first) = stream.watchers.comes(mark, seq, standing) else { return };
+        let Some(first) = stream.watchers.add(mark, seq, standing) else { return };
         let raised = stream.watchers.wanted(seq) > wanted;
         core.trace(|| format!("stream {id}: a thread waits for {mark:?} up to group {seq}"));
         if raised {
-            self.happens(id, drives, core);
+            self.wake_stream(id, drives, core);
         }
         if first {
-            self.take_care(None, drives, core);
+            self.wake_background(None, drives, core);
         }
     }
 

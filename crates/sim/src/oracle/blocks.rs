@@ -63,7 +63,7 @@ impl Wr {
     }
 
     /// Whether the old content of its block may be lost (T11).
-    const fn takes_the_block(&self) -> bool {
+    const fn may_lose_old_content(&self) -> bool {
         matches!(self.place, Place::Fresh | Place::Discard)
     }
 }
@@ -75,7 +75,7 @@ pub(super) struct Block {
     /// block reads as one of them now, and as another after a power cut.
     pub(super) base: Vec<Content>,
     /// The contents that plain hosts were permitted to write since then.
-    pub(super) alien: Vec<Content>,
+    pub(super) plain_contents: Vec<Content>,
     /// The writes since then, in the order of submission.
     pub(super) writes: Vec<Wr>,
     /// The writes before that.
@@ -84,23 +84,23 @@ pub(super) struct Block {
     pub(super) reopened: u64,
     /// The number of failures of a write to the block, or of a FLUSH that should make it durable.
     /// After a failure the block may have lost its content.
-    pub(super) shakes: u32,
+    pub(super) failures: u32,
     /// The number of these failures before the content was last known for certain.
-    pub(super) settled_shakes: u32,
+    pub(super) settled_failures: u32,
 }
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
-        let (alien, writes, past) = (Vec::new(), Vec::new(), Vec::new());
+        let (plain_contents, writes, past) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             at,
             base: vec![ZERO],
-            alien,
+            plain_contents,
             writes,
             past,
             reopened: 0,
-            shakes: 0,
-            settled_shakes: 0,
+            failures: 0,
+            settled_failures: 0,
         }
     }
 
@@ -110,22 +110,22 @@ impl Block {
         self.base.push(drive.block(self.at.lba));
         self.base.extend(drive.possible(self.at.lba));
         self.base.dedup();
-        self.alien.clear();
+        self.plain_contents.clear();
         self.past.append(&mut self.writes);
-        self.settled_shakes = self.shakes;
+        self.settled_failures = self.failures;
     }
 
     /// Sets the durable content, whatever was there before.
     pub(super) fn hold(&mut self, content: Content) {
         self.base = vec![content];
-        self.alien.clear();
+        self.plain_contents.clear();
         self.past.append(&mut self.writes);
-        self.settled_shakes = self.shakes;
+        self.settled_failures = self.failures;
     }
 
     /// Whether the block may have lost its content.
-    pub(super) fn is_shaken(&self) -> bool {
-        self.shakes > self.settled_shakes
+    pub(super) fn may_have_lost_content(&self) -> bool {
+        self.failures > self.settled_failures
     }
 
     /// Whether it may hold this content when all writes are done.
@@ -134,7 +134,7 @@ impl Block {
             Some(last) => self.writes.iter().any(|wr| !wr.precedes(last) && wr.is(content)),
             None => self.base.contains(&content),
         };
-        last || self.alien.contains(&content)
+        last || self.plain_contents.contains(&content)
     }
 
     /// Whether the write with this number is a discard. Settled writes count, too.
@@ -159,7 +159,7 @@ impl Block {
     pub(super) fn survives(&self, number: u64, content: Content) -> bool {
         // An earlier recovery has adopted it: the promise has ended.
         let Some(known) = self.writes.iter().find(|wr| wr.number == number) else { return true };
-        self.alien.contains(&content)
+        self.plain_contents.contains(&content)
             || self.writes.iter().any(|wr| !wr.precedes(known) && wr.is(content))
     }
 
@@ -167,7 +167,7 @@ impl Block {
     /// [`survives`](Self::survives), but a recovery before a log was given up may have undone a
     /// fresh write over it.
     pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
-        let over = |wr: &Wr| wr.number > number && wr.takes_the_block();
+        let over = |wr: &Wr| wr.number > number && wr.may_lose_old_content();
         self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
     }
 
@@ -196,7 +196,7 @@ impl Block {
         // become durable, on a volume that no log guards.
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
-            || self.alien.contains(&content)
+            || self.plain_contents.contains(&content)
             || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
     }
 
@@ -219,11 +219,14 @@ impl Block {
         };
         // An update or extension behind a fresh write entered the log behind it, so both are zeroed
         // (T11).
-        let fresh = beyond.iter().position(Wr::takes_the_block);
+        let fresh = beyond.iter().position(Wr::may_lose_old_content);
         let left = &beyond[..fresh.unwrap_or(beyond.len())];
         // A power cut right after this must not restore anything.
         for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
-            if due(content) || fresh.is_some() && content == ZERO || self.alien.contains(&content) {
+            if due(content)
+                || fresh.is_some() && content == ZERO
+                || self.plain_contents.contains(&content)
+            {
                 continue;
             }
             let written = left.iter().position(|wr| wr.is(content));

@@ -114,7 +114,7 @@ impl Oracle {
         !self.promised.is_logged()
             && match cause {
                 Poison::Lost => true,
-                Poison::Fenced => *freed || !held[machine] || self.ownership.is_challenged(now),
+                Poison::Fenced => *freed || !held[machine] || self.ownership.may_be_fenced(now),
                 Poison::Failed => false,
             }
     }
@@ -161,14 +161,14 @@ impl Oracle {
     ) -> Era {
         let Opened { client, took, began, now, .. } = of;
         let current = self.current;
-        let harmed = self.failures.since(began);
+        let affected = self.failures.since(began);
         let durable: Vec<Seq> = self.eras[current].iter().map(|history| history.durable).collect();
         let next = (0..durable.len()).map(|stream| {
             let of = found.iter().find(|r| usize::from(r.stream) == stream);
             let start = of.map_or(Seq::ZERO, |r| r.last);
-            let harmed = harmed.clone();
+            let affected = affected.clone();
             let (complete, durable) = (start, start);
-            StreamHistory { start, complete, durable, harmed, ..StreamHistory::default() }
+            StreamHistory { start, complete, durable, affected, ..StreamHistory::default() }
         });
         let mut next: Vec<StreamHistory> = next.collect();
         let settle = |history: &mut StreamHistory| history.settled = Some(Seq(u64::MAX));
@@ -183,7 +183,7 @@ impl Oracle {
                 "the volume was taken from an owner that is there, and nobody said take-over";
             self.broken(Promise::P7, what);
         }
-        self.ownership.has_it(client, generation, now);
+        self.ownership.new_owner(client, generation, now);
         self.check_kept(&durable, drives);
         // A fenced owner may still receive reports that were true when they were sent.
         self.eras[current].iter_mut().for_each(settle);
@@ -210,24 +210,24 @@ impl Oracle {
             complete: last,
             durable: last,
             settled: history.settled,
-            harmed: self.failures.since(began),
+            affected: self.failures.since(began),
             ..StreamHistory::default()
         };
         if self.is_stale(era) {
             self.eras[era][stream] = begun;
             return;
         }
-        let told = history.durable;
-        if last < told {
+        let reported = history.durable;
+        if last < reported {
             let what = format!(
                 "stream {stream} begins anew behind group {last}, and was told that groups up to \
-                 {told} are durable"
+                 {reported} are durable"
             );
             return self.broken(Promise::P2, what);
         }
         // The owner receives now the results that arrived just before the stream failed.
-        self.check_complete(era, stream as u16, told, last);
-        self.check_durable(era, stream as u16, told, last, drives);
+        self.check_complete(era, stream as u16, reported, last);
+        self.check_durable(era, stream as u16, reported, last, drives);
         self.eras[era][stream].durable = last;
         let durable: Vec<Seq> = self.eras[era].iter().map(|history| history.durable).collect();
         self.check_kept(&durable, drives);
@@ -281,7 +281,7 @@ impl Block {
                 newest |= turn && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
             }
             let base = is_of(&self.base, content);
-            if newest || base && kept.is_empty() || self.alien.contains(&content) {
+            if newest || base && kept.is_empty() || self.plain_contents.contains(&content) {
                 continue;
             }
             let (promise, why) = if sent || base {

@@ -99,7 +99,7 @@ struct StreamHistory {
     /// Set once the stream was recovered: groups up to here count from then on.
     settled: Option<Seq>,
     /// The machines whose faults may fail the stream.
-    harmed: Vec<usize>,
+    affected: Vec<usize>,
 }
 
 impl StreamHistory {
@@ -153,7 +153,7 @@ struct Due {
     /// The number of the block's writes that were settled when the read began.
     past: usize,
     /// The number of the block's failures that were settled when the read began.
-    settled_shakes: u32,
+    settled_failures: u32,
     /// See [`Oracle::loses_power`].
     cut: u64,
 }
@@ -170,7 +170,7 @@ pub struct Opened {
     /// The time, ns.
     pub now: u64,
     /// The time at which it began to read the labels that it used, ns.
-    pub looked: u64,
+    pub labels_read: u64,
 }
 
 /// The cause with which a stream failed.
@@ -234,8 +234,8 @@ pub struct Oracle {
     /// ended.
     settling: BTreeSet<u16>,
     /// Whether a log was ever given up. From then on the list may have more than in-place updates.
-    doubtful: bool,
-    patient: bool,
+    ever_given_up: bool,
+    long_loss_timeout: bool,
     recoveries: u64,
     ownership: Ownership,
     promised: Promised,
@@ -263,8 +263,8 @@ impl Oracle {
             replaced: Vec::new(),
             lost: BTreeSet::new(),
             settling: BTreeSet::new(),
-            doubtful: false,
-            patient: scenario.client.loss_ms >= NO_LOSS_MS,
+            ever_given_up: false,
+            long_loss_timeout: scenario.client.loss_ms >= NO_LOSS_MS,
             recoveries: 0,
             ownership: Ownership::new(scenario),
             promised: Promised::new(scenario),
@@ -353,7 +353,7 @@ impl Oracle {
     /// Notes that the log of a machine is given up.
     pub fn log_lost(&mut self, machine: usize) {
         self.lost.insert(machine);
-        self.doubtful = true;
+        self.ever_given_up = true;
     }
 
     /// Notes that an owner with permission to give up one log claims the volume from a machine
@@ -361,7 +361,7 @@ impl Oracle {
     pub fn log_given_up(&mut self, machine: usize) {
         if self.logless[machine] {
             self.lost.insert(machine);
-            self.doubtful = true;
+            self.ever_given_up = true;
         }
     }
 
@@ -423,19 +423,19 @@ impl Oracle {
         let (machine, cause) = (*machine, *cause);
         let history = &mut self.eras[era][usize::from(stream)];
         history.failed = true;
-        if history.harmed.contains(&machine)
+        if history.affected.contains(&machine)
             || self.is_stale(era)
             || self.may_fail(machine, cause, now)
         {
             return;
         }
         // Fencing is not a failure of another part: a claim breaks connections and bindings (T8).
-        if self.ownership.is_challenged(now) && cause != Poison::Failed {
+        if self.ownership.may_be_fenced(now) && cause != Poison::Failed {
             return;
         }
         // An initiator with a short loss timeout takes a replaced connection for a lost one.
-        if cause == Poison::Lost || cause == Poison::Fenced && !self.patient {
-            if self.patient {
+        if cause == Poison::Lost || cause == Poison::Fenced && !self.long_loss_timeout {
+            if self.long_loss_timeout {
                 let what = format!("stream {stream} gave machine {machine} up too early: {why}");
                 self.broken(Promise::P7, what);
             }
@@ -458,7 +458,7 @@ impl Oracle {
                 newest: newest.unwrap_or(0),
                 base: b.base.clone(),
                 past,
-                settled_shakes: b.settled_shakes,
+                settled_failures: b.settled_failures,
                 cut: self.cut(b),
             }
         });
@@ -479,8 +479,8 @@ impl Oracle {
             }
             // Readers miss the data that a drive loses in a failed FLUSH (T22). A take-over that
             // settles the block during the read does not restore that data.
-            let shaken = b.shakes > due.settled_shakes || self.cut(b) > due.cut;
-            if !shaken && !b.may_read(read.era, due, *found) {
+            let uncertain = b.failures > due.settled_failures || self.cut(b) > due.cut;
+            if !uncertain && !b.may_read(read.era, due, *found) {
                 let over =
                     if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };
                 let what = format!(
@@ -503,10 +503,10 @@ impl Oracle {
         found: &[Recovered],
         drives: &Drives<'_>,
     ) -> Era {
-        let Opened { client, took, began, now, looked } = of;
+        let Opened { client, took, began, now, labels_read } = of;
         self.recoveries += 1;
         self.check_outside(drives);
-        self.check_drives(looked, drives);
+        self.check_drives(labels_read, drives);
         if !self.promised.is_logged() {
             return self.taken(of, generation, found, drives);
         }
@@ -529,11 +529,11 @@ impl Oracle {
         }
         // A lost log has lost its record of the owner, too.
         if self.lost.is_empty()
-            && let Some(what) = self.ownership.robs(took, now)
+            && let Some(what) = self.ownership.claim_violation(took, now)
         {
             self.broken(Promise::P7, what);
         }
-        self.ownership.has_it(client, generation, now);
+        self.ownership.new_owner(client, generation, now);
         if self.lost.is_empty() {
             for (stream, k) in prefix.iter().enumerate() {
                 let of = found.iter().find(|r| usize::from(r.stream) == stream);
@@ -595,7 +595,7 @@ impl Oracle {
             start_tag: tag,
             complete: last,
             durable: last,
-            harmed: self.failures.since(began),
+            affected: self.failures.since(began),
             ..StreamHistory::default()
         };
         self.unacknowledged[stream].clone_from(&found.in_place);
@@ -604,7 +604,7 @@ impl Oracle {
 
     fn close_era(&mut self, prefix: &[Seq], began: u64) -> Vec<StreamHistory> {
         let (current, lost) = (self.current, !self.lost.is_empty());
-        let harmed = self.failures.since(began);
+        let affected = self.failures.since(began);
         self.eras[current]
             .iter_mut()
             .zip(prefix)
@@ -616,7 +616,7 @@ impl Oracle {
                     start_tag: history.tag_at(*last),
                     complete: *last,
                     durable: *last,
-                    harmed: harmed.clone(),
+                    affected: affected.clone(),
                     ..StreamHistory::default()
                 }
             })
@@ -699,7 +699,7 @@ mod tests {
         oracle.submitted((0, 0, 0), Seq(1), 0, &[write]);
         let read = oracle.read_begins(0, 0, 0, 1);
         if flush_fails {
-            oracle.told(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
+            oracle.drive_reports(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
         }
         oracle.blocks[0].hold(ZERO);
         oracle.read_ends(&read, &[ZERO]);
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_misses_what_a_failed_flush_lost_also_after_a_take_over() {
+    fn a_read_may_miss_data_of_a_failed_flush_also_after_a_take_over() {
         assert_eq!(read_across_a_take_over(true).map(|v| v.promise), None);
         assert_eq!(read_across_a_take_over(false).map(|v| v.promise), Some(Promise::P9));
     }

@@ -236,26 +236,26 @@ mod tests {
         FoundLog { end, trim: 0, checkpoint, records }
     }
 
-    fn judged(found: &FoundLog) -> Option<Promise> {
+    fn violation_of(found: &FoundLog) -> Option<Promise> {
         history().opened(found).err().map(|(promise, _)| promise)
     }
 
     #[test]
-    fn any_prefix_with_all_that_was_confirmed_will_do() {
+    fn any_prefix_with_all_confirmed_records_is_permitted() {
         for end in [40, 47, 60, 80] {
-            assert_eq!(judged(&found(end)), None, "{end}");
+            assert_eq!(violation_of(&found(end)), None, "{end}");
         }
-        assert_eq!(judged(&found(20)), Some(Promise::P2));
-        assert_eq!(judged(&found(81)), Some(Promise::P5));
+        assert_eq!(violation_of(&found(20)), Some(Promise::P2));
+        assert_eq!(violation_of(&found(81)), Some(Promise::P5));
     }
 
     #[test]
-    fn what_is_missing_torn_foreign_or_out_of_order_is_noticed() {
+    fn missing_torn_foreign_and_reordered_records_are_detected() {
         let all = found(60);
         let with = |change: &dyn Fn(&mut FoundLog)| {
             let mut other = all.clone();
             change(&mut other);
-            judged(&other)
+            violation_of(&other)
         };
         assert_eq!(with(&|it| drop(it.records.remove(1))), Some(Promise::P1));
         assert_eq!(with(&|it| drop(it.records.pop())), Some(Promise::P2));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_that_a_confirmed_record_follows_stays() {
+    fn a_trim_before_a_confirmed_record_stays_in_force() {
         for (confirmed, due) in [(80, None), (100, Some(Promise::P5))] {
             let mut log = history();
             let opening = Some(0);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_confirmed_to_a_replaced_owner() {
+    fn no_record_is_confirmed_to_a_fenced_owner() {
         let mut log = history();
         assert_eq!(log.opened(&found(60)), Ok(1));
         assert_eq!(log.confirm(Some(0), 60), Ok(()), "this was so");

@@ -1,8 +1,8 @@
 //! The command line: its options, and the result of a command.
 
 mod duration;
+mod output;
 mod report;
-mod say;
 
 use std::{
     collections::hash_map::RandomState,
@@ -23,7 +23,7 @@ use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
     draw::draw,
-    runner::{Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
+    runner::{PLANT_SEEDS, Plan, PlantResult, RARE_SEEDS, explain, run_seeds, try_plant},
     scenario::Scenario,
 };
 use signal_hook::{
@@ -134,7 +134,7 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
         (None, Some(seed), _) if args.draw => {
-            say::line(format_args!("{}", draw(seed).to_text()));
+            output::line(format_args!("{}", draw(seed).to_text()));
             CLEAN
         }
         (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
@@ -152,7 +152,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn fail(what: &str) -> u8 {
-    say::note(format_args!("rio sim: {what}\n"));
+    output::note(format_args!("rio sim: {what}\n"));
     FAILED
 }
 
@@ -187,7 +187,9 @@ fn interrupt() -> Arc<AtomicBool> {
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)));
         if let Err(error) = watched {
-            say::note(format_args!("rio sim: Ctrl-C will end the run without a count: {error}\n"));
+            output::note(format_args!(
+                "rio sim: Ctrl-C will end the run without a count: {error}\n"
+            ));
         }
     }
     stop
@@ -208,11 +210,11 @@ impl<'a> Ticker<'a> {
         Self { what, of, shown, begun: Instant::now(), last: AtomicU64::new(0) }
     }
 
-    fn tell(&self, done: u64) {
+    fn show(&self, done: u64) {
         let now = self.begun.elapsed().as_millis() as u64 / 250;
         if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
             let of = if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
-            say::note(format_args!("\r\x1b[K{}{done}{of} seeds", self.what));
+            output::note(format_args!("\r\x1b[K{}{done}{of} seeds", self.what));
         }
     }
 }
@@ -220,7 +222,7 @@ impl<'a> Ticker<'a> {
 impl Drop for Ticker<'_> {
     fn drop(&mut self) {
         if self.shown {
-            say::note(format_args!("\r\x1b[K"));
+            output::note(format_args!("\r\x1b[K"));
         }
     }
 }
@@ -235,10 +237,10 @@ fn many(args: &Args) -> u8 {
     let plan = args.plan(if args.time.is_some() { u64::MAX } else { 1000 }, any_seed());
     if args.output == Format::Normal {
         // Printed at once, so that it is visible if the run or its machine stops.
-        say::line(format_args!("the first seed is {}", plan.first));
+        output::line(format_args!("the first seed is {}", plan.first));
     }
     let ticker = Ticker::new(args, "", plan.seeds);
-    let summary = run_seeds(&plan, &|done| ticker.tell(done));
+    let summary = run_seeds(&plan, &|done| ticker.show(done));
     drop(ticker);
     let enough = summary.seeds >= RARE_SEEDS;
     match args.output {
@@ -262,10 +264,10 @@ fn many(args: &Args) -> u8 {
 
 /// Makes a failure small and prints it.
 fn report_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
-    say::note(format_args!("making {name} small …\n"));
+    output::note(format_args!("making {name} small …\n"));
     match explain(scenario, fault, args.run_limit()) {
         Some(small) => report::explained(&small, name),
-        None => say::note(format_args!("{name} did not fail again\n")),
+        None => output::note(format_args!("{name} did not fail again\n")),
     }
 }
 
@@ -274,16 +276,16 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
     let mut bounded = Bounded::new(args.run_limit());
     let (outcome, fault) = bounded.run(scenario, args.trace.then_some(&trace));
     for line in trace.take() {
-        say::line(format_args!("{line}"));
+        output::line(format_args!("{line}"));
     }
     let Some(fault) = fault else {
-        say::line(format_args!(
+        output::line(format_args!(
             "{name}: clean; {} events, {} crashes, {} recoveries",
             outcome.events, outcome.crashes, outcome.recoveries
         ));
         return CLEAN;
     };
-    say::line(format_args!("{name}: {fault}"));
+    output::line(format_args!("{name}: {fault}"));
     if !args.trace {
         report_failure(args, scenario, &fault, name);
     }
@@ -301,32 +303,32 @@ fn plants(args: &Args, name: &str) -> u8 {
         .collect();
     if chosen.is_empty() {
         let known: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
-        say::note(format_args!(
+        output::note(format_args!(
             "rio sim: no planted bug {name:?}; there are all, and {}\n",
             known.join(", ")
         ));
         return 2;
     }
     let plan = args.plan(PLANT_SEEDS, 1);
-    let mut hunts: Vec<Hunt> = Vec::new();
+    let mut results: Vec<PlantResult> = Vec::new();
     for plant in chosen {
         let what = format!("{plant}: ");
         let ticker = Ticker::new(args, &what, plan.seeds);
-        let hunt = hunt(plant, &plan, &|done| ticker.tell(done));
+        let result = try_plant(plant, &plan, &|done| ticker.show(done));
         drop(ticker);
         if args.output == Format::Normal {
-            report::hunt(&hunt);
+            report::plant_result(&result);
         }
-        hunts.push(hunt);
+        results.push(result);
         if plan.stop.load(Ordering::Relaxed) {
             break;
         }
     }
     if args.output == Format::Json {
-        report::plants(&hunts, &plan);
+        report::plants(&results, &plan);
     }
     if plan.stop.load(Ordering::Relaxed) {
         return INTERRUPTED;
     }
-    if hunts.iter().all(|hunt| hunt.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
+    if results.iter().all(|result| result.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
 }

@@ -6,7 +6,7 @@ use crate::client::plain_host::PlainHost;
 use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Ev, US};
 use crate::drive::LABEL_BLOCKS;
-use crate::log_store::SetAside;
+use crate::log_store::KeptLog;
 use crate::network::{ClientEnd, Direction, Role};
 use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
@@ -95,7 +95,7 @@ impl World {
                 self.core.net.lag_streams(until, u64::from(by_us) * US);
             }
             What::TakeOver { for_us } => self.take_over(for_us),
-            What::Standby => self.stand_by(),
+            What::Standby => self.start_standby(),
             What::Unreachable { for_us } => {
                 let client = self.owner().unwrap_or(0);
                 self.part(client, None, for_us);
@@ -116,9 +116,9 @@ impl World {
                 self.machines[machine].store.fail_fence_after(fences);
             }
             What::BlankLog { machine } => {
-                if self.may_mislay(machine) {
+                if self.may_replace_log(machine) {
                     let log = self.machines[machine].store.replace();
-                    self.mislay(machine, log);
+                    self.keep_right_log(machine, log);
                 }
             }
             What::Stop { machine, off, cut, down_us } => {
@@ -140,10 +140,10 @@ impl World {
                     them.iter().zip(now).all(|(copied, now)| *copied < now)
                 };
                 if let Some((_, copy)) = self.copies[machine].take_if(older)
-                    && self.may_mislay(machine)
+                    && self.may_replace_log(machine)
                 {
                     let log = self.machines[machine].store.replace_with(copy);
-                    self.mislay(machine, log);
+                    self.keep_right_log(machine, log);
                 }
             }
             What::Unprotect { machine, drive, down_us } => {
@@ -173,13 +173,13 @@ impl World {
                 }
             }
             What::CorruptLog { machine, how, bit } => {
-                if self.may_mislay(machine) {
+                if self.may_replace_log(machine) {
                     if self.machines[machine].is_up() {
                         self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
                     }
                     let right = self.machines[machine].store.copy();
                     self.machines[machine].store.corrupt(how, bit);
-                    self.mislay(machine, right);
+                    self.keep_right_log(machine, right);
                 }
             }
             What::PlainHost { machine, drive, lba, more, forgets } => {
@@ -194,19 +194,19 @@ impl World {
         }
     }
 
-    fn may_mislay(&self, machine: usize) -> bool {
+    fn may_replace_log(&self, machine: usize) -> bool {
         let second = self.second_volume.iter().map(|it| &it.client);
         let giving_up = self.clients.iter().chain(second).any(Client::accepts_lost);
-        self.machines[machine].set_aside.is_none() && !giving_up
+        self.machines[machine].right_log.is_none() && !giving_up
     }
 
     /// Puts another log in the place of a machine's log.
-    fn mislay(&mut self, machine: usize, log: SetAside) {
+    fn keep_right_log(&mut self, machine: usize, log: KeptLog) {
         self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
         }
-        self.machines[machine].set_aside = Some(log);
+        self.machines[machine].right_log = Some(log);
     }
 
     fn kill_all(&mut self, power: bool, down_us: u32) {
@@ -234,7 +234,7 @@ impl World {
         if effects == 0 && !fences {
             self.crash_machine(machine, planned);
         } else {
-            self.dooms[machine] = Some(planned);
+            self.planned_crashes[machine] = Some(planned);
             self.machines[machine].stop_after(effects, fences);
         }
     }
@@ -277,12 +277,12 @@ impl World {
         self.core.at(until, Ev::Heal);
     }
 
-    fn stand_by(&mut self) {
+    fn start_standby(&mut self) {
         let Some(owner) = self.owner() else { return };
         let other = 1 - owner;
         if !self.clients[other].is_up() {
             self.standby = Some(other);
-            self.clients[other].may_take_over(false);
+            self.clients[other].set_may_take_over(false);
             self.core.after(100 * US, Ev::StartClient(other));
         }
     }
@@ -296,7 +296,7 @@ impl World {
         }
         self.part(owner, None, for_us);
         self.standby = None;
-        self.clients[other].may_take_over(true);
+        self.clients[other].set_may_take_over(true);
         self.core.after(100 * US, Ev::StartClient(other));
     }
 }
