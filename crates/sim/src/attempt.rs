@@ -94,7 +94,7 @@ impl Bounded {
     pub fn run(&mut self, scenario: &Scenario, trace: Option<&Trace>) -> (Outcome, Option<Fault>) {
         let worker = self.worker.get_or_insert_with(Worker::start);
         let sent = worker.jobs.send((scenario.clone(), trace.cloned()));
-        debug_assert!(sent.is_ok(), "a worker survives what it runs");
+        debug_assert!(sent.is_ok(), "a worker survives each run");
         match worker.results.recv_timeout(self.limit) {
             Ok(Ok(mut outcome)) => {
                 let fault = outcome.violation.take().map(Fault::Broken);

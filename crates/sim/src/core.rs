@@ -37,7 +37,8 @@ pub enum Ev {
         /// Its drive.
         drive: usize,
     },
-    /// A core of a target is woken: for its deadline, or for news that has come while it was busy.
+    /// A core of a target is woken: for its deadline, or for input that has arrived while it was
+    /// busy.
     WakeCore {
         /// The machine.
         machine: usize,
@@ -115,7 +116,7 @@ impl Trace {
     }
 }
 
-/// See [the module](self).
+/// The state that every part of the simulated cluster needs.
 pub struct Core {
     /// The time, ns.
     pub now: u64,
@@ -220,7 +221,7 @@ impl Core {
         steps
     }
 
-    /// Puts another volume in this one's place, and sets this one aside.
+    /// Exchanges this volume and the volume in `side`.
     pub(crate) fn swap(&mut self, side: &mut Side) {
         core::mem::swap(&mut self.id, &mut side.id);
         core::mem::swap(&mut self.name, &mut side.name);

@@ -19,7 +19,7 @@ mod extensions;
 mod foreign;
 mod records;
 
-/// The theme of a run about logs that go back in time.
+/// The theme of a run about logs that are older than they should be.
 const OLD_LOGS: u64 = 7;
 /// The theme of a run in which streams are opened anew while answers come late.
 const LATE_ANSWERS: u64 = 10;
@@ -406,7 +406,7 @@ fn faults(
     }
     if theme == UNREACHABLE {
         // The owner is unreachable for a moment, at work or when it is idle. A second initiator
-        // stands by, and a plain host writes beside the owner.
+        // waits for the volume, and a plain host writes beside the owner.
         let at = if rng.one_in(2) { u32::MAX } else { rng.range(60, last) as u32 };
         let for_us = *rng.pick(&[2_000, 40_000, 200_000]);
         let standby = rng.one_in(2).then_some(What::Standby);
@@ -415,8 +415,8 @@ fn faults(
         let data = u64::from(machines[machine].blocks - volume.first);
         let lba = volume.first + rng.below(data) as u32;
         let plain_host = What::PlainHost { machine, drive, lba, more: 0, forgets: false };
-        let whats = standby.into_iter().chain([What::Unreachable { for_us }, plain_host]);
-        faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
+        let kinds = standby.into_iter().chain([What::Unreachable { for_us }, plain_host]);
+        faults.extend(kinds.map(|what| Fault { when: When::Event(at), what }));
     }
     if theme == PLAIN_HOSTS {
         // The volume is released, and plain hosts write and read.
@@ -555,7 +555,7 @@ fn old_logs(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>, rn
     };
     let down_us = *rng.pick(&[10, 200, 1_000]);
     if rng.one_in(2) {
-        // An older copy is put back, once the volume has got another owner.
+        // An older copy is put back, once the volume has another owner.
         add(0, What::CopyLog { machine });
         add(rng.range(10, 80), What::KillClient { down_us });
         add(rng.range(160, 600), What::OldLog { machine });

@@ -200,7 +200,7 @@ pub const LABEL_BLOCKS: u32 = 2;
 const LABEL_NAMES: Content = 1 << 62;
 
 impl Drive {
-    /// A drive of `blocks` blocks, all zero. Its name is for errors and `trace_lines`.
+    /// A drive of `blocks` blocks, all zero. Its name is for errors and traces.
     #[must_use]
     pub fn new(
         (spec, blocks): (DriveSpec, u32),
@@ -530,7 +530,7 @@ impl Drive {
     }
 
     /// Fails a FLUSH ("fsyncgate"). Contents that should have become durable are gone, or stay
-    /// readable without ever becoming durable, or became durable all the same.
+    /// readable without ever becoming durable, or became durable nevertheless.
     fn fail_flush(&mut self, clock: u64) {
         let mut affected = Vec::new();
         for lba in self.dirty.clone() {

@@ -1,10 +1,9 @@
-//! A foreign target, as an initiator sees it: it has NVMe over TCP, and does not have Rio's
-//! extension (T17).
+//! A foreign target. It has NVMe over TCP, and does not have Rio's extension (T17).
 //!
 //! It is Rio's own target behind a filter, the screen. The screen removes the extension's record
-//! from the target's answers, and checks each command that comes. A foreign target may use for its
-//! own purposes every field that the standard leaves open. So an initiator that sends it a field or
-//! a command of Rio's extension is wrong, however this target reacts.
+//! from the target's answers, and checks each command that arrives. A foreign target may use for
+//! its own purposes every field that the standard leaves open. So an initiator that sends it a
+//! field or a command of Rio's extension is wrong, however this target reacts.
 
 use riopipe_nvme::command::{Sqe, opcode};
 use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, COMMON_LEN, kind};
@@ -26,7 +25,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes in bytes. Returns the first command among them that uses Rio's extension, if there is
+    /// Receives bytes. Returns the first command among them that uses Rio's extension, if there is
     /// one. The connection has no digests.
     pub fn check(&mut self, bytes: &[u8]) -> Option<String> {
         self.held.extend_from_slice(bytes);

@@ -457,12 +457,13 @@ impl LogStore {
     }
 }
 
-/// A store that was removed from the machine and is kept.
+/// The content of a log store that is kept outside of the machine's store: the right one, or a
+/// copy.
 #[derive(Clone, Debug)]
 pub struct KeptLog(BTreeMap<usize, Part>);
 
 impl KeptLog {
-    /// Applies a power cut. A mapped file that was set aside is still a file.
+    /// Applies a power cut. A mapped file remains a file.
     pub fn power_cut(&mut self, kind: LogStoreKind, rng: &mut Rng) {
         if kind == LogStoreKind::File {
             self.0.values_mut().for_each(|part| part.revert_pages(rng));
@@ -777,7 +778,7 @@ mod tests {
             store.power_cut(&mut Rng::new(seed));
             assert_eq!(found, (word(&part, 8), word(&part, 16), word(&part, BLOCK)), "synced");
         }
-        assert_eq!(seen.len(), 16, "each word of a page that was on its way: {seen:?}");
+        assert_eq!(seen.len(), 16, "each word of a page in write-back: {seen:?}");
     }
 
     #[test]

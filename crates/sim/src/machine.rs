@@ -31,7 +31,7 @@ pub use process::{Out, Tcp};
 /// The place of a label's version in its block, bytes.
 const LABEL_VERSION_AT: usize = 8;
 /// The maximum number of operations that a drive is given at once: the product's value, unless a
-/// test makes it scarce.
+/// test lowers it.
 const DEPTH: usize = 512;
 
 /// The first volume of a simulated cluster, and usually the only one.
@@ -314,7 +314,7 @@ impl Machine {
     }
 
     /// Replaces a drive by another one, while the machine is off. The other drive has the same
-    /// size, the same identity, and a label as `whose` says. Its blocks have any content.
+    /// size, the same identity, and a label of the kind `whose`. Its blocks have any content.
     pub fn replace_drive(&mut self, drive: usize, whose: WrongLabel) {
         let there = &self.env.drives[drive];
         let copies = there.bytes(&[there.block(0), there.block(1)]);

@@ -102,7 +102,7 @@ pub struct Network {
     spec: NetSpec,
     rng: Rng,
     conns: Vec<Conn>,
-    parted: Vec<Parted>,
+    partitions: Vec<Partition>,
     /// A lag for the connections that streams begin from now on: its end, and its length. Units
     /// sent toward targets before the end arrive later by the length.
     late_streams: (u64, u64),
@@ -110,7 +110,7 @@ pub struct Network {
 
 /// Nothing passes between an initiator and a machine (any, if `None`) before `until`.
 #[derive(Clone, Copy, Debug)]
-struct Parted {
+struct Partition {
     client: usize,
     machine: Option<usize>,
     until: u64,
@@ -120,7 +120,7 @@ impl Network {
     /// A network without connections.
     #[must_use]
     pub const fn new(spec: NetSpec, rng: Rng) -> Self {
-        Self { spec, rng, conns: Vec::new(), parted: Vec::new(), late_streams: (0, 0) }
+        Self { spec, rng, conns: Vec::new(), partitions: Vec::new(), late_streams: (0, 0) }
     }
 
     /// Draws a delay, ns.
@@ -134,8 +134,8 @@ impl Network {
     /// Opens a connection to `machine`. Returns its number.
     pub fn open(&mut self, client: ClientEnd, machine: usize) -> usize {
         let apart =
-            |p: &&Parted| p.client == client.client && p.machine.is_none_or(|m| m == machine);
-        let until = self.parted.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
+            |p: &&Partition| p.client == client.client && p.machine.is_none_or(|m| m == machine);
+        let until = self.partitions.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
         let is_stream = matches!(client.role, Role::Stream { .. });
         let lag = if is_stream { self.late_streams } else { (0, 0) };
         let pipe = || Pipe { stalled_until: until, ..Pipe::default() };
@@ -163,8 +163,8 @@ impl Network {
     }
 
     /// Stops everything between an initiator and a machine (any, if `None`) before `until`.
-    pub fn part(&mut self, client: usize, machine: Option<usize>, until: u64) {
-        self.parted.push(Parted { client, machine, until });
+    pub fn partition(&mut self, client: usize, machine: Option<usize>, until: u64) {
+        self.partitions.push(Partition { client, machine, until });
         for conn in 0..self.conns.len() {
             let there = &self.conns[conn];
             if there.client.is_some_and(|end| end.client == client)
@@ -291,7 +291,7 @@ impl Network {
     /// Ends all stalls and lags.
     pub fn heal(&mut self) {
         self.late_streams = (0, 0);
-        self.parted.clear();
+        self.partitions.clear();
         for pipe in self.conns.iter_mut().flat_map(|conn| [&mut conn.up, &mut conn.down]) {
             pipe.stalled_until = 0;
             pipe.lag = (0, 0);

@@ -153,7 +153,8 @@ pub struct PlantResult {
     pub plant: Plant,
     /// The number of seeds run.
     pub seeds: u64,
-    /// The number of seeds after which the oracle saw a broken promise; `None` if it never did.
+    /// The number of seeds after which the oracle reported a broken promise; `None` if it never
+    /// did.
     pub caught_after: Option<u64>,
     /// The seed, and the broken promise.
     pub failure: Option<(u64, Violation)>,
@@ -163,7 +164,7 @@ pub struct PlantResult {
     pub elapsed: Duration,
 }
 
-/// Plants a bug and runs seeds until the oracle sees it. No other run may take place in this
+/// Plants a bug and runs seeds until the oracle reports it. No other run may take place in this
 /// process meanwhile.
 pub fn try_plant(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> PlantResult {
     let start = Instant::now();

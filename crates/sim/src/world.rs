@@ -427,7 +427,7 @@ impl World {
         }
         let ended = machine.end_service();
         let power = off || machine.has_stopped();
-        self.core.trace(|| format!("target {at} has come to rest: {ended:?}"));
+        self.core.trace(|| format!("target {at} has ended its service: {ended:?}"));
         self.crash_machine(at, PlannedCrash { power, down_us });
     }
 

@@ -1,7 +1,7 @@
 //! The application's use of a stream: the steps of the scenario, as calls of the library.
 //!
-//! While the application's thread is in a call that waits, it drives the stream. Otherwise it
-//! thinks, pauses, or has no step left, and then only the background driver drives the stream.
+//! While the application's thread is in a call that waits, it drives the stream. Otherwise it does
+//! other work, pauses, or has no step left, and then only the background driver drives the stream.
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
@@ -93,7 +93,8 @@ impl Stream {
         *begun < steps.len() || self.acting || serves || waits
     }
 
-    /// Whether everything that was submitted is durable, as its owner knows.
+    /// Whether everything that was submitted is durable, according to the marks that its owner has
+    /// received.
     #[must_use]
     pub(super) fn is_durable(&self, core: &Core) -> bool {
         // The thread of a log of records never leaves its stream.
@@ -165,7 +166,7 @@ impl Stream {
         let wakes = driver.owner_calls();
         self.wakes_background |= wakes;
         let is_read = matches!(op, Op::Read(..) | Op::ReadApart(..));
-        self.watchers.may_come(!is_read, core.now);
+        self.watchers.may_begin(!is_read, core.now);
         let done = match op {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),
@@ -179,7 +180,7 @@ impl Stream {
                 Done::Yes
             }
             Op::Restart => {
-                self.leave("its owner wants that", core);
+                self.leave("its owner requests it", core);
                 Done::Yes
             }
         };

@@ -1,4 +1,4 @@
-//! The caller's duty of T11 and T15, as the simulated application keeps it.
+//! The caller's duties of T11 and T15, as the simulated application fulfils them.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::probe::{self, Plant};

@@ -131,7 +131,7 @@ pub struct Client {
     background: BackgroundDriver,
     /// The time at which the next thread wakes, as far as that is planned, ns.
     wakes_at: u64,
-    /// The owner leaves the streams alone, once no work is left, until they are durable.
+    /// The owner does not call its streams, once no work is left, until they are durable.
     leaves: bool,
     /// Streams without a log that were opened before.
     anew: BTreeSet<u16>,
@@ -419,7 +419,7 @@ impl Client {
         }
     }
 
-    /// Takes in bytes of one of its connections.
+    /// Receives bytes of one of its connections.
     pub fn receive(
         &mut self,
         role: Role,
@@ -441,7 +441,7 @@ impl Client {
         }
     }
 
-    /// Takes in the end of one of its connections.
+    /// Handles the end of one of its connections.
     pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
         match role {
             Role::Admin(server) | Role::Undo(server) => {
@@ -463,7 +463,7 @@ impl Client {
 
     /// Notes that this owner has lost the target for good.
     fn not_resumed(&mut self, server: usize, why: &str, cause: Cause, core: &mut Core) {
-        core.trace(|| format!("initiator: target {server} does not have it back: {why}"));
+        core.trace(|| format!("initiator: cannot resume on target {server}: {why}"));
         self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
         if cause == Cause::Changed {
             probe::hit(Rare::Changed);

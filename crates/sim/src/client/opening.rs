@@ -199,7 +199,7 @@ impl Client {
         self.refused = Some(refused);
     }
 
-    /// The operator's reading of a refusal.
+    /// The meaning of a refusal for the operator.
     pub(super) fn why_refused(&self, error: &OpeningError) -> Refused {
         match error {
             OpeningError::Claim(ClaimError::Owned { .. }) | OpeningError::TakenOver { .. } => {
@@ -233,7 +233,7 @@ impl Client {
         }
     }
 
-    /// Takes over the opened volume.
+    /// Begins to use the opened volume.
     fn opened(&mut self, volume: OpenedVolume, drives: &Drives<'_>, core: &mut Core) {
         let all = found(&volume.outcome, core);
         core.trace(|| format!("initiator: recovered: {all:?}"));

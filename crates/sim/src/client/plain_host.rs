@@ -53,7 +53,7 @@ enum Operation {
     Read,
 }
 
-/// See [the module](self).
+/// A plain host that reads and writes blocks of one drive.
 pub struct PlainHost {
     index: usize,
     config: AssociationConfig,
@@ -63,8 +63,8 @@ pub struct PlainHost {
     pub at: Where,
     /// The content that it writes.
     pub content: Content,
-    /// The volume had no owner that kept the host out when the command came, or, for a write, at a
-    /// later moment.
+    /// The volume had no owner that excluded the host when the command arrived, or, for a write, at
+    /// a later moment.
     pub free: bool,
     /// The volume was free all the time, so there was no reason to refuse the command.
     pub must_accept: bool,
@@ -109,7 +109,7 @@ impl PlainHost {
         ClientEnd { client: self.index, incarnation: 0, role }
     }
 
-    /// Whether all its commands were answered, or never will be.
+    /// Whether all its commands were answered, or the host has ended before.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.over
@@ -153,7 +153,7 @@ impl PlainHost {
         }
     }
 
-    /// Takes in the event of its target. The host ends when the target is lost.
+    /// Handles the event of its target. The host ends when the target is lost.
     fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
             if matches!(event, TargetEvent::Lost) {
@@ -196,7 +196,7 @@ impl PlainHost {
         wire.send(out, core);
     }
 
-    /// Takes in bytes. Returns the answer in them.
+    /// Receives bytes. Returns the answer in them.
     pub fn receive(
         &mut self,
         role: Role,
@@ -262,7 +262,7 @@ impl PlainHost {
         if core::mem::take(&mut self.forgets) {
             let forget = rio::release_command(VOLUME, true);
             let end = self.end(Role::Admin(0));
-            self.server.ask(forget, &[], end, core);
+            self.server.send_command(forget, &[], end, core);
         }
         let wire = Wire::new(core.connect(self.end(Role::Undo(0)), self.at.machine));
         let mut out = Outbox::new();

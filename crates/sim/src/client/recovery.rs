@@ -89,7 +89,7 @@ impl Client {
     fn recovery_failed(&mut self, error: &StreamsRecoveryError, core: &mut Core) {
         core.trace(|| format!("initiator: the attempt to recover has ended: {error}"));
         // A recovery finds the same prefix from any point. It begins again once all targets are
-        // there.
+        // reachable.
         self.retry_at = core.now + RETRY_NS;
         if let StreamsRecoveryError::Opening(error) = error {
             self.fenced |= Self::is_fenced_by(error);
@@ -149,7 +149,7 @@ impl Client {
             Ok(false) => {}
             Ok(true) => (self.released, self.state) = (true, State::Over),
             Err(error) => {
-                core.trace(|| format!("initiator: the volume is not given back: {error}"));
+                core.trace(|| format!("initiator: the volume is not released: {error}"));
                 self.state = State::Over;
             }
         }

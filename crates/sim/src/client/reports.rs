@@ -89,8 +89,8 @@ impl Stream {
         let unreachable = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
         if unreachable && core.is_logged() && waited < self.loss_ns(core) {
             let what = format!(
-                "stream {id} gave target {machine} up after {waited} ns, before its loss time \
-                 was over: {why}"
+                "stream {id} gave target {machine} up after {waited} ns, before its loss \
+                 timeout was over: {why}"
             );
             core.oracle.broken(Promise::P7, what);
         }
@@ -108,7 +108,7 @@ impl Stream {
         let latest = |carried: &u64| carried.saturating_add(loss_ns).saturating_add(NOTICED_NS);
         if waits && self.carried.iter().any(|carried| core.now > latest(carried)) {
             let what = format!(
-                "stream {} waits for a target that has been away for longer than its loss time",
+                "stream {} waits for a target that has been unreachable for longer than its loss timeout",
                 self.id
             );
             core.oracle.broken(Promise::P8, what);

@@ -49,7 +49,7 @@ impl Client {
             return self.continue_recovery(drives, core);
         }
         if self.closing {
-            self.close_when_done(drives, core);
+            self.close_and_release(drives, core);
         }
     }
 
@@ -111,7 +111,7 @@ impl Client {
         self.begin_recovery(RecoveryGoal::Reopen(id), core);
     }
 
-    pub(super) fn close_when_done(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn close_and_release(&mut self, drives: &Drives<'_>, core: &mut Core) {
         self.close_streams(drives, core);
         let closed = |stream: &Option<Stream>| match stream {
             Some(stream) => stream.reads_only || stream.is_closed(),

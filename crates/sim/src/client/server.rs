@@ -68,7 +68,7 @@ struct Wires {
 }
 
 impl Wires {
-    /// Takes in bytes of one of the connections.
+    /// Receives bytes of one of the connections.
     fn received(
         &mut self,
         conn: usize,
@@ -84,7 +84,7 @@ impl Wires {
         }
     }
 
-    /// Takes in the end of one of the connections.
+    /// Handles the end of one of the connections.
     fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint<Piece = Payload>, core: &Core) {
         let Some(queue) = self.queue_of(conn) else { return };
         self.control[queue as usize] = None;
@@ -167,7 +167,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Hands the association to a manager, which keeps it alive while the volume is open.
+    /// Passes the association to a manager, which keeps it alive while the volume is open.
     pub(super) fn manage(&mut self, config: ManagerConfig, end: ClientEnd, core: &mut Core) {
         if let Attachment::Single(association) =
             core::mem::replace(&mut self.attachment, Attachment::None)
@@ -251,7 +251,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Takes in bytes of one of its connections.
+    /// Receives bytes of one of its connections.
     pub(super) fn received(&mut self, conn: usize, bytes: &[u8], end: ClientEnd, core: &mut Core) {
         match &mut self.attachment {
             Attachment::None => {}
@@ -263,7 +263,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// Takes in the end of one of its connections.
+    /// Handles the end of one of its connections.
     pub(super) fn closed(&mut self, conn: usize, end: ClientEnd, core: &mut Core) {
         match &mut self.attachment {
             Attachment::None => {}
@@ -320,7 +320,9 @@ impl Server {
                     TargetEvent::Back
                 }
                 ManagerEvent::GivenUp { .. } => {
-                    core.trace(|| format!("initiator: target {index} has been away for too long"));
+                    core.trace(|| {
+                        format!("initiator: target {index} has been unreachable for too long")
+                    });
                     return self.event(core);
                 }
                 ManagerEvent::Refused { why, cause } => {
@@ -344,7 +346,7 @@ impl Server {
     }
 
     /// Sends a command with a few bytes on the admin queue, if the association exists.
-    pub(super) fn ask(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
+    pub(super) fn send_command(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
         if let Some(association) = self.association() {
             let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes) };
             // Without an association the command is dropped.
@@ -353,7 +355,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// The answer to a command that was sent with `ask`.
+    /// The answer to a command that was sent with `send_command`.
     pub(super) fn answer(&mut self) -> Option<Status> {
         self.association()?.answer().map(|answer| answer.cqe.status())
     }

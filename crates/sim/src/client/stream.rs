@@ -63,7 +63,7 @@ impl Connection {
         Self { wire, arrived: Vec::new(), ended: false }
     }
 
-    /// Takes in the bytes that have arrived. Returns whether there were any. An error means that
+    /// Receives the bytes that have arrived. Returns whether there were any. An error means that
     /// the connection has ended; it holds the session's error, if there is one.
     fn receive(
         &mut self,
@@ -256,7 +256,7 @@ impl Stream {
     }
 
     /// Whether this is a reader that must be replaced: it has failed, or a target owes the answer
-    /// to a read that was given up, and no thread takes that answer in.
+    /// to a read that was given up, and no thread receives that answer.
     pub(super) fn is_to_be_replaced(&self) -> bool {
         let owes = match &self.body {
             Body::Open(driver) => !self.is_in_call() && driver.owes_reads(),
@@ -418,7 +418,7 @@ impl Stream {
         self.wakes_at = None;
     }
 
-    /// Takes in a connection for the start of the stream.
+    /// Accepts a connection for the start of the stream.
     pub(super) fn connect(
         &mut self,
         request: &ConnectRequest,
@@ -448,7 +448,7 @@ impl Stream {
         self.connections.iter().position(is).map(|server| server as u16)
     }
 
-    /// Takes in bytes of a server, or the end of the connection to it.
+    /// Receives bytes of a server, or the end of the connection to it.
     pub(super) fn arrives(&mut self, server: u16, bytes: Option<&[u8]>) {
         if let Some(connection) = &mut self.connections[usize::from(server)] {
             match bytes {
@@ -466,7 +466,7 @@ impl Stream {
         ConnectRequest { qid: request.qid + 8 * (self.again / 2 % 3), ..request }
     }
 
-    /// Leaves a message of another thread.
+    /// Queues a message of another thread for the stream.
     pub(super) fn post(&mut self, messages: StreamMessage) {
         self.messages.push(messages);
     }
@@ -515,7 +515,7 @@ impl Stream {
         worked
     }
 
-    /// Takes in the bytes that have arrived from each server. Returns whether there were any. An
+    /// Receives the bytes that have arrived from each server. Returns whether there were any. An
     /// error names the server whose connection has ended.
     fn receive(&mut self, core: &mut Core) -> Result<bool, (u16, Option<SessionError>)> {
         let mut received = false;
@@ -523,8 +523,8 @@ impl Stream {
         let Some(driver) = driver_of(body) else { return Ok(false) };
         for (server, connection) in (0..).zip(connections) {
             if let Some(connection) = connection.as_mut().filter(|_| driver.is_open(server)) {
-                let came = connection.receive(server, driver, reading, core);
-                received |= came.map_err(|error| (server, error))?;
+                let result = connection.receive(server, driver, reading, core);
+                received |= result.map_err(|error| (server, error))?;
             }
         }
         Ok(received)

@@ -12,7 +12,7 @@ use crate::core::{Core, Ev, US};
 use crate::oracle::Drives;
 
 impl Client {
-    /// Takes in bytes of a stream's connection, or its end.
+    /// Receives bytes of a stream's connection, or its end.
     pub(super) fn arrives(
         &mut self,
         id: u16,
@@ -28,7 +28,7 @@ impl Client {
         self.advance_streams(drives, core);
     }
 
-    /// Leaves a message for every stream.
+    /// Queues a message for every stream.
     pub(super) fn post(&mut self, messages: impl Fn() -> StreamMessage) {
         for stream in self.streams.iter_mut().flatten() {
             stream.post(messages());

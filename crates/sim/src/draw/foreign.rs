@@ -45,9 +45,9 @@ fn site(rng: &mut Rng) -> Scenario {
 /// A foreign target does not have Rio's extension, so the volume has engine `sync` and its promise
 /// (T17).
 ///
-/// Such a target keeps no host from writing. So there is one initiator, and connections break only
-/// with a process that dies. Writes that the process has left in flight do not meet those of a
-/// later one.
+/// Such a target does not prevent any host from writing. So there is one initiator, and connections
+/// break only with a process that dies. Writes that the process has left in flight do not meet
+/// those of a later one.
 fn foreign_targets(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     scenario.volume.engine = Engine::Sync;

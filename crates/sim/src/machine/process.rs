@@ -84,14 +84,14 @@ struct Reactor {
     core: TargetCore<SimEnv, Tcp>,
     /// The results of its drive operations that it has not received yet.
     done: Vec<(OpId, Ended)>,
-    /// It receives no news before this time, ns.
+    /// It receives no input before this time, ns.
     busy_until: Option<u64>,
     /// The time at which its deadline wakes it next, ns.
     timer: Option<u64>,
     has_ended: bool,
 }
 
-/// See [the module](self).
+/// The process of a target.
 #[derive(Default)]
 pub(super) struct Process {
     reactors: Vec<Reactor>,
@@ -154,14 +154,14 @@ impl Machine {
         self.up && self.process.stops && self.process.reactors.iter().all(|it| it.has_ended)
     }
 
-    /// Takes in a request to connect.
+    /// Receives a request to connect.
     pub fn open(&mut self, net: usize) {
         let screen = self.spec.foreign.then(Screen::default);
         self.process.sockets.insert(net, Socket { screen, ..Socket::default() });
         self.process.backlog.push_back(net);
     }
 
-    /// Takes in bytes of a connection.
+    /// Receives bytes of a connection.
     pub fn receive(&mut self, net: usize, bytes: Vec<u8>) {
         self.store.write_back_some(&mut self.rng);
         if let Some(socket) = self.process.sockets.get_mut(&net) {
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Takes in the end of a connection.
+    /// Handles the end of a connection.
     pub fn hang_up(&mut self, net: usize) {
         if let Some(socket) = self.process.sockets.get_mut(&net) {
             socket.has_ended = true;
@@ -231,7 +231,7 @@ impl Machine {
         let Some(reactor) = self.process.reactors.get_mut(core).filter(|it| !it.has_ended) else {
             return;
         };
-        // A deadline, or news that it receives now.
+        // A deadline, or input that it receives now.
         if reactor.timer.take_if(|at| *at <= now).is_some() {
             self.begin_round(core);
             self.finish_round(core);
@@ -258,7 +258,7 @@ impl Machine {
         }
     }
 
-    /// A core that has news and receives it now.
+    /// A core that has input and receives it now.
     fn next_core(&mut self) -> Option<usize> {
         let Self { env, process, rng, out, .. } = self;
         for (core, reactor) in process.reactors.iter_mut().enumerate() {
@@ -280,7 +280,7 @@ impl Machine {
         None
     }
 
-    /// Runs one round of a core with its news.
+    /// Runs one round of a core with its input.
     fn turn(&mut self, core: usize) {
         self.begin_round(core);
         let Self { env, process, rng, out, .. } = self;
@@ -368,7 +368,7 @@ impl Machine {
         if reactor.core.is_at_rest() {
             reactor.has_ended = true;
             let lost = env.messages[core].iter().any(|it| matches!(it, Message::Adopt(_)));
-            assert!(!lost, "a core ended while a connection was on its way to it");
+            assert!(!lost, "a core ended while a connection was being moved to it");
         } else if let Some(at) = reactor.core.deadline(env.now)
             && reactor.timer.is_none_or(|timer| at < timer)
         {
@@ -405,7 +405,10 @@ impl Machine {
                     if let Some(socket) = process.sockets.get_mut(&connection.transport().net) {
                         socket.watched = None;
                     }
-                    assert!(!process.reactors[core].has_ended, "a connection is given to nobody");
+                    assert!(
+                        !process.reactors[core].has_ended,
+                        "a connection is moved to a core that has ended"
+                    );
                     env.messages[core].push(Message::Adopt(connection));
                 }
                 Action::WindUp => {

@@ -187,13 +187,14 @@ impl Block {
         self.past[past..].iter().chain(&self.writes).filter(move |wr| wr.era == era)
     }
 
-    /// Whether a reader of this era may find this content, if `due` was due when the read began.
+    /// Whether a reader of this era may find this content, given the newest write `due` that the
+    /// reader had to see when the read began.
     pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
         let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
         let over =
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
         // The content before any write may have changed meanwhile: the write of a plain host has
-        // become durable, on a volume that no log guards.
+        // become durable, on a volume without a log.
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
             || self.plain_contents.contains(&content)
@@ -242,9 +243,9 @@ impl Block {
             } else if beyond.iter().any(|wr| wr.is(content)) {
                 (Promise::P1, "a fresh write beyond the prefix that was not undone")
             } else if self.writes.iter().any(|wr| wr.is(content)) || self.base.contains(&content) {
-                (Promise::P1, "older than what is inside the prefix")
+                (Promise::P1, "older than the content inside the prefix")
             } else if content == ZERO {
-                (Promise::P5, "zeroed, though what it held is inside the prefix")
+                (Promise::P5, "zeroed, although its content is inside the prefix")
             } else {
                 (Promise::P5, "never written there, or fenced off")
             };

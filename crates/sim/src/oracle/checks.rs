@@ -123,7 +123,7 @@ impl Oracle {
     /// P5: a foreign target was sent a command or field of Rio's extension. Its reaction is
     /// undefined (T17).
     pub fn extension_was_sent(&mut self, machine: usize, by: &str) {
-        let what = format!("target {machine} does not speak Rio's extension and was sent {by}");
+        let what = format!("target {machine} does not have Rio's extension and was sent {by}");
         self.broken(Promise::P5, what);
     }
 
@@ -171,8 +171,9 @@ impl Oracle {
             return self.broken(Promise::P1, what);
         }
         if let Some(tag) = tag.filter(|tag| *tag != tag_due) {
-            let what =
-                format!("stream {stream}: recovery tells tag {tag} of group {last}, not {tag_due}");
+            let what = format!(
+                "stream {stream}: recovery reports tag {tag} of group {last}, not {tag_due}"
+            );
             self.broken(Promise::P1, what);
         }
     }
@@ -213,8 +214,8 @@ impl Oracle {
             }
             if let Some(at) = before.iter().find(|at| !r.in_place.contains(at)) {
                 let what = format!(
-                    "stream {}: the in-place update of {at} was reported once and is forgotten, \
-                     though nobody has acknowledged it",
+                    "stream {}: the in-place update of {at} was reported once and is not listed \
+                     any more, although it was not acknowledged",
                     r.stream
                 );
                 return self.broken(Promise::P1, what);

@@ -51,7 +51,8 @@ impl Promised {
         self.engine == EngineKind::Rio
     }
 
-    /// Whether the owner has an association with a machine that has no log to remember it by.
+    /// Whether the owner has an association with a machine that has no log, and so no record of the
+    /// owner.
     pub(super) fn is_held(&self, machine: usize) -> bool {
         self.held[machine]
     }
@@ -63,7 +64,8 @@ impl Promised {
 }
 
 impl Oracle {
-    /// Notes whether the owner has an association with a machine that has no log to remember it by.
+    /// Notes whether the owner has an association with a machine that has no log, and so no record
+    /// of the owner.
     pub fn holds(&mut self, machine: usize, there: bool) {
         self.promised.held[machine] = there;
     }
@@ -179,8 +181,7 @@ impl Oracle {
             return self.eras.len() - 1;
         }
         if !took && self.ownership.is_owned() && self.promised.held.contains(&true) {
-            let what =
-                "the volume was taken from an owner that is there, and nobody said take-over";
+            let what = "the volume was claimed from an owner that is there, without a take-over";
             self.broken(Promise::P7, what);
         }
         self.ownership.new_owner(client, generation, now);
@@ -220,8 +221,8 @@ impl Oracle {
         let reported = history.durable;
         if last < reported {
             let what = format!(
-                "stream {stream} begins anew behind group {last}, and was told that groups up to \
-                 {reported} are durable"
+                "stream {stream} begins anew behind group {last}, although groups up to \
+                 {reported} were reported durable to it"
             );
             return self.broken(Promise::P2, what);
         }
@@ -285,7 +286,7 @@ impl Block {
                 continue;
             }
             let (promise, why) = if sent || base {
-                (Promise::P2, "older than what was confirmed as durable")
+                (Promise::P2, "older than the content that was confirmed as durable")
             } else if self.writes.iter().any(|wr| wr.is(content)) {
                 (Promise::P1, "of a group that was not to be sent yet")
             } else {

@@ -56,7 +56,7 @@ impl StreamHistory {
 }
 
 impl Oracle {
-    /// Takes in an event of a drive.
+    /// Handles an event of a drive.
     pub fn drive_reports(&mut self, machine: usize, drive: usize, event: &DriveEvent, now: u64) {
         match event {
             DriveEvent::Completed(contents) => {

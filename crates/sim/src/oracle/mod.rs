@@ -28,16 +28,24 @@ pub use records::{FoundLog, LogHistory, Record};
 
 /// The promises (`docs/ordering-contract.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the text of each says it")]
 pub enum Promise {
+    /// A crash leaves a prefix of the groups.
     P1,
+    /// A group that was reported durable remains.
     P2,
+    /// Groups are reported complete in order.
     P3,
+    /// Groups, and merged and split requests, are there wholly or not at all.
     P4,
+    /// Blocks inside the prefix hold the submitted bytes, and other blocks are unchanged.
     P5,
+    /// After a failed write or FLUSH, each stream that it may have affected is poisoned.
     P6,
+    /// The crash of a target alone loses no data.
     P7,
+    /// When faults stop, all that was submitted ends within bounds.
     P8,
+    /// Readers find the writes that they must see.
     P9,
 }
 
@@ -207,7 +215,7 @@ pub struct Submitted {
     pub place: Place,
 }
 
-/// See [the module](self).
+/// The oracle: the submitted writes, the promises that were made, and the first violation.
 #[derive(Debug)]
 pub struct Oracle {
     blocks: Vec<Block>,
@@ -371,7 +379,7 @@ impl Oracle {
         !self.lost.is_empty()
     }
 
-    /// Takes in the marks of a stream, as its owner received them.
+    /// Records the marks of a stream that its owner has received.
     pub fn marks(
         &mut self,
         era: Era,
@@ -398,8 +406,8 @@ impl Oracle {
             let reported = if durable > was_durable { durable } else { Seq::ZERO };
             if reported > settled {
                 let what = format!(
-                    "stream {stream}: group {durable} was reported durable to an owner who had \
-                     been overtaken at group {settled}"
+                    "stream {stream}: group {durable} was reported durable to an owner that \
+                     was fenced at group {settled}"
                 );
                 self.broken(Promise::P2, what);
             }
@@ -433,7 +441,7 @@ impl Oracle {
         if self.ownership.may_be_fenced(now) && cause != Poison::Failed {
             return;
         }
-        // An initiator with a short loss timeout takes a replaced connection for a lost one.
+        // An initiator with a short loss timeout treats a replaced connection as a lost one.
         if cause == Poison::Lost || cause == Poison::Fenced && !self.long_loss_timeout {
             if self.long_loss_timeout {
                 let what = format!("stream {stream} gave machine {machine} up too early: {why}");
@@ -481,8 +489,7 @@ impl Oracle {
             // settles the block during the read does not restore that data.
             let uncertain = b.failures > due.settled_failures || self.cut(b) > due.cut;
             if !uncertain && !b.may_read(read.era, due, *found) {
-                let over =
-                    if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };
+                let over = if self.is_stale(read.era) { ", whose owner was fenced," } else { "" };
                 let what = format!(
                     "stream {}{over} read {} from block {block}; its newest write there was {} ({})",
                     read.stream,

@@ -78,7 +78,7 @@ impl Ownership {
     pub(super) fn claim_violation(&self, took: bool, now: u64) -> Option<String> {
         let is_free = self.over_released > self.generation;
         (!took && !is_free && self.is_leased(None, now)).then(|| {
-            "the volume was taken from an owner whose lease runs, and nobody said take-over".into()
+            "the volume was claimed from an owner whose lease runs, without a take-over".into()
         })
     }
 
@@ -155,7 +155,7 @@ impl Oracle {
     /// Checks that a plain write was refused because the drive is in use.
     pub fn plain_write_refused(&mut self, at: Where, must_accept: bool) {
         if must_accept {
-            let what = format!("a plain writer may not write {at}, though nobody has its volume");
+            let what = format!("a plain write of {at} was refused, although its volume is free");
             self.broken(Promise::P8, what);
         }
     }
@@ -219,7 +219,7 @@ impl Oracle {
     /// Notes the answer to a plain host: its block is written.
     pub fn plain_write_done(&mut self, at: Where, _content: Content, free: bool) {
         if !free {
-            let what = format!("a plain writer wrote {at}, though its volume is in use");
+            let what = format!("a plain host wrote {at}, although its volume is in use");
             self.broken(Promise::P5, what);
         }
     }
@@ -251,7 +251,7 @@ impl Oracle {
         let block = self.blocks.iter().find(|block| block.at == at);
         if let Some(block) = block.filter(|block| !block.may_hold_last(found)) {
             let what = format!(
-                "a plain reader found {} in {at}, which nobody has ({})",
+                "a plain host read {} from {at} of a free volume ({})",
                 super::Named(found),
                 block.describe()
             );

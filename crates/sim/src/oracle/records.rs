@@ -152,7 +152,10 @@ impl LogHistory {
             return broken(Promise::P5, format!("a log ends at {end}, behind {}", self.end));
         }
         if trim > 0 && !self.trims.contains(&trim) {
-            return broken(Promise::P5, format!("a log is trimmed to {trim}, which was not asked"));
+            return broken(
+                Promise::P5,
+                format!("a log is trimmed to {trim}, which was not requested"),
+            );
         }
         if trim < self.trim_due {
             let due = self.trim_due;
@@ -191,7 +194,7 @@ impl LogHistory {
 fn compare(found: &[Record], due: &[&Record], at_least: usize) -> Result<(), Broken> {
     for (found, due) in found.iter().zip(due) {
         if found.lsn != due.lsn {
-            let what = format!("a log shows a record at {}; the next is {}", found.lsn, due.lsn);
+            let what = format!("a log returns a record at {}; the next is {}", found.lsn, due.lsn);
             return Err((Promise::P1, what));
         }
         if found != *due {
@@ -200,11 +203,11 @@ fn compare(found: &[Record], due: &[&Record], at_least: usize) -> Result<(), Bro
         }
     }
     if found.len() > due.len() {
-        let what = format!("a log shows a record at {} that is not in it", found[due.len()].lsn);
+        let what = format!("a log returns a record at {} that is not in it", found[due.len()].lsn);
         return Err((Promise::P5, what));
     }
     if found.len() < at_least {
-        let what = format!("a log does not show its record at {}", due[found.len()].lsn);
+        let what = format!("a log does not return its record at {}", due[found.len()].lsn);
         return Err((Promise::P2, what));
     }
     Ok(())
@@ -262,7 +265,7 @@ mod tests {
         assert_eq!(with(&|it| it.records[1].bytes[3] ^= 1), Some(Promise::P4));
         assert_eq!(with(&|it| it.records.push(record(60, false))), Some(Promise::P5));
         assert_eq!(with(&|it| it.checkpoint = None), Some(Promise::P1));
-        assert_eq!(with(&|it| it.trim = 20), Some(Promise::P5), "nobody has trimmed");
+        assert_eq!(with(&|it| it.trim = 20), Some(Promise::P5), "no trim was requested");
     }
 
     #[test]
@@ -285,7 +288,7 @@ mod tests {
     fn no_record_is_confirmed_to_a_fenced_owner() {
         let mut log = history();
         assert_eq!(log.opened(&found(60)), Ok(1));
-        assert_eq!(log.confirm(Some(0), 60), Ok(()), "this was so");
+        assert_eq!(log.confirm(Some(0), 60), Ok(()), "the records were durable when it was sent");
         assert!(log.confirm(Some(0), 61).is_err());
         log.append(Some(0), record(60, false));
         assert_eq!(log.end, 60, "this does not count");

@@ -55,23 +55,22 @@ const FIRST_MAX: u64 = 1 << 48;
     bin_name = "rio sim",
     version,
     after_help = "\
-Targets, drives, network and initiators live in one thread; the sessions, engines and logs are those of
-`rio` itself. A seed decides the topology, what is written, and what goes wrong: crashes of any part at
-any moment and again during recovery, power cuts, torn log words, late writes, lost connections, failing
-writes and FLUSHes, full disks, an owner that comes back. An oracle that knows nothing of logs compares
-what is there with what was promised (P1 to P9, docs/ordering-contract.md). First everything may fail; then
-faults stop and all that was submitted must end.
+Targets, drives, network and initiators run in one thread. The sessions, engines and logs are those of `rio`
+itself. A seed decides the topology, the writes, and the faults: crashes of any part at any moment and again
+during recovery, power cuts, torn log words, late writes, lost connections, failing writes and FLUSHes, full
+disks, an owner that resumes. An oracle without knowledge of logs compares the drives with the promises (P1 to
+P9, docs/ordering-contract.md). First everything may fail. Then faults stop, and all that was submitted must end.
 
-A run is bounded in events and in time: one that does not end is a failure like any other.
+A run is bounded in events and in time. A run that does not end is a failure, too.
 
-The first seed is drawn unless --first names it: seeds that nobody has run before find what those that
-everybody runs don't. With --plant the defence of a trap is removed first, and the oracle must notice; that
-begins with seed 1, so that it comes to the same everywhere.
+The first seed is drawn unless --first names it: new seeds find failures that known seeds do not. With --plant
+the defence of a trap is removed first, and the oracle must report a broken promise. These runs begin with
+seed 1, so that the result is the same everywhere.
 
 Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken or
 a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken, 130 ended by
-Ctrl-C or SIGTERM with all seeds clean so far, 141 standard output has no reader. The first Ctrl-C lets the seeds that
-are running end and prints the count, the second ends the program at once.
+Ctrl-C or SIGTERM with all seeds clean so far, 141 standard output has no reader. After the first Ctrl-C the running
+seeds end, and the count is printed. The second Ctrl-C ends the program at once.
 
 Examples:
   rio sim --for 10m
@@ -81,17 +80,17 @@ Examples:
   rio sim --plant T7 -o json | jq .plants"
 )]
 struct Args {
-    /// How many seeds to run [default: 1000, or as many as --for has time for; with --plant 3000 for
+    /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
     /// each]
     #[arg(long, value_name = "COUNT")]
     seeds: Option<u64>,
     /// The first seed [default: drawn, and printed; with --plant 1]
     #[arg(long, value_name = "SEED")]
     first: Option<u64>,
-    /// Run seeds for so long: 90s, 10m, 2h
+    /// Run seeds for this time: 90s, 10m, 2h
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
     time: Option<Duration>,
-    /// Run this seed alone; if it fails, make it small and tell what happens in it
+    /// Run this seed alone; if it fails, make it small and print its trace
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first", "time", "plant", "scenario"])]
     seed: Option<u64>,
     /// With --seed: print its scenario, for --scenario, and run nothing
@@ -100,11 +99,11 @@ struct Args {
     /// Run the scenario in this file, as a failure prints it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "first", "time", "plant"])]
     scenario: Option<PathBuf>,
-    /// With --seed or --scenario: print everything that happens
+    /// With --seed or --scenario: print the trace of all events
     #[arg(long)]
     trace: bool,
-    /// Remove a defence: the name of a planted bug, a trap (T7) with all of its, or all; --plant help
-    /// lists them
+    /// Remove a defence. NAME is a planted bug, a trap (T7) with all its planted bugs, or all;
+    /// --plant help lists them
     #[arg(long, value_name = "NAME")]
     plant: Option<String>,
     /// Threads [default: one per core]
@@ -113,7 +112,7 @@ struct Args {
     /// A run that takes longer than this has failed [default: 60s]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     run_limit: Option<Duration>,
-    /// How to print the result
+    /// The format of the result
     #[arg(short, long, value_enum, default_value = "normal", value_name = "FORMAT")]
     output: Format,
     /// Print no progress
@@ -123,9 +122,9 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Text for people
+    /// Text
     Normal,
-    /// JSON for programs
+    /// JSON
     Json,
 }
 

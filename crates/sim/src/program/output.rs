@@ -24,7 +24,7 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Prints a passing note on standard error, without a change.
+/// Prints a text on standard error, as it is.
 pub(super) fn note(text: fmt::Arguments<'_>) {
     // An error on standard error cannot be reported anywhere.
     let _ = io::stderr().lock().write_fmt(text);

@@ -12,7 +12,7 @@ use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
 
 impl World {
-    /// Lets the faults strike whose moment has come.
+    /// Carries out the faults that are due.
     pub(super) fn strike_due(&mut self) {
         let core = &self.core;
         let due = |fault: &Fault| match fault.when {
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// Lets the next fault strike before its moment, because no other work is left.
+    /// Carries out the next fault before its moment, because no other work is left.
     pub(super) fn strike_next(&mut self) {
         let due = |fault: &Fault| matches!(fault.when, When::Event(_));
         match self.faults.iter().position(due) {
@@ -98,7 +98,7 @@ impl World {
             What::Standby => self.start_standby(),
             What::Unreachable { for_us } => {
                 let client = self.owner().unwrap_or(0);
-                self.part(client, None, for_us);
+                self.partition(client, None, for_us);
                 let net = &self.core.net;
                 let its = |end: &ClientEnd| end.client == client;
                 let there: Vec<usize> = net.find(|c| c.client.as_ref().is_some_and(its)).collect();
@@ -106,7 +106,7 @@ impl World {
             }
             What::Partition { machine, for_us } => {
                 let client = self.owner().unwrap_or(0);
-                self.part(client, Some(machine), for_us);
+                self.partition(client, Some(machine), for_us);
             }
             What::Drive { machine, drive, fault } => {
                 self.machines[machine].env.drives[drive].plan_fault(fault);
@@ -131,13 +131,14 @@ impl World {
             What::CopyLog { machine } => {
                 let at = &self.machines[machine];
                 let generations = at.log_generations(&self.volumes[machine]);
-                self.copies[machine] = generations.map(|them| (them, at.store.copy()));
+                self.copies[machine] =
+                    generations.map(|generations| (generations, at.store.copy()));
             }
             What::OldLog { machine } => {
                 let second = self.second_volume.as_ref().map(|it| it.side.label_generation);
                 let now = [self.core.label_generation].into_iter().chain(second);
-                let older = |(them, _): &mut (Vec<u32>, _)| {
-                    them.iter().zip(now).all(|(copied, now)| *copied < now)
+                let older = |(generations, _): &mut (Vec<u32>, _)| {
+                    generations.iter().zip(now).all(|(copied, now)| *copied < now)
                 };
                 if let Some((_, copy)) = self.copies[machine].take_if(older)
                     && self.may_replace_log(machine)
@@ -200,7 +201,7 @@ impl World {
         self.machines[machine].right_log.is_none() && !giving_up
     }
 
-    /// Puts another log in the place of a machine's log.
+    /// Notes that another log is in the place of a machine's log, and keeps the right one.
     fn keep_right_log(&mut self, machine: usize, log: KeptLog) {
         self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
@@ -271,9 +272,9 @@ impl World {
     }
 
     /// Stops everything between an initiator and a machine (or all) for a while.
-    fn part(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
+    fn partition(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
         let until = self.core.now + u64::from(for_us) * US;
-        self.core.net.part(client, machine, until);
+        self.core.net.partition(client, machine, until);
         self.core.at(until, Ev::Heal);
     }
 
@@ -294,7 +295,7 @@ impl World {
             // The other initiator has been fenced, and gives up.
             self.crash_client(other, true);
         }
-        self.part(owner, None, for_us);
+        self.partition(owner, None, for_us);
         self.standby = None;
         self.clients[other].set_may_take_over(true);
         self.core.after(100 * US, Ev::StartClient(other));

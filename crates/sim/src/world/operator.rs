@@ -17,7 +17,7 @@ impl World {
         for at in 0..self.clients.len() {
             match self.clients[at].take_refused() {
                 None => {}
-                // An initiator that stands by waits until the volume is free.
+                // A standby initiator waits until the volume is free.
                 Some(Refused::Owned) => {
                     let waits = self.standby == Some(at) && self.owner().is_some();
                     self.clients[at].set_may_take_over(!waits);
@@ -57,7 +57,7 @@ impl World {
         let Some((client, for_us)) = self.releasing else { return };
         if self.clients[client].is_over() {
             let closed = self.clients[client].is_closed();
-            self.core.trace(|| format!("the volume is given back: {closed}"));
+            self.core.trace(|| format!("the volume is released: {closed}"));
             if closed {
                 self.check_closed();
             }
@@ -83,8 +83,8 @@ impl World {
             }
             if let Some((stream, entries)) = machine.left_to_recover(&self.volumes[at]) {
                 let what = format!(
-                    "the volume was closed in good order, and target {at} has {entries} entries of \
-                     stream {stream} to recover"
+                    "the volume was closed with a clean stop, and target {at} has {entries} entries \
+                     of stream {stream} to recover"
                 );
                 self.core.oracle.broken(Promise::P8, what);
             }
@@ -129,7 +129,7 @@ impl World {
     }
 
     pub(super) fn repair_log(&mut self, machine: usize) {
-        self.core.trace(|| format!("the log store of target {machine} is mended"));
+        self.core.trace(|| format!("the log store of target {machine} is repaired"));
         self.machines[machine].store.heal();
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 500 });
@@ -149,7 +149,7 @@ impl World {
         self.machines[machine].store.put_back(log);
     }
 
-    /// Finds the drives that others have replaced, and puts them back.
+    /// Finds the drives that were replaced by others, and puts them back.
     pub(super) fn put_drives_back(&mut self) {
         for at in 0..self.machines.len() {
             if self.machines[at].replaced_drive().is_none() {

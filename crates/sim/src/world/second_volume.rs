@@ -1,6 +1,6 @@
 //! A second volume in the same logs. It has its own owner, drives, streams and oracle.
 //!
-//! The initiators use one volume each: the one that is in [`Core`]. So the second volume's side is
+//! The initiators use one volume each: the one that is in [`Core`]. So the second volume's state is
 //! put there while its owner acts.
 
 use riopipe_order::attribute::VolumeId;
@@ -16,7 +16,7 @@ use crate::scenario::{Scenario, Step, VolumeSpec};
 const VOLUME: VolumeId = VolumeId(*b"second of volume");
 /// The name of the second volume.
 const NAME: &str = "second";
-/// The number of its first write. So its contents are never mistaken for those of the first volume.
+/// The number of its first write. So its contents differ from those of the first volume.
 const NUMBERS: usize = 1 << 16;
 
 /// The part of [`Core`] that belongs to one volume.

@@ -85,8 +85,8 @@ impl Stream {
         moved && !self.failed
     }
 
-    /// Lets a log's thread prepare for a sleep, perhaps without end: the wait does the work that
-    /// the background driver does elsewhere (T1).
+    /// Prepares a sleep of the log's thread, perhaps without end: the wait does the work that the
+    /// background driver does elsewhere (T1).
     pub(in crate::client) fn prepare_log_sleep(&mut self, core: &Core) {
         let flush_ns = u64::from(core.scenario.client.flush_us) * US;
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
@@ -157,7 +157,8 @@ impl Stream {
             Ok(seq) => {
                 if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
                 {
-                    let what = format!("a log breaks its duty to the volume: {violation}");
+                    let what =
+                        format!("a log breaks its duties as a caller of the volume: {violation}");
                     core.oracle.broken(Promise::P1, what);
                 }
                 let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));

@@ -98,7 +98,7 @@ struct Open {
     checkpoints: Vec<Lsn>,
 }
 
-/// See [the module](self).
+/// The thread that owns the stream of a log of records.
 pub(super) struct Committer {
     nth: usize,
     spec: LogSpec,
@@ -266,7 +266,8 @@ impl Committer {
         }
     }
 
-    /// The log is not valid. A fenced owner may not know that it is fenced.
+    /// Reports that the log is not valid. A fenced owner may not know that it is fenced, so it
+    /// reports nothing.
     fn is_broken(&self, promise: Promise, what: &str, stream: &mut Stream, core: &mut Core) {
         if !core.oracle.is_stale(stream.era) {
             core.oracle.broken(promise, format!("log {}: {what}", self.nth));
@@ -274,7 +275,7 @@ impl Committer {
         stream.leave(what, core);
     }
 
-    /// Takes in the stream's progress, and submits the groups that are due.
+    /// Handles the stream's progress, and submits the groups that are due.
     fn serve(
         &mut self,
         stream: &mut Stream,
