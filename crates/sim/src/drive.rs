@@ -171,7 +171,7 @@ pub struct Drive {
     flights: Vec<Flight>,
     /// The number of completions.
     clock: u64,
-    launched: u64,
+    begun: u64,
     /// Blocks that have versions.
     dirty: Vec<u32>,
     faults: Vec<DriveFault>,
@@ -221,7 +221,7 @@ impl Drive {
             blocks: vec![Block::default(); blocks as usize],
             flights: Vec::new(),
             clock: 0,
-            launched: 0,
+            begun: 0,
             dirty: Vec::new(),
             faults: Vec::new(),
             reported: Vec::new(),
@@ -372,16 +372,16 @@ impl Drive {
 
     /// Begins an operation. Returns its number.
     fn begin(&mut self, op: u64, request: Request) -> u64 {
-        self.launched += 1;
+        self.begun += 1;
         let fault = self.take_fault(&request);
         let mut flight =
-            Flight { number: self.launched, op: Some(op), request, landed: false, fault };
+            Flight { number: self.begun, op: Some(op), request, landed: false, fault };
         // The write may be on the medium long before it is reported.
         if fault.is_none() && self.rng.one_in(4) {
             self.land(&mut flight);
         }
         self.flights.push(flight);
-        self.launched
+        self.begun
     }
 
     fn take_fault(&mut self, request: &Request) -> Option<DriveFault> {

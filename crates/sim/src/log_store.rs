@@ -536,8 +536,8 @@ impl Memory for SimMemory {
         let lines = line(bytes.start)..=line(bytes.end - 1);
         self.with(|part, crash_injector| {
             if !crash_injector.has_stopped() {
-                let its = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
-                its.for_each(|undo| undo.begun = true);
+                let undos = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
+                undos.for_each(|undo| undo.begun = true);
             }
         });
     }

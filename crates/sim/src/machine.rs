@@ -257,8 +257,9 @@ impl Machine {
         let Class::Ours(found) = inspect(&header, log_len(volumes), self.boot_id(), crc32c) else {
             return None;
         };
-        let of = |volume: &NewVolume| found.volumes.iter().find(|other| other.id == volume.id);
-        volumes.iter().map(|volume| of(volume).map(|found| found.generation)).collect()
+        let record_of =
+            |volume: &NewVolume| found.volumes.iter().find(|other| other.id == volume.id);
+        volumes.iter().map(|volume| record_of(volume).map(|found| found.generation)).collect()
     }
 
     /// Whether the right log is in its place, and accepts writes.
@@ -316,8 +317,8 @@ impl Machine {
     /// Replaces a drive by another one, while the machine is off. The other drive has the same
     /// size, the same identity, and a label of the kind `whose`. Its blocks have any content.
     pub fn replace_drive(&mut self, drive: usize, whose: WrongLabel) {
-        let there = &self.env.drives[drive];
-        let copies = there.bytes(&[there.block(0), there.block(1)]);
+        let right_drive = &self.env.drives[drive];
+        let copies = right_drive.bytes(&[right_drive.block(0), right_drive.block(1)]);
         let (older, newer) = copies.split_at(LABEL_LEN);
         let (Ok(mut label), None) = (Label::newest([older, newer], crc32c), &self.wrong) else {
             return;
@@ -329,9 +330,9 @@ impl Machine {
         if whose == WrongLabel::Newer {
             block[LABEL_VERSION_AT..][..4].copy_from_slice(&(LABEL_VERSION + 1).to_le_bytes());
         }
-        let (spec, rng) = (*there.spec(), self.rng.fork(drive as u64));
-        let of = (drive, spec, self.spec.blocks);
-        let mut other = new_drive(of, rng, &self.crash_injector, &self.env.trace_lines);
+        let (spec, rng) = (*right_drive.spec(), self.rng.fork(drive as u64));
+        let shape = (drive, spec, self.spec.blocks);
+        let mut other = new_drive(shape, rng, &self.crash_injector, &self.env.trace_lines);
         (LABEL_BLOCKS..self.spec.blocks).for_each(|lba| other.preset(lba, GARBAGE));
         let name = other.name_label(&block);
         (0..LABEL_BLOCKS).for_each(|lba| other.preset(lba, name));

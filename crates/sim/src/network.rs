@@ -133,9 +133,9 @@ impl Network {
 
     /// Opens a connection to `machine`. Returns its number.
     pub fn open(&mut self, client: ClientEnd, machine: usize) -> usize {
-        let apart =
+        let is_between =
             |p: &&Partition| p.client == client.client && p.machine.is_none_or(|m| m == machine);
-        let until = self.partitions.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
+        let until = self.partitions.iter().filter(is_between).map(|p| p.until).max().unwrap_or(0);
         let is_stream = matches!(client.role, Role::Stream { .. });
         let lag = if is_stream { self.late_streams } else { (0, 0) };
         let pipe = || Pipe { stalled_until: until, ..Pipe::default() };
@@ -166,9 +166,9 @@ impl Network {
     pub fn partition(&mut self, client: usize, machine: Option<usize>, until: u64) {
         self.partitions.push(Partition { client, machine, until });
         for conn in 0..self.conns.len() {
-            let there = &self.conns[conn];
-            if there.client.is_some_and(|end| end.client == client)
-                && machine.is_none_or(|machine| machine == there.machine)
+            let connection = &self.conns[conn];
+            if connection.client.is_some_and(|end| end.client == client)
+                && machine.is_none_or(|machine| machine == connection.machine)
             {
                 self.stall(conn, Direction::Up, until);
                 self.stall(conn, Direction::Down, until);

@@ -86,8 +86,8 @@ impl Summary {
     /// Rare paths that were never taken.
     #[must_use]
     pub fn never_taken(&self) -> Vec<&'static str> {
-        let never = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
-        never.filter(|name| !NOT_SIMULATED.iter().any(|rare| rare.name() == *name)).collect()
+        let untaken = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
+        untaken.filter(|name| !NOT_SIMULATED.iter().any(|rare| rare.name() == *name)).collect()
     }
 }
 

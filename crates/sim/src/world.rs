@@ -138,9 +138,10 @@ impl World {
         let mut second_volume = SecondVolume::of(scenario)?;
         let second = second_volume.as_ref().map(|second| (second.side.id, &second.side.volume));
         let all: Vec<_> = [(core.id, &scenario.volume)].into_iter().chain(second).collect();
-        let of = |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
+        let volumes_of =
+            |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
         let volumes: Vec<Vec<NewVolume>> =
-            (0..scenario.machines.len()).map(|machine| of(machine).collect()).collect();
+            (0..scenario.machines.len()).map(|machine| volumes_of(machine).collect()).collect();
         let machines = scenario.machines.iter().zip(&volumes).enumerate();
         let machines = machines.map(|(index, (spec, volumes))| {
             let starts = all.iter().map(|(_, volume)| Seq(volume.start));
@@ -148,17 +149,18 @@ impl World {
             Machine::new(index, spec, &volumes, rng.fork(index as u64), traced)
         });
         let mut machines: Vec<Machine> = machines.collect();
-        let has = |at, drive| second_volume.as_ref().is_some_and(|second| second.has(at, drive));
-        mark_outside(&mut machines, &mut core, |at, drive| !has(at, drive));
+        let is_of_second =
+            |at, drive| second_volume.as_ref().is_some_and(|second| second.has(at, drive));
+        mark_outside(&mut machines, &mut core, |at, drive| !is_of_second(at, drive));
         machine::label(&mut machines, (core.id, core.name), &scenario.volume);
         for log in &scenario.logs {
             let blocks = core.map.iter().skip(log.first as usize).take(log.blocks as usize);
             blocks.for_each(|at| machines[at.machine].env.drives[at.drive].may_tear(at.lba));
         }
         if let Some(SecondVolume { side, .. }) = &mut second_volume {
-            let its = side.volume.members.clone();
+            let members = side.volume.members.clone();
             core.swap(side);
-            mark_outside(&mut machines, &mut core, |at, drive| its.contains(&(at, drive)));
+            mark_outside(&mut machines, &mut core, |at, drive| members.contains(&(at, drive)));
             machine::label(&mut machines, (core.id, core.name), &core.scenario.volume);
             core.swap(side);
         }
@@ -543,20 +545,20 @@ impl World {
 
 /// Delivers an event to an initiator, if it still exists.
 fn deliver(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
-    let there =
+    let is_running =
         |client: &Client, incarnation| client.is_up() && client.incarnation() == incarnation;
     match ev {
         Ev::StartClient(_) if !client.is_up() => client.start(core),
-        Ev::TickClient { incarnation, .. } if there(client, incarnation) => {
+        Ev::TickClient { incarnation, .. } if is_running(client, incarnation) => {
             client.tick(drives, core)
         }
-        Ev::WakeClient { incarnation, server, .. } if there(client, incarnation) => {
+        Ev::WakeClient { incarnation, server, .. } if is_running(client, incarnation) => {
             client.wake(server, drives, core);
         }
-        Ev::WakeStreams { incarnation, .. } if there(client, incarnation) => {
+        Ev::WakeStreams { incarnation, .. } if is_running(client, incarnation) => {
             client.wake_streams(drives, core)
         }
-        Ev::Act { incarnation, stream, .. } if there(client, incarnation) => {
+        Ev::Act { incarnation, stream, .. } if is_running(client, incarnation) => {
             client.act(stream, drives, core)
         }
         _ => {}

@@ -366,8 +366,8 @@ impl Stream {
             let durable = if durable { ", durable" } else { "" };
             format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
         });
-        let of = (self.era, self.id, core.now);
-        core.oracle.submitted(of, seq, core.tags, submitted);
+        let origin = (self.era, self.id, core.now);
+        core.oracle.submitted(origin, seq, core.tags, submitted);
     }
 
     fn payload(&self, numbers: &[u64]) -> Payload {

@@ -166,10 +166,10 @@ impl Client {
                     if let Some(claim) = claim_of(&call) {
                         core.oracle.claims(claim.generation, take_over);
                         let statuses = opening.recovery().map_or(&[][..], |it| it.statuses());
-                        let gone = |(on, status): &(usize, rio::VolumeStatus)| {
+                        let is_lost = |(on, status): &(usize, rio::VolumeStatus)| {
                             *on == server && (!status.known || status.unlogged || status.damaged)
                         };
-                        if claim.give_up && statuses.iter().any(gone) {
+                        if claim.give_up && statuses.iter().any(is_lost) {
                             core.oracle.log_given_up(server);
                         }
                     }

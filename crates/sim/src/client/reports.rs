@@ -64,23 +64,26 @@ impl Stream {
         let Some(machine) = self.machine_of(failure.member) else { return };
         let (id, why) = (self.id, format!("{failure:?}"));
         core.trace(|| format!("stream {id}: failed: {why}"));
-        let is = |code: u16, of: Status| code == of.code();
+        let is_status = |code: u16, of: Status| code == of.code();
         let cause = match failure.cause {
             Cause::Disconnected | Cause::TimedOut => Poison::Lost,
             Cause::Status(code)
-                if is(code, status::STREAM_BUSY)
-                    || is(code, status::NOT_OWNER)
-                    || is(code, status::NOT_BOUND) =>
+                if is_status(code, status::STREAM_BUSY)
+                    || is_status(code, status::NOT_OWNER)
+                    || is_status(code, status::NOT_BOUND) =>
             {
                 Poison::Lost
             }
             Cause::Status(code)
-                if is(code, status::STALE_GENERATION) || is(code, status::LEASE_OVER) =>
+                if is_status(code, status::STALE_GENERATION)
+                    || is_status(code, status::LEASE_OVER) =>
             {
                 Poison::Fenced
             }
             // Only the owner may send plain writes (T21).
-            Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
+            Cause::Status(code) if is_status(code, status::GUARDED) && !core.is_logged() => {
+                Poison::Fenced
+            }
             _ => Poison::Failed,
         };
         self.guarded = failure.cause == Cause::Status(status::GUARDED.code());

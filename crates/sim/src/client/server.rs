@@ -92,8 +92,8 @@ impl Wires {
     }
 
     fn queue_of(&self, conn: usize) -> Option<ControlQueue> {
-        let is = |wire: &Option<Wire>| wire.as_ref().is_some_and(|wire| wire.conn == conn);
-        let at = self.control.iter().position(is)?;
+        let has_number = |wire: &Option<Wire>| wire.as_ref().is_some_and(|wire| wire.conn == conn);
+        let at = self.control.iter().position(has_number)?;
         ControlQueue::ALL.into_iter().find(|queue| *queue as usize == at)
     }
 

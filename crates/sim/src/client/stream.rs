@@ -444,8 +444,10 @@ impl Stream {
     /// The server to which a connection leads, if it is one of the stream's.
     #[must_use]
     pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
-        let is = |there: &Option<Connection>| there.as_ref().is_some_and(|c| c.wire.conn == conn);
-        self.connections.iter().position(is).map(|server| server as u16)
+        let has_number = |connection: &Option<Connection>| {
+            connection.as_ref().is_some_and(|c| c.wire.conn == conn)
+        };
+        self.connections.iter().position(has_number).map(|server| server as u16)
     }
 
     /// Receives bytes of a server, or the end of the connection to it.

@@ -96,16 +96,16 @@ impl Client {
     /// Wakes the background driver's thread, because an event may have come for a stream.
     pub(super) fn wake_background(
         &mut self,
-        happened: Option<u16>,
+        event_for: Option<u16>,
         drives: &Drives<'_>,
         core: &mut Core,
     ) {
         let Some(volume) = &mut self.volume else { return };
         let flush_ns = self.background.config().flush_ns;
-        let is = |id: StreamId| happened == Some(id.0);
-        let of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
-        let awaited = |id| of(id).is_some_and(|stream| !stream.watchers.is_empty());
-        for (id, turn) in self.background.due(core.now, is, awaited) {
+        let has_event = |id: StreamId| event_for == Some(id.0);
+        let stream_of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
+        let awaited = |id| stream_of(id).is_some_and(|stream| !stream.watchers.is_empty());
+        for (id, turn) in self.background.due(core.now, has_event, awaited) {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
             let awaited = !stream.watchers.is_empty();
             if stream.is_in_call() {

@@ -34,7 +34,7 @@ pub(super) struct Wr {
     pub(super) seq: Seq,
     /// Earlier groups of the stream up to this one surely precede the write. Engines without an
     /// ordering log send writes side by side: of two such writes to one block, either may remain.
-    pub(super) knows: Seq,
+    pub(super) follows: Seq,
     pub(super) place: Place,
 }
 
@@ -51,7 +51,7 @@ impl Wr {
     /// one stream to another only when released (T15).
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let same = self.era == other.era && self.stream == other.stream;
-        self.number < other.number && (!same || self.seq <= other.knows)
+        self.number < other.number && (!same || self.seq <= other.follows)
     }
 
     /// Whether the block may hold this content because of the write.
@@ -167,14 +167,14 @@ impl Block {
     /// [`survives`](Self::survives), but a recovery before a log was given up may have undone a
     /// fresh write over it.
     pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
-        let over = |wr: &Wr| wr.number > number && wr.may_lose_old_content();
-        self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
+        let overwrites = |wr: &Wr| wr.number > number && wr.may_lose_old_content();
+        self.survives(number, content) || content == ZERO && self.writes.iter().any(overwrites)
     }
 
     /// The write beyond the prefix that has this content, if there is one.
     pub(super) fn beyond(&self, prefix: &[Seq], content: Content) -> Option<&Wr> {
-        let is = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
-        self.writes.iter().find(is).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
+        let has_content = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
+        self.writes.iter().find(has_content).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
     }
 
     /// The number of its writes that a recovery has settled.
@@ -191,14 +191,14 @@ impl Block {
     /// reader had to see when the read began.
     pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
         let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
-        let over =
+        let is_older =
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
         // The content before any write may have changed meanwhile: the write of a plain host has
         // become durable, on a volume without a log.
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
             || self.plain_contents.contains(&content)
-            || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
+            || self.of_era(era, due.past).any(|wr| !is_older(wr) && wr.is(content))
     }
 
     /// Checks the content of the block, given the last group of each stream's prefix.

@@ -67,14 +67,14 @@ impl Oracle {
     ) {
         for (stream, history) in self.eras[self.current].iter().enumerate() {
             let durable = &history.groups[..history.upto(history.durable)];
-            let gone = durable.iter().find_map(|group| {
-                let gone = |(block, number): &&(u32, u64)| {
+            let missing = durable.iter().find_map(|group| {
+                let lost = |(block, number): &&(u32, u64)| {
                     let block = &self.blocks[*block as usize];
                     !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
                 };
-                group.writes.iter().find(gone).map(|(block, _)| (group.seq, *block))
+                group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
             });
-            if let Some((seq, block)) = gone {
+            if let Some((seq, block)) = missing {
                 let at = self.blocks[block as usize].at;
                 let what = format!(
                     "stream {stream}: a log was given up, and block {block} of group {seq}, which \

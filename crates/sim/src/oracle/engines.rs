@@ -166,8 +166,8 @@ impl Oracle {
         let affected = self.failures.since(began);
         let durable: Vec<Seq> = self.eras[current].iter().map(|history| history.durable).collect();
         let next = (0..durable.len()).map(|stream| {
-            let of = found.iter().find(|r| usize::from(r.stream) == stream);
-            let start = of.map_or(Seq::ZERO, |r| r.last);
+            let result = found.iter().find(|r| usize::from(r.stream) == stream);
+            let start = result.map_or(Seq::ZERO, |r| r.last);
             let affected = affected.clone();
             let (complete, durable) = (start, start);
             StreamHistory { start, complete, durable, affected, ..StreamHistory::default() }

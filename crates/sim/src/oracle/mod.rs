@@ -1,9 +1,8 @@
-//! The oracle. It knows the writes that were submitted and the promises that were made, block by
-//! block.
+//! The oracle. It compares the drives with the promises that were made, block by block.
 //!
-//! It knows the groups of each stream, with the name of the content of every block. It knows which
-//! groups were reported complete or durable, and what each drive holds. It knows nothing of logs,
-//! gates, connections or recovery.
+//! It records the groups of each stream, with the name of the content of every block, and the
+//! groups that were reported complete or durable. It reads the content of each drive. It has no
+//! knowledge of logs, gates, connections or recovery.
 
 mod blocks;
 mod checks;
@@ -334,7 +333,7 @@ impl Oracle {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
             self.broken(Promise::P3, what);
         }
-        let knows = self.orders_behind(era, stream, seq);
+        let follows = self.orders_behind(era, stream, seq);
         self.note_seqs(era, stream, seq, writes);
         if !self.is_stale(era) {
             for write in writes {
@@ -343,7 +342,7 @@ impl Oracle {
                     era,
                     stream,
                     seq,
-                    knows,
+                    follows,
                     place: write.place,
                 });
             }
@@ -520,8 +519,8 @@ impl Oracle {
         let current = self.current;
         let mut prefix = Vec::new();
         for (stream, history) in self.eras[current].iter().enumerate() {
-            let of = found.iter().find(|r| usize::from(r.stream) == stream);
-            prefix.push(of.map_or(history.start, |r| r.last));
+            let result = found.iter().find(|r| usize::from(r.stream) == stream);
+            prefix.push(result.map_or(history.start, |r| r.last));
         }
         if generation <= self.ownership.generation() {
             // The owner was fenced before its recovery ended: it will not be able to bind a stream.
@@ -543,8 +542,8 @@ impl Oracle {
         self.ownership.new_owner(client, generation, now);
         if self.lost.is_empty() {
             for (stream, k) in prefix.iter().enumerate() {
-                let of = found.iter().find(|r| usize::from(r.stream) == stream);
-                self.check_prefix(current, stream, *k, of.map(|r| r.tag));
+                let result = found.iter().find(|r| usize::from(r.stream) == stream);
+                self.check_prefix(current, stream, *k, result.map(|r| r.tag));
             }
             self.check_blocks(&prefix, found, None, drives);
         } else {

@@ -64,9 +64,9 @@ impl Ownership {
         let Some(last_received) = self.owner.map(|owner| &self.last_received[owner]) else {
             return false;
         };
-        let mut of =
+        let mut received =
             last_received.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
-        of.any(|(_, last_received)| now < last_received + self.lease)
+        received.any(|(_, last_received)| now < last_received + self.lease)
     }
 
     /// Whether the volume has an owner.
@@ -88,11 +88,11 @@ impl Ownership {
     /// because its lease is over somewhere (T25). From then on the owner may be fenced on one
     /// target after the other, also if the claiming initiator dies before it owns the volume.
     pub(super) fn may_be_fenced(&self, now: u64) -> bool {
-        let some = self.claimed > self.generation;
+        let is_claimed = self.claimed > self.generation;
         let leased_everywhere = self.owner.is_some_and(|owner| {
             self.last_received[owner].iter().all(|last_received| now < last_received + self.lease)
         });
-        self.claimed_over > self.generation || some && !leased_everywhere
+        self.claimed_over > self.generation || is_claimed && !leased_everywhere
     }
 }
 

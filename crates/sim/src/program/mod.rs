@@ -212,8 +212,9 @@ impl<'a> Ticker<'a> {
     fn show(&self, done: u64) {
         let now = self.begun.elapsed().as_millis() as u64 / 250;
         if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
-            let of = if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
-            output::note(format_args!("\r\x1b[K{}{done}{of} seeds", self.what));
+            let total =
+                if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
+            output::note(format_args!("\r\x1b[K{}{done}{total} seeds", self.what));
         }
     }
 }

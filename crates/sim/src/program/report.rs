@@ -27,9 +27,9 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
         summary.seeds_per_s(),
         summary.elapsed.as_secs_f64(),
     ));
-    let never = summary.never_taken();
-    if enough && !never.is_empty() {
-        output::line(format_args!("never taken: {}", never.join(", ")));
+    let untaken = summary.never_taken();
+    if enough && !untaken.is_empty() {
+        output::line(format_args!("never taken: {}", untaken.join(", ")));
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn plants(results: &[PlantResult], plan: &Plan) {
     let mut traps: BTreeMap<&str, Value> = BTreeMap::new();
     for result in results {
         let name = result.plant.name();
-        let of = json!({
+        let entry = json!({
             "caught_after_seeds": result.caught_after,
             "seeds": result.seeds,
             "panicked_or_endless": result.other,
@@ -109,7 +109,7 @@ pub(super) fn plants(results: &[PlantResult], plan: &Plan) {
         });
         let trap = name.split('-').next().unwrap_or(name);
         let group = traps.entry(trap).or_insert_with(|| json!({ "plants": {} }));
-        group["plants"][name] = of;
+        group["plants"][name] = entry;
     }
     for group in traps.values_mut() {
         // A trap is caught when all of its plants are. Its number of seeds is that of the last

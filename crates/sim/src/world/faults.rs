@@ -100,8 +100,9 @@ impl World {
                 let client = self.owner().unwrap_or(0);
                 self.partition(client, None, for_us);
                 let net = &self.core.net;
-                let its = |end: &ClientEnd| end.client == client;
-                let there: Vec<usize> = net.find(|c| c.client.as_ref().is_some_and(its)).collect();
+                let is_its_end = |end: &ClientEnd| end.client == client;
+                let there: Vec<usize> =
+                    net.find(|c| c.client.as_ref().is_some_and(is_its_end)).collect();
                 there.into_iter().for_each(|conn| self.cut(conn, Ends::Both));
             }
             What::Partition { machine, for_us } => {
@@ -129,10 +130,10 @@ impl World {
                 }
             }
             What::CopyLog { machine } => {
-                let at = &self.machines[machine];
-                let generations = at.log_generations(&self.volumes[machine]);
+                let target = &self.machines[machine];
+                let generations = target.log_generations(&self.volumes[machine]);
                 self.copies[machine] =
-                    generations.map(|generations| (generations, at.store.copy()));
+                    generations.map(|generations| (generations, target.store.copy()));
             }
             What::OldLog { machine } => {
                 let second = self.second_volume.as_ref().map(|it| it.side.label_generation);
@@ -155,8 +156,8 @@ impl World {
                 self.machines[machine].env.drives[drive].unprotect();
             }
             What::WrongDrive { machine, drive, whose } => {
-                let is = &self.machines[machine];
-                if is.is_accepting() && is.replaced_drive().is_none() {
+                let target = &self.machines[machine];
+                if target.is_accepting() && target.replaced_drive().is_none() {
                     self.crash_machine(machine, PlannedCrash { power: true, down_us: 200 });
                     self.machines[machine].replace_drive(drive, whose);
                     self.each_oracle(|oracle, now| oracle.drive_is_replaced(machine, now));

@@ -101,8 +101,8 @@ impl World {
     /// The owner of the volume.
     pub(super) fn owner(&self) -> Option<usize> {
         let current = self.core.oracle.current();
-        let has = |client: &Client| client.is_up() && client.era() == Some(current);
-        self.clients.iter().position(has).filter(|_| current > 0)
+        let is_owner = |client: &Client| client.is_up() && client.era() == Some(current);
+        self.clients.iter().position(is_owner).filter(|_| current > 0)
     }
 
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
@@ -230,7 +230,7 @@ impl World {
     }
 
     pub(super) fn describe(&mut self) -> String {
-        let mut text = String::from("faults have stopped, and yet not everything ends:");
+        let mut text = String::from("faults have stopped, but not all work ends:");
         for (at, client) in self.clients.iter().enumerate() {
             text.push_str(&format!(" initiator {at}: {};", client.describe(&self.core)));
         }

@@ -45,18 +45,18 @@ impl SecondVolume {
     pub(super) fn of(scenario: &Scenario) -> Result<Option<Self>, String> {
         let Some(spec) = &scenario.second_volume else { return Ok(None) };
         let (volume, list) = (spec.volume.clone(), spec.steps.clone());
-        let its = Scenario { volume, steps: list, ..scenario.clone() };
-        let map = map(&its)?;
-        let mut oracle = Oracle::new(&its, &map);
+        let scenario_of_second = Scenario { volume, steps: list, ..scenario.clone() };
+        let map = map(&scenario_of_second)?;
+        let mut oracle = Oracle::new(&scenario_of_second, &map);
         oracle.number_from(NUMBERS);
         let side = Side {
             id: VOLUME,
             name: NAME,
             oracle,
             map,
-            steps: Core::steps_of(&its),
-            volume: its.volume,
-            list: its.steps,
+            steps: Core::steps_of(&scenario_of_second),
+            volume: scenario_of_second.volume,
+            list: scenario_of_second.steps,
             label_generation: FIRST_GENERATION,
         };
         let client = Client::new(SECOND_VOLUME);
