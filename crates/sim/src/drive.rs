@@ -374,8 +374,7 @@ impl Drive {
     fn begin(&mut self, op: u64, request: Request) -> u64 {
         self.begun += 1;
         let fault = self.take_fault(&request);
-        let mut flight =
-            Flight { number: self.begun, op: Some(op), request, landed: false, fault };
+        let mut flight = Flight { number: self.begun, op: Some(op), request, landed: false, fault };
         // The write may be on the medium long before it is reported.
         if fault.is_none() && self.rng.one_in(4) {
             self.land(&mut flight);

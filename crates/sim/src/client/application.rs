@@ -65,7 +65,7 @@ impl Reading {
 /// The result of a step.
 enum Done {
     /// The step has ended.
-    Yes,
+    Ended,
     /// The step waits.
     Waits(Call),
     /// The step must be repeated after a wait.
@@ -84,13 +84,13 @@ impl Stream {
     /// Whether it has steps left, or waits for the end of a step that it has begun.
     #[must_use]
     pub(super) fn has_work(&self, core: &Core) -> bool {
-        if self.reads_only {
+        if self.is_reader {
             return self.is_in_call();
         }
         let (steps, begun) = &core.steps[usize::from(self.id)];
         let serves = self.committer.as_ref().is_some_and(|committer| !committer.is_packed());
         let waits = self.is_in_call() && !matches!(self.call, Call::Close | Call::Serve);
-        *begun < steps.len() || self.acting || serves || waits
+        *begun < steps.len() || self.step_planned || serves || waits
     }
 
     /// Whether everything that was submitted is durable, according to the marks that its owner has
@@ -98,17 +98,17 @@ impl Stream {
     #[must_use]
     pub(super) fn is_durable(&self, core: &Core) -> bool {
         // The thread of a log of records never leaves its stream.
-        if self.reads_only || self.committer.is_some() {
+        if self.is_reader || self.committer.is_some() {
             return true;
         }
         let (_, durable, last) = core.oracle.progress(self.era, self.id);
         durable >= last
     }
 
-    /// The stream is bound everywhere: its owner begins. If the stream was opened before, the
-    /// oracle gets the mark from which it resumes.
-    pub(super) fn begins(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
-        if self.anew {
+    /// Begins the steps of the owner: the stream is bound everywhere. If the stream was opened
+    /// before, the oracle gets the mark from which it resumes.
+    pub(super) fn start_steps(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        if self.opened_before {
             let (stream, last) = (self.id, self.start);
             probe::hit(Rare::Reopened);
             process.ownership_checker.restarted(StreamId(stream), last);
@@ -123,12 +123,12 @@ impl Stream {
 
     /// Plans the next step, if there is one.
     pub(super) fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
-        if self.reads_only {
+        if self.is_reader {
             return;
         }
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        if *begun < steps.len() && !self.acting && !self.closing && !self.failed {
-            self.acting = true;
+        if *begun < steps.len() && !self.step_planned && !self.closing && !self.failed {
+            self.step_planned = true;
             let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
             let ev = Ev::Act { client: end.client, incarnation: end.incarnation, stream: self.id };
             core.after(pause_ns + think, ev);
@@ -137,7 +137,7 @@ impl Stream {
 
     /// Runs the next step.
     pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
-        self.acting = false;
+        self.step_planned = false;
         if self.committer.is_some() {
             return self.act_on_log(process, core);
         }
@@ -154,7 +154,7 @@ impl Stream {
         let op = core.scenario.steps[*step].op.clone();
         if let Op::Pause(us) = op {
             core.steps[index].1 += 1;
-            self.acting = true;
+            self.step_planned = true;
             let ev = Ev::Act {
                 client: process.end.client,
                 incarnation: process.end.incarnation,
@@ -174,18 +174,18 @@ impl Stream {
             Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
             Op::Read(block, blocks) | Op::ReadApart(block, blocks) => {
                 self.reads_apart = Some((block, blocks));
-                Done::Yes
+                Done::Ended
             }
             Op::Pause(_) | Op::Append(..) | Op::Checkpoint(_) | Op::Trim(_) | Op::ReadBack => {
-                Done::Yes
+                Done::Ended
             }
             Op::Restart => {
                 self.leave("its owner requests it", core);
-                Done::Yes
+                Done::Ended
             }
         };
         match done {
-            Done::Yes => core.steps[index].1 += 1,
+            Done::Ended => core.steps[index].1 += 1,
             Done::Waits(call) => {
                 core.steps[index].1 += 1;
                 self.call = call;
@@ -256,9 +256,9 @@ impl Stream {
                 Ok(Some(_)) => {
                     self.closed = true;
                     if let Some(committer) = &mut self.committer {
-                        committer.is_closed(core);
+                        committer.stream_closed(core);
                     }
-                    self.is_dropped(core);
+                    self.drop_stream(core);
                     true
                 }
                 Err(refused) => {
@@ -279,7 +279,7 @@ impl Stream {
         match self.driver().map(|driver| driver.begin_wait(until)) {
             Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
             // The wait cannot begin. The step has ended: the submission before it has taken place.
-            Some(Err(_)) | None => Done::Yes,
+            Some(Err(_)) | None => Done::Ended,
         }
     }
 
@@ -296,7 +296,7 @@ impl Stream {
             stage(process.ownership_checker, core.map.len(), id, write, &mut parts);
         }
         if parts.is_empty() && !durable {
-            return Done::Yes;
+            return Done::Ended;
         }
         let mut writes = Vec::with_capacity(parts.len());
         let mut submitted = Vec::new();
@@ -324,7 +324,7 @@ impl Stream {
             core.oracle.broken(Promise::P8, what);
         }
         let tag = core.tags + 1;
-        let Some(driver) = self.driver() else { return Done::Yes };
+        let Some(driver) = self.driver() else { return Done::Ended };
         match driver.admit(&mut writes, tag, durable) {
             Ok(seq) => {
                 let full = driver.should_send();
@@ -343,7 +343,7 @@ impl Stream {
                     let what = format!("stream {id}: durable group {seq} was submitted, not sent");
                     core.oracle.broken(Promise::P8, what);
                 }
-                Done::Yes
+                Done::Ended
             }
             Err(Refusal::Full(_)) => {
                 Done::Again(Call::Wait { until: Until::Space, deadline: None })
@@ -352,7 +352,7 @@ impl Stream {
                 self.has_failed_with(failure, core);
                 Done::Again(Call::None)
             }
-            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Yes,
+            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Ended,
         }
     }
 
@@ -394,7 +394,7 @@ impl Stream {
     fn read(&mut self, block: u32, blocks: u32, core: &mut Core) -> Done {
         let blocks = blocks.min((core.map.len() as u32).saturating_sub(block));
         if blocks == 0 {
-            return Done::Yes;
+            return Done::Ended;
         }
         let due = core.oracle.read_begins(self.era, self.id, block, blocks);
         // One call reads several extents, and not in the order of the blocks.
@@ -409,11 +409,11 @@ impl Stream {
         let now = core.now;
         // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
-        let Some(driver) = self.driver() else { return Done::Yes };
+        let Some(driver) = self.driver() else { return Done::Ended };
         driver.begin_read(&extents[usize::from(first == 0)..], deadline);
         // If its own writes are all complete, the read starts at once.
         match driver.read_step(now) {
-            Some(_) => Done::Yes,
+            Some(_) => Done::Ended,
             None => Done::Waits(Call::Read),
         }
     }

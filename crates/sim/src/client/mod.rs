@@ -134,7 +134,7 @@ pub struct Client {
     /// The owner does not call its streams, once no work is left, until they are durable.
     leaves: bool,
     /// Streams without a log that were opened before.
-    anew: BTreeSet<u16>,
+    opened_before: BTreeSet<u16>,
     /// The last result of recovery for each stream: the last group of its prefix, and the tag of
     /// that group.
     recovered: BTreeMap<u16, (Seq, u64)>,
@@ -171,7 +171,7 @@ impl Client {
             background: BackgroundDriver::new(BackgroundConfig::default()),
             wakes_at: 0,
             leaves: false,
-            anew: BTreeSet::new(),
+            opened_before: BTreeSet::new(),
             recovered: BTreeMap::new(),
             guarded: 0,
             refused: None,
@@ -326,7 +326,7 @@ impl Client {
         self.background = BackgroundDriver::new(BackgroundConfig { unreachable_ns, flush_ns });
         self.wakes_at = 0;
         self.leaves = core.rng.one_in(2);
-        self.anew.clear();
+        self.opened_before.clear();
         self.recovered.clear();
         self.guarded = 0;
         self.refused = None;
@@ -404,7 +404,7 @@ impl Client {
                     let server = at as u16;
                     self.post(|| StreamMessage::AssociationEnded { server });
                 }
-                TargetEvent::Back => self.target_resumed(at, core),
+                TargetEvent::Resumed => self.target_resumed(at, core),
                 TargetEvent::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
                 TargetEvent::Connection(stream, wire, queue) => {
                     match self.streams.get_mut(usize::from(stream.0)) {

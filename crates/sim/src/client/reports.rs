@@ -30,7 +30,7 @@ impl Stream {
         let (era, id) = (self.era, self.id);
         let Some(driver) = self.driver() else { return false };
         let polled = driver.marks();
-        if self.reads_only {
+        if self.is_reader {
             if let Err(failure) = polled {
                 core.trace(|| format!("the reader has failed: {failure:?}"));
                 self.failed = true;

@@ -33,7 +33,7 @@ pub(super) enum TargetEvent {
     /// The association is lost.
     Lost,
     /// The volume is claimed again, over a new association.
-    Back,
+    Resumed,
     /// This owner has lost the target for good.
     Refused(String, Cause),
     /// A stream's connection, and the queue on it.
@@ -316,8 +316,10 @@ impl Server {
                     TargetEvent::Lost
                 }
                 ManagerEvent::Back { attempts, .. } => {
-                    core.trace(|| format!("initiator: target {index} is back ({attempts})"));
-                    TargetEvent::Back
+                    core.trace(|| {
+                        format!("initiator: target {index} is claimed again ({attempts})")
+                    });
+                    TargetEvent::Resumed
                 }
                 ManagerEvent::GivenUp { .. } => {
                     core.trace(|| {

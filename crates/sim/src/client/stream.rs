@@ -120,7 +120,7 @@ pub(super) struct Setup<'a> {
     /// The engine of the stream.
     pub(super) engine: EngineKind,
     /// This is a reader of the volume, not a stream.
-    pub(super) reads_only: bool,
+    pub(super) is_reader: bool,
 }
 
 /// A stream.
@@ -128,7 +128,7 @@ pub(super) struct Stream {
     pub(super) id: u16,
     pub(super) era: Era,
     /// This is a reader of the volume, not a stream.
-    pub(super) reads_only: bool,
+    pub(super) is_reader: bool,
     /// The blocks that the process is to read beside its streams: the first, and their number.
     pub(super) reads_apart: Option<(u32, u32)>,
     /// The mark from which the stream resumes.
@@ -159,15 +159,15 @@ pub(super) struct Stream {
     carries: Vec<bool>,
     replaying: Vec<bool>,
     /// The number of times that connections were made again.
-    again: u16,
+    reconnects: u16,
     /// The stream was opened before, and no recovery has ended that use.
-    pub(super) anew: bool,
+    pub(super) opened_before: bool,
     /// The time at which it was made, ns.
     pub(super) made_at: u64,
     /// The stream failed because its plain writes are refused.
     pub(super) guarded: bool,
     /// Its owner's next step is planned.
-    pub(super) acting: bool,
+    pub(super) step_planned: bool,
     pub(super) failed: bool,
     /// The stream failed because another owner has the volume.
     pub(super) fenced: bool,
@@ -193,7 +193,7 @@ impl Stream {
                 volume: core.id,
                 stream: StreamId(setup.id),
                 generation: setup.generation,
-                engine: if setup.reads_only { EngineKind::None } else { setup.engine },
+                engine: if setup.is_reader { EngineKind::None } else { setup.engine },
                 start: setup.start,
                 nsids: setup.nsids.to_vec(),
                 queue_depth: spec.depth,
@@ -204,13 +204,13 @@ impl Stream {
             kept_bytes_max: kept_max,
             merge: spec.merge,
             qids: vec![setup.id + 2; servers],
-            reads_only: setup.reads_only,
+            reads_only: setup.is_reader,
         };
         let start = StreamStart::new(stream, setup.shared.clone(), START_NS, core.now);
         Self {
             id: setup.id,
             era: setup.era,
-            reads_only: setup.reads_only,
+            is_reader: setup.is_reader,
             reads_apart: None,
             start: setup.start,
             body: Body::Starting(Box::new(start)),
@@ -229,11 +229,11 @@ impl Stream {
             carried: vec![core.now; servers],
             carries: vec![false; servers],
             replaying: vec![false; servers],
-            again: 0,
-            anew: false,
+            reconnects: 0,
+            opened_before: false,
             made_at: core.now,
             guarded: false,
-            acting: false,
+            step_planned: false,
             failed: false,
             fenced: false,
             refused: None,
@@ -263,7 +263,7 @@ impl Stream {
             Body::Starting(_) => false,
             Body::Over => true,
         };
-        self.reads_only && (self.failed || owes)
+        self.is_reader && (self.failed || owes)
     }
 
     /// Whether it is bound everywhere, or was.
@@ -273,7 +273,7 @@ impl Stream {
     }
 
     /// Drops the library's stream, and its connections with it.
-    pub(super) fn is_dropped(&mut self, core: &mut Core) {
+    pub(super) fn drop_stream(&mut self, core: &mut Core) {
         self.start = self.durable();
         self.watchers.end();
         self.body = Body::Over;
@@ -283,7 +283,7 @@ impl Stream {
     /// The progress of the stream, formatted for people.
     #[must_use]
     pub(super) fn describe(&self, core: &Core) -> String {
-        if self.reads_only {
+        if self.is_reader {
             return format!("reader {:?}", self.call);
         }
         let (complete, durable, last) = core.oracle.progress(self.era, self.id);
@@ -393,7 +393,7 @@ impl Stream {
                     self.falls_asleep(core.now);
                     return None;
                 }
-                StartStep::Ready => self.is_bound(core),
+                StartStep::Ready => self.bound(core),
                 StartStep::Failed(error) => {
                     let id = self.id;
                     core.trace(|| format!("stream {id}: could not be started: {error}"));
@@ -401,13 +401,13 @@ impl Stream {
                         self.refused = Some((refused.server, refused.status));
                     }
                     self.failed = true;
-                    self.is_dropped(core);
+                    self.drop_stream(core);
                 }
             }
         }
     }
 
-    fn is_bound(&mut self, core: &mut Core) {
+    fn bound(&mut self, core: &mut Core) {
         let Body::Starting(start) = core::mem::replace(&mut self.body, Body::Over) else { return };
         if let Some(driver) = start.into_driver() {
             self.body = Body::Open(Box::new(driver));
@@ -464,13 +464,13 @@ impl Stream {
     /// target must not rely on the queue number, and may not have dropped the earlier queue yet
     /// (T8).
     fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
-        self.again += 1;
-        ConnectRequest { qid: request.qid + 8 * (self.again / 2 % 3), ..request }
+        self.reconnects += 1;
+        ConnectRequest { qid: request.qid + 8 * (self.reconnects / 2 % 3), ..request }
     }
 
     /// Queues a message of another thread for the stream.
-    pub(super) fn post(&mut self, messages: StreamMessage) {
-        self.messages.push(messages);
+    pub(super) fn post(&mut self, message: StreamMessage) {
+        self.messages.push(message);
     }
 
     /// Whether there are messages that were not read yet.
@@ -562,11 +562,11 @@ impl Stream {
     }
 
     fn take_messages(&mut self, core: &mut Core) {
-        for messages in core::mem::take(&mut self.messages) {
+        for message in core::mem::take(&mut self.messages) {
             let driver = match &mut self.body {
                 Body::Open(driver) => driver,
                 Body::Starting(start) => {
-                    match messages {
+                    match message {
                         StreamMessage::AssociationEnded { server } => {
                             start.association_ended(server, core.now);
                         }
@@ -576,13 +576,13 @@ impl Stream {
                     continue;
                 }
                 Body::Over => {
-                    if let StreamMessage::Connected { wire, .. } = messages {
+                    if let StreamMessage::Connected { wire, .. } = message {
                         wire.close(core);
                     }
                     continue;
                 }
             };
-            match messages {
+            match message {
                 StreamMessage::AssociationEnded { server } => {
                     driver.association_ended(server, core.now)
                 }

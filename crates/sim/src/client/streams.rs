@@ -29,9 +29,9 @@ impl Client {
     }
 
     /// Queues a message for every stream.
-    pub(super) fn post(&mut self, messages: impl Fn() -> StreamMessage) {
+    pub(super) fn post(&mut self, message: impl Fn() -> StreamMessage) {
         for stream in self.streams.iter_mut().flatten() {
-            stream.post(messages());
+            stream.post(message());
         }
     }
 
@@ -70,7 +70,7 @@ impl Client {
     pub(super) fn close_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
-        for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.reads_only) {
+        for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.is_reader) {
             let mut process =
                 Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             stream.close(&mut process, core);
@@ -183,8 +183,8 @@ impl Client {
             let mut process =
                 Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             // A reader that no thread uses stays as it is until it is used.
-            if !stream.reads_only {
-                stream.begins(&mut process, core);
+            if !stream.is_reader {
+                stream.start_steps(&mut process, core);
                 self.background.add(StreamId(id));
             }
         }

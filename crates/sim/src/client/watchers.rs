@@ -136,7 +136,7 @@ impl Client {
     /// P8: a stream with waiters is driven, by its owner in a call or by the background driver. Its
     /// waiters are woken when their marks are there.
     pub(super) fn check_watchers(&self, core: &mut Core) {
-        for stream in self.streams.iter().flatten().filter(|stream| !stream.reads_only) {
+        for stream in self.streams.iter().flatten().filter(|stream| !stream.is_reader) {
             stream.check_watchers(core);
             let left = !stream.is_in_call() && !self.background.minds(StreamId(stream.id));
             let running = matches!(self.state, State::Running) && !stream.failed && !stream.closed;

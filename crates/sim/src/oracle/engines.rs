@@ -109,8 +109,8 @@ impl Oracle {
     }
 
     /// Whether a stream without a log may fail with this cause. It can't continue without a
-    /// connection. Its writes are refused once its association has ended, another owner has come,
-    /// or a plain host has come while there was no owner.
+    /// connection. Its writes are refused once its association has ended, another owner has claimed
+    /// the volume, or a plain host has written while there was no owner.
     pub(super) fn may_fail(&self, machine: usize, cause: Poison, now: u64) -> bool {
         let Promised { held, freed, .. } = &self.promised;
         !self.promised.is_logged()
@@ -132,8 +132,8 @@ impl Oracle {
     }
 
     /// Notes that a machine loses its power. Without a log, writes that were complete there and not
-    /// durable may be gone, and are not sent again. Readers miss them from now on, though the
-    /// stream may learn of the loss later (P9).
+    /// durable may be gone, and are not sent again. Readers miss them from now on, although
+    /// the stream may learn of the loss later (P9).
     pub fn loses_power(&mut self, machine: usize) {
         if !self.promised.is_logged() {
             self.promised.cuts[machine] = self.completed.len() as u64;
@@ -277,9 +277,9 @@ impl Block {
             let from = self.writes.iter().filter(|wr| may_be(wr));
             let (mut sent, mut newest) = (false, false);
             for wr in from {
-                let turn = !one_more || wr.seq.0 <= mark(wr.stream).0.saturating_add(1);
-                sent |= turn;
-                newest |= turn && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
+                let may_be_sent = !one_more || wr.seq.0 <= mark(wr.stream).0.saturating_add(1);
+                sent |= may_be_sent;
+                newest |= may_be_sent && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
             }
             let base = is_of(&self.base, content);
             if newest || base && kept.is_empty() || self.plain_contents.contains(&content) {

@@ -17,8 +17,8 @@ use crate::core::MS;
 use crate::drive::DriveEvent;
 use crate::scenario::Place;
 
-/// The longest time until every stream has learned of a failed FLUSH, ns. In sum, connections stall,
-/// and machines are unreachable, for no longer than that.
+/// The longest time until every stream has learned of a failed FLUSH, ns. In sum, connections
+/// stall, and machines are unreachable, for no longer than that.
 const LEARNED_NS: u64 = 500 * MS;
 
 /// The faults that are present, or were a moment ago.

@@ -65,7 +65,7 @@ impl Stream {
         core.oracle.left(self.era, id);
         self.call = Call::None;
         self.failed = true;
-        self.is_dropped(core);
+        self.drop_stream(core);
     }
 
     /// Whether the targets keep a log of the stream. Returns `None` if the stream has failed.

@@ -152,7 +152,7 @@ impl Committer {
     }
 
     /// Notes that the stream was closed: everything is durable.
-    pub(super) fn is_closed(&mut self, core: &mut Core) {
+    pub(super) fn stream_closed(&mut self, core: &mut Core) {
         if let Some(open) = &self.open {
             let confirmed = core.logs[self.nth].confirm(open.opening, open.end.0);
             report_violation(confirmed, core);
